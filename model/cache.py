@@ -1,0 +1,41 @@
+"""What a generation has read: one KV cache a layer, plain objects handed in, gone when the generation is.
+
+B batch, T tokens read now, S tokens read so far, H n_head, D head size
+"""
+
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of one layer, for at most `capacity` tokens.
+
+    The first append fixes batch, heads, dtype and device and reserves the memory, once. Two conversations are two
+    lists of caches; to read afresh, make new ones.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v (B, H, T, D) of the tokens read now -> views (B, H, S, D) of all read so far.
+
+        ValueError where the tokens do not fit, or have another batch, heads, size, dtype or device than those before.
+        """
+        B, H, T, D = k.shape
+        end = self.length + T
+        if end > self.capacity:
+            raise ValueError(f"{self.length} tokens read and {T} new ones are more than the cache's capacity {self.capacity}")
+        if self._keys is None:
+            self._keys, self._values = k.new_empty(B, H, self.capacity, D), v.new_empty(B, H, self.capacity, D)
+        for held, new in ((self._keys, k), (self._values, v)):
+            if (held.shape[0], held.shape[1], held.shape[3], held.dtype, held.device) != (B, H, D, new.dtype, new.device):
+                raise ValueError(
+                    f"new keys or values are {tuple(new.shape)} {new.dtype} on {new.device}, "
+                    f"those read before {tuple(held.shape)} {held.dtype} on {held.device}"
+                )
+            held[:, :, self.length : end] = new
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
