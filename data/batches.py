@@ -1,0 +1,109 @@
+"""Which characters a step learns from: a pure function of (seed, step), computed on the fly and never stored.
+
+An epoch cuts the text into windows of `block_size` predictions, beginning at a random offset, and visits each window
+once, in a random order. The order is a permutation that is evaluated for the indices of one batch at a time, so
+shuffling a text of any size takes no memory, and a run that is resumed, or spread over ranks, sees the same batches.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import isqrt
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from data.corpus import Split
+
+_ROUNDS = 3
+
+
+class Batches:
+    """`batches(step)` gives that step's (x, y), int64 of shape (batch_size, block_size), y one character later.
+
+    Row i of step s is the window at position p = s * batch_size + i of an endless sequence of epochs.
+    A segment (file) of L > block_size characters gives max(1, L // block_size - 1) windows, which leaves room to begin
+    them at a random one of up to 2 * block_size - 1 offsets; a shorter segment gives none. So every epoch has the
+    same number of windows, `windows_per_epoch`, and what one epoch leaves out at the ends another visits.
+    """
+
+    def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
+        segments = np.array([s for s in split.segments if s[1] - s[0] > block_size], dtype=np.int64)
+        assert len(segments), "check_sizes refuses a split without a window"
+        lengths = segments[:, 1] - segments[:, 0]
+        counts = np.maximum(1, lengths // block_size - 1)
+        self._starts = segments[:, 0]
+        self._offsets = (lengths - counts * block_size).astype(np.uint64)  # how many a segment allows
+        self._first = np.cumsum(counts) - counts  # the number of each segment's first window
+        self._windows = sliding_window_view(split.ids, block_size + 1)
+        self.windows_per_epoch = int(counts.sum())
+        self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
+
+    def __call__(self, step: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """The (x, y) of `step`, or only its `rows`: a rank's slice of the one batch."""
+        first = step * self.batch_size
+        position = np.arange(first, first + self.batch_size, dtype=np.uint64)[rows]
+        epoch, index = np.divmod(position, np.uint64(self.windows_per_epoch))
+        key = scramble(self.seed, epoch)
+        window = permute(index, self.windows_per_epoch, key).astype(np.int64)
+        segment = np.searchsorted(self._first, window, side="right") - 1
+        offset = scramble(~key, segment) % self._offsets[segment]
+        start = self._starts[segment] + (window - self._first[segment]) * self.block_size
+        return _shifted(self._windows[start + offset.astype(np.int64)])
+
+
+def evaluation_windows(
+    split: Split, block_size: int, batch_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every prediction of `split` exactly once: (x, y), int64 of shape (at most batch_size, at most block_size).
+
+    Windows do not overlap and begin anew in every segment, whose last window may be shorter; windows of one length
+    share batches, longest first. A segment of n characters gives n - 1 predictions.
+    """
+    starts = defaultdict(list)
+    for start, end in split.segments:
+        for first in range(start, end - 1, block_size):
+            starts[min(block_size, end - 1 - first)].append(first)
+    for length in sorted(starts, reverse=True):
+        windows = sliding_window_view(split.ids, length + 1)
+        for i in range(0, len(starts[length]), batch_size):
+            yield _shifted(windows[starts[length][i : i + batch_size]])
+
+
+def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
+    """Where the permutation of 0..n-1 that `key` chooses sends each `index` (uint64, as `key`, which broadcasts).
+
+    A Feistel network on a grid of about sqrt(n) by sqrt(n) cells, in which row and column are shifted in turn, each by
+    a hash of the other; a result beyond n goes through again until it falls below (Black and Rogaway, "Ciphers
+    with Arbitrary Finite Domains", 2002). Every step can be undone, so no two indices meet.
+    """
+    rows = np.uint64(isqrt(n - 1) + 1)
+    columns = np.uint64(-(-n // int(rows)))
+    row, column = np.divmod(index, columns)
+    for round in range(_ROUNDS):
+        row = (row + scramble(key + np.uint64(2 * round), column)) % rows
+        column = (column + scramble(key + np.uint64(2 * round + 1), row)) % columns
+    result = row * columns + column
+    beyond = result >= n
+    if beyond.any():
+        result[beyond] = permute(result[beyond], n, np.broadcast_to(key, result.shape)[beyond])
+    return result
+
+
+def scramble(*words) -> np.ndarray:
+    """A 64-bit hash of `words`, integers or arrays of them that broadcast: the mixer of SplitMix64 after each word.
+
+    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.) Unlike numpy's generators it
+    promises the same bits in every version, and it needs no state.
+    """
+    state = np.zeros(1, dtype=np.uint64)
+    for word in words:
+        state = state + np.asarray(word).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state = state ^ (state >> np.uint64(31))
+    return state
+
+
+def _shifted(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B, T + 1) ids -> x and y, both (B, T) int64 and contiguous."""
+    return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)

@@ -1,0 +1,67 @@
+"""Characters to ids and back: a character's id is its place in the sorted string of all distinct characters."""
+
+import numpy as np
+
+from configs.errors import UserError, printable
+
+
+class UnknownCharacter(UserError):
+    """A text holds a character that the vocabulary lacks."""
+
+
+class CharTokenizer:
+    """Encodes text as one id per character; `vocabulary`, a string, is its whole state.
+
+    Raises ValueError for a vocabulary that is empty, not sorted by code point, or holds a character twice or
+    half a surrogate pair.
+    """
+
+    def __init__(self, vocabulary: str):
+        codes = _code_points(vocabulary)
+        if not vocabulary or (codes[1:] <= codes[:-1]).any():
+            raise ValueError("a vocabulary is one or more distinct characters, sorted by code point")
+        self.vocabulary = vocabulary
+        self._codes = codes
+        self._dtype = np.min_scalar_type(len(codes) - 1)
+        # Code point -> id, -1 for no character of ours; the last entry stands for every code point above.
+        self._ids = np.full(int(codes[-1]) + 2, -1, dtype=np.int32)
+        self._ids[codes] = np.arange(len(codes))
+
+    @classmethod
+    def from_text(cls, text: str) -> "CharTokenizer":
+        """The tokenizer whose vocabulary is exactly the characters of `text`."""
+        return cls("".join(sorted(set(text))))
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def encode(self, text: str) -> np.ndarray:
+        """One id per character, in the smallest of uint8, uint16 and uint32 that holds every id.
+
+        Raises UnknownCharacter for the first character that the vocabulary lacks, with its place counted from 0.
+        """
+        codes = _code_points(text, errors="surrogatepass")
+        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
+        if ids.size and ids.min() < 0:
+            raise self._unknown(text, int(ids.argmin()))
+        return ids.astype(self._dtype)
+
+    def decode(self, ids) -> str:
+        """The text of `ids`: a sequence, array or CPU tensor of integers from 0 to len(self) - 1."""
+        return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
+
+    def _unknown(self, text: str, place: int) -> UnknownCharacter:
+        shown = printable(self.vocabulary[:100]) + "..." * (len(self) > 100)
+        return UnknownCharacter(
+            f"not in the vocabulary: {named(text[place])} at {place}; "
+            f"its {len(self)} characters are: {shown}; leave that character out or write another"
+        )
+
+
+def named(character: str) -> str:
+    """A character as messages show it: `'é' (U+00E9)`."""
+    return f"'{printable(character)}' (U+{ord(character):04X})"
+
+
+def _code_points(text: str, errors: str = "strict") -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", errors), dtype="<u4")
