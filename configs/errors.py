@@ -1,6 +1,9 @@
 """What a user is told: one class per exit code, and one function that makes foreign text safe to print."""
 
+import os
+import sys
 import unicodedata
+from collections.abc import Callable
 
 
 class UserError(ValueError):
@@ -44,16 +47,38 @@ class RunInUseError(UserError):
 
 
 def printable(text: object, keep: str = "") -> str:
-    """`text` with every control, format (bidirectional too), surrogate and unassigned character escaped.
+    """`text` with its control, bidirectional, surrogate and unassigned characters escaped, as `\\x1b`.
 
     Everything that came from outside passes through here before it is printed: config keys, file names,
-    checkpoint strings, generated text. Characters in `keep` (say, newlines) stay as they are.
+    checkpoint strings, generated text. Characters in `keep` (say, newlines) stay as they are, and so do the
+    joiners that emoji and Indic scripts are written with.
     """
-    return "".join(
-        c if c in keep or unicodedata.category(c)[0] != "C" and c not in "\u2028\u2029" else _escape(c)
-        for c in str(text)
-    )
+    keep += "\u200c\u200d"
+    return "".join(c if c in keep or _is_harmless(c) else _escape(c) for c in str(text))
+
+
+def _is_harmless(c: str) -> bool:
+    return unicodedata.category(c)[0] != "C" and c not in "\u2028\u2029"
 
 
 def _escape(c: str) -> str:
-    return c.encode("unicode_escape").decode() if ord(c) > 0xFF or c in "\n\r\t" else f"\\x{ord(c):02x}"
+    return c.encode("unicode_escape").decode()
+
+
+def answer(main: Callable[[list[str]], int]) -> int:
+    """Run a command on the arguments of this process; its exit code, with one line for a user's mistake."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its escape
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader has gone (`| head`): let the exit's own flush go nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print(flush=True)
+        return 130

@@ -35,6 +35,11 @@ class CharTokenizer:
     def __len__(self) -> int:
         return len(self.vocabulary)
 
+    @property
+    def start(self) -> str:
+        """What a text is begun with where no prompt is given: a newline, else a space, else the first character."""
+        return next((c for c in "\n " if c in self.vocabulary), self.vocabulary[0])
+
     def encode(self, text: str) -> np.ndarray:
         """One id per character, in the smallest of uint8, uint16 and uint32 that holds every id.
 

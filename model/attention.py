@@ -103,7 +103,8 @@ class Fused(Projection):
         self.qkv = nn.Linear(self.n_embd, 3 * width, bias)
 
     def head_weights(self, h, of=itself):
-        return [part for tensor in self.qkv.parameters() for part in of(tensor).unflatten(0, (3, self.n_head, -1))[:, h]]
+        tensors = [of(tensor).unflatten(0, (3, self.n_head, -1)) for tensor in self.qkv.parameters()]
+        return [part for tensor in tensors for part in tensor[:, h]]
 
     def project(self, x, parts):
         weight, bias = (
@@ -121,7 +122,8 @@ class Interleaved(Projection):
         self.qkv = nn.Linear(self.n_embd, 3 * width, bias)
 
     def head_weights(self, h, of=itself):
-        return [part for tensor in self.qkv.parameters() for part in of(tensor).unflatten(0, (self.n_head, 3, -1))[h]]
+        tensors = [of(tensor).unflatten(0, (self.n_head, 3, -1)) for tensor in self.qkv.parameters()]
+        return [part for tensor in tensors for part in tensor[h]]
 
     def project(self, x, parts):
         weight, bias = (
@@ -294,7 +296,7 @@ class Attention(nn.Module):
     ):
         super().__init__()
         if head_size is None and n_embd % n_head:
-            raise ValueError(f"n_embd {n_embd} is not divisible by n_head {n_head}; give head_size, or sizes that divide")
+            raise ValueError(f"n_embd {n_embd} is not divisible by n_head {n_head}: change one, or give head_size")
         head_size = head_size or n_embd // n_head
         self.projection = _named("layout", LAYOUTS, layout)(n_embd, n_head, head_size, bias)
         self.kernel = _named("kernel", KERNELS, kernel)
@@ -378,7 +380,7 @@ def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """A mask of any accepted kind and shape, with causality worked in, as (B or 1, H or 1, T, S) to be added."""
     B, H, T, _ = q.shape
     if mask.dim() not in (2, 3, 4) or mask.shape[-2:] != (T, S):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; allowed: (T, S), (B, T, S), (B, H, T, S) with T={T}, S={S}")
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; allowed: ({T}, {S}), (B, {T}, {S}), (B, H, {T}, {S})")
     full = mask.unsqueeze(1) if mask.dim() == 3 else mask.expand(1, 1, -1, -1) if mask.dim() == 2 else mask
     if full.size(0) not in (1, B) or full.size(1) not in (1, H):
         raise ValueError(f"mask has shape {tuple(mask.shape)}; its B must be 1 or {B}, and its H 1 or {H}")

@@ -24,18 +24,18 @@ class KVCache:
 
         ValueError where the tokens do not fit, or have another batch, heads, size, dtype or device than those before.
         """
-        B, H, T, D = k.shape
-        end = self.length + T
+        end = self.length + k.size(2)
         if end > self.capacity:
-            raise ValueError(f"{self.length} tokens read and {T} new ones are more than the cache's capacity {self.capacity}")
+            raise ValueError(f"{end} tokens are more than the cache's capacity {self.capacity}; read afresh")
         if self._keys is None:
-            self._keys, self._values = k.new_empty(B, H, self.capacity, D), v.new_empty(B, H, self.capacity, D)
+            self._keys, self._values = (new.new_empty(*new.shape[:2], self.capacity, new.size(3)) for new in (k, v))
         for held, new in ((self._keys, k), (self._values, v)):
-            if (held.shape[0], held.shape[1], held.shape[3], held.dtype, held.device) != (B, H, D, new.dtype, new.device):
+            place = held[:, :, self.length : end]
+            if (place.shape, place.dtype, place.device) != (new.shape, new.dtype, new.device):
                 raise ValueError(
-                    f"new keys or values are {tuple(new.shape)} {new.dtype} on {new.device}, "
-                    f"those read before {tuple(held.shape)} {held.dtype} on {held.device}"
+                    f"new keys or values are {tuple(new.shape)} {new.dtype} on {new.device}; "
+                    f"after those read before they must be {tuple(place.shape)} {place.dtype} on {place.device}"
                 )
-            held[:, :, self.length : end] = new
+            place.copy_(new)
         self.length = end
         return self._keys[:, :, :end], self._values[:, :, :end]

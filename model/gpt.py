@@ -112,7 +112,7 @@ class GPT(nn.Module):
         start = caches[0].length if caches else 0
         end = start + ids.size(1)
         if end > self.config.block_size:
-            raise ValueError(f"{end} tokens are more than block_size {self.config.block_size}; read the last ones afresh")
+            raise ValueError(f"{end} tokens are more than block_size {self.config.block_size}; read fewer")
         x = self.token_embedding(ids)  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
@@ -140,6 +140,12 @@ class GPT(nn.Module):
             matrices += [[head[part] for head in heads] for part in range(3)]
             matrices += [[of(weight)] for weight in (block.attention.output.weight, *block.mlp.matrices())]
         return matrices
+
+    def hidden_parameters(self) -> list[Tensor]:
+        """The parameters that `matrices` looks into, each once."""
+        seen: dict[Tensor, None] = {}
+        self.matrices(of=lambda parameter: seen.setdefault(parameter) or parameter)
+        return list(seen)
 
     def embeddings(self) -> list[nn.Parameter]:
         """What is indexed by a token or a position; the output matrix among them where it is not tied."""
@@ -179,7 +185,10 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def copy_views(
-    source: GPT, target: GPT, source_of: Callable[[Tensor], Tensor] = itself, target_of: Callable[[Tensor], Tensor] = itself
+    source: GPT,
+    target: GPT,
+    source_of: Callable[[Tensor], Tensor] = itself,
+    target_of: Callable[[Tensor], Tensor] = itself,
 ) -> None:
     """Copy what `source_of` keeps for each parameter of `source` into its place for `target`, whatever the layouts."""
     for theirs, ours in zip(source.views(source_of), target.views(target_of), strict=True):

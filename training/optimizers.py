@@ -1,0 +1,137 @@
+"""AdamW and Muon over the same matrices in every attention layout, and the moving average of the weights.
+
+R rows, C columns of a matrix, N matrices of one shape
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from configs.schema import TrainConfig
+from model.gpt import GPT, copy_views
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised: each update has nearly equal singular values (Jordan et al. 2024, Muon).
+
+    `matrices(of)` gives the matrices that lie in `parameters`, each as its blocks of rows, which are views of
+    `of(parameter)` (see `GPT.matrices`): so queries, keys and values are the same (H*D, C) matrices in every layout.
+    Matrices of one shape are orthogonalised as one batch, in `dtype`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        matrices: Callable[..., list[list[Tensor]]],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.matrices, self.dtype = matrices, dtype
+
+    @torch.no_grad()
+    def step(self) -> None:
+        (group,) = self.param_groups
+        lr, momentum = group["lr"], group["momentum"]
+        updates = {}
+        for parameter in group["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            state["momentum"].lerp_(parameter.grad, 1 - momentum)
+            updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
+        by_shape = defaultdict(list)
+        for rows, update in zip(self.matrices(), self.matrices(of=updates.__getitem__), strict=True):
+            update = torch.cat(update)
+            by_shape[update.shape].append((rows, update))
+        for (R, C), same in by_shape.items():
+            directions = orthogonalise(torch.stack([update for _, update in same]), self.dtype)
+            for (rows, _), direction in zip(same, directions, strict=True):
+                for block, part in zip(rows, direction.split([len(block) for block in rows]), strict=True):
+                    block.mul_(1 - lr * group["weight_decay"])
+                    block.add_(part, alpha=-lr * max(1.0, R / C) ** 0.5)
+
+
+def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
+    """(N, R, C) -> (N, R, C), each with its singular values moved close to 1.
+
+    Newton-Schulz iteration with the quintic of Jordan et al. 2024, whose coefficients trade exactness (values end
+    between about 0.7 and 1.2) for speed from small values. Computed in `dtype`.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
+    tall = X.size(1) > X.size(2)
+    X = (X.mT if tall else X).to(dtype)
+    for _ in range(steps):
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return (X.mT if tall else X).to(matrices.dtype)
+
+
+def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+    """The optimizers of a run: AdamW alone, or Muon for the hidden matrices and AdamW for the rest.
+
+    Weight decay pulls at matrices and embeddings, never at gains and biases: decided by what a parameter is for, not by
+    its name or shape. Each group keeps its peak rate as `peak_lr`, of which the schedule takes a share.
+    """
+    hidden, embeddings = model.hidden_parameters(), model.embeddings()
+    matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
+    vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
+    by_muon = train.optimizer == "muon"
+    groups = [
+        {"params": embeddings if by_muon else [*hidden, *embeddings], "weight_decay": train.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimizers = [torch.optim.AdamW(groups, train.learning_rate, (train.beta1, train.beta2), fused=True)]
+    if by_muon:
+        optimizers.append(
+            Muon(hidden, model.matrices, train.muon_learning_rate, train.muon_momentum, train.weight_decay, dtype)
+        )
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def set_rate(optimizers: Sequence[torch.optim.Optimizer], share: float) -> None:
+    """Set every group's rate to `share` of its peak."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = share * group["peak_lr"]
+
+
+@torch.no_grad()
+def copy_state(
+    source: GPT,
+    source_optimizers: Sequence[torch.optim.Optimizer],
+    target: GPT,
+    target_optimizers: Sequence[torch.optim.Optimizer],
+) -> None:
+    """Give each target optimizer the state of its source: what moments and steps they keep, whatever the layouts.
+
+    Rates and decays stay those of the target: they are settings, not state.
+    """
+    for theirs, ours in zip(source_optimizers, target_optimizers, strict=True):
+        if not theirs.state:
+            continue
+        example = next(iter(theirs.state.values()))
+        for group in ours.param_groups:
+            for parameter in group["params"]:
+                ours.state[parameter] = {
+                    name: value.clone() if value.dim() == 0 else torch.zeros_like(parameter)
+                    for name, value in example.items()
+                }
+        for name in (name for name, value in example.items() if value.dim()):
+            copy_views(source, target, _moment(theirs, name), _moment(ours, name))
+
+
+def _moment(optimizer: torch.optim.Optimizer, name: str) -> Callable[[Tensor], Tensor]:
+    """For `GPT.views`: a parameter's moment, or zeros where another optimizer has the parameter."""
+    return lambda parameter: (
+        optimizer.state[parameter][name] if parameter in optimizer.state else torch.zeros_like(parameter)
+    )

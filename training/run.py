@@ -1,0 +1,132 @@
+"""All that training changes - weights, their average, optimizers, progress - and how a checkpoint keeps it."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from configs.errors import CheckpointError, printable
+from configs.schema import Config
+from data.corpus import Corpus
+from model.gpt import GPT, copy_views
+from training import checkpoint as checkpoints
+from training import optimizers
+from training.checkpoint import Checkpoint
+from training.runtime import Runtime
+
+SPELLING = {"attention", "kernel"}  # other words for the same function: converted on the way
+ONLY_TRAINING = {"dropout", "attention_dropout", "residual_init"}  # part of the model's section, not of its function
+
+
+@dataclass
+class Progress:
+    """Where a run stands; plain numbers, saved with it."""
+
+    step: int = 0  # steps done
+    best_loss: float = math.inf  # lowest validation loss so far, in nats per character
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best
+    told_overfitting: bool = False
+    loss_scale: float = 65536.0  # of float16 training
+    loss_scale_steady: int = 0  # steps since it last changed
+
+
+class Run:
+    """A model in training. `Run(...)` begins one; `Run.resume(...)` goes on from a checkpoint, bit for bit."""
+
+    def __init__(self, model: GPT, config: Config, corpus: Corpus, runtime: Runtime):
+        self.config, self.corpus, self.runtime = config, corpus, runtime
+        self.model = model.to(runtime.device)
+        self.average = copy.deepcopy(self.model) if config.train.ema else None
+        self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
+        self.progress = Progress()
+        scaled = runtime.dtype == torch.float16 and runtime.device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=scaled)
+
+    @classmethod
+    def resume(cls, saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime) -> "Run":
+        """The run that `saved` keeps, in the layout that `config` names."""
+        theirs = cls(checkpoints.build_model(saved, ema=False), saved.config, corpus, runtime)
+        checkpoints.load_optimizers(saved, theirs.optimizers)
+        ours = cls(theirs.model.with_attention(config.model.attention, config.model.kernel), config, corpus, runtime)
+        optimizers.copy_state(theirs.model, theirs.optimizers, ours.model, ours.optimizers)
+        if ours.average is not None and saved.ema is not None:
+            copy_views(checkpoints.build_model(saved, ema=True), ours.average)
+        ours.progress = Progress(**saved.progress)
+        if ours.scaler.is_enabled():
+            scale = {"scale": ours.progress.loss_scale, "_growth_tracker": ours.progress.loss_scale_steady}
+            ours.scaler.load_state_dict(ours.scaler.state_dict() | scale)
+        return ours
+
+    @property
+    def best_model(self) -> GPT:
+        """What is evaluated and sampled: the average of the weights where there is one."""
+        return self.model if self.average is None else self.average
+
+    @property
+    def out_of_patience(self) -> bool:
+        return 0 < self.config.train.patience <= self.progress.stale
+
+    @torch.no_grad()
+    def update_average(self) -> None:
+        """Exponential moving average, of fewer steps at the start so that it forgets the initial weights."""
+        step = self.progress.step
+        decay = min(self.config.train.ema, step / (step + 10))
+        for mean, weight in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mean.lerp_(weight, 1 - decay)
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that going on, and sampling, needs."""
+        if self.scaler.is_enabled():
+            state = self.scaler.state_dict()
+            self.progress.loss_scale, self.progress.loss_scale_steady = state["scale"], state["_growth_tracker"]
+        return Checkpoint(
+            config=self.config,
+            vocabulary=self.corpus.tokenizer.vocabulary,
+            data={"name": self.corpus.name, "sha256": self.corpus.sha256, "characters": self.corpus.characters},
+            model=self.model.state_dict(),
+            ema=None if self.average is None else self.average.state_dict(),
+            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+            progress=asdict(self.progress),
+            environment=self.runtime.environment(),
+        )
+
+
+def differences(saved: Config, config: Config) -> dict[str, str]:
+    """Setting by setting, `section.name: saved -> now`, of what differs; where the run lies does not count."""
+    theirs, ours = (_flat(asdict(each)) for each in (saved, config))
+    return {
+        name: f"{name} {printable(theirs[name])} -> {printable(ours[name])}"
+        for name in ours
+        if ours[name] != theirs[name] and name not in ("out_dir", "data.sources")
+    }
+
+
+def check_same_model(path: object, saved: Config, config: Config) -> None:
+    """CheckpointError (exit 4) with the difference where `config` names another architecture than the checkpoint's."""
+    free = {f"model.{name}" for name in SPELLING | ONLY_TRAINING}
+    other = [
+        line for name, line in differences(saved, config).items() if name.startswith("model.") and name not in free
+    ]
+    if other:
+        raise CheckpointError(
+            f"{printable(path)}: the checkpoint holds another model than the config names ({'; '.join(other)}); "
+            "only model.attention, model.kernel and the dropouts may differ; set the rest back, or start a new run"
+        )
+
+
+def _flat(settings: dict, prefix: str = "") -> dict[str, object]:
+    flat = {}
+    for name, value in settings.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def environment_changes(saved: Checkpoint, runtime: Runtime) -> Sequence[str]:
+    """What differs from the machine that the checkpoint was written on, `name: saved -> now`."""
+    now = runtime.environment()
+    names = sorted(now.keys() | saved.environment.keys())
+    pairs = ((name, saved.environment.get(name), now.get(name)) for name in names)
+    return [f"{printable(name)} {printable(then)} -> {present}" for name, then, present in pairs if then != present]

@@ -1,0 +1,99 @@
+"""Where and how a run computes: device, dtype, autocast, and the fingerprint of it that a checkpoint keeps."""
+
+import contextlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from configs.errors import ResourceError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device and the dtype of its matrix products. Weights, optimizer and loss are float32 in every case."""
+
+    device: torch.device
+    dtype: torch.dtype
+    reason: str
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The context for forward passes: matrix products in `dtype`, the rest as PyTorch's autocast has it."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def environment(self) -> dict[str, str | int]:
+        """What a bit-exact resume needs to be the same."""
+        return {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": self.device.type,
+            "device_name": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.machine(),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        }
+
+
+def choose(device: str, dtype: str) -> Runtime:
+    """The Runtime that the settings name; ResourceError (exit 5) where this machine does not have it."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    name = next(each for each in ("cuda", "mps", "cpu") if available[each]) if device == "auto" else device
+    if not available[name]:
+        fits = ", ".join(each for each in available if available[each])
+        raise ResourceError(f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto")
+    if dtype == "auto":
+        dtype, reason = _fast_dtype(name)
+    else:
+        reason = "as set"
+    if dtype == "float16" and name == "cpu":
+        raise ResourceError("dtype: float16 does not train on a CPU; allowed: float32, bfloat16; use dtype: auto")
+    return Runtime(torch.device(name), DTYPES[dtype], reason)
+
+
+def _fast_dtype(device: str) -> tuple[str, str]:
+    if device == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bfloat16", "this GPU has bfloat16 instructions"
+        return "float32", "this GPU has no bfloat16 instructions"
+    if device == "cpu":
+        if _cpu_has_bf16():
+            return "bfloat16", "this CPU has bfloat16 instructions"
+        return "float32", "this CPU has no bfloat16 instructions"
+    return "float32", "the safe choice on this device"
+
+
+def _cpu_has_bf16() -> bool:
+    """Instructions that multiply bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        capabilities = torch.cpu.get_capabilities()
+        return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16"))
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def compiled(model: torch.nn.Module, say: Callable[[str], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`torch.compile` of the model; where that fails, at whichever call, the model itself and one line."""
+    faster = torch.compile(model)
+
+    def forward(ids: torch.Tensor) -> torch.Tensor:
+        nonlocal faster
+        try:
+            return faster(ids)
+        except Exception as error:  # the compiler's errors have no common base
+            if faster is model:
+                raise
+            faster = model
+            say(f"torch.compile failed ({type(error).__name__}); going on without it")
+            return model(ids)
+
+    return forward
+
+
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
+    """What the default generator is seeded with at each step, so that dropout needs no saved state."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
