@@ -36,24 +36,23 @@ class Batches:
         self._first = np.cumsum(counts) - counts  # the number of each segment's first window
         self._windows = sliding_window_view(split.ids, block_size + 1)
         self.windows_per_epoch = int(counts.sum())
-        self.block_size, self.batch_size, self.seed = block_size, batch_size, seed
+        self._block_size, self._batch_size = block_size, batch_size
+        self._seed = np.array([seed], dtype=np.uint64)
 
     def __call__(self, step: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """The (x, y) of `step`, or only its `rows`: a rank's slice of the one batch."""
-        first = step * self.batch_size
-        position = np.arange(first, first + self.batch_size, dtype=np.uint64)[rows]
+        first = step * self._batch_size
+        position = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
         epoch, index = np.divmod(position, np.uint64(self.windows_per_epoch))
-        key = scramble(self.seed, epoch)
+        key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first, window, side="right") - 1
-        offset = scramble(~key, segment) % self._offsets[segment]
-        start = self._starts[segment] + (window - self._first[segment]) * self.block_size
+        offset = splitmix(~key, segment.astype(np.uint64)) % self._offsets[segment]
+        start = self._starts[segment] + (window - self._first[segment]) * self._block_size
         return _shifted(self._windows[start + offset.astype(np.int64)])
 
 
-def evaluation_windows(
-    split: Split, block_size: int, batch_size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def evaluation_windows(split: Split, block_size: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Every prediction of `split` exactly once: (x, y), int64 of shape (at most batch_size, at most block_size).
 
     Windows do not overlap and begin anew in every segment, whose last window may be shorter; windows of one length
@@ -80,8 +79,8 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     columns = np.uint64(-(-n // int(rows)))
     row, column = np.divmod(index, columns)
     for round in range(_ROUNDS):
-        row = (row + scramble(key + np.uint64(2 * round), column)) % rows
-        column = (column + scramble(key + np.uint64(2 * round + 1), row)) % columns
+        row = (row + splitmix(key + np.uint64(2 * round), column)) % rows
+        column = (column + splitmix(key + np.uint64(2 * round + 1), row)) % columns
     result = row * columns + column
     beyond = result >= n
     if beyond.any():
@@ -89,19 +88,16 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     return result
 
 
-def scramble(*words) -> np.ndarray:
-    """A 64-bit hash of `words`, integers or arrays of them that broadcast: the mixer of SplitMix64 after each word.
+def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
+    """Number `i` of the SplitMix64 sequence that begins at `seed` (uint64 arrays that broadcast).
 
-    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.) Unlike numpy's generators it
-    promises the same bits in every version, and it needs no state.
+    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.) Any number of the sequence can be
+    had without the ones before it, and the bits are the same in every version of numpy.
     """
-    state = np.zeros(1, dtype=np.uint64)
-    for word in words:
-        state = state + np.asarray(word).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state = state ^ (state >> np.uint64(31))
-    return state
+    z = seed + i * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _shifted(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

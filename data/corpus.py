@@ -1,14 +1,6 @@
-"""From a list of places where a text may be to the ids of its training and validation part.
-
-The sources are alternatives: the first that can be had is the text. One that is missing is passed over; one that is
-there but cannot be read is an error, because nobody wants to learn from another text than the one named.
-"""
+"""From a list of sources to the ids of a training and a validation split: the first source that can be had is taken."""
 
 import codecs
-import hashlib
-import os
-import re
-import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import CheckpointError, ConfigError, DataError, printable
-from data.download import Unavailable, download
+from configs.errors import CheckpointError, DataError, printable
+from data.download import Unavailable
+from data.sources import Source, Text
 from data.tokenizer import CharTokenizer, named
 
-_URL = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.ASCII | re.IGNORECASE)
 _MARKS = {  # UTF-32 before UTF-16, whose little-endian mark it begins with
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -61,8 +53,7 @@ class Corpus:
     """A text, split and encoded.
 
     name        for people: `tinyshakespeare`, `plays`, `book.txt`
-    sha256      of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined in order, so
-                that it depends on the contents and on where each ends, not on the names
+    sha256      of its bytes, as `data.sources.Text` has it
     characters  in all files together
     """
 
@@ -94,35 +85,21 @@ def load_corpus(
     Raises ConfigError for a malformed source, DataError for a text that cannot be had, read or learned from,
     CheckpointError if the wanted text is not there or the vocabulary lacks characters of the text.
     """
-    alternatives = [_Source.parse(source) for source in sources]
-    passed_over = []
-    # A resumed run looks through what lies on this machine before it asks the network.
-    for source in sorted(alternatives, key=lambda s: wanted_sha256 is not None and s.url is not None):
-        try:
-            place, files, sha256 = source.find(wanted_sha256, say)
-            break
-        except Unavailable as reason:
-            passed_over.append(f"{source.label} ({reason})")
-    else:
-        raise _nothing_left(", ".join(passed_over), wanted_sha256)
-
-    texts = [_decode(file, content) for file, content in files.items()]
+    alternatives = [Source.parse(source) for source in sources]
+    source, found, passed_over = _first_available(alternatives, wanted_sha256, say)
+    texts, marks = zip(*map(_decode, found.files), strict=True)
     text = "".join(texts)
-    tokenizer = _tokenizer_for(text, place, vocabulary)
-    ids = tokenizer.encode(text)
-    bounds = list(accumulate(map(len, texts), initial=0))
-    cuts = [start + (end - start) * 9 // 10 for start, end in pairwise(bounds)]
-    train = Split(ids, tuple(zip(bounds[:-1], cuts, strict=True)))
-    val = Split(ids, tuple(zip(cuts, bounds[1:], strict=True)))
+    tokenizer = _tokenizer_for(text, found.place, vocabulary)
+    train, val = _split(tokenizer.encode(text), list(map(len, texts)))
 
-    account = f"text: {place}, {len(text):,} characters, {len(set(text))} distinct"
+    account = f"text: {found.place}, {len(text):,} characters, {len(set(text))} distinct"
     if passed_over:
         account += f"; passed over: {', '.join(passed_over)}"
     if source.name != alternatives[0].name:
         account += f"; losses on {source.name} do not compare with those on {alternatives[0].name}"
-    for line in (account, *_notes(files.values(), text)):
+    for line in (account, *_notes(text, marks)):
         say(printable(line))
-    return Corpus(source.name, sha256, len(text), tokenizer, train, val)
+    return Corpus(source.name, found.sha256, len(text), tokenizer, train, val)
 
 
 def check_sizes(corpus: Corpus, block_size: int) -> None:
@@ -140,101 +117,36 @@ def check_sizes(corpus: Corpus, block_size: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Source:
-    """One alternative: where its text lies, and where it can be had if it does not lie there yet."""
-
-    label: str
-    path: Path
-    url: str | None = None
-    sha256: str | None = None
-
-    @classmethod
-    def parse(cls, source: str) -> "_Source":
-        if match := _URL.fullmatch(source):
-            url, name, sha256 = match.groups()
-            return cls(url, Path("data", name, "input.txt"), url, sha256.lower())
-        if "://" in source:
-            raise ConfigError(
-                f"data.sources: not a usable address: {printable(source)}; allowed is "
-                "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; for a file give its path"
-            )
-        if not source or "\0" in source:
-            raise ConfigError("data.sources: an empty name, or one with a NUL; give a file, a folder or an address")
-        return cls(source, Path(source))
-
-    @property
-    def name(self) -> str:
-        return self.path.parent.name if self.path.name == "input.txt" else self.path.name
-
-    def find(self, wanted: str | None, say: Callable[[str], None]) -> tuple[Path, dict[Path, bytes], str]:
-        """Where the text lies, the bytes of its files and their digest; raises Unavailable, or DataError."""
-        if wanted and self.sha256 not in (None, wanted):
-            raise Unavailable(f"another text, SHA-256 {self.sha256}")
-        for place in self._places():
-            if (files := _read(place)) is not None:
-                break
-        else:
-            if not self.url:
-                raise Unavailable("no such file or folder")
-            download(self.url, self.sha256, self.path, say)
-            place, files = self.path, _read(self.path)
-        sha256 = _digest(files.values())
-        if sha256 != (self.sha256 or wanted or sha256):
-            raise Unavailable(f"{place} holds another text, SHA-256 {sha256}")
-        return place, files, sha256
-
-    def _places(self) -> list[Path]:
-        elsewhere = os.environ.get("HORNBOOK_CORPORA")
-        match self.path.parts:
-            case ("data", name, "input.txt") if elsewhere:
-                return [self.path, Path(elsewhere, name, "input.txt")]
-        return [self.path]
-
-
-def _read(place: Path) -> dict[Path, bytes] | None:
-    """The bytes of a file, or of each *.txt file of a folder, sorted by name; None where there is nothing."""
-    try:
+def _first_available(
+    sources: Sequence[Source], wanted: str | None, say: Callable[[str], None]
+) -> tuple[Source, Text, list[str]]:
+    """The first source that can be had, its text, and those passed over, each with the reason."""
+    passed_over = []
+    # A resumed run looks through what lies on this machine before it asks the network.
+    for source in sorted(sources, key=lambda s: wanted is not None and s.url is not None):
         try:
-            place.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        files = _text_files(place) if stat.S_ISDIR(place.stat().st_mode) else [place]
-        return {file: _regular_bytes(file) for file in files}
-    except OSError as error:
-        raise DataError(
-            f"{printable(error.filename or place)}: cannot be read: {error.strerror}; mend it, or name another source"
-        ) from error
+            return source, source.find(wanted, say), passed_over
+        except Unavailable as reason:
+            passed_over.append(f"{source.label} ({reason})")
+    reasons = printable(", ".join(passed_over))
+    if wanted:
+        raise CheckpointError(
+            f"data.sources: the text changed since the checkpoint, which learnt from SHA-256 {wanted}; "
+            f"found instead: {reasons}; bring that text back, or start a new run"
+        )
+    raise DataError(f"data.sources: no text can be had: {reasons}; name a file, a folder or an address that is there")
 
 
-def _text_files(folder: Path) -> list[Path]:
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() == ".txt" and not f.name.startswith("."))
-    if not files:
-        raise DataError(f"{printable(folder)}: no text files; a folder's texts are its *.txt files")
-    return files
-
-
-def _regular_bytes(file: Path) -> bytes:
-    if not stat.S_ISREG(file.stat().st_mode):
-        raise DataError(f"{printable(file)}: not a regular file; only such can be a text; copy it to one")
-    return file.read_bytes()
-
-
-def _digest(contents: Iterable[bytes]) -> str:
-    digests = [hashlib.sha256(content) for content in contents]
-    if len(digests) == 1:
-        return digests[0].hexdigest()
-    return hashlib.sha256(b"".join(d.digest() for d in digests)).hexdigest()
-
-
-def _decode(file: Path, content: bytes) -> str:
+def _decode(file: Path) -> tuple[str, bytes]:
+    """The text of `file` with every line end as it is, and the byte order mark that stood before it."""
+    content = file.read_bytes()
     mark = next(filter(content.startswith, _MARKS), b"")
     if not mark and _looks_like_utf16(content[:4096]):
         raise DataError(f"{printable(file)}: looks like UTF-16 without a byte order mark; {_ALLOWED}")
     encoding = _MARKS.get(mark, "utf-8")
     body = content[len(mark) :]
     try:
-        return body.decode(encoding)
+        return body.decode(encoding), mark
     except UnicodeDecodeError as error:
         line = body[: error.start].decode(encoding).count("\n") + 1
         raise DataError(
@@ -246,6 +158,15 @@ def _looks_like_utf16(head: bytes) -> bool:
     """Whether every other byte takes few values, zero among them: the upper halves of an alphabet's characters."""
     even, odd = set(head[::2]), set(head[1::2])
     return any(0 in upper and 4 * len(upper) <= len(lower) for upper, lower in ((even, odd), (odd, even)))
+
+
+def _split(ids: np.ndarray, lengths: Sequence[int]) -> tuple[Split, Split]:
+    """The first 90 % of each file to train on, the rest to validate on."""
+    files = list(pairwise(accumulate(lengths, initial=0)))
+    cuts = [start + (end - start) * 9 // 10 for start, end in files]
+    train = tuple((start, cut) for (start, _), cut in zip(files, cuts, strict=True))
+    val = tuple((cut, end) for (_, end), cut in zip(files, cuts, strict=True))
+    return Split(ids, train), Split(ids, val)
 
 
 def _tokenizer_for(text: str, place: Path, vocabulary: str | None) -> CharTokenizer:
@@ -266,10 +187,10 @@ def _tokenizer_for(text: str, place: Path, vocabulary: str | None) -> CharTokeni
     return CharTokenizer(vocabulary)
 
 
-def _notes(contents: Iterable[bytes], text: str) -> Iterator[str]:
-    """What is unusual about a text and is kept, or left out, without an error."""
-    if marked := sum(content.startswith(tuple(_MARKS)) for content in contents):
-        yield f"note: the byte order mark at the beginning of {marked} file(s) is left out"
+def _notes(text: str, marks: Sequence[bytes]) -> Iterator[str]:
+    """What is unusual about a text and no error."""
+    if marked := sum(map(bool, marks)):
+        yield f"note: a byte order mark begins {marked} file(s) and is left out"
     if crlf := text.count("\r\n"):
         yield f"note: {crlf:,} lines end in \\r\\n, which is kept exactly"
     if controls := sorted(c for c in set(text) if unicodedata.category(c) == "Cc" and c not in "\t\n\r"):
@@ -281,14 +202,3 @@ def _few(things: Iterable[str]) -> str:
     """The first five of them in a list, and the number of the rest."""
     first, rest = (things := list(things))[:5], len(things) - 5
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _nothing_left(passed_over: str, wanted: str | None) -> DataError | CheckpointError:
-    if wanted:
-        return CheckpointError(
-            f"data.sources: the text changed since the checkpoint, which learnt from SHA-256 {wanted}; "
-            f"there is {printable(passed_over)}; bring that text back, or start a new run"
-        )
-    return DataError(
-        f"data.sources: no text can be had: {printable(passed_over)}; name a file, a folder or an address that is there"
-    )

@@ -1,0 +1,121 @@
+"""Where a text may lie, and the files that are found there.
+
+A source is what stands in `data.sources`: a file, a folder, or an address with the SHA-256 of what it holds. One that
+is missing is passed over; one that is there but cannot be read is an error, because nobody wants to learn from another
+text than the one named.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.errors import ConfigError, DataError, printable
+from data.download import Unavailable, download
+
+_ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One alternative: where its text lies, and where it can be had if it does not lie there yet."""
+
+    label: str
+    path: Path
+    url: str | None = None
+    sha256: str | None = None
+
+    @classmethod
+    def parse(cls, source: str) -> "Source":
+        """Raises ConfigError for what can be no file, folder or address."""
+        if match := _ADDRESS.fullmatch(source):
+            url, name, sha256 = match.groups()
+            return cls(url, Path("data", name, "input.txt"), url, sha256.lower())
+        if "://" in source:
+            raise ConfigError(
+                f"data.sources: not a usable address: {printable(source)}; allowed is "
+                "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; or give the path of a file"
+            )
+        if not source or "\0" in source:
+            raise ConfigError("data.sources: an empty name, or one with a NUL; give a file, a folder or an address")
+        return cls(source, Path(source))
+
+    @property
+    def name(self) -> str:
+        """For people: the folder of an `input.txt`, else the file's or folder's own name."""
+        path = self.path.absolute()
+        return path.parent.name if path.name == "input.txt" else path.name
+
+    def find(self, wanted: str | None, say: Callable[[str], None]) -> "Text":
+        """The text of this source, downloaded if need be; only one with the SHA-256 `wanted`, if that is given.
+
+        Raises Unavailable, or DataError for what is there and cannot be read.
+        """
+        if wanted and self.sha256 not in (None, wanted):
+            raise Unavailable(f"another text, SHA-256 {self.sha256}")
+        found = next(filter(None, map(_look, self._places())), None)
+        if not found:
+            if not self.url:
+                raise Unavailable("no such file or folder")
+            download(self.url, self.sha256, self.path, say)
+            found = _look(self.path)
+        if found.sha256 != (self.sha256 or wanted or found.sha256):
+            raise Unavailable(f"{found.place} holds another text, SHA-256 {found.sha256}")
+        return found
+
+    def _places(self) -> list[Path]:
+        elsewhere = os.environ.get("HORNBOOK_CORPORA")
+        match self.path.parts:
+            case ("data", name, "input.txt") if elsewhere:
+                return [self.path, Path(elsewhere, name, "input.txt")]
+        return [self.path]
+
+
+@dataclass(frozen=True)
+class Text:
+    """The files that one corpus is read from, in order.
+
+    `sha256` is that of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined in order, so
+    that it depends on the contents and on where each ends, not on the names.
+    """
+
+    place: Path
+    files: Sequence[Path]
+    sha256: str
+
+
+def _look(place: Path) -> Text | None:
+    """The text at `place`, a file or a folder; None where there is nothing."""
+    try:
+        try:
+            place.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        files = _text_files(place) if stat.S_ISDIR(place.stat().st_mode) else [place]
+        return Text(place, files, _sha256(files))
+    except OSError as error:
+        raise DataError(
+            f"{printable(error.filename or place)}: cannot be read: {error.strerror}; mend it, or name another source"
+        ) from error
+
+
+def _text_files(folder: Path) -> list[Path]:
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() == ".txt" and not f.name.startswith("."))
+    if not files:
+        raise DataError(f"{printable(folder)}: holds no text; a folder's texts are its *.txt files; add one")
+    return files
+
+
+def _sha256(files: Sequence[Path]) -> str:
+    digests = []
+    for file in files:
+        if not stat.S_ISREG(file.stat().st_mode):  # asked before opening, which would wait for a pipe's writer
+            raise DataError(f"{printable(file)}: not a regular file; only such can hold a text; copy it to one")
+        with open(file, "rb") as opened:
+            digests.append(hashlib.file_digest(opened, "sha256"))
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return hashlib.sha256(b"".join(d.digest() for d in digests)).hexdigest()
