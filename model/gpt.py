@@ -141,11 +141,10 @@ class GPT(nn.Module):
             matrices += [[of(weight)] for weight in (block.attention.output.weight, *block.mlp.matrices())]
         return matrices
 
-    def hidden_parameters(self) -> list[Tensor]:
-        """The parameters that `matrices` looks into, each once."""
-        seen: dict[Tensor, None] = {}
-        self.matrices(of=lambda parameter: seen.setdefault(parameter) or parameter)
-        return list(seen)
+    def hidden_parameters(self) -> list[nn.Parameter]:
+        """The parameters that `matrices` are views of."""
+        storages = {block.untyped_storage().data_ptr() for rows in self.matrices() for block in rows}
+        return [parameter for parameter in self.parameters() if parameter.untyped_storage().data_ptr() in storages]
 
     def embeddings(self) -> list[nn.Parameter]:
         """What is indexed by a token or a position; the output matrix among them where it is not tied."""

@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:
         (group,) = self.param_groups
         lr, momentum = group["lr"], group["momentum"]
-        updates = {}
+        updates: dict[Tensor, Tensor] = {}
         for parameter in group["params"]:
             state = self.state[parameter]
             if not state:
@@ -45,8 +45,8 @@ class Muon(torch.optim.Optimizer):
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
         by_shape = defaultdict(list)
-        for rows, update in zip(self.matrices(), self.matrices(of=updates.__getitem__), strict=True):
-            update = torch.cat(update)
+        in_rows = self.matrices(of=lambda parameter: updates.get(parameter, parameter))  # biases are not ours
+        for rows, update in zip(self.matrices(), map(torch.cat, in_rows), strict=True):
             by_shape[update.shape].append((rows, update))
         for (R, C), same in by_shape.items():
             directions = orthogonalise(torch.stack([update for _, update in same]), self.dtype)

@@ -1,0 +1,56 @@
+"""The exact loss: every prediction once, whatever the batches, and nothing drawn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from configs.schema import ModelConfig
+from data.batches import evaluation_windows
+from data.corpus import Split
+from model.gpt import GPT
+from training.evaluation import BITS, exact_loss
+from training.runtime import choose
+
+CPU = choose("cpu", "float32")
+MODEL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, dropout=0.5)
+IDS = np.random.default_rng(0).integers(0, 7, 101).astype(np.uint8)
+SPLIT = Split(IDS, ((0, 40), (40, 101)))
+
+
+def test_it_is_the_mean_over_every_prediction_of_the_text():
+    model = GPT(MODEL, 7).eval()
+    nats = []
+    for start, end in SPLIT.segments:
+        for first in range(start, end - 1, 8):
+            last = min(first + 8, end - 1)
+            logits = model(torch.from_numpy(IDS[first:last].astype(np.int64))[None])[0]
+            targets = IDS[first + 1 : last + 1]
+            nats += [-row.log_softmax(0)[target].item() for row, target in zip(logits, targets, strict=True)]
+    assert len(nats) == 39 + 60
+    assert exact_loss(model, evaluation_windows(SPLIT, 8, 3), CPU) == pytest.approx(sum(nats) / len(nats), abs=1e-6)
+
+
+def test_the_batch_size_changes_nothing_but_rounding():
+    model = GPT(MODEL, 7)
+    measured = [exact_loss(model, evaluation_windows(SPLIT, 8, batch), CPU) for batch in (1, 2, 64)]
+    assert measured == pytest.approx([measured[0]] * 3, abs=1e-6)
+
+
+def test_it_draws_nothing_from_the_training_generators():
+    model = GPT(MODEL, 7).train()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first = exact_loss(model, evaluation_windows(SPLIT, 8, 4), CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert exact_loss(model, evaluation_windows(SPLIT, 8, 4), CPU) == first
+
+
+def test_a_model_that_knows_nothing_costs_ln_v_nats_and_log2_v_bits():
+    model = GPT(MODEL, 7)
+    with torch.no_grad():
+        model.token_embedding.weight.zero_()
+    loss = exact_loss(model, evaluation_windows(SPLIT, 8, 4), CPU)
+    assert loss == pytest.approx(math.log(7), abs=1e-6)
+    assert loss * BITS == pytest.approx(math.log2(7), abs=1e-6)

@@ -1,0 +1,103 @@
+"""AdamW and Muon: which parameters each gets, and what Muon's update is."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from configs.schema import LAYOUTS, ModelConfig, TrainConfig
+from model.gpt import GPT
+from training.optimizers import Muon, build, copy_state, orthogonalise, set_rate
+
+MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, bias=True)
+VOCABULARY = 11
+
+
+def losses(model, optimizers, steps):
+    generator = torch.Generator().manual_seed(5)
+    seen = []
+    for _ in range(steps):
+        ids = torch.randint(VOCABULARY, (4, 9), generator=generator)
+        loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_parameter_has_one_optimizer_and_only_vectors_escape_decay(layout, optimizer, tied):
+    model = GPT(dataclasses.replace(MODEL, attention=layout, tied=tied), VOCABULARY)
+    optimizers = build(model, TrainConfig(optimizer=optimizer, weight_decay=0.3), torch.float32)
+    groups = [group for each in optimizers for group in each.param_groups]
+    owned = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(owned) == sorted(id(parameter) for parameter in model.parameters())
+    free = sum(parameter.numel() for group in groups if not group["weight_decay"] for parameter in group["params"])
+    C, L = MODEL.n_embd, MODEL.n_layer
+    assert free == L * (3 * C + C + 4 * C + C) + (2 * L + 1) * 2 * C  # biases of q k v, output, MLP; norms
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one():
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 16, 16), (2, 32, 8), (2, 8, 32)):
+        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=generator)))
+        assert values.min() > 0.3 and values.max() < 1.3
+
+
+def test_orthogonalising_keeps_the_singular_vectors():
+    matrix = torch.randn(12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    core = u.T @ orthogonalise(matrix[None], torch.float64)[0] @ v.T
+    assert (core - core.diagonal().diag()).abs().max() < 1e-9
+
+
+def test_muons_step_is_the_written_out_one():
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
+    expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
+    muon = Muon([weight], lambda of=lambda p: p: [[of(weight)]], 0.1, 0.9, 0.5, torch.float64)
+    for step in range(3):
+        gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=torch.float64)
+        weight.grad = gradient.clone()
+        muon.step()
+        momentum = 0.9 * momentum + 0.1 * gradient
+        update = 0.9 * momentum + 0.1 * gradient
+        expected = expected * (1 - 0.1 * 0.5) - 0.1 * (6 / 4) ** 0.5 * orthogonalise(update[None], torch.float64)[0]
+        assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
+
+
+def test_both_optimizers_learn():
+    for name in ("adamw", "muon"):
+        model = GPT(MODEL, VOCABULARY)
+        optimizers = build(model, TrainConfig(optimizer=name), torch.float32)
+        ids = torch.arange(9).remainder(VOCABULARY)[None]
+        for _ in range(150):
+            loss = torch.nn.functional.cross_entropy(model(ids[:, :-1])[0], ids[0, 1:])
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert loss.item() < 0.5
+
+
+def test_a_share_of_the_rate_scales_every_group():
+    optimizers = build(GPT(MODEL, VOCABULARY), TrainConfig(optimizer="muon"), torch.float32)
+    set_rate(optimizers, 0.25)
+    rates = [group["lr"] for each in optimizers for group in each.param_groups]
+    assert rates == [pytest.approx(0.25 * 1e-3)] * 2 + [pytest.approx(0.25 * 0.02)]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_that_changes_its_layout_goes_on_as_if_it_had_not(layout, optimizer):
+    train = TrainConfig(optimizer=optimizer)
+    stay = GPT(dataclasses.replace(MODEL, kernel="batched"), VOCABULARY).double()
+    staying = build(stay, train, torch.float64)
+    losses(stay, staying, 5)
+    move = stay.with_attention(layout)
+    moving = build(move, train, torch.float64)
+    copy_state(stay, staying, move, moving)
+    assert losses(stay, staying, 10) == pytest.approx(losses(move, moving, 10), abs=1e-9)
