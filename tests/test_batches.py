@@ -1,0 +1,230 @@
+"""Batches: every window once an epoch, in an order that depends on the seed and the step alone."""
+
+import numpy as np
+import pytest
+
+from data.batches import Batches, evaluation_windows, permute, splitmix
+from data.corpus import Split
+
+SHAPES = [  # segments' lengths, block_size, batch_size
+    ([1000], 16, 4),
+    ([1000], 16, 100),  # a batch of more than an epoch
+    ([17], 16, 3),  # one window, and no room to move it
+    ([33], 16, 2),
+    ([500, 3, 17, 16, 100, 0, 64], 16, 5),  # some too short for a window
+    ([40, 40], 1, 7),
+]
+
+
+def split_of(lengths):
+    """A split whose id at each place is that place, with a gap of other text between its segments."""
+    segments, start = [], 5
+    for length in lengths:
+        segments.append((start, start + length))
+        start += length + 10
+    return Split(np.arange(start, dtype=np.uint16), tuple(segments))
+
+
+def first_places(batches, steps):
+    """Where each window of `steps` begins in the text: the id there, as split_of has it."""
+    return np.concatenate([batches(step)[0][:, 0] for step in steps])
+
+
+def epochs(batches, batch_size, count):
+    """The places where the windows of the first `count` epochs begin, one row for each epoch."""
+    windows = batches.windows_per_epoch * count
+    places = first_places(batches, range(-(-windows // batch_size)))
+    return places[:windows].reshape(count, -1)
+
+
+def key(seed, epoch=0):
+    return splitmix(np.array([seed], dtype=np.uint64), np.array([epoch], dtype=np.uint64))
+
+
+# The permutation
+
+
+def test_the_permutation_is_one_for_every_size():
+    for n in range(1, 2001):
+        image = permute(np.arange(n, dtype=np.uint64), n, key(n))
+        assert np.array_equal(np.sort(image), np.arange(n)), n
+
+
+@pytest.mark.parametrize("n", [10**6, 2**20, 10**6 + 3])
+def test_the_permutation_is_one_for_large_sizes(n):
+    image = permute(np.arange(n, dtype=np.uint64), n, key(7))
+    assert np.array_equal(np.sort(image), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_every_permutation_of_a_few_windows_occurs_about_equally_often(n):
+    orders = np.stack([permute(np.arange(n, dtype=np.uint64), n, key(1, epoch)) for epoch in range(3000)])
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    possible = np.prod(np.arange(1, n + 1))
+    assert len(counts) == possible
+    assert counts.max() < 3000 / possible + 6 * np.sqrt(3000 / possible)
+
+
+def test_shuffling_leaves_no_trace_of_the_order():
+    n = 4000
+    for epoch in range(5):
+        image = permute(np.arange(n, dtype=np.uint64), n, key(3, epoch)).astype(float)
+        assert abs(np.corrcoef(image, np.arange(n))[0, 1]) < 5 / np.sqrt(n)
+        assert abs(np.corrcoef(image[1:], image[:-1])[0, 1]) < 5 / np.sqrt(n)
+        assert np.mean(np.abs(np.diff(image)) == 1) < 20 / n
+
+
+def test_the_generator_is_splitmix64_as_published():
+    # The first numbers of the reference implementation from seed 1234567.
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    seed = np.array([1234567], dtype=np.uint64)
+    assert splitmix(seed, np.arange(1, 5, dtype=np.uint64)).tolist() == published
+
+
+# Training batches
+
+
+@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
+def test_y_is_x_one_character_later(lengths, block_size, batch_size):
+    batches = Batches(split_of(lengths), block_size, batch_size, seed=1)
+    for step in range(20):
+        x, y = batches(step)
+        assert x.shape == y.shape == (batch_size, block_size)
+        assert x.dtype == y.dtype == np.int64
+        assert x.flags.c_contiguous and y.flags.c_contiguous
+        assert np.array_equal(y, x + 1)
+        assert np.array_equal(x, x[:, :1] + np.arange(block_size))
+
+
+@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
+def test_no_window_crosses_the_end_of_a_file(lengths, block_size, batch_size):
+    split = split_of(lengths)
+    batches = Batches(split, block_size, batch_size, seed=2)
+    for step in range(200):
+        x, y = batches(step)
+        for first, last in zip(x[:, 0], y[:, -1], strict=True):
+            assert any(start <= first and last < end for start, end in split.segments)
+
+
+@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
+def test_every_epoch_visits_every_window_once(lengths, block_size, batch_size):
+    split = split_of(lengths)
+    batches = Batches(split, block_size, batch_size, seed=3)
+    expected = [max(1, n // block_size - 1) for n in lengths if n > block_size]
+    assert batches.windows_per_epoch == sum(expected)
+    for places in epochs(batches, batch_size, 30):
+        found = []
+        for start, end in split.segments:
+            inside = np.sort(places[(start <= places) & (places < end)])
+            assert (np.diff(inside) == block_size).all()  # none twice, none left out between
+            found.append(len(inside))
+        assert [count for count in found if count] == expected
+
+
+def test_epochs_differ_in_their_order_and_offset():
+    order, offsets = set(), set()
+    for places in epochs(Batches(split_of([1000]), 16, 4, seed=4), 4, 200):
+        order.add(tuple(np.argsort(places)))
+        offsets.add(int(places.min()) - 5)
+    assert len(order) == 200
+    assert offsets == set(range(1000 - 61 * 16))
+
+
+def test_offsets_of_files_in_one_epoch_are_independent():
+    split = split_of([100, 100])
+    places = np.sort(epochs(Batches(split, 16, 5, seed=5), 5, 500), axis=1)
+    first, second = places[:, 0] - split.segments[0][0], places[:, 5] - split.segments[1][0]
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
+def test_every_prediction_of_a_file_is_visited_in_some_epoch(lengths, block_size, batch_size):
+    split = split_of(lengths)
+    batches = Batches(split, block_size, batch_size, seed=6)
+    visited = np.unique(np.concatenate([batches(step)[1].ravel() for step in range(3000)]))
+    expected = [np.arange(start + 1, end) for start, end in split.segments if end - start > block_size]
+    assert np.array_equal(visited, np.concatenate(expected))
+
+
+def test_a_batch_depends_on_the_seed_and_the_step_alone():
+    split = split_of([1000, 200])
+    inorder = Batches(split, 16, 8, seed=7)
+    expected = [inorder(step) for step in range(50)]
+    shuffled = Batches(split, 16, 8, seed=7)
+    for step in [49, 0, 3, 3, *reversed(range(50))]:
+        assert np.array_equal(shuffled(step), expected[step])
+    assert not np.array_equal(Batches(split, 16, 8, seed=8)(0), expected[0])
+
+
+def test_the_batch_order_never_changes():
+    # A run that was saved by an earlier version goes on with the batches that version would have taken.
+    batches = Batches(split_of([1000, 200]), 16, 8, seed=1337)
+    assert batches(0)[0][:, 0].tolist() == [684, 1047, 844, 412, 700, 972, 812, 796]
+    assert batches(10**6)[0][:, 0].tolist() == [1061, 231, 407, 455, 631, 71, 615, 1093]
+
+
+def test_batch_size_only_groups_the_one_order():
+    split = split_of([1000, 200])
+    assert np.array_equal(
+        first_places(Batches(split, 16, 6, seed=9), range(40)), first_places(Batches(split, 16, 8, seed=9), range(30))
+    )
+
+
+def test_ranks_take_slices_of_the_one_batch():
+    batches = Batches(split_of([1000, 200]), 16, 12, seed=10)
+    for step in range(30):
+        whole = batches(step)
+        for ranks in (1, 2, 3, 4):
+            slices = [batches(step, slice(12 * r // ranks, 12 * (r + 1) // ranks)) for r in range(ranks)]
+            for part, together in zip(whole, zip(*slices, strict=True), strict=True):
+                assert np.array_equal(part, np.concatenate(together))
+
+
+def test_a_mapped_file_gives_the_same_batches(tmp_path):
+    split = split_of([1000, 200])
+    split.ids.tofile(tmp_path / "ids")
+    mapped = Split(np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r"), split.segments)
+    for step in range(30):
+        assert np.array_equal(Batches(mapped, 16, 8, seed=1)(step), Batches(split, 16, 8, seed=1)(step))
+    for there, here in zip(evaluation_windows(mapped, 16, 8), evaluation_windows(split, 16, 8), strict=True):
+        assert type(there[0]) is np.ndarray
+        assert np.array_equal(there, here)
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
+def test_evaluation_covers_every_prediction_once(lengths, block_size, batch_size):
+    split = split_of(lengths)
+    seen = []
+    for x, y in evaluation_windows(split, block_size, batch_size):
+        assert x.shape == y.shape and x.shape[0] <= batch_size and x.shape[1] <= block_size
+        assert x.dtype == y.dtype == np.int64
+        assert np.array_equal(y, x + 1)
+        assert np.array_equal(x, x[:, :1] + np.arange(x.shape[1]))
+        seen.append(y.ravel())
+    expected = np.concatenate([np.arange(start + 1, end) for start, end in split.segments])
+    assert np.array_equal(np.sort(np.concatenate(seen)), expected)
+    assert len(expected) == sum(max(0, length - 1) for length in lengths)
+
+
+def test_evaluation_reads_each_file_in_windows_of_block_size_from_its_beginning():
+    split = split_of([40, 35])
+    windows = [(x[0, 0], x.shape[1]) for x, _ in evaluation_windows(split, 16, 1)]
+    assert sorted(windows) == [(5, 16), (21, 16), (37, 7), (55, 16), (71, 16), (87, 2)]
+
+
+def test_evaluation_batches_windows_of_one_length():
+    split = split_of([16 * 10 + 1] * 3)
+    assert [x.shape for x, _ in evaluation_windows(split, 16, 8)] == [(8, 16), (8, 16), (8, 16), (6, 16)]
+
+
+@pytest.mark.parametrize("characters", [0, 1, 39, 40, 41, 70, 75, 1000])
+def test_a_stretch_is_the_first_characters_of_a_split(characters):
+    split = split_of([40, 0, 35])
+    stretch = split.stretch(characters)
+    text = np.concatenate([split.ids[start:end] for start, end in split.segments])
+    assert len(split) == len(text) == 75
+    assert len(stretch) == min(characters, 75)
+    assert np.array_equal(np.concatenate([stretch.ids[s:e] for s, e in stretch.segments]), text[:characters])

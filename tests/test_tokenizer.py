@@ -1,0 +1,91 @@
+"""The tokenizer: what it encodes it decodes, in the fewest bytes, and what it does not know it names."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.tokenizer import CharTokenizer, UnknownCharacter
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+SAMPLES = ["hello", "\n", "\r\n\0\x1b", "naïve café", "天地玄黄", "🙂 👨‍👩‍👧 🙂", "Ελλάδα, Москва", "\U0010ffff!"]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_decoding_gives_back_what_was_encoded(text):
+    tokenizer = CharTokenizer.from_text(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+@given(TEXTS)
+def test_decoding_gives_back_any_text(text):
+    tokenizer = CharTokenizer.from_text(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(TEXTS)
+def test_an_id_is_the_place_among_the_sorted_distinct_characters(text):
+    tokenizer = CharTokenizer.from_text(text)
+    assert tokenizer.vocabulary == "".join(sorted(set(text)))
+    assert len(tokenizer) == len(set(text))
+    assert tokenizer.encode(text).tolist() == [sorted(set(text)).index(c) for c in text]
+
+
+def test_the_vocabulary_is_the_whole_state():
+    tokenizer = CharTokenizer.from_text("the whole state")
+    again = CharTokenizer(tokenizer.vocabulary)
+    assert again.encode("set at last").tolist() == tokenizer.encode("set at last").tolist()
+
+
+def test_empty_text_is_no_ids():
+    tokenizer = CharTokenizer("ab")
+    assert len(tokenizer.encode("")) == 0
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(1, np.uint8), (256, np.uint8), (257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)],
+)
+def test_ids_are_of_the_smallest_type_that_holds_them_all(size, dtype):
+    text = "".join(map(chr, range(0x10000, 0x10000 + size)))
+    ids = CharTokenizer.from_text(text).encode(text)
+    assert ids.dtype == dtype
+    assert np.array_equal(ids, np.arange(size))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello é", "'é' (U+00E9) at 6"),
+        ("Hello", "'H' (U+0048) at 0"),
+        ("h\x1b", r"'\x1b' (U+001B) at 1"),
+        ("ehe🙂🙃", "'🙂' (U+1F642) at 3"),
+        ("he\udcff", r"'\udcff' (U+DCFF) at 2"),
+    ],
+)
+def test_the_first_unknown_character_is_named_with_its_place(text, message):
+    with pytest.raises(UnknownCharacter) as raised:
+        CharTokenizer.from_text("hello ").encode(text)
+    assert str(raised.value).startswith(f"not in the vocabulary: {message}; its 5 characters are:  ehlo; ")
+    assert raised.value.exit_code == 2
+
+
+def test_a_long_vocabulary_is_shortened_and_escaped_in_the_message():
+    with pytest.raises(UnknownCharacter) as raised:
+        CharTokenizer("".join(map(chr, range(9, 5000)))).encode("\0")
+    assert "its 4991 characters are: " + r"\t\n\x0b" in str(raised.value)
+    assert len(str(raised.value)) < 400
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("vocabulary", ["", "aa", "ba", "abcc", "a\udc80"])
+def test_a_foreign_vocabulary_is_refused(vocabulary):
+    with pytest.raises(ValueError):
+        CharTokenizer(vocabulary)
+
+
+@pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])
+def test_a_text_without_a_prompt_starts_on_a_new_line_where_it_can(vocabulary, start):
+    assert CharTokenizer(vocabulary).start == start
