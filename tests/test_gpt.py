@@ -1,0 +1,111 @@
+"""The model: ids in, logits out, in every variant that the settings allow."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+
+from configs.schema import LAYOUTS, ModelConfig
+from model.gpt import GPT
+
+SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
+CHOICES = {
+    "positions": ("learned", "rope"),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "relu2", "swiglu"),
+    "bias": (False, True),
+    "tied": (False, True),
+    "qk_norm": (False, True),
+    "logit_softcap": (0.0, 15.0),
+    "residual_init": ("scaled", "zero"),
+}
+VARIANTS = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+IDS = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
+
+
+def build(seed=0, **changes):
+    return GPT(dataclasses.replace(SMALL, **changes), 11, seed)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[::5], ids=lambda v: "-".join(map(str, v.values())))
+def test_every_variant_starts_near_ln_v_and_learns_through_every_parameter(variant):
+    model = build(**variant)
+    loss = torch.nn.functional.cross_entropy(model(IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+    assert loss.item() == pytest.approx(math.log(11), abs=0.15)
+    with torch.no_grad():  # zero-initialised branches pass no gradient to what is before them
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
+    model(IDS).logsumexp(-1).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_future_tokens_have_no_influence():
+    for variant in VARIANTS[::7]:
+        model = build(**variant)
+        with torch.no_grad():
+            before = model(IDS)
+            for t in range(7):
+                edited = IDS.clone()
+                edited[:, t + 1 :] = (edited[:, t + 1 :] + 1) % 11
+                assert torch.equal(model(edited)[:, : t + 1], before[:, : t + 1])
+
+
+def test_one_seed_gives_the_same_weights_in_every_layout_and_another_seed_others():
+    first = build(bias=True).views()
+    for layout in LAYOUTS:
+        for ours, theirs in zip(build(bias=True, attention=layout).views(), first, strict=True):
+            assert torch.equal(ours, theirs)
+    assert not torch.equal(build(seed=1).token_embedding.weight, build(seed=0).token_embedding.weight)
+
+
+def test_initial_weights_do_not_depend_on_the_default_generator():
+    torch.manual_seed(1)
+    first = build().state_dict()
+    torch.manual_seed(2)
+    assert all(torch.equal(first[name], tensor) for name, tensor in build().state_dict().items())
+
+
+def test_initialisation_is_gpt2s():
+    model = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64), 65)
+    expected = 0.02 / math.sqrt(8)
+    for block in model.blocks:
+        assert block.mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.03)
+        assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(0.02, rel=0.03)
+        for ending in (block.mlp.down, block.attention.output):
+            assert ending.weight.std().item() == pytest.approx(expected, rel=0.03)
+    zero = build(residual_init="zero")
+    assert not any(block.mlp.down.weight.any() or block.attention.output.weight.any() for block in zero.blocks)
+
+
+def test_sizes_are_nanogpts():
+    cpu = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64), 65)
+    gpu = GPT(ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 65)
+    assert (cpu.parameter_count(), gpu.parameter_count()) == (795_904, 10_646_784)
+    assert cpu.flops_per_token() == 6 * 795_904 + 12 * 4 * 128 * 64
+
+
+def test_more_tokens_than_the_context_holds_are_refused():
+    model = build()
+    with pytest.raises(ValueError, match="9 tokens are more than block_size 8"):
+        model(torch.zeros(1, 9, dtype=torch.long))
+    caches = model.new_caches()
+    model(IDS[:, :6], caches)
+    with pytest.raises(ValueError, match="block_size 8"):
+        model(IDS[:, :3], caches)
+
+
+def test_a_soft_cap_bounds_the_logits():
+    model = build(logit_softcap=2.0)
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(1000)
+        assert model(IDS).abs().max() <= 2.0
+
+
+def test_dropout_acts_in_training_only():
+    model = build(dropout=0.5)
+    model.eval()
+    assert torch.equal(model(IDS), model(IDS))
+    model.train()
+    assert not torch.equal(model(IDS), model(IDS))
