@@ -148,7 +148,7 @@ class Config(Checked):
 class SampleConfig(Checked):
     """The arguments of sample.py, complete and checked."""
 
-    ckpt: str = setting(MISSING, "checkpoint file, or the folder of a run")
+    ckpt: str = setting(MISSING, "checkpoint file, or the folder of a run; required")
     prompt: str = setting("", "text to go on from", aliases=("start",))
     num_samples: int = setting(1, "how many texts", "[1, 1e12]")
     max_new_tokens: int = setting(500, "characters to add to the prompt", "[0, 1e12]")
@@ -161,7 +161,7 @@ class SampleConfig(Checked):
     dtype: str = setting("float32", "precision of the weights", choices=DTYPES)
     attention: str = setting("saved", "layout to convert the weights to", choices=("saved", *LAYOUTS))
     kernel: str = setting("saved", "how the heads attend", choices=("saved", *KERNELS))
-    cache: bool = setting(True, "keep keys and values of the text so far: the same text, sooner")
+    cache: bool = setting(True, "keep keys and values of the text so far: the same text, sooner", aliases=("no-cache",))
 
 
 def to_dict(config: Config) -> dict:
@@ -176,7 +176,10 @@ def from_dict(mapping: object, section: type = Config):
     known = {each.name: each for each in fields(section)}
     for key in mapping:
         if key not in known:
-            raise ConfigError(f"unknown key {shown(key)}{did_you_mean(str(key), known)}")
+            raise ConfigError(f"unknown key {shown(key)}{did_you_mean(str(key), {name: name for name in known})}")
+    for name, each in known.items():
+        if name not in mapping and each.default is MISSING:
+            raise ConfigError(f"--{name} is missing: {each.metadata['meaning']}")
     return section(**{
         key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
         for key, value in mapping.items()

@@ -1,46 +1,74 @@
-"""What a setting is: a dataclass field that knows its meaning and its range, and checks its own value."""
+"""What a setting is: a dataclass field that knows its meaning and range, reads and checks its own value."""
 
 import difflib
+import math
 import re
-from collections.abc import Iterable
-from dataclasses import Field, field, fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from types import UnionType
 from typing import get_args, get_origin
 
 from configs.errors import ConfigError, printable
 
-WORDS = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "UTF-8 text without NUL",
-    tuple: "a list of texts",
+WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of texts"}
+NO_VALUE = ("", "~", "null", "Null", "NULL", "None")
+NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
+NO_NUMBERS = {
+    r".{41,}": "has more than 40 characters",
+    r"[-+]?0[0-9_].*": "has a leading zero",
+    r"[-+]?[0-9]+(:[0-9]+)+": "is a time of day",
+    r"[-+]?\.?(nan|inf|infinity)": "is not finite",
+    rf"(?!{NUMBER}\Z).*": "is not a plain number",
 }
 
 
-def setting(default, meaning: str, within: str = "", choices: tuple = (), aliases: tuple = ()):
-    """A dataclass field that knows its meaning, its interval (`within`, such as "[0, 1)") and its choices.
+def setting(default, meaning: str, within: str = "", choices: tuple = (), aliases: tuple = (), alone: str = ""):
+    """A dataclass field with a `meaning`, an interval (`within`, such as "[0, 1)") and `choices`.
 
-    A number with choices may be either: `int | str` with choices ("auto",). `aliases` are further names on
-    the command line. A default of MISSING makes a setting that must be given.
+    A number with choices may be either: `int | str` with choices ("auto",). A default of MISSING must be given,
+    one of None may be left unsaid. On the command line the setting has its `aliases` too (those that begin with
+    `no-` mean false), and is worth `alone` when it is given without a value.
     """
-    about = {"meaning": meaning, "within": within, "choices": choices, "aliases": aliases}
+    about = {"meaning": meaning, "within": within, "choices": choices, "aliases": aliases, "alone": alone}
     return field(default=default, metadata=about)
 
 
 class Checked:
-    """A dataclass whose fields are all checked, and given their exact type, as it is made."""
+    """A dataclass whose settings are all checked, and given their exact type, as it is made."""
 
     def __post_init__(self):
         for each in fields(self):
-            object.__setattr__(self, each.name, checked(each, getattr(self, each.name)))
+            if each.metadata:
+                object.__setattr__(self, each.name, checked(each, getattr(self, each.name)))
+
+
+def settings_of(section: type) -> dict[str, Field]:
+    """Every setting of a dataclass and of the sections in it, by its full name: `seed`, `model.n_layer`."""
+    found = {each.name: each for each in fields(section) if each.metadata}
+    for inner in fields(section):
+        if is_dataclass(inner.type):
+            found |= {f"{inner.name}.{name}": each for name, each in settings_of(inner.type).items()}
+    return found
+
+
+def kind(this: Field) -> type:
+    """What a setting is beside its choices: int, float, bool, str, or tuple (of texts)."""
+    origin = get_origin(this.type)
+    return get_args(this.type)[0] if origin is UnionType else origin or this.type
+
+
+def allowed(this: Field, value: object = "") -> str:
+    """What a setting may be, in words; of several choices, those like `value` first."""
+    choices, within = this.metadata["choices"], this.metadata["within"]
+    if not choices or within:
+        return " or ".join([*choices, WORDS[kind(this)] + (f" in {within}" if within else "")])
+    likeness = {choice: difflib.SequenceMatcher(None, choice, str(value)[:99]).ratio() for choice in choices}
+    return "one of " + ", ".join(sorted(choices, key=likeness.get, reverse=True) if value else choices)
 
 
 def checked(this: Field, value):
-    """`value` as the setting `this` wants it (6.0 is 6, a list a tuple), or ConfigError: what is allowed."""
-    if is_dataclass(this.type) and isinstance(value, this.type):
-        return value
-    if isinstance(value, str) and value in this.metadata["choices"]:
+    """`value` as the setting wants it (6.0 is 6, a list a tuple), or ConfigError with what is allowed."""
+    if (isinstance(value, str) and value in this.metadata["choices"]) or value is this.default is None:
         return value
     wanted = kind(this)
     if wanted is int and type(value) is float and value.is_integer():
@@ -55,57 +83,76 @@ def checked(this: Field, value):
 
 
 def _fits(this: Field, value) -> bool:
-    """Whether a value of the right type is in its range; text may be empty only where that is the default."""
-    if this.metadata["within"]:
-        low, high = map(float, this.metadata["within"][1:-1].split(","))
-        opening, closing = this.metadata["within"][0], this.metadata["within"][-1]
-        return low <= value <= high and (opening, value) != ("(", low) and (closing, value) != (")", high)
+    """Whether a value of the right type is in its range; a text may be empty only where that is the default."""
     if isinstance(value, tuple):
-        return value != () and all(type(text) is str and text and _is_whole(text) for text in value)
+        return value != () and all(type(text) is str and text and is_whole(text) for text in value)
     if isinstance(value, str):
-        return not this.metadata["choices"] and (value or this.default == "") and _is_whole(value)
-    return True
+        return not this.metadata["choices"] and (value or this.default == "") and is_whole(value)
+    if not this.metadata["within"]:
+        return True
+    interval = this.metadata["within"]
+    low, high = map(float, interval[1:-1].split(","))
+    return low <= value <= high and (interval[0], value) != ("(", low) and (interval[-1], value) != (")", high)
 
 
-def _is_whole(text: str) -> bool:
+def is_whole(text: str) -> bool:
     """No NUL and no surrogate, which is how Python shows an argument that is not valid UTF-8."""
     return not re.search("[\0\ud800-\udfff]", text)
 
 
-def kind(this: Field) -> type:
-    """What a setting is beside its choices: int, float, bool, str, or tuple (of texts)."""
-    origin = get_origin(this.type)
-    return get_args(this.type)[0] if origin is UnionType else origin or this.type
+@dataclass(frozen=True)
+class Written:
+    """What somebody wrote for a setting: a text (`plain` if without quotes), or a list or dict of more such."""
+
+    value: str | list | dict
+    line: int = 1
+    plain: bool = False
 
 
-def allowed(this: Field, value: object = "") -> str:
-    """What a setting may be, in words; of several choices, those like `value` first."""
-    if is_dataclass(this.type):
-        return "a mapping"
-    choices, within = this.metadata["choices"], this.metadata["within"]
-    if choices and not within:
-        return "one of " + ", ".join(sorted(choices, key=lambda choice: -_likeness(choice, value)))
-    return " or ".join([WORDS[kind(this)] + (f" in {within}" if within else ""), *choices])
-
-
-def _likeness(known: str, given: object) -> float:
-    return difflib.SequenceMatcher(None, known, str(given)[:100]).ratio() if isinstance(given, str) else 0
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest known name, or nothing where none is near."""
-    nearest = difflib.get_close_matches(given[:100], list(known), n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+def read(this: Field, written: Written):
+    """The checked value that was written: by the setting's type and never by a guess, so 010 and on are no numbers."""
+    text, wanted = written.value, kind(this)
+    if isinstance(text, list):
+        return checked(this, [each.value for each in text])
+    if written.plain and text in NO_VALUE:
+        raise ConfigError(f"{this.name} has no value; it must be {allowed(this)}, or be left out")
+    if wanted is tuple and isinstance(text, str):
+        return checked(this, [text])
+    if wanted is str or isinstance(text, dict) or text in this.metadata["choices"]:
+        return checked(this, text)
+    if not written.plain:
+        raise ConfigError(f"{this.name} must be {allowed(this)}, but is text: {shown(text)}; remove the quotes")
+    if wanted is bool:
+        return checked(this, {"true": True, "false": False}.get(text, text))
+    for pattern, reason in NO_NUMBERS.items():
+        if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
+            raise ConfigError(f"{this.name} must be {allowed(this)}, but {shown(text)} {reason}")
+    return checked(this, int(text) if re.fullmatch("[-+]?[0-9]+", text) else float(text))
 
 
 def shown(value: object) -> str:
-    """A wrong value for a message: short, on one line, text in quotes and without control characters."""
+    """A value for a message: short, on one line, text in quotes and without control characters."""
     if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "nothing"}[value]
+        return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (int, float)):
-        return str(value)
+        return str(value) if math.isfinite(value) else f"{value}, which is not finite"
     if isinstance(value, str):
         return f"'{printable(value if len(value) <= 80 else value[:77] + '...')}'"
     return f"a {type(value).__name__}"
+
+
+def did_you_mean(given: str, known: dict[str, str]) -> str:
+    """`; did you mean X?`, where X stands for the nearest known name, or nothing where none is near."""
+    nearest = difflib.get_close_matches(given[:99], known, n=1)
+    return f"; did you mean {known[nearest[0]]}?" if nearest else ""
+
+
+@contextmanager
+def place(where: str):
+    """Say in front of a ConfigError where it is: a file, a line, an option."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{printable(where)}: {error}") from None
