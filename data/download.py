@@ -62,7 +62,7 @@ def _arriving(url: str) -> Iterator[bytes]:
             raise Unavailable(f"nothing came for {PATIENCE:g} seconds") from None
         if isinstance(arrived, Exception):
             reason = arrived.reason if type(arrived) is URLError else arrived
-            raise Unavailable(str(reason) or type(arrived).__name__) from arrived
+            raise Unavailable(str(reason)[:200] or type(arrived).__name__) from arrived
         if not arrived:
             return
         yield arrived

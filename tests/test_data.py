@@ -1,0 +1,640 @@
+"""Texts: which source is taken, what is read from it, and what is said when it cannot be."""
+
+import hashlib
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.request import HTTPSHandler
+
+import numpy as np
+import pytest
+
+import data.download
+from configs.errors import CheckpointError, ConfigError, DataError
+from data.corpus import check_sizes, load_corpus
+
+TEXT = "To be, or not to be: that is the question.\n" * 20
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder with no corpora elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HORNBOOK_CORPORA", raising=False)
+    return tmp_path
+
+
+def write(path, content=TEXT):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def load(*sources, **settings):
+    """The corpus, and the lines that were said."""
+    said = []
+    return load_corpus(sources, say=said.append, **settings), said
+
+
+def whole_text(corpus):
+    """The corpus as its splits have it, file by file."""
+    files = zip(corpus.train.segments, corpus.val.segments, strict=True)
+    return [corpus.tokenizer.decode(corpus.train.ids[start:end]) for (start, _), (_, end) in files]
+
+
+def message_of(error, *sources, **settings):
+    with pytest.raises(error) as raised:
+        load(*sources, **settings)
+    message = str(raised.value)
+    assert message.isprintable() and message.count("; ") >= 1
+    return message
+
+
+# What is read
+
+
+def test_a_file_is_read_split_and_encoded():
+    corpus, said = load(write("book.txt", TEXT))
+    assert (corpus.name, corpus.sha256, corpus.characters) == ("book.txt", sha256(TEXT.encode()), len(TEXT))
+    assert corpus.tokenizer.vocabulary == "".join(sorted(set(TEXT)))
+    assert whole_text(corpus) == [TEXT]
+    assert corpus.train.segments == ((0, len(TEXT) * 9 // 10),)
+    assert len(corpus.train) + len(corpus.val) == len(TEXT)
+    assert said == [f"text: book.txt, {len(TEXT)} characters, {len(set(TEXT))} distinct"]
+
+
+def test_a_folder_is_one_corpus_of_its_text_files_by_name():
+    texts = {"b.txt": "bbbbbbbbby", "a.TXT": "aaaaaaaaaaaaaaaaaaxx", "empty.txt": ""}
+    for name, text in texts.items():
+        write(f"plays/{name}", text)
+    for other in ("README.md", "notes", ".hidden.txt", "more/c.txt"):
+        write(f"plays/{other}", "zzz")
+    corpus, said = load("plays")
+    assert whole_text(corpus) == [texts["a.TXT"], texts["b.txt"], ""]
+    assert corpus.name == "plays"
+    assert corpus.tokenizer.vocabulary == "abxy"
+    assert corpus.train.segments == ((0, 18), (20, 29), (30, 30))
+    assert corpus.val.segments == ((18, 20), (29, 30), (30, 30))
+    assert len(said) == 1 and "plays, 30 characters" in said[0]
+
+
+def test_the_digest_of_several_files_depends_on_contents_and_their_ends_not_on_names():
+    def digest(*contents, names="abc"):
+        folder = Path(f"folder{time.monotonic_ns()}")
+        for name, content in zip(names, contents, strict=False):
+            write(folder / f"{name}.txt", content)
+        return load(str(folder))[0].sha256
+
+    assert digest("abc", "de") == digest("abc", "de", names="xyz")
+    assert digest("abc") == sha256(b"abc")
+    others = [("ab", "cde"), ("abcde",), ("de", "abc"), ("abc", "dE"), ("abc", "de", "")]
+    assert len({digest("abc", "de"), *(digest(*contents) for contents in others)}) == 6
+
+
+def test_the_plays_are_what_their_readme_says():
+    plays = Path(data.download.__file__).parent / "plays"
+    corpus, _ = load(str(plays))
+    readme = (plays / "README.md").read_text()
+    assert f"{corpus.characters:,} characters, of {len(corpus.tokenizer)} distinct" in readme
+    assert len(corpus.train.segments) == len(list(plays.glob("*.txt"))) == 8
+
+
+def test_the_vocabulary_comes_from_the_whole_text():
+    corpus, _ = load(write("book.txt", TEXT + "Ω"))
+    assert "Ω" in corpus.tokenizer.vocabulary
+    assert "Ω" not in corpus.tokenizer.decode(corpus.train.ids[: len(corpus.train)])
+
+
+def test_more_than_65535_characters_do_not_overflow():
+    text = "".join(map(chr, range(0x10000, 0x10000 + 70_000)))
+    assert whole_text(load(write("book.txt", text))[0]) == [text]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])
+def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(encoding):
+    text = "Ναι, 🙂!\r\n" * 20
+    content = (
+        text.encode(encoding) if encoding in ("utf-8-sig", "utf-16", "utf-32") else ("\ufeff" + text).encode(encoding)
+    )
+    corpus, said = load(write("book.txt", content))
+    assert whole_text(corpus) == [text]
+    assert corpus.sha256 == sha256(content)
+    assert said[1] == "note: a byte order mark begins 1 file(s) and is left out"
+
+
+def test_a_byte_order_mark_is_noted_once_and_only_the_first_is_left_out():
+    write("folder/a.txt", "\ufeffaa")
+    write("folder/b.txt", "\ufeff\ufeffbb")
+    corpus, said = load("folder")
+    assert whole_text(corpus) == ["aa", "\ufeffbb"]
+    assert [line for line in said if "mark" in line] == ["note: a byte order mark begins 2 file(s) and is left out"]
+
+
+@pytest.mark.parametrize("text", ["a\r\nb\rc\n" * 10, "a\x85b\u2028c\x0cd\n" * 10])
+def test_line_ends_are_kept_exactly(text):
+    assert whole_text(load(write("book.txt", text))[0]) == [text]
+
+
+def test_windows_line_ends_are_noted():
+    _, said = load(write("book.txt", "a\r\nb\rc\n" * 10))
+    assert said[1:] == [r"note: 10 lines end in \r\n, which is kept exactly"]
+
+
+def test_control_characters_are_kept_and_counted():
+    text = "a\tb\n" * 10 + "\0\x1b[2J\x1b\x85" + "more text " * 10
+    corpus, said = load(write("book.txt", text))
+    assert whole_text(corpus) == [text]
+    assert said[1:] == ["note: control characters are kept: U+0000 1 times, U+001B 2 times, U+0085 1 times"]
+
+
+# What cannot be read
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"first\nsecond caf\xe9\n", "not UTF-8 at byte 16 (line 2)"),
+        (b"\xef\xbb\xbfone\ntwo\nthree \xff", "not UTF-8 at byte 17 (line 3)"),
+        (b"abc\xed\xa0\x80", "not UTF-8 at byte 3 (line 1)"),  # half a surrogate pair
+        (b"abc\xc0\x80", "not UTF-8 at byte 3 (line 1)"),  # NUL in two bytes
+        (b"abc\xe2\x82", "not UTF-8 at byte 3 (line 1)"),  # cut in the middle of a character
+        ("a\nbc".encode("utf-16") + b"x", "not UTF-16-LE at byte 10 (line 2)"),
+        ("a\n".encode("utf-32") + b"\0\0\x11\0", "not UTF-32-LE at byte 12 (line 2)"),
+    ],
+)
+def test_undecodable_bytes_are_named_with_offset_and_line(content, words):
+    message = message_of(DataError, write("book.txt", content))
+    assert message.startswith(f"book.txt: {words}; ")
+    assert "iconv" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["hello, world\n", "Привет, мир. Как дела сегодня?\n", "naïve café\n", "“quoted” text\n"]
+)
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_without_a_byte_order_mark_is_recognised(text, encoding):
+    message = message_of(DataError, write("book.txt", (text * 5).encode(encoding)))
+    assert "looks like UTF-16 without a byte order mark" in message and "iconv" in message
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe"])
+def test_an_empty_text_is_an_error_even_where_another_source_follows(content):
+    message = message_of(DataError, write("book.txt", content), write("other.txt"))
+    assert message.startswith("book.txt: 0 characters; need at least")
+
+
+def test_one_distinct_character_is_nothing_to_learn():
+    vocabulary = "".join(sorted(set(TEXT)))
+    for settings in ({}, {"vocabulary": vocabulary}):
+        message = message_of(DataError, write("book.txt", "o" * 1000), **settings)
+        assert message.startswith("book.txt: nothing to learn: 'o' (U+006F)")
+
+
+def make_fifo():
+    os.mkfifo("strange.txt")
+
+
+def make_socket():
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("strange.txt")
+
+
+def make_link_to_device():
+    os.symlink("/dev/zero", "strange.txt")
+
+
+def make_loop():
+    os.symlink("strange.txt", "strange.txt")
+
+
+def make_dangling_link():
+    os.symlink("nowhere.txt", "strange.txt")
+
+
+def make_folder_without_text():
+    write("strange.txt/README.md")
+
+
+def make_folder_with_a_fifo():
+    os.mkdir("strange.txt")
+    os.mkfifo("strange.txt/a.txt")
+
+
+def make_folder_with_a_dangling_link():
+    write("strange.txt/a.txt")
+    os.symlink("nowhere.txt", "strange.txt/b.txt")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (make_fifo, "not a regular file"),
+        (make_socket, "not a regular file"),
+        (make_link_to_device, "not a regular file"),
+        (make_loop, "cannot be read: Too many levels of symbolic links"),
+        (make_dangling_link, "cannot be read: No such file or directory"),
+        (make_folder_without_text, "holds no text"),
+        (make_folder_with_a_fifo, "not a regular file"),
+        (make_folder_with_a_dangling_link, "cannot be read: No such file or directory"),
+    ],
+)
+def test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows(make, words):
+    make()
+    message = message_of(DataError, "strange.txt", write("other.txt"))
+    assert message.startswith("strange.txt") and words in message
+
+
+@pytest.mark.parametrize("locked", ["book.txt", "folder", "folder/a.txt"])
+def test_a_text_without_permission_is_an_error(locked, monkeypatch):
+    def refusing(call):
+        def refuse(path, *args, **kwargs):
+            if str(path) == locked:
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *args, **kwargs)
+
+        return refuse
+
+    write("book.txt"), write("folder/a.txt"), write("other.txt")
+    monkeypatch.setattr("builtins.open", refusing(open))
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
+    message = message_of(DataError, locked.split("/")[0], "other.txt")
+    assert message.startswith(f"{locked}: cannot be read: Permission denied; ")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "a\0b",
+        "http://example.org/corpus/input.txt#sha256=" + "0" * 64,
+        "ftp://example.org/corpus/input.txt#sha256=" + "0" * 64,
+        "file:///etc/corpus/passwd#sha256=" + "0" * 64,
+        "https://example.org/corpus/input.txt",
+        "https://example.org/corpus/input.txt#sha256=123",
+        "https://example.org/input.txt#sha256=" + "0" * 64,
+        "https://example.org/../input.txt#sha256=" + "0" * 64,
+        "https://example.org/.git/input.txt#sha256=" + "0" * 64,
+        "https://example.org/a\\b/input.txt#sha256=" + "0" * 64,
+    ],
+)
+def test_a_malformed_source_is_refused_before_any_is_read(source):
+    message = message_of(ConfigError, write("book.txt"), source)
+    assert message.startswith("data.sources: ")
+
+
+# Which source is taken
+
+
+def test_the_first_source_that_is_there_is_taken_and_the_others_accounted_for():
+    write("b/input.txt"), write("c.txt", "other text " * 20)
+    corpus, said = load("a.txt", "b/nothing", "b/input.txt/under", "b/input.txt", "c.txt")
+    assert corpus.name == "b"
+    assert said == [
+        f"text: b/input.txt, {len(TEXT)} characters, {len(set(TEXT))} distinct; "
+        "passed over: a.txt (no such file or folder), b/nothing (no such file or folder), "
+        "b/input.txt/under (no such file or folder); losses on b do not compare with those on a.txt"
+    ]
+
+
+def test_no_source_left_names_each_and_why():
+    message = message_of(DataError, "a.txt", "b\x1b[2J")
+    assert message.startswith(
+        r"data.sources: no text can be had: a.txt (no such file or folder), b\x1b[2J (no such file or folder); "
+    )
+
+
+def test_a_name_for_people():
+    write("data/mine/input.txt"), write("book.txt")
+    assert load("data/mine/input.txt")[0].name == "mine"
+    assert load("./book.txt")[0].name == "book.txt"
+    assert load(".")[0].name == Path.cwd().name
+
+
+def test_corpora_elsewhere_are_looked_in_after_the_working_folder(monkeypatch, folder):
+    monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
+    write("elsewhere/mine/input.txt", "from elsewhere " * 20)
+    corpus, said = load("data/mine/input.txt", write("other.txt"))
+    assert corpus.name == "mine" and str(folder / "elsewhere" / "mine" / "input.txt") in said[0]
+    assert whole_text(corpus) == ["from elsewhere " * 20]
+    write("data/mine/input.txt", "from here " * 20)
+    assert whole_text(load("data/mine/input.txt")[0]) == ["from here " * 20]
+
+
+@pytest.mark.parametrize("source", ["mine/input.txt", "data/mine/other.txt", "more/data/mine/input.txt"])
+def test_only_data_name_input_txt_is_looked_for_elsewhere(source, monkeypatch, folder):
+    monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
+    for name in ("input.txt", "other.txt"):
+        write(f"elsewhere/mine/{name}")
+    message_of(DataError, source)
+
+
+def test_a_resumed_run_takes_its_text_wherever_it_stands():
+    write("a.txt", "another text " * 20), write("b.txt"), write("c.txt", "a third text " * 20)
+    for wanted, name in ((TEXT, "b.txt"), ("a third text " * 20, "c.txt"), ("another text " * 20, "a.txt")):
+        corpus, _ = load("missing.txt", "a.txt", "b.txt", "c.txt", wanted_sha256=sha256(wanted.encode()))
+        assert corpus.name == name and whole_text(corpus) == [wanted]
+
+
+def test_a_changed_text_is_refused_on_resume_with_both_digests():
+    before = sha256(TEXT.encode())
+    write("a.txt", TEXT + "more"), write("b.txt", "b" + TEXT)
+    message = message_of(CheckpointError, "a.txt", "b.txt", "c.txt", wanted_sha256=before)
+    assert message.startswith("data.sources: the text changed since the checkpoint")
+    for digest in (before, sha256((TEXT + "more").encode()), sha256(("b" + TEXT).encode())):
+        assert digest in message
+
+
+def test_a_given_vocabulary_is_used():
+    vocabulary = "".join(sorted(set(TEXT + "xyz")))
+    corpus, _ = load(write("book.txt"), vocabulary=vocabulary)
+    assert corpus.tokenizer.vocabulary == vocabulary
+    assert whole_text(corpus) == [TEXT]
+
+
+def test_characters_that_a_given_vocabulary_lacks_are_named():
+    message = message_of(CheckpointError, write("book.txt", TEXT + "é🙂"), vocabulary="".join(sorted(set(TEXT))))
+    assert message.startswith(
+        "book.txt: 2 of its characters are not in the checkpoint's vocabulary: 'é' (U+00E9), '🙂'"
+    )
+    message = message_of(CheckpointError, "book.txt", vocabulary=" ")
+    assert message.count("(U+") == 5 and " and 14 more; " in message
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("lengths", "block_size", "fits"),
+    [([1000], 99, True), ([1000], 100, False), ([991], 99, True), ([991, 20], 99, True), ([500, 500], 50, False)],
+)
+def test_both_splits_must_hold_a_window(lengths, block_size, fits):
+    for i, length in enumerate(lengths):
+        write(f"folder/{i}.txt", (TEXT * 2)[:length])
+    corpus, _ = load("folder")
+    if fits:
+        check_sizes(corpus, block_size)
+    else:
+        with pytest.raises(DataError) as raised:
+            check_sizes(corpus, block_size)
+        longest = max(end - start for start, end in corpus.val.segments)
+        assert str(raised.value).startswith(
+            f"folder: the longest stretch of validation text has {longest} characters, "
+            f"block_size {block_size} needs {block_size + 1}; the largest block_size that fits is {longest - 1}; "
+        )
+        check_sizes(corpus, longest - 1)
+
+
+def test_a_text_too_short_for_any_block_size_is_said_to_be():
+    for text in ("ab", "abababab"):
+        with pytest.raises(DataError, match="no block_size fits; take a longer text"):
+            check_sizes(load(write("book.txt", text))[0], 1)
+
+
+# Downloads, from a server on this machine that speaks plain HTTP where the program believes it speaks https
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked = []
+        self.closing = threading.Event()
+
+    def handle_error(self, request, client_address):
+        """A client that hangs up is part of these tests."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        getattr(self, self.path.split("/")[1])()
+
+    def answer(self, content, length=None, code=200, **headers):
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def good(self):
+        self.answer(TEXT.encode())
+
+    def missing(self):
+        self.answer(b"not here", code=404)
+
+    def portal(self):
+        self.answer(b"<html>Please log in to use this network</html>")
+
+    def partial(self):
+        self.answer(TEXT.encode()[:-10], length=len(TEXT))
+
+    def moved(self):
+        self.answer(b"", code=302, Location=f"https://127.0.0.1:{self.server.server_port}/good/corpus/input.txt")
+
+    def insecure(self):
+        self.answer(b"", code=302, Location=f"http://127.0.0.1:{self.server.server_port}/good/corpus/input.txt")
+
+    def circle(self):
+        self.answer(b"", code=302, Location=self.path)
+
+    def nonsense(self):
+        self.wfile.write(b"\0\1\2" * 5000 + b"\r\n\r\n")
+
+    def hangup(self):
+        self.close_connection = True
+
+    def silent(self):
+        self.server.closing.wait(20)
+
+    def stalled(self):
+        self.answer(TEXT.encode()[:100], length=len(TEXT))
+        self.server.closing.wait(20)
+
+    def slow_headers(self):
+        with suppress(OSError):
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000:
+                self.wfile.write(bytes([byte]))
+                if self.server.closing.wait(0.05):
+                    return
+
+    def endless(self, pause=0.0):
+        self.send_response(200)
+        self.end_headers()
+        with suppress(OSError):
+            while not self.server.closing.wait(pause):
+                self.wfile.write(b"more " * 100)
+
+    def dribble(self):
+        self.endless(pause=0.05)
+
+    def slow(self):
+        self.send_response(200)
+        self.end_headers()
+        for i in range(0, len(TEXT), 100):
+            self.wfile.write(TEXT.encode()[i : i + 100])
+            self.server.closing.wait(0.1)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(HTTPSHandler, "https_open", lambda self, request: self.do_open(HTTPConnection, request))
+    monkeypatch.setenv("no_proxy", "*")
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.closing.set()
+        server.shutdown()
+
+
+def address(server, behaviour, content=TEXT, name="corpus"):
+    return f"https://127.0.0.1:{server.server_port}/{behaviour}/{name}/input.txt#sha256={sha256(content.encode())}"
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("behaviour", ["good", "moved", "slow"])
+def test_a_text_is_downloaded_once_and_stored(behaviour, server, folder, capfd, monkeypatch):
+    monkeypatch.setattr(data.download, "PATIENCE", 0.5)  # less than the slow one takes in all
+    corpus, said = load("data/corpus/input.txt", address(server, behaviour), write("other.txt", "other " * 20))
+    assert whole_text(corpus) == [TEXT] and corpus.name == "corpus"
+    assert said[0].startswith("text: data/corpus/input.txt, ")
+    assert "data/corpus/input.txt (no such file or folder)" in said[0] and "compare" not in said[0]
+    assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
+    asked = len(server.asked)
+    for sources in (["data/corpus/input.txt"], [address(server, behaviour)]):
+        assert load(*sources)[0].sha256 == corpus.sha256
+    assert len(server.asked) == asked
+    assert capfd.readouterr() == ("", "")  # the bar is for terminals
+
+
+FAILURES = {  # what the server does: the reason that is given
+    "missing": "HTTP Error 404: Not Found",
+    "portal": "wrong SHA-256",
+    "partial": "wrong SHA-256",
+    "insecure": "which is not https",
+    "circle": "infinite loop",
+    "nonsense": r"\x00\x01\x02",
+    "hangup": "closed connection",
+    "silent": "",  # the socket's or the waiting side's patience, whichever ends first
+    "stalled": "",
+    "slow_headers": "nothing came for 0.5 seconds",
+    "endless": "larger than 1,000,000 bytes",
+    "dribble": "not complete after 1 seconds",
+}
+
+
+@pytest.mark.parametrize("behaviour", FAILURES)
+def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(behaviour, server, folder, monkeypatch):
+    monkeypatch.setattr(data.download, "PATIENCE", 0.5)
+    monkeypatch.setattr(data.download, "CAP", 1_000_000)
+    monkeypatch.setattr(data.download, "LIMIT", 1.0)
+    write("plays/a.txt", "other text " * 20)
+    begin = time.monotonic()
+    corpus, said = load(address(server, behaviour), "plays")
+    assert time.monotonic() - begin < 3
+    assert corpus.name == "plays"
+    assert f"/{behaviour}/corpus/input.txt (" in said[-1] and FAILURES[behaviour] in said[-1]
+    assert "()" not in said[-1] and len(said[-1]) < 1200
+    assert said[-1].endswith("; losses on plays do not compare with those on corpus")
+    assert files_in(folder) == ["plays/a.txt"]
+    assert "/good/corpus/input.txt" not in server.asked
+
+
+@pytest.mark.parametrize("behaviour", ["portal", "partial"])
+def test_a_wrong_digest_is_reported_even_where_no_text_is_found(behaviour, server):
+    said = []
+    with pytest.raises(DataError, match="wrong SHA-256"):
+        load_corpus([address(server, behaviour)], say=said.append)
+    assert sha256(TEXT.encode()) in said[0] and behaviour in said[0]
+
+
+def test_a_name_lookup_that_hangs_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(data.download, "PATIENCE", 0.5)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: server.closing.wait(20))
+    begin = time.monotonic()
+    corpus, said = load("https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt"))
+    assert time.monotonic() - begin < 2
+    assert corpus.name == "book.txt" and "nothing came for 0.5 seconds" in said[0]
+
+
+def test_without_a_network_ten_seconds_are_enough():
+    assert data.download.PATIENCE < 10
+
+
+def test_a_download_appears_in_one_step(server, folder, monkeypatch):
+    seen = []
+
+    def replace(source, target):
+        seen.append((Path(source).read_bytes(), Path(target).exists(), Path(source).parent == Path(target).parent))
+        real_replace(source, target)
+
+    real_replace = os.replace
+    monkeypatch.setattr(os, "replace", replace)
+    load(address(server, "good"))
+    assert seen == [(TEXT.encode(), False, True)]
+
+
+def test_a_download_that_cannot_be_stored_leaves_nothing(server, folder, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    message = message_of(DataError, address(server, "good"))
+    assert "cannot be stored at data/corpus/input.txt: No space left on device" in message
+    assert files_in(folder) == []
+
+
+def test_another_text_in_the_place_of_a_download_is_neither_taken_nor_overwritten(server):
+    mine = write("data/corpus/input.txt", "my own text " * 20)
+    corpus, said = load(address(server, "good"), write("other.txt"))
+    assert corpus.name == "other.txt"
+    assert "data/corpus/input.txt holds another text, SHA-256 " in said[0]
+    assert Path(mine).read_text() == "my own text " * 20
+    assert server.asked == []
+
+
+def test_corpora_elsewhere_spare_the_network(server, monkeypatch, folder):
+    monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
+    write("elsewhere/corpus/input.txt")
+    assert load(address(server, "good"))[0].name == "corpus"
+    assert server.asked == []
+
+
+def test_a_resumed_run_asks_the_network_last_and_only_for_its_own_text(server):
+    write("mine.txt"), write("other.txt", "other text " * 20)
+    wanted = sha256(TEXT.encode())
+    assert load(address(server, "good"), "mine.txt", wanted_sha256=wanted)[0].name == "mine.txt"
+    assert load(address(server, "good", content="x"), "mine.txt", wanted_sha256=wanted)[0].name == "mine.txt"
+    message_of(CheckpointError, address(server, "good", content="x"), "other.txt", wanted_sha256=wanted)
+    assert server.asked == []
+    assert load("other.txt", address(server, "good"), wanted_sha256=wanted)[0].name == "corpus"
+    assert server.asked == ["/good/corpus/input.txt"]
+
+
+def test_downloads_at_the_same_time_do_not_disturb_each_other(server, folder):
+    corpora = []
+    threads = [threading.Thread(target=lambda: corpora.append(load(address(server, "good"))[0])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [np.array_equal(corpus.train.ids, corpora[0].train.ids) for corpus in corpora] == [True] * 8
+    assert files_in(folder) == ["data/corpus/input.txt"]
