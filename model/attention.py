@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.cache import KVCache
-
-Q, K, V, QKV = slice(0, 1), slice(1, 2), slice(2, 3), slice(0, 3)
+from model.rotary import Rotary
 
 
 def itself(parameter: Tensor) -> Tensor:
@@ -34,140 +33,114 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class Projection(nn.Module):
-    """Queries, keys and values of a text. A layout is a subclass that answers two questions.
-
-    `head_weights(h, of)`: where are head h's query, key and value matrices, each (D, C), and with bias its three
-    biases (D,)? They are views of `of(parameter)`: of the parameters themselves, or of whatever has their shapes, such
-    as gradients and moments. Initialisation, conversion, optimizers and tests all ask this one question.
-
-    `project(x, parts)`: those of queries, keys and values that `parts`, a slice of the three, names: x is (B, T, C),
-    each result (B, H, T, D).
-    """
+    """A layout: it builds the parameters of queries, keys and values, and answers two questions about them."""
 
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
-        self.n_embd, self.n_head, self.head_size = n_embd, n_head, head_size
-        self.build(n_head * head_size, bias)
+        self.n_head = n_head
+        self.build(n_embd, n_head, head_size, bias)
 
-    def build(self, width: int, bias: bool) -> None:
-        """Make the parameters; `width` is H*D. Their values come from `head_weights` later."""
+    def build(self, C: int, H: int, D: int, bias: bool) -> None:
+        """Make room for the parameters; their values are drawn through `head_weights`."""
         raise NotImplementedError
 
     def head_weights(self, h: int, of: Callable[[Tensor], Tensor] = itself) -> list[Tensor]:
+        """Where are head h's query, key and value matrices, each (D, C), and with bias its three biases (D,)?
+
+        They are views of `of(parameter)`: of the parameters themselves, or of whatever has their shapes, such as
+        gradients and moments. Initialisation, conversion, optimizers and tests all ask this one question.
+        """
         raise NotImplementedError
 
-    def project(self, x: Tensor, parts: slice) -> Sequence[Tensor]:
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """What are the queries, keys and values of a text? (B, T, C) -> three of (B, H, T, D)."""
         raise NotImplementedError
-
-    def forward(self, x: Tensor, context: Tensor, value_context: Tensor) -> Sequence[Tensor]:
-        """Queries (B, H, T, D) of `x`; keys and values (B, H, S, D) of the contexts (B, S, C)."""
-        if x is context is value_context:
-            return self.project(x, QKV)
-        return *self.project(x, Q), *self.project(context, K), *self.project(value_context, V)
 
 
 class Heads(Projection):
     """Each head a module of its own, with a (D, C) query, key and value."""
 
-    def build(self, width, bias):
-        self.heads = nn.ModuleList(
-            nn.ModuleList(nn.Linear(self.n_embd, self.head_size, bias) for _ in range(3)) for _ in range(self.n_head)
-        )
+    def build(self, C, H, D, bias):
+        self.heads = nn.ModuleList(nn.ModuleList(nn.Linear(C, D, bias) for _ in range(3)) for _ in range(H))
 
     def head_weights(self, h, of=itself):
-        head = self.heads[h]
-        return [of(part.weight) for part in head] + [of(part.bias) for part in head if part.bias is not None]
+        return [of(each) for each in sorted(self.heads[h].parameters(), key=Tensor.dim, reverse=True)]
 
-    def project(self, x, parts):
-        return [torch.stack([head[part](x) for head in self.heads], dim=1) for part in range(3)[parts]]
+    def project(self, x):
+        return [torch.stack([head[part](x) for head in self.heads], dim=1) for part in range(3)]
 
 
 class Separate(Projection):
     """Three (H*D, C) matrices: head h owns rows h*D to (h+1)*D of each."""
 
-    def build(self, width, bias):
-        self.qkv = nn.ModuleList(nn.Linear(self.n_embd, width, bias) for _ in range(3))
+    def build(self, C, H, D, bias):
+        self.qkv = nn.ModuleList(nn.Linear(C, H * D, bias) for _ in range(3))
 
     def head_weights(self, h, of=itself):
-        tensors = [part.weight for part in self.qkv] + [part.bias for part in self.qkv if part.bias is not None]
-        return [of(tensor).unflatten(0, (self.n_head, -1))[h] for tensor in tensors]
+        weights_then_biases = sorted(self.qkv.parameters(), key=Tensor.dim, reverse=True)
+        return [of(each).unflatten(0, (self.n_head, -1))[h] for each in weights_then_biases]
 
-    def project(self, x, parts):
-        return [split_heads(part(x), self.n_head) for part in list(self.qkv)[parts]]
+    def project(self, x):
+        return [split_heads(linear(x), self.n_head) for linear in self.qkv]
 
 
 class Fused(Projection):
     """One (3*H*D, C) matrix: the queries of all heads, then their keys, then their values (GPT-2, nanoGPT)."""
 
-    def build(self, width, bias):
-        self.qkv = nn.Linear(self.n_embd, 3 * width, bias)
+    def build(self, C, H, D, bias):
+        self.qkv = nn.Linear(C, 3 * H * D, bias)
 
     def head_weights(self, h, of=itself):
-        tensors = [of(tensor).unflatten(0, (3, self.n_head, -1)) for tensor in self.qkv.parameters()]
-        return [part for tensor in tensors for part in tensor[:, h]]
+        return [part for each in self.qkv.parameters() for part in of(each).unflatten(0, (3, self.n_head, -1))[:, h]]
 
-    def project(self, x, parts):
-        weight, bias = (
-            None if tensor is None else tensor.unflatten(0, (3, -1))[parts].flatten(0, 1)
-            for tensor in (self.qkv.weight, self.qkv.bias)
-        )
-        width = self.n_head * self.head_size
-        return [split_heads(part, self.n_head) for part in F.linear(x, weight, bias).split(width, dim=-1)]
+    def project(self, x):
+        return [split_heads(part, self.n_head) for part in self.qkv(x).chunk(3, dim=-1)]
 
 
 class Interleaved(Projection):
     """One (3*H*D, C) matrix: the query, key and value of head 0, then those of head 1, and so on (GPT-NeoX)."""
 
-    def build(self, width, bias):
-        self.qkv = nn.Linear(self.n_embd, 3 * width, bias)
+    def build(self, C, H, D, bias):
+        self.qkv = nn.Linear(C, H * 3 * D, bias)
 
     def head_weights(self, h, of=itself):
-        tensors = [of(tensor).unflatten(0, (self.n_head, 3, -1)) for tensor in self.qkv.parameters()]
-        return [part for tensor in tensors for part in tensor[h]]
+        return [part for each in self.qkv.parameters() for part in of(each).unflatten(0, (self.n_head, 3, -1))[h]]
 
-    def project(self, x, parts):
-        weight, bias = (
-            None if tensor is None else tensor.unflatten(0, (self.n_head, 3, -1))[:, parts].flatten(0, 2)
-            for tensor in (self.qkv.weight, self.qkv.bias)
-        )
-        return split_heads(F.linear(x, weight, bias), self.n_head).split(self.head_size, dim=-1)
+    def project(self, x):
+        return split_heads(self.qkv(x), self.n_head).chunk(3, dim=-1)  # (B, H, T, 3D), then three of (B, H, T, D)
 
 
 class Stacked(Projection):
     """Three (H, C, D) tensors: the heads are a batch dimension of the weights, and the text is broadcast over it."""
 
-    def build(self, width, bias):
-        H, C, D = self.n_head, self.n_embd, self.head_size
+    def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(torch.empty(H, C, D) for _ in range(3))
         self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 * bias))
 
     def head_weights(self, h, of=itself):
         return [of(weight)[h].T for weight in self.weights] + [of(bias)[h, 0] for bias in self.biases]
 
-    def project(self, x, parts):
-        x = x.unsqueeze(1)  # (B, 1, T, C) @ (H, C, D) -> (B, H, T, D)
-        products = [x @ weight for weight in list(self.weights)[parts]]
-        biases = list(self.biases)[parts]
-        return [product + bias for product, bias in zip(products, biases, strict=True)] if biases else products
+    def project(self, x):
+        return add_biases([x.unsqueeze(1) @ weight for weight in self.weights], self.biases)  # (B, 1, T, C) @ (H, C, D)
 
 
 class Unrolled(Projection):
     """Three (C, H, D) tensors, each viewed as one (C, H*D) matrix: one matmul a tensor, then a view."""
 
-    def build(self, width, bias):
-        H, C, D = self.n_head, self.n_embd, self.head_size
+    def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(torch.empty(C, H, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H, D) for _ in range(3 * bias))
+        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 * bias))
 
     def head_weights(self, h, of=itself):
-        return [of(weight)[:, h].T for weight in self.weights] + [of(bias)[h] for bias in self.biases]
+        return [of(weight)[:, h].T for weight in self.weights] + [of(bias)[h, 0] for bias in self.biases]
 
-    def project(self, x, parts):
-        products = [x @ weight.flatten(1) for weight in list(self.weights)[parts]]  # (B, T, C) @ (C, H*D)
-        biases = list(self.biases)[parts]
-        if biases:
-            products = [product + bias.flatten() for product, bias in zip(products, biases, strict=True)]
-        return [split_heads(product, self.n_head) for product in products]
+    def project(self, x):
+        products = [split_heads(x @ weight.flatten(1), self.n_head) for weight in self.weights]  # (B, T, C) @ (C, H*D)
+        return add_biases(products, self.biases)
+
+
+def add_biases(products: list[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
+    return [product + bias for product, bias in zip(products, biases, strict=True)] if len(biases) else products
 
 
 LAYOUTS: dict[str, type[Projection]] = {
@@ -191,14 +164,16 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: 
     """How much each query attends to each key: softmax(q k^T / sqrt(D) + mask), Vaswani et al. 2017, equation 1.
 
     q (..., T, D) and k (..., S, D) give (..., T, S), whose rows add up to 1. `mask` is additive, -inf where a query
-    may not look; `causal` hides from each query what comes after it.
+    may not look; `causal` hides from each query what comes after it. A row that is hidden throughout is NaN.
     """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    return masked_softmax(q @ k.mT / math.sqrt(q.size(-1)), mask, causal)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Scores (..., T, S) -> weights of the same shape; what the mask or causality hides gets weight 0."""
     if causal:
-        scores = scores.masked_fill(~causal_mask(*scores.shape[-2:], device=q.device), -math.inf)
-    if mask is not None:
-        scores = scores + mask
-    return scores.softmax(dim=-1)
+        scores = scores.masked_fill(~causal_mask(*scores.shape[-2:], scores.device), -math.inf)
+    return (scores if mask is None else scores + mask).softmax(dim=-1)
 
 
 def loop(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
@@ -213,14 +188,11 @@ def loop(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dro
 
 def bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
     """The heads folded into the batch: every product is one `torch.bmm` over B*H matrices."""
-    B, H, T, D = q.shape
+    heads = q.shape[:2]
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B*H, T or S, D)
-    scores = torch.bmm(q, k.transpose(1, 2)) / math.sqrt(D)  # (B*H, T, S)
-    if causal:
-        scores = scores.masked_fill(~causal_mask(T, k.size(1), q.device), -math.inf)
-    if mask is not None:
-        scores = scores + mask.expand(B, H, -1, -1).flatten(0, 1)
-    return torch.bmm(F.dropout(scores.softmax(dim=-1), dropout), v).unflatten(0, (B, H))
+    scores = torch.bmm(q, k.mT) / math.sqrt(q.size(-1))  # (B*H, T, S)
+    weights = masked_softmax(scores.unflatten(0, heads), mask, causal).flatten(0, 1)
+    return torch.bmm(F.dropout(weights, dropout), v).unflatten(0, heads)
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
@@ -230,15 +202,11 @@ def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
     """PyTorch's fused kernel, which never stores the (T, S) weights where it can (Dao et al. 2022, FlashAttention)."""
-    T, S = q.size(2), k.size(2)
-    if causal and (mask is not None or T != S):  # its own triangle counts from the first key, ours from the last
-        hidden = torch.zeros(T, S, dtype=q.dtype, device=q.device).masked_fill(~causal_mask(T, S, q.device), -math.inf)
-        mask, causal = hidden if mask is None else hidden + mask, False
-    mask = None if mask is None else mask.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
 
-# q (B, H, T, D), k and v (B, H, S, D), additive mask (B or 1, H or 1, T, S) or None -> (B, H, T, D)
+# A kernel takes q (B, H, T, D), k and v (B, H, S, D), an additive mask (B or 1, H or 1, T, S) or None, whether a query
+# may see no later key (only without a mask and with T = S), and the share of weights to drop. It returns (B, H, T, D).
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]] = {
     "loop": loop,
     "bmm": bmm,
@@ -249,34 +217,12 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float]
 # ------------------------------------------------------------------------------------------- the module
 
 
-class Rotary(nn.Module):
-    """Rotary position embedding (Su et al. 2021, RoFormer, section 3.2.2): each pair of a head's coordinates turns by
-    an angle that grows with the position, so that q . k depends on how far apart the two tokens are.
-
-    The pairs are (i, i + D/2), as in GPT-NeoX.
-    """
-
-    def __init__(self, head_size: int, max_positions: int, base: float = 10_000.0):
-        super().__init__()
-        frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-        angles = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequencies  # (positions, D/2)
-        cos, sin = angles.cos(), angles.sin()
-        self.register_buffer("cos", torch.cat([cos, cos], dim=1).to(torch.get_default_dtype()), persistent=False)
-        self.register_buffer("sin", torch.cat([-sin, sin], dim=1).to(torch.get_default_dtype()), persistent=False)
-
-    def forward(self, x: Tensor, start: int) -> Tensor:
-        """(B, H, T, D) -> the same shape; the first of the T tokens stands at position `start`."""
-        span = slice(start, start + x.size(2))
-        cos, sin = self.cos[span].to(x.dtype), self.sin[span].to(x.dtype)
-        return torch.addcmul(x * cos, x.roll(x.size(-1) // 2, dims=-1), sin)
-
-
 class Attention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2): causal self-attention, or cross-attention.
 
     `head_size` D defaults to C // H and `out_features` to C. `dropout` acts on the output, `attention_dropout` on the
     weights. `rotary` turns queries and keys by their position; `qk_norm` scales both to length sqrt(D) (Henry et al.
-    2020, query-key normalisation; no parameters).
+    2020, query-key normalisation; no parameters). ValueError for names and sizes that there are not.
     """
 
     def __init__(
@@ -295,20 +241,20 @@ class Attention(nn.Module):
         qk_norm: bool = False,
     ):
         super().__init__()
+        for what, name, table in (("layout", layout, LAYOUTS), ("kernel", kernel, KERNELS)):
+            if name not in table:
+                raise ValueError(f"no {what} {name!r}; allowed: {', '.join(table)}")
         if head_size is None and n_embd % n_head:
             raise ValueError(f"n_embd {n_embd} is not divisible by n_head {n_head}: change one, or give head_size")
         head_size = head_size or n_embd // n_head
-        self.projection = _named("layout", LAYOUTS, layout)(n_embd, n_head, head_size, bias)
-        self.kernel = _named("kernel", KERNELS, kernel)
+        self.projection = LAYOUTS[layout](n_embd, n_head, head_size, bias)
+        self.kernel = KERNELS[kernel]
         self.output = nn.Linear(n_head * head_size, out_features or n_embd, bias)
-        self.dropout, self.attention_dropout = dropout, attention_dropout
+        self.n_embd, self.dropout, self.attention_dropout = n_embd, dropout, attention_dropout
         self.rotary, self.qk_norm = rotary, qk_norm
         self.reset_parameters()
 
-    @torch.no_grad()
-    def reset_parameters(
-        self, generator: torch.Generator | None = None, std: float = 0.02, output_std: float = 0.02
-    ) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None, std: float = 0.02, output_std: float = 0.02):
         """Draw each head's matrices in one order, so that one generator gives the same module in every layout."""
         for h in range(self.projection.n_head):
             for view in self.projection.head_weights(h):
@@ -333,33 +279,35 @@ class Attention(nn.Module):
         output projection. ValueError for shapes that do not fit.
         """
         q, k, v = self.queries_keys_values(x, context, value_context, cache)
-        causal = context is None and value_context is None
+        T, S = q.size(2), k.size(2)
+        causal = context is None and value_context is None and T > 1  # a single query is the last: nothing is hidden
         dropout = self.attention_dropout if self.training else 0.0
+        if mask is None and causal and T != S:
+            mask = causal_mask(T, S, q.device)
         if mask is None:
-            y = self.kernel(q, k, v, None, causal and q.size(2) > 1, dropout)
+            y = self.kernel(q, k, v, None, causal, dropout)
         else:
-            mask = additive_mask(mask, q, k.size(2), causal)
+            mask = additive_mask(mask, q, S, causal)
             blind = mask.isneginf().all(dim=-1, keepdim=True)  # queries that may attend to nothing
             y = self.kernel(q, k, v, mask.masked_fill(blind, 0.0), False, dropout).masked_fill(blind, 0.0)
         return F.dropout(self.output(merge_heads(y)), self.dropout, self.training)
 
-    def queries_keys_values(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        value_context: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the kernel sees: q (B, H, T, D), k and v (B, H, S, D), with norm, rotation and cache applied.
-
-        `attention_weights(q, k, causal=True)` of these are the layer's attention maps.
+    def queries_keys_values(self, x: Tensor, context=None, value_context=None, cache=None) -> Sequence[Tensor]:
+        """What the kernel sees of `forward`'s arguments: q (B, H, T, D), k and v (B, H, S, D), with norm, rotation and
+        cache applied. `attention_weights(q, k, causal=True)` of them are the layer's attention maps.
         """
         if cache is not None and (context is not None or value_context is not None):
             raise ValueError("a cache holds the text's own keys and values; attend to a context without one")
         context = x if context is None else context
         value_context = context if value_context is None else value_context
-        _check_inputs(x, context, value_context, self.projection.n_embd)
-        q, k, v = self.projection(x, context, value_context)
+        shapes = [tuple(text.shape) for text in (x, context, value_context)]
+        fits = all(len(shape) == 3 and shape[::2] == (len(x), self.n_embd) for shape in shapes)
+        if not fits or shapes[1] != shapes[2]:
+            raise ValueError(f"texts are {shapes}; must be x (B, T, {self.n_embd}) and contexts (B, S, {self.n_embd})")
+        if x is context is value_context:
+            q, k, v = self.projection.project(x)
+        else:  # each text is projected whole, and what is not asked of it left: plain, at up to three times the cost
+            q, k, v = (self.projection.project(text)[part] for part, text in enumerate((x, context, value_context)))
         if self.qk_norm:
             q, k = (F.rms_norm(t, t.shape[-1:]) for t in (q, k))
         if self.rotary is not None:
@@ -379,27 +327,15 @@ def draw_(view: Tensor, std: float, generator: torch.Generator | None = None) ->
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """A mask of any accepted kind and shape, with causality worked in, as (B or 1, H or 1, T, S) to be added."""
     B, H, T, _ = q.shape
-    if mask.dim() not in (2, 3, 4) or mask.shape[-2:] != (T, S):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; allowed: ({T}, {S}), (B, {T}, {S}), (B, H, {T}, {S})")
-    full = mask.unsqueeze(1) if mask.dim() == 3 else mask.expand(1, 1, -1, -1) if mask.dim() == 2 else mask
-    if full.size(0) not in (1, B) or full.size(1) not in (1, H):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; its B must be 1 or {B}, and its H 1 or {H}")
+    full = mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
+    fits = full.dim() == 4 and full.size(0) in (1, B) and full.size(1) in (1, H) and full.shape[2:] == (T, S)
+    if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise ValueError(
+            f"mask is {tuple(mask.shape)} {mask.dtype}; must be boolean (True: may attend) or floating point (added), "
+            f"and (T, S), (B, T, S) or (B, H, T, S) with B {B} or 1, H {H} or 1, T {T}, S {S}"
+        )
     if mask.dtype == torch.bool:
-        full = torch.zeros(full.shape, dtype=q.dtype, device=q.device).masked_fill(~full, -math.inf)
-    elif not mask.is_floating_point():
-        raise ValueError(f"mask has dtype {mask.dtype}; allowed: bool (True: may attend) or floating point (added)")
-    return full.masked_fill(~causal_mask(T, S, q.device), -math.inf) if causal else full
-
-
-def _named(what: str, table: dict, name: str):
-    if name not in table:
-        raise ValueError(f"no {what} {name!r}; allowed: {', '.join(table)}")
-    return table[name]
-
-
-def _check_inputs(x: Tensor, context: Tensor, value_context: Tensor, n_embd: int) -> None:
-    for name, t in (("x", x), ("context", context), ("value_context", value_context)):
-        if t.dim() != 3 or t.size(-1) != n_embd or t.size(0) != x.size(0):
-            raise ValueError(f"{name} has shape {tuple(t.shape)}; must be (B, tokens, {n_embd}) with one B for all")
-    if context.size(1) != value_context.size(1):
-        raise ValueError(f"context has {context.size(1)} tokens, value_context {value_context.size(1)}; must be equal")
+        full = torch.where(full, 0.0, -math.inf)
+    if causal:
+        full = full.masked_fill(~causal_mask(T, S, q.device), -math.inf)
+    return full.to(q.dtype)

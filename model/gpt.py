@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from configs.schema import ModelConfig
-from model.attention import Attention, Rotary, draw_, itself
+from model.attention import Attention, draw_, itself
 from model.cache import KVCache
+from model.rotary import Rotary
 
 NORMS = {
     "layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias),
