@@ -41,8 +41,8 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
 NOTES = """
-[0, 1) is from 0 to below 1. A key needs no section where it is unique, and --key value is as good as
---key=value, a dash as an underscore. A switch needs no value: --key means --key=true.
+A key needs no section where it is unique; --key value is as good as --key=value, and a dash as an
+underscore. A switch needs no value: --key is --key=true. [0, 1) is from 0 to below 1.
 """
 
 

@@ -130,7 +130,7 @@ class TrainConfig(Checked):
 
 @dataclass(frozen=True)
 class Config(Checked):
-    """A run of train.py, complete and checked."""
+    """The run as a whole; complete and checked."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

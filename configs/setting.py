@@ -57,12 +57,12 @@ def kind(this: Field) -> type:
     return get_args(this.type)[0] if origin is UnionType else origin or this.type
 
 
-def allowed(this: Field, value: object = "") -> str:
+def allowed(this: Field, value: object = None) -> str:
     """What a setting may be, in words; of several choices, those like `value` first."""
     choices, within = this.metadata["choices"], this.metadata["within"]
     if not choices or within:
         return " or ".join([*choices, WORDS[kind(this)] + (f" in {within}" if within else "")])
-    likeness = {choice: difflib.SequenceMatcher(None, choice, str(value)[:99]).ratio() for choice in choices}
+    likeness = {choice: difflib.SequenceMatcher(None, choice, shown(value)).ratio() for choice in choices}
     return "one of " + ", ".join(sorted(choices, key=likeness.get, reverse=True) if value else choices)
 
 
@@ -145,8 +145,9 @@ def shown(value: object) -> str:
 
 def did_you_mean(given: str, known: dict[str, str]) -> str:
     """`; did you mean X?`, where X stands for the nearest known name, or nothing where none is near."""
-    nearest = difflib.get_close_matches(given[:99], known, n=1)
-    return f"; did you mean {known[nearest[0]]}?" if nearest else ""
+    near = difflib.get_close_matches(given[:99], known, n=1)
+    near = near or [name for name in known if given and name.startswith(given)]
+    return f"; did you mean {known[near[0]]}?" if near else ""
 
 
 @contextmanager

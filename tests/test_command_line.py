@@ -1,0 +1,218 @@
+"""Command lines: every setting is an option, every mistake is answered in one line, and --help shows them all."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import ConfigError, printable
+from configs.load import Actions, Command, load, load_sample, sample_help, train_help
+from configs.schema import Config, SampleConfig
+from configs.setting import settings_of
+from tests.conftest import ROOT
+
+SMOKE = str(ROOT / "configs/smoke.yaml")
+
+SPELLINGS = [  # what is written, setting, value
+    (["--model.n_layer=3"], "model.n_layer", 3),
+    (["--model.n_layer", "3"], "model.n_layer", 3),
+    (["--n_layer=3"], "model.n_layer", 3),
+    (["--n-layer", "3"], "model.n_layer", 3),
+    (["--train.max-iters=1e4"], "train.max_iters", 10_000),
+    (["--n_layer=3", "--n_layer=5"], "model.n_layer", 5),
+    (["--learning_rate=1e-3"], "train.learning_rate", 0.001),
+    (["--seed", "7"], "seed", 7),
+    (["--out_dir=a=b=c"], "out_dir", "a=b=c"),
+    (["--out-dir=null"], "out_dir", "null"),
+    (["--compile"], "compile", True),
+    (["--compile=false"], "compile", False),
+    (["--compile=true"], "compile", True),
+    (["--model.bias"], "model.bias", True),
+    (["--tied=false"], "model.tied", False),
+    (["--attention_dropout=auto"], "model.attention_dropout", "auto"),
+    (["--attention_dropout=.5"], "model.attention_dropout", 0.5),
+    (["--data.sources=book.txt"], "data.sources", ("book.txt",)),
+    (["--sources", "a b.txt"], "data.sources", ("a b.txt",)),
+    (["--sources=[a.txt, 'b, c.txt']"], "data.sources", ("a.txt", "b, c.txt")),
+    (["--sources=a.txt", "--sources=b.txt"], "data.sources", ("a.txt", "b.txt")),
+]
+
+TRAIN = [  # row of faults.md, arguments after the config, what the answer must say
+    ("A7", ["--n_heads=4"], ["unknown option '--n_heads'", "did you mean --n_head?"]),
+    ("A7", ["--model.heads=4"], ["unknown option '--model.heads'", "did you mean --model."]),
+    ("A7", ["--train.n_head=4"], ["unknown option '--train.n_head'"]),
+    ("A7", ["-n", "4"], ["unknown option '-n'"]),
+    ("A7", ["--"], ["unknown option '--'"]),
+    ("A7", ["--\x1b[2J=4"], ["unknown option '--\\x1b[2J'"]),
+    ("A8", ["--attention=flsh"], ["--attention: ", "one of fused, heads", "'flsh'"]),
+    ("A13", ["--seed=010"], ["--seed: ", "leading zero"]),
+    ("A15", ["--n_layer=true"], ["must be an integer", "'true'"]),
+    ("A15", ["--compile=on"], ["must be true or false", "'on'"]),
+    ("A16", ["--seed="], ["seed has no value"]),
+    ("A16", ["--seed"], ["--seed: has no value", "an integer in [0, 4294967295]", "--seed=VALUE"]),
+    ("A16", ["--seed", "--compile"], ["--seed: has no value"]),
+    ("A16", ["--resume="], ["--resume: ", "must be text", "''"]),
+    ("A16", ["--out_dir="], ["must be text", "''"]),
+    ("A17", ["--dropout=nan"], ["'nan' is not finite"]),
+    ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 1000], but is -1"]),
+    ("A19", ["--n_embd=384", "--n_head=5"], ["n_embd 384 is not divisible by n_head 5; nearest: 6, 4"]),
+    ("A30", ["--sources=[&a x, *a]"], ["--sources: ", "aliases are not supported"]),
+    ("A31", ["--seed=" + "9" * 5000], ["more than 40 characters"]),
+    ("A31", ["--seed=1\n"], ["'1\\n' is not a plain number"]),
+    ("A33", ["--warmup_iters=100"], ["warmup_iters 100 is more than max_iters 60"]),
+    ("A33", ["--resume", "--overwrite"], ["--resume and --overwrite contradict"]),
+    ("A33", ["--resume=out/a", "--init_from=b.pt"], ["--resume and --init_from contradict"]),
+    ("A33", ["--sources=http://example.org/a.txt"], ["'http://example.org/a.txt'", "https://"]),
+    ("-", ["--sources=[a"], ["--sources: "]),
+    ("-", ["--resume", "out/a"], ["takes one config file", "'out/a'"]),  # --resume never swallows a word
+    ("-", ["--compile", "false"], ["takes one config file", "'false'"]),
+    ("-", ["--out_dir=\udcff"], ["'--out_dir=\\udcff' is not UTF-8"]),
+    ("-", ["\udcff"], ["'\\udcff' is not UTF-8"]),
+    ("-", ["--max_it=5"], ["unknown option '--max_it'", "did you mean --max_iters?"]),
+]
+
+SAMPLE = [  # row of faults.md, arguments, what the answer must say
+    ("C1", [], ["--ckpt is missing", "checkpoint file"]),
+    ("C1", ["--ckpt="], ["--ckpt: ", "must be text"]),
+    ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),
+    ("D6", ["--ckpt=x", "--temperature=nan"], ["'nan' is not finite"]),
+    ("D6", ["--ckpt=x", "--temperature=inf"], ["'inf' is not finite"]),
+    ("D7", ["--ckpt=x", "--top-k=-1"], ["must be an integer in [0, 1e9], but is -1"]),
+    ("D9", ["--ckpt=x", "--top_p=0"], ["must be a number in (0, 1], but is 0.0"]),
+    ("D9", ["--ckpt=x", "--top_p=1.01"], ["must be a number in (0, 1], but is 1.01"]),
+    ("D9", ["--ckpt=x", "--top_p=nan"], ["'nan' is not finite"]),
+    ("D9", ["--ckpt=x", "--min_p=1"], ["must be a number in [0, 1), but is 1.0"]),
+    ("D12", ["--ckpt=x", "--max-new-tokens=-1"], ["must be an integer in [0, 1e12], but is -1"]),
+    ("D12", ["--ckpt=x", "--max-new-tokens=1000000000001"], ["[0, 1e12], but is 1000000000001"]),
+    ("D12", ["--ckpt=x", "--max-new-tokens=1_0"], ["'1_0' is not a plain number"]),
+    ("D12", ["--ckpt=x", "--max-new-tokens=６"], ["'６' is not a plain number"]),
+    ("D13", ["--ckpt=x", "--num-samples=0"], ["must be an integer in [1, 1e12], but is 0"]),
+    ("D14", ["--ckpt=x", "--seed=-1"], ["in [0, 4294967295], but is -1"]),
+    ("D14", ["--ckpt=x", "--seed=99999999999999999999"], ["in [0, 4294967295]"]),
+    ("D15", ["--ckpt=x", "--temp=1"], ["unknown option '--temp'", "did you mean --temperature?"]),
+    ("D20", ["--ckpt=x", "--prompt", "a\udcffb"], ["'a\\udcffb' is not UTF-8"]),
+    ("D20", ["--ckpt=x", "--prompt=a\udcffb"], ["\\udcffb' is not UTF-8"]),
+    ("-", ["--ckpt=x", "--no-cache=true"], ["--no-cache: takes no value"]),
+    ("-", ["--ckpt=x", "ROMEO:"], ["unexpected argument 'ROMEO:'"]),
+    ("-", ["--ckpt=x", "--dtype=auto"], ["one of float32"]),
+    ("-", ["--ckpt", "--prompt", "x"], ["--ckpt: has no value"]),
+]
+
+SAMPLED = [  # arguments, setting, value
+    (["--prompt", ""], "prompt", ""),
+    (["--prompt="], "prompt", ""),
+    (["--prompt", "null"], "prompt", "null"),
+    (["--prompt=a=b"], "prompt", "a=b"),
+    (["--prompt=--help me"], "prompt", "--help me"),
+    (["--prompt", "- yes"], "prompt", "- yes"),
+    (["--start", "a\nb"], "prompt", "a\nb"),
+    (["--num-samples=3"], "num_samples", 3),
+    (["--num_samples", "3"], "num_samples", 3),
+    (["--max-new-tokens=1e3"], "max_new_tokens", 1000),
+    (["--temperature", "0"], "temperature", 0.0),
+    (["--no-cache"], "cache", False),
+    (["--no_cache"], "cache", False),
+    (["--cache=false"], "cache", False),
+    (["--kernel=loop"], "kernel", "loop"),
+    ([], "attention", "saved"),
+]
+
+
+def names(rows):
+    return [f"{row}-{number}" for number, (row, *_) in enumerate(rows)]
+
+
+def answer(load_arguments, argv) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_arguments(argv)
+    message = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert printable(message) == message and len(message) < 1000
+    return message
+
+
+def value(config, name):
+    section, _, key = name.rpartition(".")
+    return getattr(getattr(config, section) if section else config, key)
+
+
+def test_every_spelling_of_an_option_sets_its_setting():
+    for argv, name, expected in SPELLINGS:
+        for whole in ([SMOKE, *argv], [*argv, SMOKE]):
+            found = value(load(whole).config, name)
+            assert found == expected and type(found) is type(expected), argv
+
+
+@pytest.mark.parametrize("row, argv, fragments", TRAIN, ids=names(TRAIN))
+def test_a_wrong_argument_of_train_is_answered_in_one_line(row, argv, fragments):
+    message = answer(load, [SMOKE, *argv])
+    for fragment in fragments:
+        assert fragment in message
+
+
+@pytest.mark.parametrize("row, argv, fragments", SAMPLE, ids=names(SAMPLE))
+def test_a_wrong_argument_of_sample_is_answered_in_one_line(row, argv, fragments):
+    message = answer(load_sample, argv)
+    for fragment in fragments:
+        assert fragment in message
+
+
+def test_every_spelling_of_an_argument_of_sample_is_read():
+    for argv, name, expected in SAMPLED:
+        found = value(load_sample(["--ckpt=x", *argv]), name)
+        assert found == expected and type(found) is type(expected), argv
+
+
+def test_exactly_one_config_is_needed():
+    assert "takes one config file, but is given none" in answer(load, [])
+    assert "'a.yaml', 'b.yaml'" in answer(load, ["a.yaml", "b.yaml"])
+
+
+def test_what_is_not_said_stays_as_the_file_or_the_schema_has_it():
+    plain = load([SMOKE])
+    assert plain == Command(config_file=SMOKE, config=plain.config)
+    assert (plain.resume, plain.init_from, plain.overwrite, plain.print_config) == (None, None, False, False)
+    changed = load([SMOKE, "--n_layer=5"]).config
+    assert changed.model.n_layer == 5 and changed.model.n_embd == 64 and changed.train == plain.config.train
+
+
+def test_actions_are_understood():
+    assert load([SMOKE, "--resume"]).resume == "auto"
+    assert load(["--resume", SMOKE]).resume == "auto"
+    assert load([SMOKE, "--resume=out/a"]).resume == "out/a"
+    assert load([SMOKE, "--overwrite", "--init-from=a.pt"]).init_from == "a.pt"
+    assert load([SMOKE, "--print-config"]).print_config
+
+
+def test_the_run_folder_is_named_after_the_config_unless_it_is_given():
+    assert load([SMOKE]).out_dir == "out/smoke"
+    assert load([SMOKE]).config.out_dir == "auto"
+    assert load([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
+
+
+@pytest.mark.parametrize("text, sections", [(train_help(), (Actions, Config)), (sample_help(), (SampleConfig,))])
+def test_help_shows_every_setting_with_its_meaning_default_and_range(text, sections):
+    words = " ".join(text.split())
+    for section in sections:
+        for name, this in settings_of(section).items():
+            assert f"\n  --{name}" in text
+            assert this.metadata["meaning"] in words and this.metadata["within"] in words
+            assert all(choice in words for choice in this.metadata["choices"])
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.isascii()
+
+
+OPTIONS = ["--model.n_layer", "--n-head", "--seed", "--sources", "--compile", "--resume", "--overwrite", "--nope", "--"]
+OPTIONS += ["--prompt", "--start", "--ckpt", "--no-cache", "--temperature", "--top-k", "--max-new-tokens", "-h", "-"]
+VALUES = ["", "1", "0", "-1", "010", "1e3", "1e400", "nan", "true", "[a, b]", "[", "[*a]", "{", "\0", "\x1b[2J", "a=b"]
+WORD = st.sampled_from(OPTIONS) | st.sampled_from(VALUES) | st.text(max_size=9)
+WORD |= st.builds("{}={}".format, st.sampled_from(OPTIONS) | st.text(max_size=9), st.sampled_from(VALUES) | st.text())
+
+
+@given(st.lists(WORD | st.just(SMOKE), max_size=5))
+@settings(max_examples=400, deadline=None)
+def test_any_command_line_is_either_understood_or_refused_in_one_line(argv):
+    for load_arguments in (load, load_sample):
+        try:
+            load_arguments(argv)
+        except ConfigError as error:
+            assert printable(error) == str(error) and len(str(error)) < 1000

@@ -1,0 +1,357 @@
+"""Config files: what is accepted means what it says; all else is answered in one line (faults.md, A1 to A33)."""
+
+import os
+import subprocess
+import sys
+from dataclasses import MISSING, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from configs import strict_yaml
+from configs.errors import ConfigError, printable
+from configs.load import load
+from configs.schema import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    SampleConfig,
+    TrainConfig,
+    estimate_parameters,
+    from_dict,
+    to_dict,
+)
+from configs.setting import checked, kind, settings_of
+from configs.strict_yaml import to_yaml
+from tests.conftest import ROOT
+
+SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
+NANOGPT = {  # its settings, in our names
+    "nanogpt_cpu": {
+        "model": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "dropout": 0.0},
+        "train": {"batch_size": 12, "max_iters": 2000},
+    },
+    "nanogpt_gpu": {
+        "model": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "dropout": 0.2},
+        "train": {"batch_size": 64, "max_iters": 5000},
+    },
+}
+NANOGPT_MODEL = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": False, "tied": True}
+NANOGPT_TRAIN = {"optimizer": "adamw", "learning_rate": 1e-3, "min_lr_ratio": 0.1, "schedule": "cosine", "beta1": 0.9}
+NANOGPT_TRAIN |= {"beta2": 0.99, "warmup_iters": 100, "weight_decay": 0.1, "grad_clip": 1.0}
+NANOGPT_TRAIN |= {"gradient_accumulation_steps": 1}
+
+REFUSED = [  # row of faults.md, content of the file, what the answer must say
+    ("A4", "", ["config is empty"]),
+    ("A4", "# only\n# comments\n", ["config is empty"]),
+    ("A4", "---\n", ["config is empty"]),
+    ("A5", "- model\n- train\n", ["must be a mapping"]),
+    ("A5", "just words\n", ["must be a mapping"]),
+    ("A5", "null\n", ["must be a mapping"]),
+    ("A5", "model: 6\n", ["line 1", "model must be a mapping"]),
+    ("A5", "model:\n", ["line 1", "model must be a mapping"]),
+    ("A6", "seed:1\n", ["must be a mapping", "missing space after ':' in 'seed:'"]),
+    ("A6", "model:\n  n_layer:4\n  n_head: 4\n", ["line 3", "missing space after ':' in 'n_layer:'"]),
+    ("A6", "model:\n  n_head: 4\n  n_layer:4\n", ["missing space after ':' in 'n_layer:'"]),
+    ("A6", "model:\n  n_layer:4\n", ["missing space after ':' in 'n_layer:'"]),
+    ("A7", "seed: 1\n\nmodel:\n  n_heads: 4\n", ["unknown key 'n_heads'", "line 4", "did you mean model.n_head?"]),
+    ("A7", "n_head: 4\n", ["unknown key 'n_head'", "line 1", "did you mean model.n_head?"]),
+    ("A7", "train:\n  n_head: 4\n", ["unknown key 'n_head'", "line 2", "did you mean model.n_head?"]),
+    ("A7", "modle:\n  n_head: 4\n", ["unknown key 'modle'", "line 1", "did you mean model?"]),
+    ("A7", "model.n_head: 4\n", ["unknown key 'model.n_head'", "line 1"]),
+    ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1"]),
+    ("A8", "model: {attention: flsh}\n", ["line 1", "one of fused, heads", "'flsh'"]),
+    ("A8", "model: {attention: Heads}\n", ["one of heads, ", "'Heads'"]),
+    ("A9", 'model:\n  n_layer: "6"\n', ["line 2", "must be an integer in [1, 1000]", "is text", "remove the quotes"]),
+    ("A9", "compile: 'true'\n", ["must be true or false", "is text"]),
+    ("A10", "model: {n_layer: 6.5}\n", ["must be an integer", "6.5"]),
+    ("A13", "seed: 010\n", ["'010' has a leading zero"]),
+    ("A13", "seed: -0_1\n", ["leading zero"]),
+    ("A14", "train: {batch_size: 1:30}\n", ["must be an integer", "'1:30' is a time of day"]),
+    ("A15", "model: {dropout: on}\n", ["must be a number in [0, 1)", "'on'"]),
+    ("A15", "model: {n_layer: true}\n", ["must be an integer", "'true'"]),
+    ("A15", "compile: yes\n", ["must be true or false", "'yes'"]),
+    ("A15", "compile: 1\n", ["must be true or false", "'1'"]),
+    ("A15", "no: 1\n", ["unknown key 'no'"]),
+    ("A16", "train:\n  learning_rate:\n", ["line 2", "learning_rate has no value"]),
+    ("A16", "seed: ~\n", ["seed has no value"]),
+    ("A16", "seed: null\n", ["seed has no value"]),
+    ("A16", "out_dir: None\n", ["out_dir has no value"]),
+    ("A16", "out_dir: ''\n", ["out_dir must be text", "''"]),
+    ("A17", "train: {learning_rate: .nan}\n", ["'.nan' is not finite"]),
+    ("A17", "train: {grad_clip: .inf}\n", ["'.inf' is not finite"]),
+    ("A17", "train: {grad_clip: -Infinity}\n", ["'-Infinity' is not finite"]),
+    ("A17", "train: {grad_clip: 1.0e+400}\n", ["inf, which is not finite"]),
+    ("A18", "model: {n_layer: 0}\n", ["must be an integer in [1, 1000], but is 0"]),
+    ("A18", "model: {block_size: -1}\n", ["must be an integer in [1, 1048576], but is -1"]),
+    ("A18", "train: {learning_rate: 0}\n", ["must be a number in (0, 10], but is 0.0"]),
+    ("A18", "seed: 4294967296\n", ["in [0, 4294967295], but is 4294967296"]),
+    ("A19", "model: {n_embd: 384, n_head: 5}\n", ["n_embd 384 is not divisible by n_head 5; nearest: 6, 4"]),
+    ("A20", "model:\n  n_layer: 4\n  n_head: 4\n  n_layer: 6\n", ["duplicate key 'n_layer' (lines 2 and 4)"]),
+    ("A20", "model: {n_layer: 2}\nmodel: {n_head: 2}\n", ["duplicate key 'model' (lines 1 and 2)"]),
+    ("A20", 'seed: 1\n"seed": 2\n', ["duplicate key 'seed' (lines 1 and 2)"]),
+    ("A21", "model:\n\tn_layer: 4\n", ["tab at line 2"]),
+    ("A22", "seed: 1\n---\nseed: 2\n", ["line 2", "a second document"]),
+    ("A22", "seed: 1\n...\n---\n", ["line 3", "a second document"]),
+    ("A23", b"# caf\xe9\nseed: 1\n", ["invalid utf-8 at byte 5"]),
+    ("A23", b"\xef\xbb\xbf# caf\xe9\n", ["invalid utf-8 at byte 8"]),
+    ("A23", b"\xff\xfes\x00e", ["invalid utf-16", "at byte 4"]),
+    ("A25", "seed: 1\nout_dir: a\0b\n", ["line 2", "control character '\\x00'"]),
+    ("A25", "seed: 1 # \x1b[2J\n", ["line 1", "control character '\\x1b'"]),
+    ("A25", 'out_dir: "a\\0b"\n', ["out_dir must be text", "'a\\x00b'"]),
+    ("A25", 'out_dir: "\\ud800"\n', ["out_dir must be text", "'\\ud800'"]),
+    ("A26", '"\\e[2J": 1\n', ["unknown key '\\x1b[2J'"]),
+    ("A26", 'model: {attention: "\\e]0;x\\a\\u202e"}\n', ["'\\x1b]0;x\\x07\\u202e'"]),
+    ("A27", "seed: !!python/object/apply:os.system [ls]\n", ["line 1", "tags such as", "not supported"]),
+    ("A27", "seed: !!int 1\n", ["tags such as 'tag:yaml.org,2002:int' are not supported"]),
+    ("A27", "!!map {seed: 1}\n", ["tags such as"]),
+    ("A27", "!mine seed: 1\n", ["tags such as '!mine'"]),
+    ("A28", "compile: !!bool maybe\n", ["tags such as"]),
+    ("A28", "seed: !!timestamp x\n", ["tags such as"]),
+    ("A28", "seed: 2024-13-45\n", ["must be an integer", "'2024-13-45' is not a plain number"]),
+    ("A29", "[" * 2000, ["line 1", "nested too deep"]),
+    ("A29", "seed: " + "{a: " * 2000, ["nested too deep"]),
+    ("A29", "- " * 2000, ["nested too deep"]),
+    ("A30", "a: &a [*a]\n", ["line 1", "aliases are not supported"]),
+    ("A30", "a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", ["aliases are not supported"]),
+    ("A30", "model:\n  n_layer: *a\n", ["line 2", "aliases are not supported"]),
+    ("A31", "seed: " + "9" * 5000 + "\n", ["has more than 40 characters"]),
+    ("A31", "seed: 0x" + "f" * 30 + "\n", ["is not a plain number"]),
+    ("A31", "seed: 0x10\n", ["'0x10' is not a plain number"]),
+    ("A31", "seed: 1_000\n", ["'1_000' is not a plain number"]),
+    ("A31", "seed: ６\n", ["'６' is not a plain number"]),
+    ("A31", 'seed: "\\UFFFFFFFF"\n', ["not YAML"]),
+    ("A31", "%YAML " + "9" * 5000 + ".1\n---\nseed: 1\n", ["not YAML"]),
+    ("A33", "train: {warmup_iters: 3000}\n", ["warmup_iters 3000 is more than max_iters 2000"]),
+    (
+        "A33",
+        "train: {schedule: trapezoid, warmup_iters: 1500}\n",
+        ["warmup_iters 1500 + cooldown_iters 800 is more than max_iters 2000"],
+    ),
+    ("A33", "train: {min_lr_ratio: 2}\n", ["must be a number in [0, 1], but is 2.0"]),
+    ("A33", "train: {eval_interval: 0}\n", ["must be an integer in [1, 1e9], but is 0"]),
+    ("A33", "model: {dropout: 1.0}\n", ["must be a number in [0, 1), but is 1.0"]),
+    ("A33", "model: {positions: rope, n_embd: 12}\n", ["rope", "a head has 3", "even"]),
+    ("A33", "model: {n_layer: 1000, n_embd: 65536}\n", ["51,539,611,746,304 parameters needs", "GB"]),
+    ("A33", "data: {sources: http://example.org/a.txt}\n", ["'http://example.org/a.txt'", "https://...#sha256="]),
+    ("A33", "data: {sources: [https://example.org/a.txt]}\n", ["'https://example.org/a.txt'", "SHA-256"]),
+    ("A33", f"data: {{sources: 'https://example.org/a.txt#sha256={'0' * 63}'}}\n", ["64 hex digits"]),
+    ("A33", "data: {sources: []}\n", ["sources must be a list of texts"]),
+    ("A33", "data: {sources: [a, [b]]}\n", ["sources must be a list of texts"]),
+    ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of texts"]),
+    ("A33", "model: {n_layer: [4]}\n", ["n_layer must be an integer", "is a list"]),
+    ("A33", "? [a]\n: 1\n", ["a key must be a word"]),
+]
+
+ACCEPTED = [  # row of faults.md, content of the file, what it sets
+    ("A10", "model: {n_layer: 6.0}\n", {"n_layer": 6}),
+    ("A11", "train: {learning_rate: 1e-3, weight_decay: .5, grad_clip: 5.}\n", {"learning_rate": 0.001}),
+    ("A11", "train: {learning_rate: 1}\n", {"learning_rate": 1.0}),
+    ("A12", "train: {max_iters: 1e4}\n", {"max_iters": 10_000}),
+    ("A12", "train: {max_iters: 3e4, eval_interval: 1.0e3}\n", {"max_iters": 30_000, "eval_interval": 1000}),
+    ("A24", "seed: 7\n".encode("utf-8-sig"), {"seed": 7}),
+    ("A24", "seed: 7\n".encode("utf-16"), {"seed": 7}),
+    ("A24", b"\xfe\xff" + "seed: 7\n".encode("utf-16-be"), {"seed": 7}),
+    ("A24", b"seed: 7\r\nout_dir: x\r\n", {"seed": 7, "out_dir": "x"}),
+    ("-", "out_dir: 010\n", {"out_dir": "010"}),  # a text may look like a number
+    ("-", "out_dir: 'null'\n", {"out_dir": "null"}),
+    ("-", "compile: true\n", {"compile": True}),
+    ("-", 'model: {"attention_dropout": "auto"}\n', {"attention_dropout": "auto"}),
+    ("-", "model: {attention_dropout: 0}\ntrain: {save_interval: 5e1}\n", {"attention_dropout": 0.0}),
+    ("-", "model: {}\nseed: 7\n", {"seed": 7}),
+    ("-", "data: {sources: book.txt}\n", {"sources": ("book.txt",)}),
+    ("-", f"data: {{sources: ['https://a.org/b#sha256={'0a' * 32}', b]}}\n", {}),
+]
+
+
+def write(folder: Path, content: str | bytes) -> str:
+    file = folder / "config.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(file)
+
+
+def answer(*argv: str) -> str:
+    """The message that the arguments are refused with: exit code 2, one line, nothing that a terminal obeys."""
+    with pytest.raises(ConfigError) as caught:
+        load(list(argv))
+    message = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert printable(message) == message and len(message) < 1000
+    return message
+
+
+def names(rows):
+    return [f"{row}-{number}" for number, (row, *_) in enumerate(rows)]
+
+
+@pytest.mark.parametrize("row, content, fragments", REFUSED, ids=names(REFUSED))
+def test_a_wrong_config_is_answered_in_one_line_that_names_the_file(row, content, fragments, tmp_path):
+    file = write(tmp_path, content)
+    message = answer(file)
+    assert message.startswith(f"{file}: ")
+    for fragment in fragments:
+        assert fragment in message
+
+
+@pytest.mark.parametrize("row, content, expected", ACCEPTED, ids=names(ACCEPTED))
+def test_a_value_means_what_the_schema_says(row, content, expected, tmp_path):
+    config = load([write(tmp_path, content)]).config
+    found = {**to_dict(config), **to_dict(config)["data"], **to_dict(config)["model"], **to_dict(config)["train"]}
+    for name, value in expected.items():
+        assert found[name] == value and type(found[name]) is type(value)
+
+
+def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for wrong in ("configs/shakespear.yaml", "shakespeare", "shakespeare.yml", "config/shakespeare.yaml"):
+        assert answer(wrong) == f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
+    write(tmp_path, "seed: 1\n")
+    assert f"did you mean {tmp_path}/config.yaml?" in answer(str(tmp_path / "confg.yaml"))
+    assert answer("zzzz\x1b") == "zzzz\\x1b: no such config"
+
+
+def test_a2_a_folder_names_the_configs_in_it(tmp_path):
+    assert "is a folder" in answer(str(tmp_path))
+    file = write(tmp_path, "seed: 1\n")
+    assert f"give a file, such as {file}" in answer(str(tmp_path))
+
+
+def test_a3_an_unreadable_file_is_refused(tmp_path, monkeypatch):
+    file = write(tmp_path, "seed: 1\n")
+
+    def denied(*_):  # root may read anything, so the refusal of the system is played
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(strict_yaml, "open", denied, raising=False)
+    assert answer(file) == f"{file}: cannot be read: Permission denied"
+    monkeypatch.undo()
+    loop = tmp_path / "loop.yaml"
+    loop.symlink_to(loop)
+    assert "cannot be read" in answer(str(loop))
+    assert "cannot be read" in answer(str(tmp_path / ("x" * 300)))
+
+
+def test_a32_only_a_regular_file_of_at_most_1_mb_is_read(tmp_path):
+    assert "1 MB" in answer(write(tmp_path, b"seed: 1 #" + b"x" * 1_000_000))
+    assert load([write(tmp_path, b"seed: 1 #" + b"x" * 999_991)]).config.seed == 1
+    assert "not a regular file" in answer("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in answer(str(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_config_loads_and_survives_being_printed(path, tmp_path):
+    config = load([str(path)]).config
+    assert load([write(tmp_path, to_yaml(config))]).config == config
+    assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize("name", NANOGPT)
+def test_the_nanogpt_recipes_are_its_own_number_for_number(name):
+    config = to_dict(load([str(ROOT / f"configs/{name}.yaml")]).config)
+    assert config["model"].items() >= (NANOGPT_MODEL | NANOGPT[name]["model"]).items()
+    assert config["train"].items() >= (NANOGPT_TRAIN | NANOGPT[name]["train"]).items()
+    assert config["model"]["attention_dropout"] == "auto" and config["model"]["residual_init"] == "scaled"
+
+
+def values(this):
+    """Any value that a setting may have; sizes small, so that a model fits into memory."""
+    choices, within = this.metadata["choices"], this.metadata["within"]
+    named = st.sampled_from(choices) if choices else st.nothing()
+    if kind(this) is bool:
+        return st.booleans()
+    if within:
+        low, high = map(float, within[1:-1].split(","))
+        if kind(this) is int:
+            return named | st.integers(int(low), int(min(high, 64)))
+        return named | st.floats(low, high, exclude_min=within[0] == "(", exclude_max=within[-1] == ")")
+    text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0:"), min_size=1)
+    return named if choices else st.lists(text, min_size=1).map(tuple) if kind(this) is tuple else text
+
+
+def sections(section):
+    return {name: values(this) for name, this in settings_of(section).items() if "." not in name}
+
+
+@given(*(st.fixed_dictionaries(sections(each)) for each in (Config, DataConfig, ModelConfig, TrainConfig)))
+@settings(max_examples=60, deadline=None)
+def test_any_config_survives_yaml_and_a_checkpoint(tmp_path_factory, top, data, model, train):
+    model["n_embd"] = 2 * model["n_head"] * (1 + model["n_embd"] % 4)
+    train["max_iters"] = 10 * (train["warmup_iters"] + 7)
+    config = from_dict({**top, "data": data, "model": model, "train": train})
+    folder = tmp_path_factory.getbasetemp()
+    assert load([write(folder, to_yaml(config))]).config == config
+    assert from_dict(to_dict(config)) == config
+
+
+PIECES = [b"", b"\t", b"\0", b": ", b"- ", b"? ", b"[", b"{", b"}", b"&a ", b"*a", b"!!int ", b"'", b'"', b"|\n"]
+PIECES += [b"\n---\n", b"1e400", b".nan", b"010", b"%YAML 9\n"]
+
+
+@st.composite
+def mutated(draw):
+    """A shipped config with a few bytes changed, or lines repeated, lost or torn."""
+    content = draw(st.sampled_from([path.read_bytes() for path in SHIPPED]))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(content)))
+        cut = draw(st.integers(0, 12))
+        piece = draw(st.sampled_from(PIECES) | st.binary(max_size=8))
+        content = content[:at] + piece * draw(st.sampled_from([1, 1, 1, 30])) + content[at + cut :]
+        if draw(st.booleans()):
+            lines = content.splitlines(keepends=True)
+            content += b"".join(draw(st.lists(st.sampled_from(lines), max_size=3))) if lines else b""
+    return content
+
+
+@given(mutated() | st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode(errors="replace")))
+@example(b'"\\UFFFFFFFF": 1')
+@example(b"")
+@settings(max_examples=400, deadline=None)
+def test_any_file_either_loads_or_is_refused_in_one_line(tmp_path_factory, content):
+    file = write(tmp_path_factory.getbasetemp(), content)
+    try:
+        assert isinstance(load([file]).config, Config)
+    except ConfigError as error:
+        assert printable(error) == str(error) and len(str(error)) < 1000
+
+
+HOSTILE = [None, {}, [], "6", True, 10**9999, float("nan"), float("inf"), -1, b"6", {"a": 1}, ["a", 1], "\ud800"]
+
+
+def test_a_checkpoints_config_is_checked_like_a_file():
+    for wrong in (None, [], "x", {"modle": {}}, {1: 2}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None}):
+        with pytest.raises(ConfigError):
+            from_dict(wrong)
+    for name in settings_of(Config):
+        section, _, key = name.rpartition(".")
+        for value in HOSTILE:
+            try:
+                from_dict({section: {key: value}} if section else {key: value})
+            except ConfigError as error:
+                assert printable(error) == str(error)
+
+
+def test_each_setting_has_a_meaning_a_default_in_its_range_and_a_key_of_its_own():
+    for section in (Config, SampleConfig):
+        found = settings_of(section)
+        assert len({this.name for this in found.values()}) == len(found)
+        for this in found.values():
+            assert len(this.metadata["meaning"]) > 10
+            assert this.default is MISSING or checked(this, this.default) == this.default
+
+
+def test_the_estimate_is_the_size_of_the_model():
+    classic = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
+    assert estimate_parameters(classic, vocab_size=65) == 12 * 6 * 384**2 + (256 + 65) * 384
+    assert estimate_parameters(replace(classic, tied=False, positions="rope"), 65) == 12 * 6 * 384**2 + 130 * 384
+
+
+def test_loading_a_config_and_help_import_no_torch():
+    code = (
+        "import sys; from configs.load import load, load_sample, sample_help, train_help; train_help(); sample_help();"
+        "load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
