@@ -30,7 +30,7 @@ class Runtime:
     def environment(self) -> dict[str, str | int]:
         """What a bit-exact resume needs to be the same."""
         return {
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "python": platform.python_version(),
             "device": self.device.type,
             "device_name": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.machine(),

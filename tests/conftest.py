@@ -1,0 +1,45 @@
+"""What the tests share: one thread, no network, and a short run on the plays to look at."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(ROOT))
+
+
+class Command:
+    """`run("train.py", "configs/smoke.yaml", ...)` in the project's folder, as a user would."""
+
+    def __call__(self, *arguments, stdin: str | None = None, check: int | None = 0, **environment):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=ROOT,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env=os.environ | environment,
+        )
+        if check is not None:
+            assert done.returncode == check, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+
+
+@pytest.fixture(scope="session")
+def run():
+    return Command()
+
+
+@pytest.fixture(scope="session")
+def smoke(run, tmp_path_factory):
+    """The folder of a finished run of configs/smoke.yaml, in float32; what it printed is in printed.txt."""
+    out = tmp_path_factory.mktemp("runs") / "smoke"
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--dtype=float32")
+    (out / "printed.txt").write_text(done.stdout)
+    return out

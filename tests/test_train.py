@@ -1,0 +1,208 @@
+"""train.py as a user meets it: what it writes, what it says, how it goes on and what it refuses."""
+
+import math
+import re
+import shutil
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import ROOT
+from train import main
+from training import checkpoint
+from training.checkpoint import load, save_last
+from training.runtime import compiled
+
+
+def scalars(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def same_training(a, b):
+    """Two checkpoints hold the same weights, average and optimizer state, bit for bit."""
+    first, second = load(a), load(b)
+    assert first.model.keys() == second.model.keys()
+    for name in first.model:
+        assert torch.equal(first.model[name], second.model[name]), name
+    for ours, theirs in zip(first.optimizers, second.optimizers, strict=True):
+        for index, state in ours["state"].items():
+            for name, value in state.items():
+                assert torch.equal(value, theirs["state"][index][name]), (index, name)
+    assert (first.ema is None) == (second.ema is None)
+    for name in first.ema or ():
+        assert torch.equal(first.ema[name], second.ema[name]), name
+    assert first.progress == second.progress
+
+
+def test_a_run_leaves_its_config_checkpoints_and_events(smoke):
+    assert {path.name for path in smoke.iterdir()} >= {"config.yaml", "last.pt", "best.pt"}
+    assert list(smoke.glob("events.out.tfevents.*"))
+    assert load(smoke / "last.pt").progress["step"] == 60
+
+
+def test_a_run_says_what_a_person_wants_to_know(smoke):
+    printed = (smoke / "printed.txt").read_text()
+    for word in ("plays", "vocabulary", "parameters", "operations", "float32", "ln(61)", "step 60", "bits per character"):
+        assert word in printed
+    assert "  | " in printed  # a sample
+    assert "\r" not in printed and "\x1b" not in printed  # no terminal: no bar, no colours
+
+
+def test_the_first_loss_is_near_ln_v_and_the_last_far_below(smoke):
+    losses = dict(scalars(smoke)["train/loss"])
+    assert losses[1] == pytest.approx(math.log(61), abs=0.1)
+    assert losses[60] < 3.2
+
+
+def test_tensorboard_holds_the_promised_tags(smoke):
+    tags = scalars(smoke)
+    assert tags.keys() >= {
+        "train/loss", "val/loss", "val/bpc", "train/lr", "train/grad_norm", "train/tokens_per_sec",
+    }  # fmt: skip
+    assert [step for step, _ in tags["val/loss"]] == [20, 40, 60]
+    events = EventAccumulator(str(smoke)).Reload()
+    assert "samples/text/text_summary" in events.Tags()["tensors"]
+    loss, bits = (dict(tags[tag])[60] for tag in ("val/loss", "val/bpc"))
+    assert bits == pytest.approx(loss / math.log(2), rel=1e-6)
+
+
+def test_the_best_checkpoint_has_the_best_loss(smoke):
+    values = dict(scalars(smoke)["val/loss"])
+    best = load(smoke / "best.pt").progress
+    assert best["best_loss"] == pytest.approx(min(values.values()), rel=1e-6)
+    assert values[best["best_step"]] == min(values.values())
+
+
+EXACT = {
+    "adamw": ["--optimizer=adamw", "--schedule=cosine", "--gradient_accumulation_steps=2"],
+    "muon": ["--optimizer=muon", "--schedule=trapezoid", "--ema=0.9"],
+}
+
+
+@pytest.mark.parametrize("recipe", EXACT)
+def test_stopping_and_going_on_changes_no_bit(tmp_path, monkeypatch, recipe):
+    options = ["configs/smoke.yaml", "--dtype=float32", "--dropout=0.1", "--max_iters=24", "--warmup_iters=4",
+               "--eval_interval=8", "--sample_chars=20", *EXACT[recipe]]  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main([*options, f"--out_dir={whole}"]) == 0
+
+    def save_and_stop(folder, saved):
+        save_last(folder, saved)
+        raise KeyboardInterrupt
+
+    for _ in range(2):  # stopped at 8, and again at 16
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(checkpoint, "save_last", save_and_stop)
+            main([*options, f"--out_dir={parts}", "--resume"])
+    assert checkpoint.load(parts / "last.pt").progress["step"] == 16
+    assert main([*options, f"--out_dir={parts}", "--resume"]) == 0
+    same_training(whole / "last.pt", parts / "last.pt")
+
+
+def test_an_existing_run_is_never_overwritten_unasked(run, smoke):
+    before = (smoke / "last.pt").read_bytes()
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={smoke}", check=2)
+    assert re.fullmatch(r"error: .*--resume.*--overwrite.*--out_dir.*\n", done.stderr)
+    assert (smoke / "last.pt").read_bytes() == before
+
+
+def test_overwrite_starts_afresh(run, smoke, tmp_path):
+    out = shutil.copytree(smoke, tmp_path / "copy")
+    run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--overwrite", "--max_iters=3", "--warmup_iters=1")
+    assert load(out / "last.pt").progress["step"] == 3
+    assert max(step for step, _ in scalars(out)["train/loss"]) == 3
+
+
+def test_resume_in_an_empty_folder_starts_from_the_beginning_with_a_line(run, tmp_path):
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={tmp_path}", "--resume", "--max_iters=2", "--warmup_iters=1")
+    assert "starting from the beginning" in done.stdout
+    assert load(tmp_path / "last.pt").progress["step"] == 2
+
+
+def test_resume_into_another_layout_and_kernel_converts(run, smoke, tmp_path):
+    out = tmp_path / "other"
+    done = run(
+        "train.py", "configs/smoke.yaml", f"--out_dir={out}", f"--resume={smoke}", "--dtype=float32",
+        "--attention=unrolled", "--kernel=loop", "--max_iters=62",
+    )  # fmt: skip
+    assert "model.attention" in done.stdout and "unrolled" in done.stdout
+    assert load(out / "last.pt").progress["step"] == 62
+
+
+def test_resume_with_another_architecture_is_refused_with_the_difference(run, smoke):
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={smoke}", "--resume", "--n_layer=3", check=4)
+    assert "model.n_layer 2 -> 3" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_resume_names_a_changed_rate_in_one_line(run, smoke, tmp_path):
+    out = shutil.copytree(smoke, tmp_path / "copy")
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--dtype=float32",
+               "--learning_rate=0.0005", "--max_iters=61")  # fmt: skip
+    assert re.search(r"going on from .* at step 60; .*train.learning_rate \S+ -> 0.0005", done.stdout)
+
+
+def test_a_new_run_starts_from_anothers_weights_and_vocabulary(run, smoke, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Who goes there? None but I, and the wind.\n" * 40)
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={tmp_path / 'new'}", f"--init_from={smoke}",
+               f"--data.sources={text}", "--max_iters=1", "--warmup_iters=0")  # fmt: skip
+    assert load(tmp_path / "new" / "last.pt").vocabulary == load(smoke / "last.pt").vocabulary
+    assert "ln(61)" in done.stdout
+
+
+def test_a_new_run_from_weights_that_lack_a_character_is_refused_by_name(run, smoke, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Café, naïve; and so on, and on.\n" * 40, encoding="utf-8")
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={tmp_path / 'new'}", f"--init_from={smoke}",
+               f"--data.sources={text}", check=4)  # fmt: skip
+    assert "U+00E9" in done.stderr and "U+00EF" in done.stderr
+
+
+def test_resuming_on_a_changed_text_is_refused(run, smoke, tmp_path):
+    out = shutil.copytree(smoke, tmp_path / "copy")
+    text = tmp_path / "text.txt"
+    text.write_text("Another text.\n" * 100)
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", f"--data.sources={text}", check=4)
+    assert "SHA-256" in done.stderr or "changed" in done.stderr
+
+
+def test_a_wrong_device_is_named_with_what_there_is(run):
+    if torch.cuda.is_available():
+        device = "mps"
+    else:
+        device = "cuda"
+    done = run("train.py", "configs/smoke.yaml", f"--device={device}", check=5)
+    assert "cpu" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_compiler_that_fails_is_done_without_after_one_line(monkeypatch):
+    def broken(model):
+        def forward(ids):
+            raise RuntimeError("no compiler")
+
+        return forward
+
+    said = []
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch, "compile", broken)
+    forward = compiled(model, said.append)
+    for _ in range(2):
+        assert torch.equal(forward(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert len(said) == 1 and "going on without" in said[0]
+
+
+def test_settings_are_answered_before_torch_is_imported(run):
+    probe = "import sys; sys.argv = sys.argv[1:]; import runpy\n" \
+            "try: runpy.run_path(sys.argv[0], run_name='__main__')\n" \
+            "finally: print('torch' in sys.modules)"  # fmt: skip
+    for arguments, code in (
+        (["train.py", "configs/smoke.yaml", "--n_laier=3"], 2),
+        (["train.py", "--help"], 0),
+        (["train.py", "configs/smoke.yaml", "--print-config"], 0),
+        (["sample.py", "--help"], 0),
+        (["sample.py", "--ckpt", "x", "--temperature=-1"], 2),
+    ):
+        assert run("-c", probe, *arguments, check=code).stdout.endswith("False\n")
