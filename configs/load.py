@@ -51,7 +51,7 @@ class Actions(Checked):
     """What to do, which no config file says."""
 
     print_config: bool = setting(False, "print the complete settings as YAML and stop")
-    resume: str | None = setting(None, "go on from the last checkpoint of out_dir, or of =PATH", alone="auto")
+    resume: str | None = setting(None, "go on from the last checkpoint in out_dir, or of --resume=PATH", alone="auto")
     overwrite: bool = setting(False, "start afresh where there is a run")
     init_from: str | None = setting(None, "checkpoint whose weights and vocabulary to start from")
 

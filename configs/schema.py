@@ -176,14 +176,12 @@ def from_dict(mapping: object, section: type = Config):
     known = {each.name: each for each in fields(section)}
     for key in mapping:
         if key not in known:
-            raise ConfigError(f"unknown key {shown(key)}{did_you_mean(str(key), {name: name for name in known})}")
+            raise ConfigError(f"unknown key {shown(key)}{did_you_mean(shown(key), {name: name for name in known})}")
     for name, each in known.items():
         if name not in mapping and each.default is MISSING:
             raise ConfigError(f"--{name} is missing: {each.metadata['meaning']}")
-    return section(**{
-        key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
-        for key, value in mapping.items()
-    })
+    inner = {key: from_dict(mapping[key], known[key].type) for key in mapping if is_dataclass(known[key].type)}
+    return section(**mapping | inner)
 
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
@@ -194,8 +192,8 @@ def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
 
 def check_memory(model: ModelConfig) -> None:
     """Refuse a model whose weights, gradients and two moments (16 bytes a parameter) exceed the memory."""
-    if not hasattr(os, "sysconf"):
-        return
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return  # a system that does not tell
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     parameters = estimate_parameters(model)
     if 16 * parameters > memory:

@@ -140,6 +140,7 @@ REFUSED = [  # row of faults.md, content of the file, what the answer must say
     ("A33", f"data: {{sources: 'https://example.org/a.txt#sha256={'0' * 63}'}}\n", ["64 hex digits"]),
     ("A33", "data: {sources: []}\n", ["sources must be a list of texts"]),
     ("A33", "data: {sources: [a, [b]]}\n", ["sources must be a list of texts"]),
+    ("A33", 'data: {sources: ["\\ud800"]}\n', ["sources must be a list of texts"]),
     ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of texts"]),
     ("A33", "model: {n_layer: [4]}\n", ["n_layer must be an integer", "is a list"]),
     ("A33", "? [a]\n: 1\n", ["a key must be a word"]),
@@ -317,11 +318,13 @@ def test_any_file_either_loads_or_is_refused_in_one_line(tmp_path_factory, conte
         assert printable(error) == str(error) and len(str(error)) < 1000
 
 
+NO_CONFIGS = [None, [], "x", {"modle": {}}, {10**9999: 2}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None}]
+NO_CONFIGS += [{"model": {"n_layer": True}}, {"seed": False}, {"compile": 1}, {"dtype": ["auto"]}]
 HOSTILE = [None, {}, [], "6", True, 10**9999, float("nan"), float("inf"), -1, b"6", {"a": 1}, ["a", 1], "\ud800"]
 
 
 def test_a_checkpoints_config_is_checked_like_a_file():
-    for wrong in (None, [], "x", {"modle": {}}, {1: 2}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None}):
+    for wrong in NO_CONFIGS:
         with pytest.raises(ConfigError):
             from_dict(wrong)
     for name in settings_of(Config):
