@@ -38,7 +38,8 @@ class Projection(nn.Module):
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        self.build(n_embd, n_head, head_size, bias)
+        with torch.random.fork_rng(devices=()):  # what nn.Linear draws for itself, in some layouts, is not kept
+            self.build(n_embd, n_head, head_size, bias)
 
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
         """Make room for the parameters; their values are drawn through `head_weights`."""
@@ -300,9 +301,9 @@ class Attention(nn.Module):
             raise ValueError("a cache holds the text's own keys and values; attend to a context without one")
         context = x if context is None else context
         value_context = context if value_context is None else value_context
-        shapes = [tuple(text.shape) for text in (x, context, value_context)]
-        fits = all(len(shape) == 3 and shape[::2] == (len(x), self.n_embd) for shape in shapes)
-        if not fits or shapes[1] != shapes[2]:
+        fits = x.dim() == context.dim() == 3 and x.size(2) == self.n_embd and context.shape[::2] == x.shape[::2]
+        if not fits or value_context.shape != context.shape:
+            shapes = [tuple(text.shape) for text in (x, context, value_context)]
             raise ValueError(f"texts are {shapes}; must be x (B, T, {self.n_embd}) and contexts (B, S, {self.n_embd})")
         if x is context is value_context:
             q, k, v = self.projection.project(x)
