@@ -52,7 +52,8 @@ def write(path: Path, payload: object, previous: Path | None = None) -> None:
     except OSError as error:
         raise ResourceError(
             f"{printable(path)}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
-            f"{_free(path.parent)} at {printable(path.parent)}; what was saved before is whole; free some room"
+            f"{_free(path.parent)} at {printable(path.parent)}; what was saved before is whole; "
+            "make room or choose another --out_dir"
         ) from error
 
 
@@ -93,8 +94,7 @@ def _portable(value: object) -> object:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor lies in memory in order, alone, and with every number its own."""
-    strided = tensor.layout is torch.strided and tensor.is_contiguous()
-    return strided and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 @contextmanager
