@@ -1,0 +1,200 @@
+"""A layout is only a place for the weights: the same model, matrices for the optimizers and training in each, and any
+of them turned into any other without the loss of a bit."""
+
+import dataclasses
+import functools
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from configs.schema import ModelConfig, TrainConfig
+from model.attention import KERNELS, LAYOUTS, Attention
+from model.gpt import GPT
+from training.optimizers import build, copy_state
+
+CLASSIC = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8, bias=True)
+MODERN = dataclasses.replace(CLASSIC, bias=False, positions="rope", norm="rmsnorm", mlp="relu2", qk_norm=True)
+VOCABULARY = 11
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_optimizer = pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+
+
+def gpt(config=CLASSIC, **changes):
+    return GPT(dataclasses.replace(config, **changes), VOCABULARY, seed=1).double()
+
+
+def batch(step):
+    """Texts that count upwards by 1, 2 or 3 a character: what comes next is known to who looks back."""
+    generator = torch.Generator().manual_seed(step)
+    start, hop = (
+        torch.randint(VOCABULARY, (4, 1), generator=generator),
+        torch.randint(1, 4, (4, 1), generator=generator),
+    )
+    ids = (start + hop * torch.arange(9)) % VOCABULARY
+    return ids[:, :-1], ids[:, 1:]
+
+
+def train(model, optimizers, steps):
+    """The losses of `steps`, each with its own batch and dropout."""
+    losses = []
+    for step in steps:
+        torch.manual_seed(step)
+        x, y = batch(step)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+# ------------------------------------------------------------------------------------------ head_weights
+
+
+@every_layout
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_heads_matrices_and_biases_are_every_number_of_the_layout_once(layout, bias):
+    C, H, D = 12, 3, 5
+    projection = LAYOUTS[layout](C, H, D, bias)
+    counts = {parameter: torch.zeros_like(parameter) for parameter in projection.parameters()}
+    for h in range(H):
+        views = projection.head_weights(h, of=counts.__getitem__)
+        assert [tuple(view.shape) for view in views] == [(D, C)] * 3 + [(D,)] * 3 * bias
+        for view in views:
+            view += 1
+    assert all(count.eq(1).all() for count in counts.values())
+
+
+@every_layout
+def test_a_head_projects_with_its_own_matrices(layout):
+    projection = LAYOUTS[layout](12, 3, 5, True).double()
+    x = torch.randn(2, 4, 12, dtype=torch.float64)
+    for parameter in projection.parameters():
+        torch.nn.init.normal_(parameter)
+    for h in range(3):
+        weights, biases = projection.head_weights(h)[:3], projection.head_weights(h)[3:]
+        for part, weight, bias in zip(projection.project(x), weights, biases, strict=True):
+            assert torch.allclose(part[:, h], F.linear(x, weight, bias), rtol=0, atol=1e-13)
+
+
+@every_layout
+def test_one_seed_gives_one_layer(layout):
+    def drawn(name, generator):
+        made = Attention(12, 3, layout=name, head_size=5, bias=True)
+        made.reset_parameters(generator, 0.1, 0.2)
+        return [view for h in range(3) for view in made.projection.head_weights(h)] + list(made.output.parameters())
+
+    for seeded in (lambda: torch.Generator().manual_seed(5), lambda: torch.manual_seed(5) and None):
+        for ours, fused in zip(drawn(layout, seeded()), drawn("fused", seeded()), strict=True):
+            assert torch.equal(ours, fused) and (ours.any() or ours.dim() == 1)
+
+
+# -------------------------------------------------------------------------------------------- conversion
+
+
+@pytest.mark.parametrize(("here", "there"), list(itertools.permutations(LAYOUTS, 2)))
+def test_there_and_back_every_bit_is_the_same(here, there):
+    model = gpt(attention=here)
+    train(model, build(model, TrainConfig(), torch.float64), range(2))
+    away = model.with_attention(there)
+    back = away.with_attention(here)
+    for name, parameter in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], parameter), name
+    assert [view.shape for view in away.views()] == [view.shape for view in model.views()]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(away.views(), model.views(), strict=True))
+
+
+@pytest.mark.parametrize("config", [CLASSIC, MODERN], ids=["classic", "modern"])
+@pytest.mark.parametrize(("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS)))
+def test_every_pair_is_the_same_function(layout, kernel, config):
+    model, (x, _) = gpt(config), batch(0)
+    other = model.with_attention(layout, kernel)
+    assert (other.config.attention, other.config.kernel) == (layout, kernel)
+    assert torch.allclose(other(x), model(x), rtol=0, atol=1e-12)
+
+
+def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_memory():
+    model = gpt(MODERN, attention="stacked", kernel="loop").float().eval()
+    for other in (model.with_attention(), model.with_attention("heads"), model.with_attention(kernel="bmm")):
+        assert not other.training and other.output.weight.dtype == torch.float32
+        assert other.config.kernel in ("loop", "bmm") and other.config.attention in ("stacked", "heads")
+        addresses = {parameter.data_ptr() for parameter in model.parameters()}
+        assert addresses.isdisjoint(parameter.data_ptr() for parameter in other.parameters())
+    with pytest.raises(ValueError, match="unroled"):
+        model.with_attention("unroled")
+
+
+# ------------------------------------------------------------------------------------ optimizers, training
+
+
+@every_layout
+def test_the_hidden_matrices_are_the_same_in_every_layout(layout):
+    C = CLASSIC.n_embd
+    ours, fused = (list(map(torch.cat, gpt(attention=name).matrices())) for name in (layout, "fused"))
+    assert [tuple(matrix.shape) for matrix in ours] == [*[(C, C)] * 4, (4 * C, C), (C, 4 * C)] * CLASSIC.n_layer
+    assert all(torch.equal(our, their) for our, their in zip(ours, fused, strict=True))
+    weight = gpt().blocks[1].attention.projection.qkv.weight.chunk(3)  # queries, keys and values of the fused layout
+    assert all(torch.equal(our, whole) for our, whole in zip(ours[6:9], weight, strict=True))
+
+
+@every_layout
+@every_optimizer
+def test_weight_decay_pulls_at_the_same_matrices_and_at_no_bias(layout, optimizer):
+    model = gpt(attention=layout)
+    with torch.no_grad():
+        for view in model.views():
+            view.add_(torch.rand(view.shape, dtype=torch.float64))
+    before = [view.clone() for view in model.views()]
+    settings = TrainConfig(optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.1, weight_decay=0.5)
+    optimizers = build(model, settings, torch.float64)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for each in optimizers:
+        each.step()
+    for view, old in zip(model.views(), before, strict=True):
+        assert torch.allclose(view, old * (1 - 0.1 * 0.5) if view.dim() == 2 else old, rtol=0, atol=1e-15)
+
+
+@functools.cache
+def losses_of_the_default(optimizer, config, dropout):
+    model = gpt(config, kernel="batched", dropout=dropout)
+    return train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
+
+
+@every_layout
+@every_optimizer
+@pytest.mark.parametrize(("config", "dropout"), [(CLASSIC, 0.0), (CLASSIC, 0.2), (MODERN, 0.0)])
+def test_thirty_steps_from_one_seed_have_the_same_losses_in_every_layout(layout, optimizer, config, dropout):
+    model = gpt(config, kernel="batched", attention=layout, dropout=dropout)
+    losses = train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
+    assert losses == pytest.approx(losses_of_the_default(optimizer, config, dropout), rel=0, abs=1e-9)
+    assert losses[-1] < losses[0] - 0.2
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@every_optimizer
+def test_thirty_steps_have_the_same_losses_in_every_kernel(kernel, optimizer):
+    model = gpt(kernel=kernel)
+    losses = train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
+    assert losses == pytest.approx(losses_of_the_default(optimizer, CLASSIC, 0.0), rel=0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("here", "there"), list(itertools.permutations(LAYOUTS, 2)))
+@every_optimizer
+def test_what_an_optimizer_remembers_comes_back_bit_for_bit(here, there, optimizer):
+    settings = TrainConfig(optimizer=optimizer)
+    model = gpt(attention=here)
+    optimizers = build(model, settings, torch.float64)
+    train(model, optimizers, range(2))
+    away, back = model.with_attention(there), model.with_attention(here)
+    there_optimizers, back_optimizers = (build(each, settings, torch.float64) for each in (away, back))
+    copy_state(model, optimizers, away, there_optimizers)
+    copy_state(away, there_optimizers, back, back_optimizers)
+    for ours, theirs in zip(back_optimizers, optimizers, strict=True):
+        states = zip(ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True)
+        for our, their in states:
+            assert our.keys() == their.keys() and all(torch.equal(our[name], their[name]) for name in our)
