@@ -1,0 +1,222 @@
+"""Five notebooks that people learn attention from: the numbers that they print come out here too, where they are right.
+
+Seeds, sizes and numbers are theirs. B batch, T queries, S keys, C width of a token, H heads, D head size
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, merge_heads, split_heads
+from model.cache import KVCache
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+every_pair = pytest.mark.parametrize(("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS)))
+
+
+def numbers(table):
+    return torch.tensor([float(number) for number in table.split()])
+
+
+def printed(tensor, table):
+    """Whether the tensor's numbers are those of the table, as far as four digits tell."""
+    return torch.allclose(tensor.flatten(), numbers(table), rtol=0, atol=6e-5)
+
+
+# ---------------------------------------------------------------- one head, then two, by concatenation and stacking
+
+
+@every_kernel
+def test_one_head_from_seed_123(kernel):
+    torch.manual_seed(123)
+    q, k, v = (torch.randn(2, 1, 4, 8) for _ in range(3))  # one head; the same numbers as (2, 4, 8)
+    out = kernel(q, k, v, None, True, 0.0)
+    assert printed(
+        v[0],
+        """-0.2582 -2.0407 -0.8016 -0.8183 -1.1820 -0.2877 -0.6043  0.6002
+           -1.4053 -0.5922 -0.2548  1.1517 -0.0179  0.4264 -0.7657 -0.0545
+           -1.2743  0.4513 -0.2280  0.9224  0.2056 -0.4970  0.5821  0.2053
+           -0.3018 -0.6703 -0.6171 -0.8334  0.4839 -0.1349  0.2119 -0.8714""",
+    )
+    assert printed(
+        out[0],
+        """-0.2582 -2.0407 -0.8016 -0.8183 -1.1820 -0.2877 -0.6043  0.6002
+           -0.5085 -1.7247 -0.6823 -0.3885 -0.9280 -0.1319 -0.6395  0.4574
+           -1.2056 -0.2033 -0.3026  0.8066 -0.0315 -0.1442 -0.0328  0.1576
+           -0.8482 -0.1931 -0.4107  0.1548  0.2657 -0.2460  0.2601 -0.2675""",
+    )
+    assert printed(attention_weights(q, k, causal=True)[0, 0, 1, :2], "0.7818 0.2182")
+
+    q, k, v = (torch.stack([torch.randn(2, 4, 8) for _ in range(2)], dim=1) for _ in range(3))  # (B, 2, T, D)
+    apart = [kernel(q[:, h, None], k[:, h, None], v[:, h, None], None, True, 0.0)[:, 0] for h in range(2)]
+    together = kernel(q, k, v, None, True, 0.0)
+    assert torch.allclose(merge_heads(together), torch.cat(apart, dim=-1), atol=1e-6)
+    assert torch.allclose(together[:, 1], apart[1], atol=1e-6)  # heads are the second axis: what it printed False for
+    assert not torch.allclose(together[1], apart[1], atol=1e-6)  # is this
+
+
+@every_layout
+def test_two_matrices_are_two_heads_of_any_layout(layout):
+    torch.manual_seed(0)
+    x, matrices = torch.randn(4, 8, 32), [torch.randn(32, 16) for _ in range(2)]  # Q1 and Q2, (C, D)
+    projection = LAYOUTS[layout](32, 2, 16, False)
+    with torch.no_grad():
+        for h, matrix in enumerate(matrices):
+            projection.head_weights(h)[0].copy_(matrix.T)
+    q = projection.project(x)[0]
+    assert all(torch.allclose(q[:, h], x @ matrix, atol=1e-4) for h, matrix in enumerate(matrices))
+
+
+# --------------------------------------------------------------------- one matrix for q, k and v, an additive mask
+
+
+def test_one_matrix_reshaped_permuted_and_chunked():
+    torch.manual_seed(0)
+    x, projection = torch.randn(1, 4, 512), LAYOUTS["interleaved"](512, 8, 64, True)
+    qkv = projection.qkv(x).reshape(1, 4, 8, 3 * 64).permute(0, 2, 1, 3)  # (B, H, T, 3D)
+    for ours, theirs in zip(projection.project(x), qkv.chunk(3, dim=-1), strict=True):
+        assert ours.shape == (1, 8, 4, 64) and torch.equal(ours, theirs)
+
+
+@every_kernel
+def test_the_softmax_of_its_scores_is_its_weights(kernel):
+    scores = """-0.0130 -inf    -inf    -inf
+                 0.3671  0.0984 -inf    -inf
+                -0.2136 -0.2891 -0.1903 -inf
+                 0.1682 -0.1799  0.3249  0.1746"""
+    weights = """1.0000 0.0000 0.0000 0.0000
+                 0.5668 0.4332 0.0000 0.0000
+                 0.3389 0.3142 0.3469 0.0000
+                 0.2576 0.1819 0.3013 0.2592"""
+    identity = torch.eye(4).expand(1, 1, 4, 4)
+    q = 2 * numbers(scores).nan_to_num(neginf=7.0).view(1, 1, 4, 4)  # so that q k^T / sqrt(4) are the scores
+    mask = torch.full((1, 1, 4, 4), -math.inf).triu(1)
+    assert printed(kernel(q, identity, identity, mask, False, 0.0), weights)
+    assert printed(kernel(q, identity, identity, None, True, 0.0), weights)
+
+
+# -------------------------------------------------------- heads wider than the tokens, an output width, a KV cache
+
+
+def layer_of(layout, kernel, n_embd, n_head, head_size, out_features):
+    """A layer in float64 with matrices as the notebooks have them: any numbers, large ones among them."""
+    layer = Attention(n_embd, n_head, layout=layout, kernel=kernel, head_size=head_size, out_features=out_features)
+    layer.reset_parameters(torch.Generator().manual_seed(0), 1.0, 1.0)
+    return layer.double()
+
+
+@every_pair
+def test_two_heads_of_size_16_on_12_channels(layout, kernel):
+    layer = layer_of(layout, kernel, n_embd=12, n_head=2, head_size=16, out_features=16)
+    x = torch.randn(2, 4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    outs = []
+    for h in range(2):
+        q_proj, k_proj, v_proj = layer.projection.head_weights(h)
+        q, k, v = x @ q_proj.T, x @ k_proj.T, x @ v_proj.T
+        attn = q @ k.transpose(-2, -1) / math.sqrt(16)  # each head its own: the notebook's second reuses the first
+        attn = attn.masked_fill(torch.tril(torch.ones(4, 4)) == 0, -math.inf).softmax(dim=-1)
+        outs.append(attn @ v)
+    y = layer(x)
+    assert y.shape == (2, 4, 16)
+    assert torch.allclose(y, torch.cat(outs, dim=-1) @ layer.output.weight.T, rtol=1e-12, atol=1e-12)
+
+
+@every_pair
+def test_ten_tokens_made_with_a_cache_are_those_made_without(layout, kernel):
+    layer = layer_of(layout, kernel, n_embd=12, n_head=1, head_size=16, out_features=12)
+    torch.manual_seed(42)
+    with torch.no_grad():
+        without = with_cache = torch.randn(1, 1, 12, dtype=torch.float64)
+        cache = KVCache(10)
+        for _ in range(10):
+            without = torch.cat([without, layer(without)[:, -1:]], dim=1)
+            with_cache = torch.cat([with_cache, layer(with_cache[:, -1:], cache=cache)], dim=1)
+    assert with_cache.shape == (1, 11, 12)
+    assert torch.allclose(with_cache, without, rtol=1e-12, atol=0)
+
+
+# --------------------------------------------------------------------- bmm and @, weights of (C, H, D) as a matrix
+
+
+def test_bmm_is_matmul():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 5, 3) for _ in range(3))
+    for causal in (False, True):
+        assert torch.allclose(
+            KERNELS["bmm"](q, k, v, None, causal, 0.0), KERNELS["batched"](q, k, v, None, causal, 0.0), atol=1e-6
+        )
+
+
+@every_layout
+def test_the_projected_tables_from_seed_0(layout):
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 3)
+    torch.manual_seed(0)
+    w_Q = torch.empty(3, 2, 2).uniform_(-((1 / 3) ** 0.5), (1 / 3) ** 0.5)  # (C, H, D)
+    assert printed(
+        w_Q.flatten(1),
+        """-0.0043 0.3097 -0.4752 -0.4249
+           -0.2224 0.1548 -0.0114  0.4578
+           -0.0512 0.1528 -0.1745 -0.1135""",
+    )
+    projection = LAYOUTS[layout](3, 2, 2, False)
+    with torch.no_grad():
+        for h in range(2):
+            projection.head_weights(h)[0].copy_(w_Q[:, h].T)
+    q = projection.project(x)[0]
+    assert printed(
+        q,
+        """ 0.2740 -0.5654 -0.2223  0.1027  0.4552 -0.3761 -0.0882 -0.2900 -0.2684  0.2068
+            0.5919 -0.0207  0.0757  0.4943  0.1181 -0.8706  0.5426  0.6620 -0.0461  0.5319
+            0.1353 -0.1247 -0.0756 -0.0470  0.3052 -0.4492 -0.1609  0.0467 -0.2345  0.4489
+            0.0545 -0.2370  0.1546  0.2732  0.3603 -0.1699  0.0901  0.4391 -0.4326 -0.0442""",
+    )
+
+
+@every_pair
+@pytest.mark.parametrize("out_features", [3, 7])
+def test_a_layer_of_its_sizes_reads_texts_of_any_length(layout, kernel, out_features):
+    layer = layer_of(layout, kernel, n_embd=3, n_head=2, head_size=2, out_features=out_features)
+    x = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    q, k, v = (torch.stack([x @ layer.projection.head_weights(h)[i].T for h in range(2)], dim=1) for i in range(3))
+    scores = (q @ k.transpose(-2, -1)) * 2**-0.5
+    weights = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf).softmax(dim=-1)
+    y = layer(x)
+    assert y.shape == (2, 5, out_features)
+    assert torch.allclose(y, layer.output((weights @ v).transpose(1, 2).reshape(2, 5, -1)), rtol=0, atol=1e-12)
+    assert torch.allclose(layer(x[:, :2]), y[:, :2], rtol=0, atol=1e-12)  # its mask was of one size
+
+
+# ------------------------------------------------------------------ slices of the channels, queries and keys apart
+
+
+@every_kernel
+def test_slices_of_the_channels_are_views_of_the_heads(kernel):
+    torch.manual_seed(0)
+    B, T, S, C, H = 3, 10, 9, 18, 3
+    q, k, v = (torch.rand(B, length, C, dtype=torch.float64) for length in (T, S, S))
+    viewed = merge_heads(kernel(*(split_heads(t, H) for t in (q, k, v)), None, False, 0.0))
+    sliced = []
+    for h in range(H):
+        channels = slice(h * C // H, (h + 1) * C // H)
+        scores = q[..., channels] @ k[..., channels].transpose(-2, -1) / math.sqrt(C // H)
+        sliced.append(torch.softmax(scores, dim=-1) @ v[..., channels])
+    assert viewed.shape == (B, T, C)
+    assert torch.allclose(viewed, torch.cat(sliced, dim=-1), rtol=0, atol=1e-12)
+
+
+@every_pair
+def test_a_large_negative_number_hides_like_minus_infinity_unless_it_hides_all(layout, kernel):
+    torch.manual_seed(0)
+    layer = Attention(18, 3, layout=layout, kernel=kernel, bias=True).double()
+    q, k, v = (torch.rand(3, length, 18, dtype=torch.float64) for length in (10, 9, 9))
+    mask = torch.rand(3, 10, 9) < 0.5
+    mask[..., 0], mask[0, 2] = True, False
+    by_number = layer(q, k, v, mask=torch.zeros(3, 10, 9).masked_fill(~mask, -1e9))
+    by_infinity = layer(q, k, v, mask=mask)
+    differs = (by_number != by_infinity).any(-1)
+    assert differs.nonzero().tolist() == [[0, 2]]  # the mean of all values, where ours gives zeros
+    assert torch.equal(by_infinity[0, 2], layer.output.bias)
