@@ -11,10 +11,11 @@ from typing import get_args, get_origin
 from configs.errors import ConfigError, printable
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of texts"}
-NO_VALUE = ("", "~", "null", "Null", "NULL", "None")
+NO_VALUE = ("", "~", "null", "Null", "NULL")
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 NO_NUMBERS = {
     r".{41,}": "has more than 40 characters",
+    r"none": "is no value",
     r"[-+]?0[0-9_].*": "has a leading zero",
     r"[-+]?[0-9]+(:[0-9]+)+": "is a time of day",
     r"[-+]?\.?(nan|inf|infinity)": "is not finite",

@@ -22,8 +22,11 @@ MAX_BYTES, MAX_DEPTH = 1_000_000, 10
 
 
 def to_yaml(config: Config) -> str:
-    """The complete settings as YAML, from which `read_config` makes the same again."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True, width=100)
+    """The complete settings as YAML, from which `read_config` makes the same again; safe to print."""
+    plain, escaped = (
+        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=unicode, width=100) for unicode in (True, False)
+    )
+    return plain if plain.replace("\n", "").isprintable() else escaped
 
 
 def read_config(path: str) -> dict[str, object]:

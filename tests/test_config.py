@@ -78,7 +78,8 @@ REFUSED = [  # row of faults.md, content of the file, what the answer must say
     ("A16", "train:\n  learning_rate:\n", ["line 2", "learning_rate has no value"]),
     ("A16", "seed: ~\n", ["seed has no value"]),
     ("A16", "seed: null\n", ["seed has no value"]),
-    ("A16", "out_dir: None\n", ["out_dir has no value"]),
+    ("A16", "train: {learning_rate: None}\n", ["'None' is no value"]),
+    ("A16", "out_dir:\n", ["out_dir has no value"]),
     ("A16", "out_dir: ''\n", ["out_dir must be text", "''"]),
     ("A17", "train: {learning_rate: .nan}\n", ["'.nan' is not finite"]),
     ("A17", "train: {grad_clip: .inf}\n", ["'.inf' is not finite"]),
@@ -247,6 +248,16 @@ def test_every_shipped_config_loads_and_survives_being_printed(path, tmp_path):
     config = load([str(path)]).config
     assert load([write(tmp_path, to_yaml(config))]).config == config
     assert from_dict(to_dict(config)) == config
+
+
+def test_any_text_survives_being_printed_and_no_terminal_obeys_it(tmp_path):
+    odd = "\t\n\r\x1b\x85\xa0\u2028\u2029\u202e\ufeff\U0001f3ad#':,-"
+    for text in [*odd, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
+        printed = to_yaml(replace(Config(), out_dir=text, data=DataConfig(sources=(text, "x"))))
+        config = load([write(tmp_path, printed)]).config
+        assert (config.out_dir, config.data.sources) == (text, (text, "x"))
+        assert printable(printed, keep="\n") == printed
+    assert "книга" in to_yaml(replace(Config(), out_dir="книга"))
 
 
 @pytest.mark.parametrize("name", NANOGPT)
