@@ -160,7 +160,7 @@ def _help(section: type, prefix: str = "") -> str:
     for each in fields(section):
         if each.metadata:
             also = "".join(f"; also --{alias}" for alias in each.metadata["aliases"])
-            meaning = f"{each.metadata['meaning']} ({allowed(each)}){also}"
+            meaning = f"{each.metadata['meaning']}; {allowed(each)}{also}"
             name = f"  --{prefix}{each.name}{_default(each.default)} "
             lines.append(textwrap.fill(meaning, 100, initial_indent=f"{name:<40}", subsequent_indent=" " * 40))
     inner = (_help(each.type, f"{each.name}.") for each in fields(section) if is_dataclass(each.type))
