@@ -1,0 +1,41 @@
+"""The README promises nothing that is not there: its commands are understood, its links lead somewhere."""
+
+import re
+import shlex
+
+import pytest
+
+from configs.load import load, load_sample
+from tests.conftest import ROOT
+
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("data/*/README.md")])
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines() if line.startswith("python ")]
+
+
+def test_the_readme_has_both_commands():
+    assert any("train.py" in command for command in COMMANDS) and any("sample.py" in command for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_readme_is_understood(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, script, *arguments = shlex.split(command, comments=True)
+    if script == "train.py":
+        load([word for word in arguments if word not in ("--help", "--print-config")])
+    elif script == "sample.py":
+        load_sample(arguments)
+    else:
+        assert script == "-m" and (ROOT / f"{arguments[0].replace('.', '/')}.py").exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(document):
+    links = re.findall(r"\]\(([^)#\s]+)\)", document.read_text(encoding="utf-8"))
+    for link in links:
+        assert "://" in link or (document.parent / link).exists(), link
+
+
+def test_no_document_names_a_place_of_one_machine():
+    for document in DOCUMENTS:
+        assert not re.search(r"(?<![\w.])/(work|root|home|tmp)/", document.read_text(encoding="utf-8")), document
