@@ -16,7 +16,7 @@ from pathlib import Path
 from configs.errors import ConfigError, DataError, printable
 from data.download import Unavailable, download
 
-_ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.ASCII | re.IGNORECASE)
+_ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

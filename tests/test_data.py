@@ -1,5 +1,6 @@
 """Texts: which source is taken, what is read from it, and what is said when it cannot be."""
 
+import errno
 import hashlib
 import os
 import socket
@@ -122,7 +123,7 @@ def test_more_than_65535_characters_do_not_overflow():
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])
 def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(encoding):
-    text = "Ναι, 🙂!\r\n" * 20
+    text = "Ναι, 🙂! The quick brown fox jumps over the lazy dog.\r\n" * 20
     content = (
         text.encode(encoding) if encoding in ("utf-8-sig", "utf-16", "utf-32") else ("\ufeff" + text).encode(encoding)
     )
@@ -470,15 +471,17 @@ class Handler(BaseHTTPRequestHandler):
                 if self.server.closing.wait(0.05):
                     return
 
-    def endless(self, pause=0.0):
+    def endless(self, pieces=10**6, pause=0.0):
         self.send_response(200)
         self.end_headers()
         with suppress(OSError):
-            while not self.server.closing.wait(pause):
+            for _ in range(pieces):
                 self.wfile.write(b"more " * 100)
+                if self.server.closing.wait(pause):
+                    return
 
     def dribble(self):
-        self.endless(pause=0.05)
+        self.endless(pieces=100, pause=0.05)
 
     def slow(self):
         self.send_response(200)
@@ -519,8 +522,9 @@ def test_a_text_is_downloaded_once_and_stored(behaviour, server, folder, capfd, 
     assert "data/corpus/input.txt (no such file or folder)" in said[0] and "compare" not in said[0]
     assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
     asked = len(server.asked)
-    for sources in (["data/corpus/input.txt"], [address(server, behaviour)]):
-        assert load(*sources)[0].sha256 == corpus.sha256
+    url, digest = address(server, behaviour).split("#")
+    for source in ("data/corpus/input.txt", f"{url}#{digest}", f"{url}#sha256={corpus.sha256.upper()}"):
+        assert load(source)[0].sha256 == corpus.sha256
     assert len(server.asked) == asked
     assert capfd.readouterr() == ("", "")  # the bar is for terminals
 
@@ -573,6 +577,16 @@ def test_a_name_lookup_that_hangs_is_given_up(server, monkeypatch):
     corpus, said = load("https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt"))
     assert time.monotonic() - begin < 2
     assert corpus.name == "book.txt" and "nothing came for 0.5 seconds" in said[0]
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    assert others and all(thread.daemon for thread in others)  # what still hangs keeps nobody from leaving
+
+
+def test_a_refused_connection_is_told_in_plain_words(server):
+    url = address(server, "good")
+    server.shutdown()
+    server.server_close()
+    refused = f"[Errno {errno.ECONNREFUSED}] {os.strerror(errno.ECONNREFUSED)}"
+    assert f"/corpus/input.txt ({refused}); " in message_of(DataError, url)
 
 
 def test_without_a_network_ten_seconds_are_enough():
