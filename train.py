@@ -6,11 +6,22 @@ Read it top to bottom: it is the story of a run. Settings are checked before tor
 import math
 import sys
 import time
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from configs.errors import NonFiniteError, answer, printable
+from configs.errors import answer, printable
 from configs.load import Command, load, train_help
 from configs.strict_yaml import to_yaml
+from training.lock import only_writer
+from training.stop import Interrupted, Stop
+
+if TYPE_CHECKING:
+    from training.keeper import Keeper
+    from training.monitor import Monitor
+    from training.run import Run
+
+MOST_SKIPPED = 10  # steps in a row that are not finite: more do not pass by themselves
 
 
 def main(argv: list[str]) -> int:
@@ -21,38 +32,41 @@ def main(argv: list[str]) -> int:
     if command.print_config:
         print(to_yaml(command.config), end="")
         return 0
-    train(command)
-    return 0
+    with Stop(command.time_limit) as stop, only_writer(Path(command.out_dir)):
+        try:
+            train(command, stop)
+        except (RuntimeError, MemoryError) as error:
+            from training.faults import is_out_of_memory, out_of_memory
+
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(command) from error
+        return stop.exit_code
 
 
-def train(command: Command) -> None:
+def train(command: Command, stop: Stop) -> None:
     """One run, from a checked command to its last checkpoint."""
-    import torch
-
-    from data.batches import Batches, evaluation_windows
     from data.corpus import check_sizes, load_corpus
     from model.gpt import GPT
     from training import checkpoint as checkpoints
-    from training import folder, runtime
-    from training.evaluation import BITS, cross_entropy, exact_loss
-    from training.monitor import Monitor
-    from training.optimizers import set_rate
+    from training import events, folder, runtime, sealed
+    from training.keeper import Keeper
+    from training.monitor import Monitor, say
     from training.run import Run, check_same_model, differences, environment_changes
-    from training.schedule import rate
 
     # ------------------------------------------------------------------ what there is
     config, out = command.config, Path(command.out_dir)
     where = runtime.choose(config.device, config.dtype)
     source, note = folder.open_folder(out, command.resume, command.overwrite)
     if note:
-        print(note)
+        say(note)
     saved = checkpoints.load(source) if source else None
     parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0]) if command.init_from else None
     for origin in (each for each in (saved, parent) if each):
         check_same_model(source or command.init_from, origin.config, config)
     corpus = load_corpus(
         config.data.sources,
-        say=print,
+        say=say,
         wanted_sha256=saved.data["sha256"] if saved else None,
         vocabulary=next((origin.vocabulary for origin in (saved, parent) if origin), None),
     )
@@ -66,32 +80,69 @@ def train(command: Command) -> None:
         run = Run(weights.with_attention(config.model.attention, config.model.kernel), config, corpus, where)
     else:
         run = Run(GPT(config.model, len(corpus.tokenizer), config.seed), config, corpus, where)
-    model, progress = run.model, run.progress
-    (out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    introduce(run)
+    folder.check_space(out, run.bytes)
+    sealed.write(out / "config.yaml", to_yaml(config).encode())
+    introduce(run, say)
     if saved:
-        changes = [*differences(saved.config, config).values(), *environment_changes(saved, where)]
-        print(f"going on from {printable(source)} at step {progress.step:,}", *changes, sep="; ")
-    forward = runtime.compiled(model, print) if config.compile else model
+        events.cut_back(out, run.progress.step, run.progress.evaluated)
+        changes = [*differences(saved.config, config).values(), *environment_changes(saved, corpus, where)]
+        so = ["so it is not the same run to the last bit"] if changes else []
+        say("; ".join([f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]))
 
-    settings = config.train
-    batches = Batches(corpus.train, config.model.block_size, settings.batch_size, config.seed)
-    known_text = corpus.train.stretch(len(corpus.val) // 10)
-    accumulation = settings.gradient_accumulation_steps
-    save_interval = settings.eval_interval if settings.save_interval == "auto" else settings.save_interval
-    monitor = Monitor(out, progress.step, settings.max_iters)
+    # ---------------------------------------------------------------- from step to step
+    keeper = Keeper(out, say, run.progress if source == out / "last.pt" else None)
+    stop.gently()
+    with closing(Monitor(out, run.progress.step, config.train.max_iters)) as monitor:
+        learn(run, stop, monitor, keeper)
+    if stop.wanted:
+        say(f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  {folder.going_on(out)}")
+        return
+    say(f"best validation loss {run.progress.best_loss:.4f} at step {run.progress.best_step:,}; now try:")
+    say(f"  python sample.py --ckpt {printable(out)}\n  tensorboard --logdir {printable(out.parent)}")
+
+
+def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
+    """The loop: look, keep, learn, tell; until the last step, or until the run is to stop."""
+    import torch
+
+    from data.batches import Batches
+    from training import runtime
+    from training.evaluation import cross_entropy
+    from training.faults import not_finite
+    from training.monitor import say
+    from training.optimizers import set_rate
+    from training.schedule import rate
+    from training.spikes import WINDOW, is_spike
+
+    config, settings, model, progress = run.config, run.config.train, run.model, run.progress
+    device, accumulation = run.runtime.device, settings.gradient_accumulation_steps
+    batches = Batches(run.corpus.train, config.model.block_size, settings.batch_size, config.seed)
+    forward = runtime.compiled(model, say) if config.compile else model
     characters, seconds = 0, 0.0  # trained on since the last line of the log
 
-    # --------------------------------------------------------------------- the loop
-    while progress.step < settings.max_iters and not run.out_of_patience:
+    while True:
+        # ----------------------------------------------------- look: what has it learnt?
+        better = False
+        if run.evaluation_due and not stop.wanted:
+            with suppress(Interrupted):  # left undone, it is made when the run goes on
+                better = look(run, stop, monitor)
+
+        # --------------------------------------------------------------- keep: a checkpoint
+        done = stop.wanted or run.out_of_patience or progress.step >= settings.max_iters
+        if better or done or run.save_due:
+            keeper.keep(run, best=better, last=done or run.save_due, final=done)
+        if done:
+            return
+
+        # ------------------------------------------------------------------ learn: one step
         began = time.perf_counter()
         torch.manual_seed(runtime.step_seed(config.seed, progress.step))  # dropout is a function of the step
         set_rate(run.optimizers, rate(progress.step, settings))
         model.train()
         loss = 0.0
         for part in range(accumulation):
-            x, y = (torch.from_numpy(ids).to(where.device) for ids in batches(progress.step * accumulation + part))
-            with where.autocast():
+            x, y = (torch.from_numpy(ids).to(device) for ids in batches(progress.step * accumulation + part))
+            with run.runtime.autocast():
                 logits = forward(x)
             part_loss = cross_entropy(logits, y) / accumulation
             run.scaler.scale(part_loss).backward()
@@ -99,79 +150,75 @@ def train(command: Command) -> None:
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip or math.inf).item()
-        if not math.isfinite(loss) or not (math.isfinite(norm) or run.scaler.is_enabled()):
-            monitor.close()
-            raise NonFiniteError(
-                f"step {progress.step + 1}: loss {loss}, gradient norm {norm} at {rate(progress.step, settings):.3g} of "
-                f"the peak rate; both must be finite; nothing was saved since, so lower the learning rate and --resume"
-            )
+
+        finite = math.isfinite(loss) and (math.isfinite(norm) or run.overflow_is_no_fault)
+        progress.skipped_in_a_row = 0 if finite else progress.skipped_in_a_row + 1
+        if finite:
+            for optimizer in run.optimizers:
+                run.scaler.step(optimizer)
+        elif settings.on_nonfinite == "stop" or progress.skipped_in_a_row > MOST_SKIPPED:
+            raise not_finite(run, keeper, loss, norm)
         for optimizer in run.optimizers:
-            run.scaler.step(optimizer)
             optimizer.zero_grad()
         run.scaler.update()
         progress.step += 1
-        if run.average is not None:
+        if finite and run.average is not None:
             run.update_average()
 
-        # -------------------------------------------------- what is said about it
-        step, last = progress.step, progress.step == settings.max_iters
+        # -------------------------------------------------------- tell: the log, and what is odd
+        step = progress.step
         characters += x.numel() * accumulation
         seconds += time.perf_counter() - began
-        if step % settings.log_interval == 0 or step == 1 or last:
+        if not finite:
+            progress.skipped += 1
+            say(f"step {step:,}: loss {loss}, gradient norm {norm}: left out, as {progress.skipped:,} in all")
+        elif is_spike(loss, progress.losses):
+            progress.spikes += 1
+            say(f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike {progress.spikes:,}")
+        if finite:
+            progress.losses = [*progress.losses[1 - WINDOW :], loss]
+        if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             speed = characters / seconds
-            monitor.progress(step, loss, speed)
-            lr = run.optimizers[0].param_groups[0]["lr"]
-            monitor.scalars(
-                step,
-                {"train/loss": loss, "train/lr": lr, "train/grad_norm": norm, "train/tokens_per_sec": speed},
-            )
             characters, seconds = 0, 0.0
-        if step % settings.eval_interval == 0 or last:
-            windows = (evaluation_windows(split, config.model.block_size, 64) for split in (corpus.val, known_text))
-            val_loss, known_loss = (exact_loss(run.best_model, each, where) for each in windows)
-            monitor.scalars(step, {"val/loss": val_loss, "val/bpc": val_loss * BITS, "val/train_loss": known_loss})
-            better = val_loss < progress.best_loss
-            monitor.say(
-                f"step {step:,}: train {known_loss:.4f}, validation {val_loss:.4f} "
-                f"({val_loss * BITS:.4f} bits per character){', the best so far' if better else ''}"
-            )
-            if settings.sample_chars:
-                monitor.sample(step, sample(run, settings.sample_chars))
-            progress.stale = 0 if better else progress.stale + 1
-            if better:
-                progress.best_loss, progress.best_step = val_loss, step
-                checkpoints.save(out / "best.pt", run.checkpoint())
-            elif progress.stale == 3 and known_loss < val_loss and not progress.told_overfitting:
-                progress.told_overfitting = True
-                monitor.say(
-                    f"validation has not improved since step {progress.best_step:,} while the training text has: the "
-                    "model learns its text by heart; try more dropout, more text or train.patience"
-                )
-        if step % save_interval == 0 or last or run.out_of_patience:
-            checkpoints.save_last(out, run.checkpoint())
-            monitor.flush()
-    monitor.close()
-    print(f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}; now try:")
-    print(f"  python sample.py --ckpt {printable(out)}")
-    print(f"  tensorboard --logdir {printable(out.parent)}")
+            monitor.progress(step, loss, speed)
+            values = {"loss": loss, "lr": run.rate, "grad_norm": norm, "tokens_per_sec": speed}
+            values |= {"spikes": progress.spikes, "skipped": progress.skipped}
+            monitor.scalars(step, {f"train/{name}": value for name, value in values.items()})
 
 
-def introduce(run: "Run") -> None:
-    """What a person wants to know before the first step."""
-    model, corpus, vocabulary = run.model, run.corpus, len(run.corpus.tokenizer)
-    device, dtype = run.runtime.device.type, str(run.runtime.dtype).removeprefix("torch.")
-    parameters = model.parameter_count()
-    print(f"text        {len(corpus.train):,} characters to train on, {len(corpus.val):,} to validate on")
-    print(f"vocabulary  {vocabulary} characters: {printable(corpus.tokenizer.vocabulary[:100])}")
-    print(
-        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.1f} for each character of text; "
-        f"{model.flops_per_token() / 1e6:.1f} million operations to train on one"
+def look(run: "Run", stop: Stop, monitor: "Monitor") -> bool:
+    """Evaluate: exact losses of the validation text and of as much known text, and a sample. Is it the best so far?"""
+    from data.batches import evaluation_windows
+    from training.evaluation import BITS, exact_loss
+    from training.monitor import say
+
+    progress, train, val = run.progress, run.corpus.train, run.corpus.val
+    texts = (evaluation_windows(each, run.config.model.block_size, 64) for each in (val, train.stretch(len(val) // 10)))
+    val_loss, known_loss = (exact_loss(run.best_model, stop.watched(windows), run.runtime) for windows in texts)
+    text = sample(run, run.config.train.sample_chars, stop)
+
+    step, progress.evaluated = progress.step, progress.step
+    better = val_loss < progress.best_loss
+    monitor.scalars(step, {"val/loss": val_loss, "val/bpc": val_loss * BITS, "val/train_loss": known_loss})
+    say(
+        f"step {step:,}: train {known_loss:.4f}, validation {val_loss:.4f} "
+        f"({val_loss * BITS:.4f} bits per character){', the best so far' if better else ''}"
     )
-    print(f"device      {device}, {dtype} ({run.runtime.reason})")
-    print(f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every character equally likely")
+    if text:
+        monitor.sample(step, text)
+    progress.stale = 0 if better else progress.stale + 1
+    if better:
+        progress.best_loss, progress.best_step = val_loss, step
+    elif progress.stale == 3 and known_loss < val_loss and not progress.told_overfitting:
+        progress.told_overfitting = True
+        say(
+            f"validation has not improved since step {progress.best_step:,} while the training text has: the model "
+            "learns its text by heart; try more dropout, more text or train.patience"
+        )
+    return better
 
 
-def sample(run: "Run", length: int) -> str:
+def sample(run: "Run", length: int, stop: Stop) -> str:
     """What the model writes now, from a fixed seed: one can watch it improve."""
     import torch
 
@@ -179,8 +226,23 @@ def sample(run: "Run", length: int) -> str:
 
     tokenizer = run.corpus.tokenizer
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None].to(run.runtime.device)
-    ids = torch.cat(list(generate(run.best_model, start, Sampler(run.config.seed, temperature=0.8), length)))
-    return tokenizer.decode(ids.cpu().numpy())
+    ids = generate(run.best_model, start, Sampler(run.config.seed, temperature=0.8), length)
+    return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.watched(ids))
+
+
+def introduce(run: "Run", say) -> None:
+    """What a person wants to know before the first step."""
+    model, corpus, vocabulary = run.model, run.corpus, len(run.corpus.tokenizer)
+    device, dtype = run.runtime.device.type, str(run.runtime.dtype).removeprefix("torch.")
+    parameters = model.parameter_count()
+    say(f"text        {len(corpus.train):,} characters to train on, {len(corpus.val):,} to validate on")
+    say(f"vocabulary  {vocabulary} characters: {printable(corpus.tokenizer.vocabulary[:100])}")
+    say(
+        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.1f} for each character of text; "
+        f"{model.flops_per_token() / 1e6:.1f} million operations to train on one"
+    )
+    say(f"device      {device}, {dtype} ({run.runtime.reason})")
+    say(f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every character equally likely")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ class Actions(Checked):
     resume: str | None = setting(None, "go on from the last checkpoint in out_dir, or of --resume=PATH", alone="auto")
     overwrite: bool = setting(False, "start afresh where there is a run")
     init_from: str | None = setting(None, "checkpoint whose weights and vocabulary to start from")
+    time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
 
     def __post_init__(self):
         super().__post_init__()
@@ -80,13 +81,16 @@ def load(argv: list[str]) -> Command:
     words, values = read_arguments(argv, Actions, Config)
     if len(words) != 1:
         given = ", ".join(map(shown, words)) or "none"
-        raise ConfigError(f"train.py takes one config file, but is given {given}; see python train.py --help")
+        raise ConfigError(
+            f"train.py takes one config file, such as configs/shakespeare.yaml, but is given {given}; "
+            "an option begins with -- and has its value after =, as in --resume=PATH; see python train.py --help"
+        )
     actions = {name: values.pop(name) for name in settings_of(Actions) if name in values}
     nested = {}
     for name, value in (read_config(words[0]) | values).items():
         section, _, key = name.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[key] = value
-    with place(words[0]):
+    with place(words[0] + " and the options" * bool(values)):
         config = from_dict(nested)
         check_memory(config.model)
     return Command(config_file=words[0], config=config, **actions)
@@ -96,7 +100,10 @@ def load_sample(argv: list[str]) -> SampleConfig:
     """What the arguments of sample.py ask for, complete and checked."""
     words, values = read_arguments(argv, SampleConfig)
     if words:
-        raise ConfigError(f"unexpected argument {shown(words[0])}; see python sample.py --help")
+        raise ConfigError(
+            f"unexpected argument {shown(words[0])}; a checkpoint is given as --ckpt=PATH, "
+            'a prompt as --prompt="TEXT"; see python sample.py --help'
+        )
     return from_dict(values, SampleConfig)
 
 
@@ -106,7 +113,7 @@ def read_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[st
     words, values = [], {}
     for word in argv:
         if not is_whole(word):
-            raise ConfigError(f"argument {shown(word)} is not UTF-8 text")
+            raise ConfigError(f"argument {shown(word)} is not UTF-8 text; write it in UTF-8")
     rest = iter(argv)
     for word in rest:
         if not word.startswith("-"):
@@ -115,8 +122,8 @@ def read_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[st
         option, equals, text = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
         if name not in options:
-            near = did_you_mean(name, {each: f"--{each}" for each in options})
-            raise ConfigError(f"unknown option {shown(option)}{near}")
+            hint = did_you_mean(name, {each: f"--{each}" for each in (*options, "help")}, "--help lists all")
+            raise ConfigError(f"unknown option {shown(option)}; {hint}")
         full, this, alone = options[name]
         with place(option):
             if not equals:

@@ -104,6 +104,9 @@ class TrainConfig(Checked):
         "auto", "trapezoid: last iterations, over which it falls; auto: 40 %", "[0, 1e9]", choices=("auto",)
     )
     ema: float = setting(0.0, "decay of the moving average of the weights; 0: off", "[0, 1)")
+    on_nonfinite: str = setting(
+        "stop", "at a loss or gradient that is not finite: end the run, or leave the step out", choices=("stop", "skip")
+    )
     patience: int = setting(0, "evaluations without a better loss before it stops; 0: off", "[0, 1e9]")
     eval_interval: int = setting(250, "iterations between evaluations", "[1, 1e9]")
     save_interval: int | str = setting(
@@ -176,10 +179,11 @@ def from_dict(mapping: object, section: type = Config):
     known = {each.name: each for each in fields(section)}
     for key in mapping:
         if key not in known:
-            raise ConfigError(f"unknown key {shown(key)}{did_you_mean(shown(key), {name: name for name in known})}")
+            hint = did_you_mean(shown(key), {name: name for name in known}, f"allowed: {', '.join(known)}")
+            raise ConfigError(f"unknown key {shown(key)}; {hint}")
     for name, each in known.items():
         if name not in mapping and each.default is MISSING:
-            raise ConfigError(f"--{name} is missing: {each.metadata['meaning']}")
+            raise ConfigError(f"--{name} is missing; it is the {each.metadata['meaning']}; write --{name}=VALUE")
     inner = {key: from_dict(mapping[key], known[key].type) for key in mapping if is_dataclass(known[key].type)}
     return section(**mapping | inner)
 

@@ -52,7 +52,7 @@ def equal(a, b):
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "last.pt"
-    sealed.write(path, PAYLOAD)
+    sealed.write(path, sealed.seal(PAYLOAD))
     return path
 
 
@@ -90,7 +90,7 @@ def test_plain_torch_load_opens_the_file(file):
 
 def test_every_tensor_is_written_dense_and_without_gradient(file):
     base = torch.arange(12.0).reshape(3, 4).requires_grad_()
-    sealed.write(file, {"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)})
+    sealed.write(file, sealed.seal({"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)}))
     back = sealed.read(file)
     for name, tensor in {"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)}.items():
         assert torch.equal(back[name], tensor)
@@ -101,7 +101,7 @@ def test_every_tensor_is_written_dense_and_without_gradient(file):
 def test_what_is_not_plain_is_not_written(file, value):
     before = file.read_bytes()
     with pytest.raises(TypeError, match=type(value).__name__):
-        sealed.write(file, {"value": value})
+        sealed.write(file, sealed.seal({"value": value}))
     assert file.read_bytes() == before
 
 
@@ -336,7 +336,7 @@ def folder(tmp_path):
 
 
 def save(folder, step):
-    sealed.write(folder / "last.pt", payload(step), previous=folder / "prev.pt")
+    sealed.write(folder / "last.pt", sealed.seal(payload(step)), previous=folder / "prev.pt")
 
 
 def names(folder):

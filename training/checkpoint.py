@@ -84,14 +84,10 @@ class Checkpoint:
 # ----------------------------------------------------------------------------------------- writing and reading
 
 
-def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write the file, or leave the one that is there: ResourceError where the disk is full or refuses."""
-    sealed.write(path, _payload(checkpoint))
-
-
-def save_last(folder: Path, checkpoint: Checkpoint) -> None:
-    """The same as `folder`'s last.pt; the last.pt that was there becomes prev.pt."""
-    sealed.write(folder / "last.pt", _payload(checkpoint), previous=folder / "prev.pt")
+def seal(checkpoint: Checkpoint) -> memoryview:
+    """The bytes of its file, for `sealed.write`."""
+    parts = {each.name: getattr(checkpoint, each.name) for each in fields(checkpoint) if each.name != "origin"}
+    return sealed.seal(parts | {"config": to_dict(checkpoint.config)})
 
 
 def load(path: Path) -> Checkpoint:
@@ -125,11 +121,6 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
     good = [printable(each) for each in _nearby(path) if each not in choices]
     others = f"good ones nearby, newest first: {', '.join(good)}" if good else "there is no good one nearby"
     raise CheckpointError(f"{'; '.join(faults)}; {others}")
-
-
-def _payload(checkpoint: Checkpoint) -> dict:
-    parts = {each.name: getattr(checkpoint, each.name) for each in fields(checkpoint) if each.name != "origin"}
-    return parts | {"config": to_dict(checkpoint.config)}
 
 
 def _nearby(path: Path) -> list[Path]:

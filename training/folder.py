@@ -1,12 +1,14 @@
 """The folder of a run: whether it may be written, what is in it, and what goes on from where."""
 
 import os
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 from configs.errors import ConfigError, ResourceError, printable
 from training import checkpoint as checkpoints
-
+from training import sealed
 
 CHECKPOINTS = ("last.pt", "prev.pt", "best.pt")
 
@@ -36,32 +38,40 @@ def open_folder(folder: Path, resume: str | None, overwrite: bool) -> tuple[Path
             "another --out_dir leaves it alone"
         )
     _probe(folder)
-    if overwrite:
+    sealed.remove_stale(folder)
+    if source is None:
         _clear(folder)
     return source, note
 
 
+def check_space(folder: Path, size: int) -> None:
+    """ResourceError unless last.pt, prev.pt, best.pt and the one being written, of `size` bytes each, find room."""
+    files = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
+    free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in files)
+    needed = (len(CHECKPOINTS) + 1) * size
+    if free < needed:
+        raise ResourceError(
+            f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free at "
+            f"{printable(folder)}; make room or choose another --out_dir"
+        )
+
+
+def going_on(folder: Path) -> str:
+    """The command that goes on with the run in `folder`."""
+    words = ["python", "train.py", str(folder / "config.yaml"), f"--out_dir={folder}", "--resume"]
+    return printable(subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words))
+
+
 def _probe(folder: Path) -> None:
     """Write and remove a file, so that a full or read-only disk is found before hours of training."""
-    probe = folder / f"probe.{os.getpid()}"
+    probe = folder / f"probe.tmp.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
     except OSError as error:
         raise ResourceError(
             f"out_dir: cannot write to {printable(folder)} ({error.strerror}); choose another --out_dir"
-        ) from None
-
-
-def check_space(folder: Path, needed: int) -> None:
-    """ResourceError unless the disk has room for `needed` bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ResourceError(
-            f"out_dir: a checkpoint and its predecessors need {needed / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free at "
-            f"{printable(folder)}; free some room or choose another --out_dir"
-        )
+        ) from error
 
 
 def _clear(folder: Path) -> None:

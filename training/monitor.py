@@ -1,44 +1,68 @@
-"""What a run says: scalars and samples to TensorBoard, lines and a progress bar to the terminal."""
+"""What a run says: scalars and samples to TensorBoard, lines and a progress bar to the terminal.
 
+None of it can stop a run: where the disk is full or nobody reads any more, the run goes on without.
+"""
+
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
 from configs.errors import printable
+from training.events import EventFile
+
+
+def say(line: str) -> None:
+    """A line for people, above the bar; where the reader of the output has gone, nothing from now on."""
+    try:
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Monitor:
     """One voice for a run. Without a terminal the bar is left out and the lines remain."""
 
     def __init__(self, folder: Path, first_step: int, last_step: int):
-        self.writer = SummaryWriter(folder, purge_step=first_step + 1)
+        self.events = EventFile(folder)
+        self.warned = False
         self.bar = tqdm(total=last_step, initial=first_step, unit="step", disable=not sys.stderr.isatty())
-
-    def say(self, line: str = "") -> None:
-        """A line for people, above the bar."""
-        tqdm.write(line, file=sys.stdout)
-        sys.stdout.flush()
 
     def progress(self, step: int, loss: float, speed: float) -> None:
         """Move the bar to `step`, the number of steps done; `speed` is in characters per second."""
-        self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} characters/s", refresh=False)
-        self.bar.update(step - self.bar.n)
+        with suppress(OSError):
+            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} characters/s", refresh=False)
+            self.bar.update(step - self.bar.n)
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Tag by tag, such as train/loss, to TensorBoard."""
-        for tag, value in values.items():
-            self.writer.add_scalar(tag, value, step)
+        self.events.add(Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]), step)
+        self.flush()
 
     def sample(self, step: int, text: str) -> None:
         """A generated text, to the terminal and, as Markdown that changes nothing in it, to TensorBoard."""
-        self.writer.add_text("samples/text", "".join(f"    {line}\n" for line in text.split("\n")), step)
-        self.say("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
+        markdown = "".join(f"    {line}\n" for line in text.split("\n"))
+        self.events.add(summary.text("samples/text", markdown), step)
+        self.flush()
+        say("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
-        self.writer.flush()
+        """Bring what was written to the disk; where that fails, one warning, and another attempt with the next."""
+        try:
+            self.events.flush()
+        except OSError as error:
+            if not self.warned:
+                say(
+                    f"warning: {printable(self.events.path)}: TensorBoard's file cannot be written "
+                    f"({error.strerror}); training goes on"
+                )
+            self.warned = True
 
     def close(self) -> None:
-        self.bar.close()
-        self.writer.close()
+        with suppress(OSError):
+            self.bar.close()

@@ -2,13 +2,14 @@
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from typing import get_origin
 
 import torch
 
 from configs.errors import CheckpointError, printable
 from configs.schema import Config
+from configs.setting import shown
 from data.corpus import Corpus
 from model.gpt import GPT, copy_views
 from training import checkpoint as checkpoints
@@ -25,12 +26,27 @@ class Progress:
     """Where a run stands; plain numbers, saved with it."""
 
     step: int = 0  # steps done
+    evaluated: int = 0  # the step of the last evaluation
     best_loss: float = math.inf  # lowest validation loss so far, in nats per character
     best_step: int = 0
     stale: int = 0  # evaluations since the best
     told_overfitting: bool = False
+    losses: list[float] = field(default_factory=list)  # of the last steps, to tell a spike by
+    spikes: int = 0
+    skipped: int = 0  # steps left out because their loss or gradient was not finite
+    skipped_in_a_row: int = 0
     loss_scale: float = 65536.0  # of float16 training
     loss_scale_steady: int = 0  # steps since it last changed
+
+    @classmethod
+    def restore(cls, saved: Checkpoint) -> "Progress":
+        """CheckpointError unless every number is there and can be one."""
+        for each in fields(cls):
+            kind, value = get_origin(each.type) or each.type, saved.progress.get(each.name)
+            numbers = value if kind is list else [value]
+            if type(value) is not kind or not all(type(n) in (int, float, bool) and n >= 0 for n in numbers):
+                raise CheckpointError(f"{saved.origin}: progress.{each.name} cannot be {shown(value)}")
+        return cls(**saved.progress)
 
 
 class Run:
@@ -54,7 +70,7 @@ class Run:
         optimizers.copy_state(theirs.model, theirs.optimizers, ours.model, ours.optimizers)
         if ours.average is not None and saved.ema is not None:
             copy_views(checkpoints.build_model(saved, ema=True), ours.average)
-        ours.progress = Progress(**saved.progress)
+        ours.progress = Progress.restore(saved)
         if ours.scaler.is_enabled():
             scale = {"scale": ours.progress.loss_scale, "_growth_tracker": ours.progress.loss_scale_steady}
             ours.scaler.load_state_dict(ours.scaler.state_dict() | scale)
@@ -66,8 +82,34 @@ class Run:
         return self.model if self.average is None else self.average
 
     @property
+    def evaluation_due(self) -> bool:
+        step, settings = self.progress.step, self.config.train
+        return self.progress.evaluated < step and (step % settings.eval_interval == 0 or step >= settings.max_iters)
+
+    @property
+    def save_due(self) -> bool:
+        step, settings = self.progress.step, self.config.train
+        every = settings.eval_interval if settings.save_interval == "auto" else settings.save_interval
+        return step > 0 and step % every == 0
+
+    @property
     def out_of_patience(self) -> bool:
         return 0 < self.config.train.patience <= self.progress.stale
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the step, of AdamW's first group."""
+        return self.optimizers[0].param_groups[0]["lr"]
+
+    @property
+    def overflow_is_no_fault(self) -> bool:
+        """Of float16: the scaler answers an infinite gradient with a lower scale, for as long as that is sensible."""
+        return self.scaler.is_enabled() and self.scaler.get_scale() >= 1
+
+    @property
+    def bytes(self) -> int:
+        """At most what a checkpoint takes on the disk: AdamW keeps two numbers a weight, Muon one."""
+        return (3 + (self.average is not None)) * sum(each.nbytes for each in self.model.parameters())
 
     @torch.no_grad()
     def update_average(self) -> None:
@@ -85,13 +127,23 @@ class Run:
         return Checkpoint(
             config=self.config,
             vocabulary=self.corpus.tokenizer.vocabulary,
-            data={"name": self.corpus.name, "sha256": self.corpus.sha256, "characters": self.corpus.characters},
+            data=_identity(self.corpus),
             model=self.model.state_dict(),
             ema=None if self.average is None else self.average.state_dict(),
-            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+            optimizers=[_state(optimizer) for optimizer in self.optimizers],
             progress=asdict(self.progress),
             environment=self.runtime.environment(),
         )
+
+
+def _state(optimizer: torch.optim.Optimizer) -> dict:
+    """What the steps have made; rates and decays are settings, made anew from the config."""
+    state = optimizer.state_dict()
+    return {"state": state["state"], "param_groups": [{"params": each["params"]} for each in state["param_groups"]]}
+
+
+def _identity(corpus: Corpus) -> dict[str, str | int]:
+    return {"name": corpus.name, "sha256": corpus.sha256, "characters": corpus.characters}
 
 
 def differences(saved: Config, config: Config) -> dict[str, str]:
@@ -124,9 +176,12 @@ def _flat(settings: dict, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def environment_changes(saved: Checkpoint, runtime: Runtime) -> Sequence[str]:
-    """What differs from the machine that the checkpoint was written on, `name: saved -> now`."""
-    now = runtime.environment()
-    names = sorted(now.keys() | saved.environment.keys())
-    pairs = ((name, saved.environment.get(name), now.get(name)) for name in names)
-    return [f"{printable(name)} {printable(then)} -> {present}" for name, then, present in pairs if then != present]
+def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
+    """What differs from where the checkpoint was written, `name: saved -> now`: the machine, the name of the text."""
+    now = runtime.environment() | {f"data.{name}": value for name, value in _identity(corpus).items()}
+    then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
+    return [
+        f"{printable(name)} {printable(then.get(name))} -> {printable(now.get(name))}"
+        for name in sorted(now.keys() | then.keys())
+        if then.get(name) != now.get(name)
+    ]

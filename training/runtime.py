@@ -4,6 +4,7 @@ import contextlib
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ class Runtime:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "device": self.device.type,
-            "device_name": torch.cuda.get_device_name() if self.device.type == "cuda" else platform.machine(),
+            "device_name": torch.cuda.get_device_name() if self.device.type == "cuda" else _cpu_name(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -76,6 +77,15 @@ def _cpu_has_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported()
 
 
+def _cpu_name() -> str:
+    """Libraries choose their kernels by the model of the processor, not by its instructions alone."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def compiled(model: torch.nn.Module, say: Callable[[str], None]) -> Callable[[torch.Tensor], torch.Tensor]:
     """`torch.compile` of the model; where that fails, at whichever call, the model itself and one line."""
     faster = torch.compile(model)
@@ -85,7 +95,7 @@ def compiled(model: torch.nn.Module, say: Callable[[str], None]) -> Callable[[to
         try:
             return faster(ids)
         except Exception as error:  # the compiler's errors have no common base
-            if faster is model:
+            if faster is model or isinstance(error, torch.OutOfMemoryError):
                 raise
             faster = model
             say(f"torch.compile failed ({type(error).__name__}); going on without it")

@@ -36,14 +36,25 @@ MAX_DEPTH = 100  # Python ends in a segmentation fault where it hashes tuples ne
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write(path: Path, payload: object, previous: Path | None = None) -> None:
-    """Seal `payload` and put it in the place of `path`, which at every instant is the old file or the new, whole.
+def seal(payload: object) -> memoryview:
+    """The bytes of the file; TypeError for a payload that could not be read again, which is our own mistake."""
+    buffer = io.BytesIO()
+    torch.save(_portable(payload), buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        _inspect(archive.read(PICKLE))  # what could not be read again is not written
+    buffer.seek(-2, io.SEEK_END)  # a zip archive ends with the length of its comment and the comment
+    buffer.write((len(TAG) + 64).to_bytes(2, "little") + TAG)
+    buffer.write(hashlib.sha256(buffer.getbuffer()).hexdigest().encode())
+    return buffer.getbuffer()
+
+
+def write(path: Path, content: memoryview | bytes, previous: Path | None = None) -> None:
+    """Put `content` in the place of `path`, which at every instant is the old file or the new, whole.
 
     The old file lives on as `previous`, if that is given. It moves there only once the new one is in place: a damaged
     one must not push out the last good one. ResourceError where the disk is full or refuses, with nothing lost or left
-    behind. TypeError for a payload that could not be read again, which is our own mistake.
+    behind.
     """
-    content = _sealed(payload)
     try:
         with _temporary(path) as new:
             _write_new(new, content)
@@ -64,18 +75,6 @@ def remove_stale(folder: Path) -> None:
         if pid.isdecimal() and not _is_running(int(pid)):
             with suppress(OSError):
                 path.unlink()
-
-
-def _sealed(payload: object) -> memoryview:
-    """The bytes of the file."""
-    buffer = io.BytesIO()
-    torch.save(_portable(payload), buffer)
-    with zipfile.ZipFile(buffer) as archive:
-        _inspect(archive.read(PICKLE))  # what could not be read again is not written
-    buffer.seek(-2, io.SEEK_END)  # a zip archive ends with the length of its comment and the comment
-    buffer.write((len(TAG) + 64).to_bytes(2, "little") + TAG)
-    buffer.write(hashlib.sha256(buffer.getbuffer()).hexdigest().encode())
-    return buffer.getbuffer()
 
 
 def _portable(value: object) -> object:
