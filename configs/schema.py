@@ -183,7 +183,7 @@ def from_dict(mapping: object, section: type = Config):
             raise ConfigError(f"unknown key {shown(key)}; {hint}")
     for name, each in known.items():
         if name not in mapping and each.default is MISSING:
-            raise ConfigError(f"--{name} is missing; it is the {each.metadata['meaning']}; write --{name}=VALUE")
+            raise ConfigError(f"--{name} is missing; write --{name}=VALUE: {each.metadata['meaning']}")
     inner = {key: from_dict(mapping[key], known[key].type) for key in mapping if is_dataclass(known[key].type)}
     return section(**mapping | inner)
 

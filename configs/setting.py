@@ -11,6 +11,7 @@ from typing import get_args, get_origin
 from configs.errors import ConfigError, printable
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of texts"}
+KINDS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 NO_NUMBERS = {
@@ -19,7 +20,7 @@ NO_NUMBERS = {
     r"[-+]?0[0-9_].*": "has a leading zero",
     r"[-+]?[0-9]+(:[0-9]+)+": "is a time of day",
     r"[-+]?\.?(nan|inf|infinity)": "is not finite",
-    rf"(?!{NUMBER}\Z).*": "is not a plain number",
+    rf"(?!{NUMBER}\Z).*": "is not a plain number, such as 2000, 0.5 or 1e-3",
 }
 
 
@@ -141,14 +142,17 @@ def shown(value: object) -> str:
         return str(value) if math.isfinite(value) else f"{value}, which is not finite"
     if isinstance(value, str):
         return f"'{printable(value if len(value) <= 80 else value[:77] + '...')}'"
-    return f"a {type(value).__name__}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(shown, value[:3]))}{', ...' if len(value) > 3 else ''}]"
+    return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def did_you_mean(given: str, known: dict[str, str]) -> str:
-    """`; did you mean X?`, where X stands for the nearest known name, or nothing where none is near."""
-    near = difflib.get_close_matches(given[:99], known, n=1)
+def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
+    """`did you mean X?`, where X stands for the nearest known name, or `otherwise` where none is near."""
+    key = given.rpartition(".")[2]  # of another section than was thought
+    near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
     near = near or [name for name in known if given and name.startswith(given)]
-    return f"; did you mean {known[near[0]]}?" if near else ""
+    return f"did you mean {known[near[0]]}?" if near else otherwise
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from configs.schema import Config, to_dict
 from configs.setting import Written, did_you_mean, place, read, settings_of, shown
 
 MAX_BYTES, MAX_DEPTH = 1_000_000, 10
+MAX_EVENTS = 10_000  # a config has a few hundred, and PyYAML takes 10 microseconds or more for each
 
 
 def to_yaml(config: Config) -> str:
@@ -35,7 +36,7 @@ def read_config(path: str) -> dict[str, object]:
     with place(path):
         tree = parse(text)
         if not isinstance(tree.value, dict):
-            raise ConfigError(f"config must be a mapping of keys to values{_missing_space(text)}")
+            raise ConfigError(f"config must be a mapping of keys to values; {_missing_space(text)}")
         return dict(_settings(tree))
 
 
@@ -49,23 +50,24 @@ def _settings(tree: Written, section: str = "") -> Iterator[tuple[str, object]]:
             continue
         with place(f"line {node.line}"):
             if name in sections:
-                raise ConfigError(f"{name} must be a mapping of keys to values{_missing_space(str(node.value))}")
+                raise ConfigError(f"{name} must be a mapping of keys to values; {_missing_space(str(node.value))}")
             if name not in known or "." in key:
-                near = did_you_mean(key, sections | {each.name: name for name, each in known.items()})
-                raise ConfigError(f"unknown key {shown(key)}{near}")
+                names = sections | {each.name: name for name, each in known.items()}
+                hint = did_you_mean(key, names, "python train.py --help lists all")
+                raise ConfigError(f"unknown key {shown(key)}; {hint}")
             yield name, read(known[name], node)
 
 
 def parse(text: str) -> Written:
     """The tree of a YAML text of one document, or ConfigError with the line of what is wrong."""
-    events = _events(text)
+    events = _few_enough(_events(text))
     next(events)
     tree = None if isinstance(next(events), yaml.StreamEndEvent) else _node(next(events), events)
     if tree is None or (tree.plain and tree.value == ""):
         raise ConfigError("config is empty; give at least one setting")
     next(events)
     if not isinstance(end := next(events), yaml.StreamEndEvent):
-        raise ConfigError(f"line {end.start_mark.line + 1}: a second document; a config has one")
+        raise ConfigError(f"line {end.start_mark.line + 1}: a second document; a config is one; remove it")
     return tree
 
 
@@ -101,6 +103,14 @@ def _mapping(events: Iterator[yaml.Event], depth: int) -> dict[str, Written]:
     return nodes
 
 
+def _few_enough(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
+    for count, event in enumerate(events):
+        if count == MAX_EVENTS:
+            line = event.start_mark.line + 1
+            raise ConfigError(f"line {line}: too long for a config; at most {MAX_EVENTS:,} keys, values and brackets")
+        yield event
+
+
 def _events(text: str) -> Iterator[yaml.Event]:
     """PyYAML's events; whatever it raises (its own errors, ValueError, OverflowError and more) as ConfigError."""
     try:
@@ -112,14 +122,15 @@ def _events(text: str) -> Iterator[yaml.Event]:
         line = error.problem_mark.line + 1
         if "'\\t'" in error.problem:
             raise ConfigError(f"tab at line {line}; indent with spaces") from None
-        raise ConfigError(f"line {line}: {printable(error.problem)}{_missing_space(text)}") from None
+        hint = _missing_space(text, otherwise="check the brackets, quotes and indentation before it")
+        raise ConfigError(f"line {line}: {printable(error.problem)}; {hint}") from None
     except Exception as error:
-        raise ConfigError(f"not YAML: {printable(error)}") from None
+        raise ConfigError(f"not YAML ({type(error).__name__}); write lines of key: value") from None
 
 
-def _missing_space(text: str) -> str:
+def _missing_space(text: str, otherwise: str = "write key: value") -> str:
     found = re.search(r"^ *(\w+):[^\s/]", text, re.MULTILINE)
-    return f"; missing space after ':' in '{found[1][:80]}:'" if found else "; write key: value"
+    return f"missing space after ':' in '{found[1][:80]}:'" if found else otherwise
 
 
 def _read_text(path: str) -> str:
@@ -128,18 +139,19 @@ def _read_text(path: str) -> str:
         try:
             mode = os.stat(path).st_mode
             if stat.S_ISDIR(mode):
-                raise ConfigError(f"is a folder; give a file, such as {', '.join(_nearby(Path(path))) or 'a.yaml'}")
+                raise ConfigError(f"is a folder; give a config file, such as {', '.join(_nearby(path))}")
             if not stat.S_ISREG(mode):
                 raise ConfigError("is not a regular file; give a YAML file")
             with open(path, "rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
-            names = {Path(name).stem: name for name in _nearby(Path(path).parent) + _nearby(Path("configs"))}
-            raise ConfigError(f"no such config{did_you_mean(Path(path).stem, names)}") from None
+            names = {Path(name).stem: name for name in _nearby(Path(path).parent, "configs")}
+            hint = did_you_mean(Path(path).stem, names, f"there is {', '.join(names.values())}")
+            raise ConfigError(f"no such config; {hint}") from None
         except OSError as error:
-            raise ConfigError(f"cannot be read: {error.strerror}") from None
+            raise ConfigError(f"cannot be read: {error.strerror}; mend that, or give another file") from None
         if len(data) > MAX_BYTES:
-            raise ConfigError("is over 1 MB, too large for a config")
+            raise ConfigError("is over 1 MB, too large for a config; give a YAML file of settings")
         try:
             return data.decode("utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
         except UnicodeDecodeError as error:
@@ -147,5 +159,7 @@ def _read_text(path: str) -> str:
             raise ConfigError(f"invalid {error.encoding} at byte {start}; save it as UTF-8") from None
 
 
-def _nearby(folder: Path) -> list[str]:
-    return sorted(printable(file) for file in folder.glob("*.yaml"))
+def _nearby(*folders: str | Path) -> list[str]:
+    """The first few configs in the folders; the name that the README starts with where there is none."""
+    found = [printable(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
+    return found[:9] or ["configs/shakespeare.yaml"]

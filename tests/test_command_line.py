@@ -1,5 +1,7 @@
 """Command lines: every setting is an option, every mistake is answered in one line, and --help shows them all."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,8 +41,9 @@ SPELLINGS = [  # what is written, setting, value
 TRAIN = [  # row of faults.md, arguments after the config, what the answer must say
     ("A7", ["--n_heads=4"], ["unknown option '--n_heads'", "did you mean --n_head?"]),
     ("A7", ["--model.heads=4"], ["unknown option '--model.heads'", "did you mean --model."]),
-    ("A7", ["--train.n_head=4"], ["unknown option '--train.n_head'"]),
-    ("A7", ["-n", "4"], ["unknown option '-n'"]),
+    ("A7", ["--train.n_head=4"], ["unknown option '--train.n_head'", "did you mean --n_head?"]),
+    ("A7", ["--hlep"], ["unknown option '--hlep'", "did you mean --help?"]),
+    ("A7", ["-n", "4"], ["unknown option '-n'", "--help lists all"]),
     ("A7", ["--"], ["unknown option '--'"]),
     ("A7", ["--\x1b[2J=4"], ["unknown option '--\\x1b[2J'"]),
     ("A8", ["--attention=flsh"], ["--attention: ", "one of fused, heads", "'flsh'"]),
@@ -62,8 +65,9 @@ TRAIN = [  # row of faults.md, arguments after the config, what the answer must 
     ("A33", ["--resume", "--overwrite"], ["--resume and --overwrite contradict"]),
     ("A33", ["--resume=out/a", "--init_from=b.pt"], ["--resume and --init_from contradict"]),
     ("A33", ["--sources=http://example.org/a.txt"], ["'http://example.org/a.txt'", "https://"]),
-    ("-", ["--sources=[a"], ["--sources: "]),
-    ("-", ["--resume", "out/a"], ["takes one config file", "'out/a'"]),  # --resume never swallows a word
+    ("A33", ["--sources=[" + "a," * 9_994 + "a]"], ["--sources: ", "too long for a config"]),
+    ("-", ["--sources=[a"], ["--sources: ", "brackets"]),
+    ("-", ["--resume", "out/a"], ["one config file", "'out/a'", "--resume=PATH"]),  # --resume never swallows a word
     ("-", ["--compile", "false"], ["takes one config file", "'false'"]),
     ("-", ["--out_dir=\udcff"], ["'--out_dir=\\udcff' is not UTF-8"]),
     ("-", ["\udcff"], ["'\\udcff' is not UTF-8"]),
@@ -71,7 +75,7 @@ TRAIN = [  # row of faults.md, arguments after the config, what the answer must 
 ]
 
 SAMPLE = [  # row of faults.md, arguments, what the answer must say
-    ("C1", [], ["--ckpt is missing", "checkpoint file"]),
+    ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
     ("C1", ["--ckpt="], ["--ckpt: ", "must be text"]),
     ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),
     ("D6", ["--ckpt=x", "--temperature=nan"], ["'nan' is not finite"]),
@@ -92,7 +96,7 @@ SAMPLE = [  # row of faults.md, arguments, what the answer must say
     ("D20", ["--ckpt=x", "--prompt", "a\udcffb"], ["'a\\udcffb' is not UTF-8"]),
     ("D20", ["--ckpt=x", "--prompt=a\udcffb"], ["\\udcffb' is not UTF-8"]),
     ("-", ["--ckpt=x", "--no-cache=true"], ["--no-cache: takes no value"]),
-    ("-", ["--ckpt=x", "ROMEO:"], ["unexpected argument 'ROMEO:'"]),
+    ("-", ["--ckpt=x", "ROMEO:"], ["unexpected argument 'ROMEO:'", '--prompt="TEXT"', "--help"]),
     ("-", ["--ckpt=x", "--dtype=auto"], ["one of float32"]),
     ("-", ["--ckpt", "--prompt", "x"], ["--ckpt: has no value"]),
 ]
@@ -162,8 +166,34 @@ def test_every_spelling_of_an_argument_of_sample_is_read():
         assert found == expected and type(found) is type(expected), argv
 
 
+def typos(name):
+    """A letter left out, doubled, wrong, or changed places with the next."""
+    for i in range(len(name)):
+        before, letter, after = name[:i], name[i], name[i + 1 :]
+        yield from (before + after, before + 2 * letter + after, before + "x" + after)
+        yield before + after[:1] + letter + after[1:]
+
+
+TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}  # each one letter from the other
+
+
+@pytest.mark.parametrize("load_arguments, sections", [(load, (Actions, Config)), (load_sample, (SampleConfig,))])
+def test_every_typo_in_the_name_of_a_setting_is_led_back_to_it(load_arguments, sections):
+    known = [name for section in sections for name in settings_of(section)]
+    for name in known:
+        for wrong in {each for each in typos(name) if each not in known}:
+            key = name.rpartition(".")[2]
+            message = answer(load_arguments, [f"--{wrong}=1"])
+            found = re.search(r"did you mean --(?:\w+\.)?(\w+)\?$", message)
+            assert found and found[1] in (key, TWINS.get(key)), message
+
+
+def test_what_files_and_options_contradict_is_said_of_both():
+    assert answer(load, [SMOKE, "--n_head=5"]).startswith(f"{SMOKE} and the options: n_embd 64 is not divisible")
+
+
 def test_exactly_one_config_is_needed():
-    assert "takes one config file, but is given none" in answer(load, [])
+    assert "takes one config file, such as configs/shakespeare.yaml, but is given none" in answer(load, [])
     assert "'a.yaml', 'b.yaml'" in answer(load, ["a.yaml", "b.yaml"])
 
 

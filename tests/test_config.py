@@ -61,7 +61,8 @@ REFUSED = [  # row of faults.md, content of the file, what the answer must say
     ("A7", "train:\n  n_head: 4\n", ["unknown key 'n_head'", "line 2", "did you mean model.n_head?"]),
     ("A7", "modle:\n  n_head: 4\n", ["unknown key 'modle'", "line 1", "did you mean model?"]),
     ("A7", "model.n_head: 4\n", ["unknown key 'model.n_head'", "line 1"]),
-    ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1"]),
+    ("A7", "data: {seed: 4}\n", ["unknown key 'seed'", "line 1", "did you mean seed?"]),
+    ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1", "python train.py --help lists all"]),
     ("A8", "model: {attention: flsh}\n", ["line 1", "one of fused, heads", "'flsh'"]),
     ("A8", "model: {attention: Heads}\n", ["one of heads, ", "'Heads'"]),
     ("A9", 'model:\n  n_layer: "6"\n', ["line 2", "must be an integer in [1, 1000]", "is text", "remove the quotes"]),
@@ -123,8 +124,11 @@ REFUSED = [  # row of faults.md, content of the file, what the answer must say
     ("A31", "seed: 0x10\n", ["'0x10' is not a plain number"]),
     ("A31", "seed: 1_000\n", ["'1_000' is not a plain number"]),
     ("A31", "seed: ６\n", ["'６' is not a plain number"]),
-    ("A31", 'seed: "\\UFFFFFFFF"\n', ["not YAML"]),
-    ("A31", "%YAML " + "9" * 5000 + ".1\n---\nseed: 1\n", ["not YAML"]),
+    ("A31", 'seed: "\\UFFFFFFFF"\n', ["not YAML (OverflowError)", "write lines of key: value"]),
+    ("A31", "%YAML " + "9" * 5000 + ".1\n---\nseed: 1\n", ["not YAML (ValueError)", "write lines of key: value"]),
+    ("A32", "seed: [" + "1," * 9_990 + "1]\n", ["is a list"]),
+    ("A32", "seed: [" + "1," * 20_000 + "1]\n", ["line 1", "too long for a config; at most 10,000 keys, values"]),
+    ("A32", "data:\n- \n" * 100_000, ["duplicate key 'data'"]),
     ("A33", "train: {warmup_iters: 3000}\n", ["warmup_iters 3000 is more than max_iters 2000"]),
     (
         "A33",
@@ -139,10 +143,11 @@ REFUSED = [  # row of faults.md, content of the file, what the answer must say
     ("A33", "data: {sources: http://example.org/a.txt}\n", ["'http://example.org/a.txt'", "https://...#sha256="]),
     ("A33", "data: {sources: [https://example.org/a.txt]}\n", ["'https://example.org/a.txt'", "SHA-256"]),
     ("A33", f"data: {{sources: 'https://example.org/a.txt#sha256={'0' * 63}'}}\n", ["64 hex digits"]),
-    ("A33", "data: {sources: []}\n", ["sources must be a list of texts"]),
-    ("A33", "data: {sources: [a, [b]]}\n", ["sources must be a list of texts"]),
-    ("A33", 'data: {sources: ["\\ud800"]}\n', ["sources must be a list of texts"]),
-    ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of texts"]),
+    ("A33", "data: {sources: []}\n", ["sources must be a list of texts, but is []"]),
+    ("A33", "data: {sources: [a, [b]]}\n", ["sources must be a list of texts, but is ['a', a list]"]),
+    ("A33", 'data: {sources: ["\\ud800", "", c, d]}\n', ["a list of texts, but is ['\\ud800', '', 'c', ...]"]),
+    ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of texts, but is a mapping"]),
+    ("A33", "seed: 1\nmodel: {n_head: ]}\n", ["line 2", "check the brackets, quotes and indentation"]),
     ("A33", "model: {n_layer: [4]}\n", ["n_layer must be an integer", "is a list"]),
     ("A33", "? [a]\n: 1\n", ["a key must be a word"]),
 ]
@@ -211,13 +216,15 @@ def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
         assert answer(wrong) == f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
     write(tmp_path, "seed: 1\n")
     assert f"did you mean {tmp_path}/config.yaml?" in answer(str(tmp_path / "confg.yaml"))
-    assert answer("zzzz\x1b") == "zzzz\\x1b: no such config"
+    assert answer("zzzz\x1b").startswith("zzzz\\x1b: no such config; there is configs/nanogpt_cpu.yaml, configs/")
+    monkeypatch.chdir(tmp_path / "..")
+    assert answer("zzzz") == "zzzz: no such config; there is configs/shakespeare.yaml"
 
 
 def test_a2_a_folder_names_the_configs_in_it(tmp_path):
-    assert "is a folder" in answer(str(tmp_path))
+    assert "is a folder; give a config file, such as configs/shakespeare.yaml" in answer(str(tmp_path))
     file = write(tmp_path, "seed: 1\n")
-    assert f"give a file, such as {file}" in answer(str(tmp_path))
+    assert f"give a config file, such as {file}" in answer(str(tmp_path))
 
 
 def test_a3_an_unreadable_file_is_refused(tmp_path, monkeypatch):
@@ -227,7 +234,7 @@ def test_a3_an_unreadable_file_is_refused(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(strict_yaml, "open", denied, raising=False)
-    assert answer(file) == f"{file}: cannot be read: Permission denied"
+    assert answer(file) == f"{file}: cannot be read: Permission denied; mend that, or give another file"
     monkeypatch.undo()
     loop = tmp_path / "loop.yaml"
     loop.symlink_to(loop)
