@@ -118,7 +118,7 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
             faults.append(str(error))
         else:
             return choice, f"{faults[0]}; reading {printable(choice)} instead" if faults else None
-    good = [printable(each) for each in _nearby(path) if each not in choices]
+    good = [printable(each) for each in _nearby(path)]
     others = f"good ones nearby, newest first: {', '.join(good)}" if good else "there is no good one nearby"
     raise CheckpointError(f"{'; '.join(faults)}; {others}")
 
@@ -236,16 +236,13 @@ def _has_groups(saved: object, groups: list[dict]) -> bool:
 
 
 def _state_after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
-    """By parameter, what the optimizer keeps: known after a step, here of rate 0 and along no gradient."""
-    rates = [group["lr"] for group in optimizer.param_groups]
+    """By parameter, what the optimizer keeps: known after a step, here at rate 0, where it stays, along no gradient."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
     return optimizer.state_dict()["state"]
 
 
