@@ -156,9 +156,9 @@ LAYOUTS: dict[str, type[Projection]] = {
 # ----------------------------------------------------------------------------------- how the heads attend
 
 
-def causal_mask(T: int, S: int, device: torch.device | None = None) -> Tensor:
-    """(T, S), True where query i may see key j: the T queries are the last T of the S tokens."""
-    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+def causal_mask(T: int, S: int, like: Tensor) -> Tensor:
+    """(T, S), -inf where key j comes after query i, else 0: the T queries are the last T of the S tokens."""
+    return torch.full((T, S), -math.inf, dtype=like.dtype, device=like.device).triu(S - T + 1)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
@@ -167,13 +167,14 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None, causal: 
     q (..., T, D) and k (..., S, D) give (..., T, S), whose rows add up to 1. `mask` is additive, -inf where a query
     may not look; `causal` hides from each query what comes after it. A row that is hidden throughout is NaN.
     """
-    return masked_softmax(q @ k.mT / math.sqrt(q.size(-1)), mask, causal)
+    scores = (q / math.sqrt(q.size(-1))) @ k.mT  # q is scaled: fewer numbers than the scores
+    return masked_softmax(scores, mask, causal)
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """Scores (..., T, S) -> weights of the same shape; what the mask or causality hides gets weight 0."""
     if causal:
-        scores = scores.masked_fill(~causal_mask(*scores.shape[-2:], scores.device), -math.inf)
+        scores = scores + causal_mask(*scores.shape[-2:], like=scores)
     return (scores if mask is None else scores + mask).softmax(dim=-1)
 
 
@@ -191,7 +192,7 @@ def bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, drop
     """The heads folded into the batch: every product is one `torch.bmm` over B*H matrices."""
     heads = q.shape[:2]
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B*H, T or S, D)
-    scores = torch.bmm(q, k.mT) / math.sqrt(q.size(-1))  # (B*H, T, S)
+    scores = torch.bmm(q / math.sqrt(q.size(-1)), k.mT)  # (B*H, T, S)
     weights = masked_softmax(scores.unflatten(0, heads), mask, causal).flatten(0, 1)
     return torch.bmm(F.dropout(weights, dropout), v).unflatten(0, heads)
 
@@ -284,7 +285,7 @@ class Attention(nn.Module):
         causal = context is None and value_context is None and T > 1  # a single query is the last: nothing is hidden
         dropout = self.attention_dropout if self.training else 0.0
         if mask is None and causal and T != S:
-            mask = causal_mask(T, S, q.device)
+            mask = causal_mask(T, S, like=q)
         if mask is None:
             y = self.kernel(q, k, v, None, causal, dropout)
         else:
@@ -338,5 +339,5 @@ def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     if mask.dtype == torch.bool:
         full = torch.where(full, 0.0, -math.inf)
     if causal:
-        full = full.masked_fill(~causal_mask(T, S, q.device), -math.inf)
+        full = full + causal_mask(T, S, like=q)
     return full.to(q.dtype)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from configs import schema
 from configs.schema import ModelConfig
-from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, causal_mask
+from model.attention import KERNELS, LAYOUTS, Attention, attention_weights
 from model.cache import KVCache
 from model.gpt import GPT
 from model.rotary import Rotary
@@ -26,6 +26,7 @@ PAIRS = list(itertools.product(LAYOUTS, KERNELS))
 every_pair = pytest.mark.parametrize(("layout", "kernel"), PAIRS)
 
 B, T, S, C, H = 2, 4, 5, 6, 3
+LATER = torch.ones(T, T, dtype=torch.bool).triu(1)  # what causality hides
 PRECISIONS = {torch.float64: 1e-12, torch.float32: 1e-5}  # how far off a result may be, relative to its norm
 
 
@@ -170,7 +171,7 @@ def test_outputs_and_gradients_are_those_of_torchs_multihead_attention(layout, k
         theirs = torch.nn.MultiheadAttention(C, H, bias=bias, batch_first=True, dtype=dtype)
         theirs.load_state_dict(packed(made))
         texts = [text.to(dtype, copy=True).requires_grad_() for text in (numbers(B, T, C), *contexts.values())]
-        hidden = None if contexts else ~causal_mask(T, T)  # the booleans of their mask mean the opposite of ours
+        hidden = None if contexts else LATER  # the booleans of their mask mean the opposite of ours
         y, _ = theirs(texts[0], texts[min(1, len(texts) - 1)], texts[-1], attn_mask=hidden, need_weights=False)
         (y * numbers(*y.shape, seed=9).to(dtype)).sum().backward()
         assert_near(ours[: 1 + len(texts)], [y.detach(), *map(gradient, texts)], tolerance)
@@ -291,7 +292,7 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros_and_passes_no_gradient(la
     some[1, 2, 3] = some[0, :, 0] = True
     earlier = torch.ones(T, T, dtype=torch.bool).tril()  # and causality hides the rest
     for hidden in (some, earlier):
-        blind = (hidden | ~causal_mask(T, T)).all(-1).expand(B, H, T)
+        blind = (hidden | LATER).all(-1).expand(B, H, T)
         for mask in (~hidden, torch.zeros(hidden.shape).masked_fill(hidden, -math.inf)):
             made, x, concatenated = layer(layout, kernel, bias=True), numbers(B, T, C).requires_grad_(), []
             made.output.register_forward_pre_hook(lambda module, inputs, c=concatenated: c.append(inputs[0]))
