@@ -16,6 +16,7 @@ KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16")
 SEEDS = "[0, 4294967295]"
+MAX_ANGLES = 2**23  # of rotary positions: a table that the settings alone make, and no file holds
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class ModelConfig(Checked):
             raise ConfigError(
                 f"positions rope turns pairs of numbers, but a head has {self.n_embd // self.n_head} "
                 f"(n_embd {self.n_embd} / n_head {self.n_head}); choose an even size, or positions learned"
+            )
+        angles = self.block_size * (self.n_embd // self.n_head)
+        if self.positions == "rope" and angles > MAX_ANGLES:
+            raise ConfigError(
+                f"positions rope prepares block_size {self.block_size} * head size {self.n_embd // self.n_head} = "
+                f"{angles:,} angles; allowed: {MAX_ANGLES:,}; reduce block_size, or choose positions learned"
             )
 
 

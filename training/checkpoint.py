@@ -19,7 +19,6 @@ from training import sealed
 
 FALLBACK = {"last": ("last.pt", "prev.pt"), "best": ("best.pt", "last.pt", "prev.pt")}
 MAX_EXCESS = 2**22  # bytes that a config may ask for beyond those of the weights: a mistake, then, and no attack
-MAX_ANGLES = 2**23  # of rotary positions: a table that the config alone makes, and no file holds
 Plain = int | float | str | bool | None
 
 
@@ -184,11 +183,8 @@ def _check_size(checkpoint: Checkpoint) -> None:
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in checkpoint.model.values()}
     held = sum(storage.nbytes() for storage in storages.values())
     made = 4 * estimate_parameters(model, len(checkpoint.vocabulary))
-    angles = model.block_size * (model.n_embd // model.n_head) if model.positions == "rope" else 0
     if made > held + MAX_EXCESS:
         raise CheckpointError(f"{checkpoint.origin}: its weights are {held:,} bytes, its config makes {made:,}")
-    if angles > MAX_ANGLES:
-        raise CheckpointError(f"{checkpoint.origin}: its config makes {angles:,} angles; allowed: {MAX_ANGLES:,}")
 
 
 def _check_tensors(where: str, found: Mapping[str, object], made: Mapping[str, Tensor]) -> None:
