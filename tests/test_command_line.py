@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from configs.errors import ConfigError, printable
 from configs.load import Actions, Command, load, load_sample, sample_help, train_help
@@ -229,20 +227,3 @@ def test_help_shows_every_setting_with_its_meaning_default_and_range(text, secti
             assert all(choice in words for choice in this.metadata["choices"])
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii()
-
-
-OPTIONS = ["--model.n_layer", "--n-head", "--seed", "--sources", "--compile", "--resume", "--overwrite", "--nope", "--"]
-OPTIONS += ["--prompt", "--start", "--ckpt", "--no-cache", "--temperature", "--top-k", "--max-new-tokens", "-h", "-"]
-VALUES = ["", "1", "0", "-1", "010", "1e3", "1e400", "nan", "true", "[a, b]", "[", "[*a]", "{", "\0", "\x1b[2J", "a=b"]
-WORD = st.sampled_from(OPTIONS) | st.sampled_from(VALUES) | st.text(max_size=9)
-WORD |= st.builds("{}={}".format, st.sampled_from(OPTIONS) | st.text(max_size=9), st.sampled_from(VALUES) | st.text())
-
-
-@given(st.lists(WORD | st.just(SMOKE), max_size=5))
-@settings(max_examples=400, deadline=None)
-def test_any_command_line_is_either_understood_or_refused_in_one_line(argv):
-    for load_arguments in (load, load_sample):
-        try:
-            load_arguments(argv)
-        except ConfigError as error:
-            assert printable(error) == str(error) and len(str(error)) < 1000

@@ -1,0 +1,221 @@
+"""A terminal obeys no character that came from outside, whatever it came as; a pipe gets every text byte for byte.
+
+Both commands are called on a real pseudo-terminal, with every control character of C0, C1 and the bidirectional ones,
+and with strings of many awkward kinds, as each thing that they might print. The checkpoint is of a model that answers
+each character of its vocabulary, control characters and all, with the next.
+"""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+import tty
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import yaml
+
+import sample
+import train
+from configs.errors import answer, printable
+from configs.schema import Config, ModelConfig
+from model.gpt import GPT
+from tests.campaigns.fuzzing import AWKWARD, Answer, Tally, chance, main
+from tests.conftest import ROOT
+from training import checkpoint as checkpoints
+from training import sealed
+
+CONTROLS = [chr(c) for c in (*range(32), *range(127, 160))]
+CONTROLS += [chr(c) for c in (0x061C, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
+NEW = 3  # characters to generate
+VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
+SEQUENCES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b[6n", "\x1bP+q\x1b\\", "\x9b31m", "\x1b[?1049h", "\x1bc", "\x0e"]
+SEQUENCES += ["\r\n", "b\b", "a\u0301\u0327", "👨‍👩‍👧", "مرحبا", "\u202eabc\u202c", "\udcff", "\U000e0041", "\uffff"]
+
+
+def awkward(number: int) -> str:
+    """The string of that number: a few pieces that do harm to a terminal, or look odd on one."""
+    rng = chance("string", number)
+    pieces = [*CONTROLS, *SEQUENCES, *AWKWARD, *"abc é天"]
+    return "".join(rng.choice(pieces) for _ in range(rng.choice([1, 2, 5, 20])))
+
+
+def make_checkpoint(path: Path) -> None:
+    """A model that answers each character with the next of its vocabulary, and the last with the first."""
+    config = ModelConfig(
+        n_layer=1, n_head=1, positions="rope", norm="rmsnorm", mlp="relu2", tied=False, residual_init="zero"
+    )
+    model = GPT(config, len(VOCABULARY))  # what its block adds is zero at first
+    with torch.no_grad():
+        model.token_embedding.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd))
+        model.output.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd).roll(1, dims=0))
+    saved = checkpoints.Checkpoint(
+        config=Config(model=config),
+        vocabulary=VOCABULARY,
+        data={"name": "\x1b[2J", "sha256": "0" * 64, "characters": 1},
+        model=model.state_dict(),
+        ema=None,
+        optimizers=[],
+        progress={"step": 0},
+        environment={},
+    )
+    sealed.write(path, checkpoints.seal(saved))
+
+
+class Cases:
+    """What is asked of a string in each place where it may turn up: the script and its arguments."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.checkpoint, self.files = folder, folder / "model.pt", 0
+        make_checkpoint(self.checkpoint)
+
+    def config(self, tree: dict) -> list[str]:
+        self.files += 1
+        file = self.folder / f"{self.files}.yaml"
+        file.write_bytes(yaml.safe_dump(tree, width=10**6).encode(errors="surrogatepass"))
+        return ["train.py", str(file), "--print-config"]
+
+    def config_key(self, string: str) -> list[str]:
+        return self.config({string: 1})
+
+    def config_value(self, string: str) -> list[str]:
+        return self.config({"model": {"attention": string}})
+
+    def config_text(self, string: str) -> list[str]:
+        return self.config({"out_dir": string})
+
+    def config_file(self, string: str) -> list[str]:
+        return ["train.py", string]
+
+    def option(self, string: str) -> list[str]:
+        return ["train.py", "configs/smoke.yaml", f"--{string}"]
+
+    def argument(self, string: str) -> list[str]:
+        return ["sample.py", "--ckpt=x", f" {string}"]
+
+    def source(self, string: str) -> list[str]:
+        return ["train.py", "configs/smoke.yaml", f"--data.sources=none{string}", f"--out_dir={self.folder / 'out'}"]
+
+    def text_file(self, string: str) -> list[str]:
+        """A folder with an empty text of that name, as far as names may go."""
+        self.files += 1
+        texts = self.folder / f"{self.files}.texts"
+        texts.mkdir()
+        (texts / (re.sub("[/\0\ud800-\udfff]", "_", string)[:60] + ".txt")).touch()
+        return ["train.py", "configs/smoke.yaml", f"--data.sources={texts}", f"--out_dir={self.folder / 'out'}"]
+
+    def run_folder(self, string: str) -> list[str]:
+        return ["train.py", "configs/smoke.yaml", f"--out_dir=/dev/null/{string}"]
+
+    def checkpoint_file(self, string: str) -> list[str]:
+        return ["sample.py", f"--ckpt=none{string[:50]}"]
+
+    def prompt(self, string: str) -> list[str]:
+        return ["sample.py", f"--ckpt={self.checkpoint}", f"--prompt= {string}", "--max-new-tokens=0"]
+
+    def generated(self, string: str) -> list[str]:
+        """What comes in the vocabulary after the string, so far as a prompt can hold that."""
+        prompt = "".join(c for c in string if c in VOCABULARY[1:]) or VOCABULARY[-1]  # no argument holds a NUL
+        options = ["--temperature=0", f"--max-new-tokens={NEW}"]
+        return ["sample.py", f"--ckpt={self.checkpoint}", f"--prompt={prompt}", *options]
+
+
+PLACES: list[Callable[[Cases, str], list[str]]] = [
+    Cases.config_key,
+    Cases.config_value,
+    Cases.config_text,
+    Cases.config_file,
+    Cases.option,
+    Cases.argument,
+    Cases.source,
+    Cases.text_file,
+    Cases.run_folder,
+    Cases.checkpoint_file,
+    Cases.prompt,
+    Cases.generated,
+]
+
+
+def speak(file: str) -> None:
+    """Call each command of a list of them, in this process, whose output is a terminal or a pipe."""
+    for number, (script, *argv) in enumerate(json.loads(Path(file).read_text())):
+        print(f"<case {number}>", flush=True)
+        sys.argv = [script, *argv]
+        code = answer(train.main if script == "train.py" else sample.main)
+        sys.stderr.flush()
+        print(f"<exit code {code}>", flush=True)
+
+
+def spoken(folder: Path, commands: list[list[str]], terminal: bool, errors: bool) -> list[tuple[int, str]]:
+    """The exit code of each command and what it wrote to a terminal or a pipe, with its errors or without them."""
+    file = folder / "commands.json"
+    file.write_text(json.dumps(commands))
+    words = [sys.executable, "-c", f"from tests.campaigns.terminal import speak; speak({str(file)!r})"]
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        tty.setraw(writer)  # what is written arrives as it is, without a return before each newline
+    stderr = writer if errors else subprocess.DEVNULL
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=writer, stderr=stderr) as process:
+        os.close(writer)
+        content = b"".join(iter(lambda: _read(reader), b""))
+    assert process.returncode == 0, content[-2000:].decode(errors="replace")
+    found = re.findall(r"<case \d+>\n(.*?)<exit code (\d+)>\n", content.decode(), re.DOTALL)
+    assert len(found) == len(commands)
+    return [(int(code), text) for text, code in found]
+
+
+def _read(handle: int) -> bytes:
+    try:
+        return os.read(handle, 1 << 16)
+    except OSError:  # how a terminal ends
+        os.close(handle)
+        return b""
+
+
+def run(cases: int) -> Tally:
+    """Try every control character, and `cases` awkward strings, each in every place."""
+    tally = Tally("characters on a terminal", allowed={0, 2, 3, 4, 5})
+    strings = [*CONTROLS, *map(awkward, range(cases))]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        places = Cases(folder)
+        tried = [(place.__name__, string) for place in PLACES for string in strings]
+        commands = [place(places, string) for place in PLACES for string in strings]
+        shown = spoken(folder, commands, terminal=True, errors=True)
+        written = spoken(folder, commands, terminal=False, errors=False)
+        tally.add("as a text to train on", 0, VOCABULARY, trained(folder))
+    for i, (place, string) in enumerate(tried):
+        (code, text), (same_code, raw) = shown[i], written[i]
+        tally.add(f"as {place.replace('_', ' ')}", i, string, Answer(code, "" if code else text, text if code else ""))
+        assert same_code == code
+        if place == "prompt":
+            assert code or raw == f" {string}\n", (string, raw)
+        if place == "generated":
+            assert raw == following(commands[i][2].removeprefix("--prompt=")) + "\n", raw
+        if place in ("prompt", "generated") and not code:
+            assert text == printable(raw, keep="\n\t"), (raw, text)
+    return tally
+
+
+def trained(folder: Path) -> Answer:
+    """A short run on a text of control characters, whose vocabulary and sample are shown; its bar is not looked at."""
+    text = folder / "controls.txt"
+    text.write_text(VOCABULARY * 40, encoding="utf-8", newline="")
+    options = [f"--data.sources={text}", f"--out_dir={folder / 'trained'}", "--max_iters=2", "--warmup_iters=0"]
+    [(code, shown)] = spoken(folder, [["train.py", "configs/smoke.yaml", *options]], terminal=True, errors=False)
+    assert printable(VOCABULARY[:100]) in shown and "  | " in shown
+    return Answer(code, shown, "")
+
+
+def following(prompt: str) -> str:
+    """The prompt and what the model writes after it."""
+    place = VOCABULARY.index(prompt[-1]) + 1
+    return prompt + "".join(VOCABULARY[(place + i) % len(VOCABULARY)] for i in range(NEW))
+
+
+if __name__ == "__main__":
+    main(run, cases=500)
