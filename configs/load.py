@@ -80,7 +80,7 @@ def load(argv: list[str]) -> Command:
     """What the arguments of train.py ask for: its config file with the overrides, complete and checked."""
     words, values = read_arguments(argv, Actions, Config)
     if len(words) != 1:
-        given = ", ".join(map(shown, words)) or "none"
+        given = shown(tuple(words)) if words else "none"
         raise ConfigError(
             f"train.py takes one config file, such as configs/shakespeare.yaml, but is given {given}; "
             "an option begins with -- and has its value after =, as in --resume=PATH; see python train.py --help"

@@ -85,9 +85,9 @@ def checked(this: Field, value):
 
 
 def _fits(this: Field, value) -> bool:
-    """Whether a value of the right type is in its range; a text may be empty only where that is the default."""
+    """Whether a value of the right type is in its range; a text or list may be empty only where that is the default."""
     if isinstance(value, tuple):
-        return value != () and all(type(text) is str and text and is_whole(text) for text in value)
+        return (value or this.default == ()) and all(type(text) is str and text and is_whole(text) for text in value)
     if isinstance(value, str):
         return not this.metadata["choices"] and (value or this.default == "") and is_whole(value)
     if not this.metadata["within"]:
@@ -161,4 +161,5 @@ def place(where: str):
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{printable(where)}: {error}") from None
+        short = where if len(where) <= 300 else f"{where[:140]}...{where[-140:]}"
+        raise ConfigError(f"{printable(short)}: {error}") from None

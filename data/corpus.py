@@ -38,13 +38,13 @@ class Split:
     def __len__(self) -> int:
         return sum(end - start for start, end in self.segments)
 
-    def stretch(self, characters: int) -> "Split":
-        """The first `characters` characters of this split: a fixed text to measure a loss on."""
-        segments = []
+    def stretch(self, predictions: int) -> "Split":
+        """The beginning of this split with so many predictions, at least one: a fixed text to measure a loss on."""
+        segments, left = [], max(1, predictions)
         for start, end in self.segments:
-            end = min(end, start + characters)
+            end = min(end, start + left + 1) if left else start
             segments.append((start, end))
-            characters -= end - start
+            left -= max(0, end - start - 1)
         return Split(self.ids, tuple(segments))
 
 

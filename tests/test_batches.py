@@ -220,11 +220,15 @@ def test_evaluation_batches_windows_of_one_length():
     assert [x.shape for x, _ in evaluation_windows(split, 16, 8)] == [(8, 16), (8, 16), (8, 16), (6, 16)]
 
 
-@pytest.mark.parametrize("characters", [0, 1, 39, 40, 41, 70, 75, 1000])
-def test_a_stretch_is_the_first_characters_of_a_split(characters):
-    split = split_of([40, 0, 35])
-    stretch = split.stretch(characters)
-    text = np.concatenate([split.ids[start:end] for start, end in split.segments])
-    assert len(split) == len(text) == 75
-    assert len(stretch) == min(characters, 75)
-    assert np.array_equal(np.concatenate([stretch.ids[s:e] for s, e in stretch.segments]), text[:characters])
+@pytest.mark.parametrize("lengths", [[40, 0, 35], [0, 1, 1, 2, 35], [2]])
+def test_a_stretch_is_the_beginning_of_a_split_and_never_without_a_prediction(lengths):
+    split = split_of(lengths)
+    everything = predictions_of(split)
+    for wanted in (0, 1, 2, 38, 39, 40, 72, 73, 1000):
+        stretch = split.stretch(wanted)
+        assert predictions_of(stretch) == everything[: max(1, wanted)]
+        assert len(stretch) <= len(split) and stretch.ids is split.ids
+
+
+def predictions_of(split):
+    return [i for start, end in split.segments for i in range(start + 1, end)]

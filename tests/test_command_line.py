@@ -192,7 +192,8 @@ def test_what_files_and_options_contradict_is_said_of_both():
 
 def test_exactly_one_config_is_needed():
     assert "takes one config file, such as configs/shakespeare.yaml, but is given none" in answer(load, [])
-    assert "'a.yaml', 'b.yaml'" in answer(load, ["a.yaml", "b.yaml"])
+    assert "is given ['a.yaml', 'b.yaml'];" in answer(load, ["a.yaml", "b.yaml"])
+    assert "is given ['a.yaml', 'a.yaml', 'a.yaml', ...];" in answer(load, ["a.yaml"] * 1000)
 
 
 def test_what_is_not_said_stays_as_the_file_or_the_schema_has_it():

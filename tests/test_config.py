@@ -240,7 +240,7 @@ def test_a3_an_unreadable_file_is_refused(tmp_path, monkeypatch):
     loop = tmp_path / "loop.yaml"
     loop.symlink_to(loop)
     assert "cannot be read" in answer(str(loop))
-    assert "cannot be read" in answer(str(tmp_path / ("x" * 300)))
+    assert f"{'x' * 140}: cannot be read: File name too long" in answer("y" * 5000 + "x" * 300)
 
 
 def test_a32_only_a_regular_file_of_at_most_1_mb_is_read(tmp_path):
