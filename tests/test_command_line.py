@@ -36,7 +36,7 @@ SPELLINGS = [  # what is written, setting, value
     (["--sources=a.txt", "--sources=b.txt"], "data.sources", ("a.txt", "b.txt")),
 ]
 
-TRAIN = [  # row of faults.md, arguments after the config, what the answer must say
+TRAIN = [  # row of test_catalogue.py, arguments after the config, what the answer must say
     ("A7", ["--n_heads=4"], ["unknown option '--n_heads'", "did you mean --n_head?"]),
     ("A7", ["--model.heads=4"], ["unknown option '--model.heads'", "did you mean --model."]),
     ("A7", ["--train.n_head=4"], ["unknown option '--train.n_head'", "did you mean --n_head?"]),
@@ -72,7 +72,7 @@ TRAIN = [  # row of faults.md, arguments after the config, what the answer must 
     ("-", ["--max_it=5"], ["unknown option '--max_it'", "did you mean --max_iters?"]),
 ]
 
-SAMPLE = [  # row of faults.md, arguments, what the answer must say
+SAMPLE = [  # row of test_catalogue.py, arguments, what the answer must say
     ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
     ("C1", ["--ckpt="], ["--ckpt: ", "must be text"]),
     ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),

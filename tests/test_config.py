@@ -1,4 +1,4 @@
-"""Config files: what is accepted means what it says; all else is answered in one line (faults.md, A1 to A33)."""
+"""Config files: what is accepted means what it says; all else is answered in one line (A1 to A33 of test_catalogue.py)."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ NANOGPT_TRAIN = {"optimizer": "adamw", "learning_rate": 1e-3, "min_lr_ratio": 0.
 NANOGPT_TRAIN |= {"beta2": 0.99, "warmup_iters": 100, "weight_decay": 0.1, "grad_clip": 1.0}
 NANOGPT_TRAIN |= {"gradient_accumulation_steps": 1}
 
-REFUSED = [  # row of faults.md, content of the file, what the answer must say
+REFUSED = [  # row of test_catalogue.py, content of the file, what the answer must say
     ("A4", "", ["config is empty"]),
     ("A4", "# only\n# comments\n", ["config is empty"]),
     ("A4", "---\n", ["config is empty"]),
@@ -153,7 +153,7 @@ REFUSED = [  # row of faults.md, content of the file, what the answer must say
     ("A33", "? [a]\n: 1\n", ["a key must be a word"]),
 ]
 
-ACCEPTED = [  # row of faults.md, content of the file, what it sets
+ACCEPTED = [  # row of test_catalogue.py, content of the file, what it sets
     ("A10", "model: {n_layer: 6.0}\n", {"n_layer": 6}),
     ("A11", "train: {learning_rate: 1e-3, weight_decay: .5, grad_clip: 5.}\n", {"learning_rate": 0.001}),
     ("A11", "train: {learning_rate: 1}\n", {"learning_rate": 1.0}),

@@ -1,0 +1,58 @@
+"""The device and the dtype: what this machine has not is refused with what it has; `auto` is what it has."""
+
+import pytest
+import torch
+
+from configs.errors import ResourceError
+from training import runtime
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine("cuda")`: this machine, as if it had that and the CPU."""
+
+    def has(*devices):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+
+    return has
+
+
+@pytest.mark.parametrize(
+    "has, device, words",
+    [
+        ([], "cuda", "device: no CUDA device on this machine; available: cpu; use device: auto"),
+        ([], "mps", "device: no MPS device on this machine; available: cpu; use device: auto"),
+        (["cuda"], "mps", "device: no MPS device on this machine; available: cpu, cuda; use device: auto"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(machine, has, device, words):
+    machine(*has)
+    with pytest.raises(ResourceError) as caught:
+        runtime.choose(device, "auto")
+    assert str(caught.value) == words and caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_float16_on_a_cpu_is_refused_with_what_fits(machine, device):
+    machine()
+    with pytest.raises(ResourceError) as caught:
+        runtime.choose(device, "float16")
+    assert "dtype: float16" in str(caught.value) and "allowed: float32, bfloat16" in str(caught.value)
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("has, found", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "mps"), (["cuda", "mps"], "cuda")])
+def test_auto_is_the_fastest_device_that_is_there(machine, has, found):
+    machine(*has)
+    assert runtime.choose("auto", "float32").device.type == found
+
+
+@pytest.mark.parametrize("has_instructions, dtype", [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bfloat16_only_where_there_are_instructions_for_it(machine, monkeypatch, has_instructions, dtype):
+    machine("cuda")
+    monkeypatch.setattr(runtime, "_cpu_has_bf16", lambda: has_instructions)
+    assert runtime.choose("cpu", "auto").dtype == dtype
+    assert runtime.choose("cuda", "auto").dtype == torch.float32  # this one only emulates it
+    assert runtime.choose("cpu", "float32").dtype == torch.float32
