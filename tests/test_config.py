@@ -1,4 +1,4 @@
-"""Config files: what is accepted means what it says; all else is answered in one line (A1 to A33 of test_catalogue.py)."""
+"""Config files: what is accepted means what it says; all else is answered in one line (rows A of test_catalogue.py)."""
 
 import os
 import subprocess
