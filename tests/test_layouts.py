@@ -118,9 +118,9 @@ def test_every_pair_is_the_same_function(layout, kernel, config):
 
 
 def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_memory():
-    model = gpt(MODERN, attention="stacked", kernel="loop").float().eval()
+    model = gpt(MODERN, attention="stacked", kernel="loop").bfloat16().eval()
     for other in (model.with_attention(), model.with_attention("heads"), model.with_attention(kernel="bmm")):
-        assert not other.training and other.output.weight.dtype == torch.float32
+        assert not other.training and other.output.weight.dtype == torch.bfloat16
         assert other.config.kernel in ("loop", "bmm") and other.config.attention in ("stacked", "heads")
         addresses = {parameter.data_ptr() for parameter in model.parameters()}
         assert addresses.isdisjoint(parameter.data_ptr() for parameter in other.parameters())
