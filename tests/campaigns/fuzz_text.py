@@ -26,8 +26,8 @@ ENCODINGS += ["cp437", "cp850", "cp866", "cp1006", "cp1125", "mac-roman", "koi8-
 ENCODINGS += ["cp037", "cp500", "cp1140", *(f"cp{i}" for i in range(1250, 1259)), "kz1048", "hp-roman8"]
 ENCODINGS += ["big5", "big5hkscs", "gb2312", "gbk", "gb18030", "hz", "cp932", "cp949", "cp950", "johab", "euc-kr"]
 ENCODINGS += ["shift-jis", "shift-jisx0213", "euc-jp", "iso2022-jp", "iso2022-jp-3", "iso2022-kr"]
-CONTROLS = [*range(32), *range(0x7F, 0xA0), 0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)]
-CONTROLS += [*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0x10000), 0xE0001, 0xE0041, 0xF0000, 0x10FFFF]
+UNSEEN = [*range(32), *range(0x7F, 0xA0), 0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F)]
+UNSEEN += [*range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0x10000), 0xE0001, 0xE0041, 0xF0000, 0x10FFFF]
 DAMAGE = [b"", b"\0", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfe", b"\r\n", b"\xf4\x90\x80\x80"]
 MARKS = {  # the longer first
     b"\xff\xfe\0\0": "utf-32-le",
@@ -65,7 +65,7 @@ def controls(rng: random.Random) -> bytes:
     """A text sown with characters that nobody sees."""
     text = list(text_of(rng, 900))
     for _ in range(rng.choice([1, 10, 500])):
-        text[rng.randrange(len(text))] = chr(rng.choice(CONTROLS))
+        text[rng.randrange(len(text))] = chr(rng.choice(UNSEEN))
     return "".join(text).encode(rng.choice(["utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-32"]))
 
 
