@@ -130,6 +130,8 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
         # --------------------------------------------------------------- keep: a checkpoint
         done = stop.wanted or run.out_of_patience or progress.step >= settings.max_iters
         if better or done or run.save_due:
+            if not run.is_finite:
+                raise not_finite(run, keeper, "the weights are no longer finite")
             keeper.keep(run, best=better, last=done or run.save_due, final=done)
         if done:
             return
@@ -157,7 +159,7 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
             for optimizer in run.optimizers:
                 run.scaler.step(optimizer)
         elif settings.on_nonfinite == "stop" or progress.skipped_in_a_row > MOST_SKIPPED:
-            raise not_finite(run, keeper, loss, norm)
+            raise not_finite(run, keeper, f"loss {loss}, gradient norm {norm}; both must be finite")
         for optimizer in run.optimizers:
             optimizer.zero_grad()
         run.scaler.update()
@@ -195,7 +197,7 @@ def look(run: "Run", stop: Stop, monitor: "Monitor") -> bool:
     progress, train, val = run.progress, run.corpus.train, run.corpus.val
     texts = (evaluation_windows(each, run.config.model.block_size, 64) for each in (val, train.stretch(len(val) // 10)))
     val_loss, known_loss = (exact_loss(run.best_model, stop.watched(windows), run.runtime) for windows in texts)
-    text = sample(run, run.config.train.sample_chars, stop)
+    text = sample(run, run.config.train.sample_chars, stop) if math.isfinite(val_loss) else ""
 
     step, progress.evaluated = progress.step, progress.step
     better = val_loss < progress.best_loss

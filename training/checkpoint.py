@@ -173,7 +173,10 @@ def load_optimizers(checkpoint: Checkpoint, optimizers: Sequence[torch.optim.Opt
         if not _has_groups(saved, groups):
             raise CheckpointError(f"{where}: it is no state of the parameters that its config makes")
         unused = checkpoint.progress.get("step") == 0 and not saved["state"]
-        _check_tensors(where, _flat(saved["state"]), {} if unused else _flat(_state_after_a_step(optimizer)))
+        state = _flat(saved["state"])
+        _check_tensors(where, state, {} if unused else _flat(_state_after_a_step(optimizer)))
+        if len({tensor.item() for tensor in state.values() if tensor.dim() == 0}) > 1:
+            raise CheckpointError(f"{where}: its parameters took different numbers of steps")
         optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 

@@ -33,14 +33,17 @@ class EventFile:
         self.path = folder / f"events.out.tfevents.{max(int(time.time()), *(n + 1 for n in [-1, *numbers])):010d}"
         self.size = 0  # bytes that are safe in the file
         self.waiting = io.BytesIO()
-        self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
 
     def add(self, summary: Summary, step: int) -> None:
         """Values of `step`; torch.utils.tensorboard.summary makes summaries of most kinds."""
+        if not self.size and not self.waiting.tell():
+            self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
         self._write(Event(summary=summary, step=step, wall_time=time.time()))
 
     def flush(self) -> None:
         """Bring what waits to the disk; OSError where it refuses, and then it goes on waiting."""
+        if not self.waiting.tell():
+            return
         with open(self.path, "r+b" if self.size else "wb") as file:
             file.seek(self.size)
             file.truncate()  # what an earlier attempt left

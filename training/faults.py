@@ -9,12 +9,12 @@ from training.keeper import Keeper
 from training.run import Run
 
 
-def not_finite(run: Run, keeper: Keeper, loss: float, norm: float) -> NonFiniteError:
-    """A step that would have spoilt the weights, and was not taken."""
+def not_finite(run: Run, keeper: Keeper, what: str) -> NonFiniteError:
+    """A step that would spoil the weights, and is not taken; or weights that are spoilt, and are not saved."""
     name = "muon_learning_rate" if run.config.train.optimizer == "muon" else "learning_rate"
     return NonFiniteError(
-        f"step {run.progress.step + 1:,}: loss {loss}, gradient norm {norm} at rate {run.rate:.3g}; "
-        f"both must be finite; {keeper}; {_again(keeper.folder)} --{name}={getattr(run.config.train, name) / 2:g}"
+        f"after step {run.progress.step:,}, at rate {run.rate:.3g}: {what}; {keeper}; "
+        f"{_again(keeper.folder)} --{name}={getattr(run.config.train, name) / 2:g}"
     )
 
 

@@ -64,5 +64,6 @@ class Monitor:
             self.warned = True
 
     def close(self) -> None:
+        self.flush()
         with suppress(OSError):
             self.bar.close()

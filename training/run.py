@@ -9,7 +9,6 @@ import torch
 
 from configs.errors import CheckpointError, printable
 from configs.schema import Config
-from configs.setting import shown
 from data.corpus import Corpus
 from model.gpt import GPT, copy_views
 from training import checkpoint as checkpoints
@@ -40,13 +39,23 @@ class Progress:
 
     @classmethod
     def restore(cls, saved: Checkpoint) -> "Progress":
-        """CheckpointError unless every number is there and can be one."""
-        for each in fields(cls):
-            kind, value = get_origin(each.type) or each.type, saved.progress.get(each.name)
-            numbers = value if kind is list else [value]
-            if type(value) is not kind or not all(type(n) in (int, float, bool) and n >= 0 for n in numbers):
-                raise CheckpointError(f"{saved.origin}: progress.{each.name} cannot be {shown(value)}")
-        return cls(**saved.progress)
+        """CheckpointError unless all of it is there, and can be."""
+        kinds = {each.name: get_origin(each.type) or each.type for each in fields(cls)}
+        wrong = kinds.keys() ^ saved.progress.keys()
+        wrong |= {name for name in kinds.keys() - wrong if not _can_be(saved.progress[name], kinds[name])}
+        if not wrong:
+            progress = cls(**saved.progress)
+            in_order = progress.best_step <= progress.evaluated <= progress.step
+            if in_order and progress.skipped_in_a_row <= progress.skipped <= progress.step:
+                return progress
+        names = ", ".join(sorted(wrong)) or "its steps contradict each other"
+        raise CheckpointError(f"{saved.origin}: this cannot be the progress of a run: {printable(names)}")
+
+
+def _can_be(value: object, kind: type) -> bool:
+    """Whether something saved is of this kind, and no number in it negative or NaN."""
+    numbers = value if kind is list else [value]
+    return type(value) is kind and all(type(each) in (int, float, bool) and each >= 0 for each in numbers)
 
 
 class Run:
@@ -105,6 +114,13 @@ class Run:
     def overflow_is_no_fault(self) -> bool:
         """Of float16: the scaler answers an infinite gradient with a lower scale, for as long as that is sensible."""
         return self.scaler.is_enabled() and self.scaler.get_scale() >= 1
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether a checkpoint of it could be read: every weight, average and moment is finite."""
+        states = (state for optimizer in self.optimizers for state in optimizer.state.values())
+        tensors = [*self.model.parameters(), *self.best_model.parameters(), *(t for s in states for t in s.values())]
+        return all(tensor.isfinite().all() for tensor in tensors)
 
     @property
     def bytes(self) -> int:

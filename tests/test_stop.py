@@ -1,0 +1,193 @@
+"""A run that is asked to stop: it finishes its step, saves, says how to go on, and loses nothing."""
+
+import os
+import re
+import shlex
+import signal
+import time
+from contextlib import suppress
+
+import pytest
+
+from tests.campaigns.common import STEPS, loadable, same, small, start, train
+from tests.campaigns.signals import CODES, PHASES, send_at
+from training import evaluation, schedule, sealed
+from training.stop import Interrupted, Stop
+
+SIGNALS = [name for name in CODES if hasattr(signal, name)]
+
+
+@pytest.fixture
+def options(tmp_path):
+    return small(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert train(*small(folder), f"--out_dir={folder / 'run'}")[0] == 0
+    return folder / "run"
+
+
+def at_step(monkeypatch, step, action):
+    """Do something as the learning of `step` begins."""
+    rate = schedule.rate
+
+    def watched(now, settings):
+        if now == step:
+            action()
+        return rate(now, settings)
+
+    monkeypatch.setattr(schedule, "rate", watched)
+
+
+def step_of(folder):
+    return sealed.read(folder / "last.pt")["progress"]["step"]
+
+
+# ------------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_sets_a_flag_and_says_so_at_once(name, capfd):
+    with Stop() as stop:
+        stop.gently()
+        assert not stop.wanted and stop.exit_code == 0
+        signal.raise_signal(getattr(signal, name))
+        assert stop.wanted and stop.exit_code == CODES[name]
+        assert capfd.readouterr().err == "\nstopping: this step is finished and saved; Ctrl-C again leaves at once\n"
+
+
+def test_the_second_ctrl_c_leaves_at_once():
+    for first in SIGNALS:
+        with Stop() as stop:
+            stop.gently()
+            signal.raise_signal(getattr(signal, first))
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_before_there_is_work_to_save_a_signal_ends_the_command_with_its_code():
+    for name in SIGNALS:
+        with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+            signal.raise_signal(getattr(signal, name))
+        assert getattr(caught.value, "code", 130) == CODES[name]
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(getattr(signal, name)) for name in SIGNALS]
+    with Stop():
+        assert [signal.getsignal(getattr(signal, name)) for name in SIGNALS] != before
+    assert [signal.getsignal(getattr(signal, name)) for name in SIGNALS] == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
+def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatch, undisturbed):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        at_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGHUP))
+        assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert same(undisturbed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CODES if kind.split()[0] in SIGNALS])
+@pytest.mark.parametrize("phase", PHASES)
+def test_in_each_phase_a_signal_ends_the_run_and_the_rest_is_as_if_it_had_not(
+    phase, kind, options, tmp_path, undisturbed
+):
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        send_at(phase, kind, {"load": 1, "save": 4}.get(phase, 2), patch.setattr)
+        code, said = train(*options, f"--out_dir={run}")
+    assert code == CODES[kind]
+    there, good = loadable(run)
+    assert there == good and not list(run.glob("*.tmp.*"))
+    if phase != "load" and not kind.endswith("twice"):
+        command = shlex.split(re.search(r"stopped and saved at step \d+; .*:\n  python (.*)\n", said)[1])
+        assert command[1:] == [str(run / "config.yaml"), f"--out_dir={run}", "--resume"]
+        assert train(*command[1:])[0] == 0
+    else:
+        assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert same(undisturbed, run)
+
+
+def test_a_signal_finishes_the_step_and_saves_it(options, tmp_path, monkeypatch):
+    at_step(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+    assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 143
+    assert step_of(tmp_path / "run") == 3
+
+
+def test_an_evaluation_is_left_and_made_when_the_run_goes_on(options, tmp_path, monkeypatch, undisturbed):
+    run, loss = tmp_path / "run", evaluation.exact_loss
+
+    def interrupted(model, windows, runtime):
+        signal.raise_signal(signal.SIGTERM)
+        return loss(model, windows, runtime)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "exact_loss", interrupted)
+        code, said = train(*options, f"--out_dir={run}")
+    assert code == 143 and "validation 6" not in said and "bits per character" not in said
+    saved = sealed.read(run / "last.pt")["progress"]
+    assert (saved["step"], saved["evaluated"]) == (6, 0) and not (run / "best.pt").exists()
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert same(undisturbed, run)
+
+
+def test_stopped_at_every_step_a_run_ends_the_same(options, tmp_path, monkeypatch, undisturbed):
+    run = tmp_path / "run"
+    for step in range(STEPS):
+        with monkeypatch.context() as patch:
+            at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
+            assert train(*options, f"--out_dir={run}", "--resume")[0] == 130
+        assert step_of(run) == step + 1
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert same(undisturbed, run)
+
+
+def test_what_is_watched_ends_as_soon_as_the_run_is_to_stop():
+    with Stop() as stop:
+        stop.gently()
+        seen = []
+        with suppress(Interrupted):
+            for item in stop.watched(range(5)):
+                seen.append(item)
+                if item == 2:
+                    signal.raise_signal(signal.SIGTERM)
+        assert seen == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------------------------- time limit
+
+
+def test_when_the_time_is_up_the_run_saves_and_ends_with_0(options, tmp_path, monkeypatch, undisturbed):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, lambda: time.sleep(2.1))
+        code, said = train(*options, f"--out_dir={run}", "--time_limit=0.035")
+    assert code == 0 and step_of(run) <= 6
+    assert re.search(r"stopped and saved at step \d; this goes on with it:\n  python train.py \S+ \S+ --resume\n", said)
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert same(undisturbed, run)
+
+
+def test_time_does_not_go_by_the_clock_on_the_wall(monkeypatch):
+    stop = Stop(minutes=1)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    assert not stop.wanted
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 61)
+    assert stop.wanted and stop.exit_code == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal")
+def test_a_laptop_that_sleeps_loses_nothing(options, tmp_path, undisturbed):
+    process = start("train.py", *options, f"--out_dir={tmp_path / 'run'}")
+    next(line for line in process.stdout if line.startswith("first loss"))
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(process.pid, signal.SIGCONT)
+    process.communicate()
+    assert process.returncode == 0 and same(undisturbed, tmp_path / "run")
