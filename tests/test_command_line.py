@@ -1,6 +1,7 @@
 """Command lines: every setting is an option, every mistake is answered in one line, and --help shows them all."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -184,6 +185,16 @@ def test_every_typo_in_the_name_of_a_setting_is_led_back_to_it(load_arguments, s
             message = answer(load_arguments, [f"--{wrong}=1"])
             found = re.search(r"did you mean --(?:\w+\.)?(\w+)\?$", message)
             assert found and found[1] in (key, TWINS.get(key)), message
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.stem)
+def test_every_typo_in_the_name_of_a_config_is_led_back_to_it(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    name = f"configs/{path.name}"
+    for wrong in {each for each in typos(name) if not Path(each).exists()}:
+        message = answer(load, [wrong])
+        assert "no such config" in message
+        assert name.replace("gpu", "cpu") in message.replace("gpu", "cpu"), wrong  # each one letter from the other
 
 
 def test_what_files_and_options_contradict_is_said_of_both():
