@@ -153,16 +153,16 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
             run.scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip or math.inf).item()
 
-        finite = math.isfinite(loss) and (math.isfinite(norm) or run.overflow_is_no_fault)
-        progress.skipped_in_a_row = 0 if finite else progress.skipped_in_a_row + 1
-        if finite:
-            for optimizer in run.optimizers:
-                run.scaler.step(optimizer)
-        elif settings.on_nonfinite == "stop" or progress.skipped_in_a_row > MOST_SKIPPED:
-            raise not_finite(run, keeper, f"loss {loss}, gradient norm {norm}; both must be finite")
+        finite = math.isfinite(loss) and math.isfinite(norm)
         for optimizer in run.optimizers:
+            if finite:
+                run.scaler.step(optimizer)
             optimizer.zero_grad()
-        run.scaler.update()
+        overflow_is_answered = run.update_scale()
+        fault = not finite and not (overflow_is_answered and math.isfinite(loss))
+        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if fault else 0
+        if progress.skipped_in_a_row > (MOST_SKIPPED if settings.on_nonfinite == "skip" else 0):
+            raise not_finite(run, keeper, f"loss {loss}, gradient norm {norm}; both must be finite")
         progress.step += 1
         if finite and run.average is not None:
             run.update_average()
@@ -171,13 +171,13 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
         step = progress.step
         characters += x.numel() * accumulation
         seconds += time.perf_counter() - began
-        if not finite:
+        if fault:
             progress.skipped += 1
             say(f"step {step:,}: loss {loss}, gradient norm {norm}: left out, as {progress.skipped:,} in all")
-        elif is_spike(loss, progress.losses):
-            progress.spikes += 1
-            say(f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike {progress.spikes:,}")
-        if finite:
+        else:
+            if is_spike(loss, progress.losses):
+                progress.spikes += 1
+                say(f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike {progress.spikes:,}")
             progress.losses = [*progress.losses[1 - WINDOW :], loss]
         if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             speed = characters / seconds
@@ -235,7 +235,6 @@ def sample(run: "Run", length: int, stop: Stop) -> str:
 def introduce(run: "Run", say) -> None:
     """What a person wants to know before the first step."""
     model, corpus, vocabulary = run.model, run.corpus, len(run.corpus.tokenizer)
-    device, dtype = run.runtime.device.type, str(run.runtime.dtype).removeprefix("torch.")
     parameters = model.parameter_count()
     say(f"text        {len(corpus.train):,} characters to train on, {len(corpus.val):,} to validate on")
     say(f"vocabulary  {vocabulary} characters: {printable(corpus.tokenizer.vocabulary[:100])}")
@@ -243,7 +242,7 @@ def introduce(run: "Run", say) -> None:
         f"model       {parameters:,} parameters, {parameters / len(corpus.train):.1f} for each character of text; "
         f"{model.flops_per_token() / 1e6:.1f} million operations to train on one"
     )
-    say(f"device      {device}, {dtype} ({run.runtime.reason})")
+    say(f"device      {run.runtime}")
     say(f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every character equally likely")
 
 

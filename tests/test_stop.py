@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from tests.campaigns.common import STEPS, loadable, same, small, start, train
+from tests.campaigns.common import STEPS, at_step, loadable, same, small, start, step_of, train
 from tests.campaigns.signals import CODES, PHASES, send_at
-from training import evaluation, schedule, sealed
+from training import evaluation, sealed
 from training.stop import Interrupted, Stop
 
 SIGNALS = [name for name in CODES if hasattr(signal, name)]
@@ -27,22 +27,6 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     assert train(*small(folder), f"--out_dir={folder / 'run'}")[0] == 0
     return folder / "run"
-
-
-def at_step(monkeypatch, step, action):
-    """Do something as the learning of `step` begins."""
-    rate = schedule.rate
-
-    def watched(now, settings):
-        if now == step:
-            action()
-        return rate(now, settings)
-
-    monkeypatch.setattr(schedule, "rate", watched)
-
-
-def step_of(folder):
-    return sealed.read(folder / "last.pt")["progress"]["step"]
 
 
 # ------------------------------------------------------------------------------------------------- signals

@@ -111,11 +111,6 @@ class Run:
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property
-    def overflow_is_no_fault(self) -> bool:
-        """Of float16: the scaler answers an infinite gradient with a lower scale, for as long as that is sensible."""
-        return self.scaler.is_enabled() and self.scaler.get_scale() >= 1
-
-    @property
     def is_finite(self) -> bool:
         """Whether a checkpoint of it could be read: every weight, average and moment is finite."""
         states = (state for optimizer in self.optimizers for state in optimizer.state.values())
@@ -126,6 +121,12 @@ class Run:
     def bytes(self) -> int:
         """At most what a checkpoint takes on the disk: AdamW keeps two numbers a weight, Muon one."""
         return (3 + (self.average is not None)) * sum(each.nbytes for each in self.model.parameters())
+
+    def update_scale(self) -> bool:
+        """Let float16's scaler take note of the step; whether it answers an overflow with a lower scale, 1 or more."""
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        return 1 <= self.scaler.get_scale() < before
 
     @torch.no_grad()
     def update_average(self) -> None:

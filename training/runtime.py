@@ -22,6 +22,9 @@ class Runtime:
     dtype: torch.dtype
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.device.type}, {str(self.dtype).removeprefix('torch.')} ({self.reason})"
+
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context for forward passes: matrix products in `dtype`, the rest as PyTorch's autocast has it."""
         if self.dtype == torch.float32:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.errors import UserError
+from configs.schema import TrainConfig
 from tests.test_sealed import equal
 from train import main
-from training import sealed
+from training import schedule, sealed
 
 ROOT = Path(__file__).parents[2]
 STEPS = 24
@@ -64,8 +66,25 @@ def start(*arguments: object) -> subprocess.Popen:
     )
 
 
+def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
+    """Let something happen as step number `step`, from 0, begins."""
+    rate = schedule.rate
+
+    def watched(now: int, settings: TrainConfig) -> float:
+        if now == step:
+            action()
+        return rate(now, settings)
+
+    patch.setattr(schedule, "rate", watched)
+
+
+def step_of(folder: Path) -> int:
+    """How far last.pt is."""
+    return sealed.read(folder / "last.pt")["progress"]["step"]
+
+
 def loadable(folder: Path) -> tuple[int, int]:
-    """How many checkpoints lie in a folder, and how many of them load; other files of a save must not be there."""
+    """How many checkpoints lie in a folder, and how many of them load."""
     files = list(folder.glob("*.pt"))
     return len(files), sum(1 for file in files if sealed.read(file))
 
@@ -86,7 +105,7 @@ def outcome(folder: Path) -> dict:
     left = {name: sealed.read(folder / name) for name in ("last.pt", "best.pt")}
     for checkpoint in left.values():
         del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
-    return left | {"scalars": scalars(folder)}
+    return left | {"scalars": repr(scalars(folder))}  # a NaN equals itself in words alone
 
 
 def same(a: Path, b: Path) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.common import command, same, small, train
-from training import checkpoint, schedule, sealed
+from tests.campaigns.common import at_step, command, same, small, train
+from training import checkpoint, sealed
 
 OPTIONS = ["--max_iters=12", "--save_interval=8"]
 DISK = 2**24  # bytes
@@ -34,7 +34,8 @@ def campaign(full: bool) -> str:
             shutil.rmtree(out, ignore_errors=True)
             shutil.copytree(begun, out)
             room = need * size // (sizes - 1)
-            with _full_from_the_first_step(lambda room=room: filled(room)):
+            with pytest.MonkeyPatch.context() as patch:  # full once it trains: as it starts it looks for room itself
+                at_step(patch, 8, lambda room=room: filled(room))
                 code, said = train(*options, f"--out_dir={out}", "--resume")
             filled(None)
             assert (code, said.count("error: ")) in ((0, 0), (5, 1)), said
@@ -75,22 +76,6 @@ def _fill(folder: Path, room: int | None) -> None:
 def _limit_files(room: int | None) -> None:
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (most if room is None else room, most))
-
-
-@contextmanager
-def _full_from_the_first_step(fill: Callable[[], None]) -> Iterator[None]:
-    """Let the disk be full from the moment that training begins: at its start a run looks for room itself."""
-    rate, steps = schedule.rate, []
-
-    def watched(step, settings):
-        if not steps:
-            fill()
-        steps.append(step)
-        return rate(step, settings)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "rate", watched)
-        yield
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.campaigns.common import command, loadable, same, scalars, small, start
-from training import sealed
+from tests.campaigns.common import command, loadable, same, scalars, small, start, step_of
 
 SAVE_INTERVAL = 4
 
@@ -62,8 +61,7 @@ def _reached(folder: Path) -> int:
 
 
 def _saved(folder: Path) -> int:
-    last = folder / "last.pt"
-    return sealed.read(last)["progress"]["step"] if last.exists() else 0
+    return step_of(folder) if (folder / "last.pt").exists() else 0
 
 
 if __name__ == "__main__":

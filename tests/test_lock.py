@@ -1,0 +1,73 @@
+"""One writer per run folder, and the lock dies with it."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from configs.errors import ResourceError, RunInUseError
+from tests.conftest import ROOT
+from training import lock
+from training.lock import only_writer
+
+HOLD = "from pathlib import Path; import sys, time; from training.lock import only_writer\n" \
+       "with only_writer(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"  # fmt: skip
+
+
+def refusal(folder):
+    with pytest.raises(RunInUseError) as caught, only_writer(folder):
+        pass
+    assert caught.value.exit_code == 7
+    return str(caught.value)
+
+
+def test_the_second_is_told_who_the_first_is_and_since_when(tmp_path):
+    with only_writer(tmp_path):
+        told = (
+            r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; one run at a time writes to a "
+            r"folder; wait for it, stop it or choose another --out_dir"
+        )
+        assert int(re.fullmatch(told, refusal(tmp_path))[1]) == os.getpid()
+    with only_writer(tmp_path):
+        pass
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    assert f"pid {holder.pid} since" in refusal(tmp_path)
+    holder.kill()
+    holder.communicate()
+    with only_writer(tmp_path):
+        assert f"pid {os.getpid()} since" in (tmp_path / ".lock").read_text()
+
+
+def test_a_folder_is_made_where_there_is_none(tmp_path):
+    with only_writer(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b" / ".lock").exists()
+
+
+def test_where_no_folder_can_be_nothing_is_locked(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError) as caught, only_writer(tmp_path / "file" / "run"):
+        pass
+    where = f"out_dir: cannot write to {tmp_path / 'file' / 'run'} (Not a directory); choose another --out_dir"
+    assert caught.value.exit_code == 5 and str(caught.value) == where
+
+
+def test_what_somebody_wrote_into_the_lock_is_shown_escaped(tmp_path):
+    with only_writer(tmp_path):
+        (tmp_path / ".lock").write_bytes(b"\x1b[2J\nerror: none\xff" + b"x" * 1000)
+        told = refusal(tmp_path)
+        assert r"in use by \x1b[2J\nerror: none" in told and told.isprintable() and len(told) < 400
+
+
+def test_a_file_system_without_locks_is_trusted(tmp_path, monkeypatch):
+    def no_locks(_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(lock, "_lock", no_locks)
+    with only_writer(tmp_path), only_writer(tmp_path):
+        pass
