@@ -7,7 +7,7 @@ train: .venv/run
 	$(BIN)/python train.py configs/shakespeare.yaml $(ARGS)
 
 test: .venv/dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .
