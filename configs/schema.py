@@ -159,19 +159,41 @@ class SampleConfig(Checked):
     """The arguments of sample.py, complete and checked."""
 
     ckpt: str = setting(MISSING, "checkpoint file, or the folder of a run; required")
-    prompt: str = setting("", "text to go on from", aliases=("start",))
+    prompt: str = setting(
+        "", "text to go on from; FILE:path reads it from a file, - from standard input", aliases=("start",)
+    )
     num_samples: int = setting(1, "how many texts", "[1, 1e12]")
     max_new_tokens: int = setting(500, "characters to add to the prompt", "[0, 1e12]")
     temperature: float = setting(0.8, "below 1 safer, above 1 wilder; 0: always the likeliest", "[0, 1e6]")
-    top_k: int = setting(0, "choose among the k likeliest; 0: off", "[0, 1e9]")
+    top_k: int = setting(0, "choose among the k likeliest, and those equal to the last of them; 0: off", "[0, 1e9]")
     top_p: float = setting(1.0, "choose among the likeliest that make up this probability; 1: off", "(0, 1]")
     min_p: float = setting(0.0, "leave out what is below this share of the likeliest; 0: off", "[0, 1)")
+    stop: tuple[str, ...] = setting((), "end a text where this appears in it, and leave that out; may be repeated")
+    unknown: str = setting(
+        "error", "characters that the model never saw: refuse the text, or leave them out", choices=("error", "skip")
+    )
     seed: int = setting(1337, "start of all that is random", SEEDS)
+    interactive: bool = setting(False, "a conversation: what you type is added to the text, and the model goes on")
+    score: str | None = setting(None, "only tell how well the model predicts the text in this file")
+    stats: bool = setting(False, "characters per second, to standard error")
+    window: str = setting(
+        "stepped",
+        "what the model sees of a text longer than its context: stepped keeps between half of it and all; "
+        "exact keeps all, and computes it afresh for every character",
+        choices=("stepped", "exact"),
+    )
     device: str = setting("auto", "where to compute; auto: cuda, else mps, else cpu", choices=DEVICES)
     dtype: str = setting("float32", "precision of the weights", choices=DTYPES)
     attention: str = setting("saved", "layout to convert the weights to", choices=("saved", *LAYOUTS))
     kernel: str = setting("saved", "how the heads attend", choices=("saved", *KERNELS))
     cache: bool = setting(True, "keep keys and values of the text so far: the same text, sooner", aliases=("no-cache",))
+
+    def __post_init__(self):
+        super().__post_init__()
+        others = {"num_samples": self.num_samples > 1, "prompt=-": self.prompt == "-", "score": self.score}
+        for other, given in others.items():
+            if self.interactive and given:
+                raise ConfigError(f"--interactive and --{other} contradict each other; give one of them")
 
 
 def to_dict(config: Config) -> dict:

@@ -1,23 +1,31 @@
-"""Generation: a prompt's ids in, one id a step out, for a batch of samples that do not know each other.
+"""Generation: a text's ids in, one id a step out, for a batch of samples that do not know each other.
 
-B batch, P prompt tokens, V vocabulary
+What the model sees of a text is a window, whose place depends on the number of characters alone. So a text is the same
+with and without caches, and one that is continued goes on as if it had never stopped.
+
+B batch, T characters read now, V vocabulary
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model.gpt import GPT
+from model.lean import LeanStep
 
 
-def window_start(n: int, block_size: int) -> int:
-    """Where the model's window begins when `n` characters have been read: a function of n alone.
+def window_start(n: int, block_size: int, window: str = "stepped") -> int:
+    """Where the model's window begins when the text has `n` characters: 0 as long as all of them fit.
 
-    0 up to block_size; then the smallest multiple of half a block that lets the rest fit. So the window moves once
-    in half a block, what is left is read afresh, and cached and uncached text follow one rule at any length.
+    After that, `stepped`: at the smallest multiple of half a block that lets the rest fit. The window then moves once
+    in half a block, and what is left in it is read afresh: the cost of a character stays bounded. `exact`: at the last
+    block_size characters, as in nanoGPT. The window then moves, and is read afresh, with every character.
     """
+    if window == "exact":
+        return max(0, n - block_size)
     hop = max(1, block_size // 2)
     return max(0, -(-(n - block_size) // hop) * hop)
 
@@ -26,8 +34,8 @@ class Sampler:
     """Chooses the next character of each sample: temperature, then top-k, top-p and min-p, then one draw.
 
     The filters mean what Hugging Face's warpers mean: ties at the k-th logit are all kept, the most likely character
-    always is, and temperature 0 is greedy. Sample i draws from its own stream, a function of (seed, i) and of its
-    position in the text: it is the same alone or among others, and goes on unchanged when its text is continued.
+    always is, and temperature 0 is greedy. Sample i draws from its own stream, a function of (seed, i), one number for
+    each character of its text: it is the same alone or among others, and goes on unchanged when its text is continued.
     """
 
     def __init__(
@@ -43,62 +51,102 @@ class Sampler:
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
         self.streams = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
 
-    def skip_to(self, position: int) -> None:
-        """Leave out the draws of the first `position` characters; call it once, before the first draw."""
+    def skip(self, characters: int) -> None:
+        """Leave out the draws of characters that were read."""
         for stream in self.streams:
-            stream.bit_generator.advance(position)
+            stream.bit_generator.advance(characters)
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """logits (B, V) -> ids (B,), for as many rows as there are samples. Drawn on the CPU, in float64."""
+    def __call__(self, logits: np.ndarray) -> np.ndarray:
+        """logits (B, V) -> ids (B,), for as many rows as there are samples; drawn in float64."""
         if self.temperature < 1e-6:
-            return logits.argmax(dim=-1)
-        cumulative = self.probabilities(logits.cpu()).cumsum(dim=-1)
-        total = cumulative[:, -1:]
-        draws = torch.tensor([[stream.random()] for stream in self.streams], dtype=torch.float64)
-        targets = torch.minimum(draws * total, total.nextafter(torch.zeros(())))  # below the total, however it rounds
-        return torch.searchsorted(cumulative, targets, right=True).squeeze(1).to(logits.device)
+            return logits.argmax(axis=-1)
+        cumulative = self.weights(logits).cumsum(axis=-1)
+        total = cumulative[:, -1]
+        targets = np.array([stream.random() for stream in self.streams]) * total
+        targets = np.minimum(targets, np.nextafter(total, 0.0))  # below the total, however it rounds
+        return (cumulative > targets[:, None]).argmax(axis=-1)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """logits (B, V) -> the distributions that are drawn from, (B, V) in float64."""
-        logits = logits.double() / self.temperature
-        if 0 < self.top_k < logits.size(-1):
-            kth = logits.topk(self.top_k).values[:, -1:]
-            logits = logits.masked_fill(logits < kth, -torch.inf)
+    def weights(self, logits: np.ndarray) -> np.ndarray:
+        """logits (B, V) -> what the probabilities are proportional to, (B, V) in float64; the largest of a row is 1."""
+        logits = logits.astype(np.float64)
+        logits -= logits.max(axis=-1, keepdims=True)
+        logits /= self.temperature
+        if 0 < self.top_k < logits.shape[1]:
+            kth = np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k, None]
+            logits[logits < kth] = -np.inf
+        weights = np.exp(logits)
         if self.top_p < 1.0:
-            ascending, order = logits.sort(dim=-1)
-            drop = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1.0 - self.top_p
+            order = weights.argsort(axis=-1, kind="stable")
+            cumulative = np.take_along_axis(weights, order, axis=-1).cumsum(axis=-1)
+            drop = cumulative <= (1.0 - self.top_p) * cumulative[:, -1:]
             drop[:, -1] = False
-            logits = logits.masked_fill(drop.scatter(1, order, drop), -torch.inf)
-        probabilities = logits.softmax(dim=-1)
+            weights[np.arange(len(order))[:, None], order] *= ~drop
         if self.min_p > 0.0:
-            least = self.min_p * probabilities.amax(dim=-1, keepdim=True)
-            probabilities = probabilities.masked_fill(probabilities < least, 0.0)
-        return probabilities / probabilities.sum(dim=-1, keepdim=True)
+            weights[weights < self.min_p] = 0.0
+        return weights
 
 
-@torch.inference_mode()
-def generate(
-    model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True
-) -> Iterator[Tensor]:
-    """Continue `prompt` (B, P), P >= 1, by `max_new_tokens` ids a row, yielded as (B,) one step at a time.
+class Text:
+    """A batch of equally long texts that grow, by what is read and by what is drawn.
 
-    Memory does not grow with the text. `cache` changes the time it takes, and the text by no more than rounding.
+    Memory is that of one window. `cache` changes the time it takes, and the text by no more than rounding. One sample
+    in float32 on a CPU goes on by `LeanStep`, everything else by `GPT.forward`.
     """
-    if prompt.dim() != 2 or prompt.size(1) == 0:
-        raise ValueError(f"prompt has shape {tuple(prompt.shape)}; must be (B, P) with P of at least 1")
-    model.eval()
-    sampler.skip_to(prompt.size(1))
-    block_size, n = model.config.block_size, prompt.size(1)
-    recent = prompt[:, window_start(n, block_size) :]  # what the window holds: at most block_size ids
-    unread, caches = recent, model.new_caches()
+
+    def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True, window: str = "stepped"):
+        self.model, self.sampler = model.eval(), sampler
+        self.cache, self.window = cache, window
+        self.length, self.start = 0, 0  # of the whole text; where the window begins in it
+        self.ids = np.empty((len(sampler.streams), 0), np.int64)  # what the window holds: at most block_size characters
+        self.caches = None  # of what was read of the window
+
+    def read(self, ids: np.ndarray) -> None:
+        """Go on with `ids` (B, T)."""
+        self.sampler.skip(ids.shape[1])
+        self._append(ids)
+
+    def draw(self) -> np.ndarray:
+        """Choose the next character of each text, and go on with it: (B,). ValueError for an empty text."""
+        if self.length == 0:
+            raise ValueError("a text needs at least 1 character to go on from")
+        ids = self.sampler(self._logits())
+        self._append(ids[:, None])
+        return ids
+
+    def _append(self, ids: np.ndarray) -> None:
+        self.length += ids.shape[1]
+        start = window_start(self.length, self.model.config.block_size, self.window)
+        self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
+        if start != self.start:
+            self.start, self.caches = start, None
+
+    def _logits(self) -> np.ndarray:
+        """What the model expects next: (B, V)."""
+        if not self.cache:
+            return self._forward(self.ids)
+        if self.caches is None:
+            self.caches = self.model.new_caches()
+        unread = self.ids[:, self.caches[0].length :]
+        if unread.shape == (1, 1) and self.caches[0].length and self._lean:
+            return self._lean(unread.item(), self.caches)
+        return self._forward(unread, self.caches)
+
+    @cached_property
+    def _lean(self) -> LeanStep | None:
+        weight = self.model.token_embedding.weight
+        return LeanStep(self.model) if weight.dtype == torch.float32 and weight.device.type == "cpu" else None
+
+    @torch.inference_mode()
+    def _forward(self, ids, caches=None) -> np.ndarray:
+        ids = torch.from_numpy(ids).to(self.model.token_embedding.weight.device)
+        return self.model(ids, caches)[:, -1].cpu().double().numpy()
+
+
+def generate(
+    model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True, window: str = "stepped"
+) -> Iterator[Tensor]:
+    """Continue `prompt` (B, T) by `max_new_tokens` ids a row, yielded as (B,) one step at a time: a `Text`, drawn."""
+    text = Text(model, sampler, cache=cache, window=window)
+    text.read(prompt.cpu().numpy())
     for _ in range(max_new_tokens):
-        logits = model(unread, caches) if cache else model(recent)
-        ids = sampler(logits[:, -1])
-        yield ids
-        moved = window_start(n + 1, block_size) - window_start(n, block_size)
-        recent = torch.cat([recent[:, moved:], ids[:, None]], dim=1)
-        n += 1
-        if moved:
-            unread, caches = recent, model.new_caches()
-        else:
-            unread = ids[:, None]
+        yield torch.from_numpy(text.draw())

@@ -1,17 +1,31 @@
-"""Generation: cached text is uncached text at any length, and each sample is its own."""
+"""Generation: cached text is uncached text at any length, each sample is its own, and the lean step is GPT.forward."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from configs.schema import ModelConfig
-from model.generate import Sampler, generate, window_start
+from configs.schema import KERNELS, LAYOUTS, ModelConfig
+from model import lean
+from model.generate import Sampler, Text, generate, window_start
 from model.gpt import GPT
+from tests.campaigns.cached_text import campaign
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
+VARIANTS = {
+    "positions": ("learned", "rope"),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "relu2", "swiglu"),
+    "bias": (False, True),
+    "tied": (False, True),
+    "qk_norm": (False, True),
+    "logit_softcap": (0.0, 15.0),
+}
 
 
 def build(**changes):
@@ -31,6 +45,9 @@ def prompts(rows, length, seed=0):
     return torch.randint(V, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+# ------------------------------------------------------------------------------------------------ the window
+
+
 @pytest.mark.parametrize("block_size", [1, 2, 3, 8, 64])
 def test_the_window_is_a_function_of_the_length_alone_and_always_fits(block_size):
     hop = max(1, block_size // 2)
@@ -38,20 +55,36 @@ def test_the_window_is_a_function_of_the_length_alone_and_always_fits(block_size
         start = window_start(n, block_size)
         assert start % hop == 0 and 0 < n - start <= block_size
         assert start == 0 if n <= block_size else n - (start - hop) > block_size
+        assert window_start(n, block_size, "exact") == max(0, n - block_size)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_cached_text_is_uncached_text_far_past_the_context(positions, temperature, length, rows):
-    model, prompt = build(positions=positions), prompts(rows, length)
-    cached, uncached = (
-        text(model, prompt, Sampler(5, range(rows), temperature=temperature), 80, cache=cache)
-        for cache in (True, False)
-    )
-    assert torch.equal(cached, uncached)
-    assert cached.shape == (rows, 80)
+@pytest.mark.parametrize("window", ["stepped", "exact"])
+def test_a_text_is_what_the_rule_says_written_out(temperature, window):
+    model, prompt = build(), prompts(2, 3)
+    expected, sampler = prompt, Sampler(5, range(2), temperature=temperature)
+    sampler.skip(3)
+    for n in range(3, 3 + 5 * SMALL.block_size):
+        start = window_start(n, SMALL.block_size) if window == "stepped" else max(0, n - SMALL.block_size)
+        with torch.no_grad():
+            ids = sampler(model(expected[:, start:])[:, -1].numpy())
+        expected = torch.cat([expected, torch.from_numpy(ids)[:, None]], dim=1)
+    for cache in (True, False):
+        found = text(model, prompt, Sampler(5, range(2), temperature=temperature), 40, cache=cache, window=window)
+        assert torch.equal(found, expected[:, 3:])
+
+
+def test_cached_text_is_uncached_text_in_random_cases():
+    counts = campaign(cases=40)
+    assert counts["cases"] == 40 and counts["characters"] > 1000
+    assert counts["different"] == 0 and counts["largest difference"] < 1e-12
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cached_text_is_uncached_text_in_every_layout_and_kernel(layout, kernel):
+    counts = campaign(cases=2, attention=layout, kernel=kernel)
+    assert counts["different"] == 0 and counts["largest difference"] < 1e-12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -60,9 +93,39 @@ def test_a_text_continued_from_itself_goes_on_as_if_it_had_never_stopped(tempera
     whole = text(model, prompt, Sampler(5, range(2), temperature=temperature), 60)
     for cut in (1, 3, 11, 40):
         longer = torch.cat([prompt, whole[:, :cut]], dim=1)
-        assert torch.equal(
-            text(model, longer, Sampler(5, range(2), temperature=temperature), 60 - cut), whole[:, cut:]
-        )
+        continued = text(model, longer, Sampler(5, range(2), temperature=temperature), 60 - cut)
+        assert torch.equal(continued, whole[:, cut:])
+
+
+def test_a_text_read_in_pieces_between_draws_is_the_same_as_one_read_whole():
+    model, written = build(), np.empty((1, 0), np.int64)
+    talk = Text(model, Sampler(3))
+    for length in (3, 1, 9, 2, 20):  # past the window too
+        typed = prompts(1, length, seed=length).numpy()
+        talk.read(typed)
+        whole = Text(model, Sampler(3), cache=False)
+        whole.read(np.concatenate([written, typed], axis=1))
+        said = np.stack([talk.draw() for _ in range(4)], axis=1)
+        assert np.array_equal(said, np.stack([whole.draw() for _ in range(4)], axis=1))
+        written = np.concatenate([written, typed, said], axis=1)
+
+
+def test_nothing_grows_with_the_text():
+    talk = Text(build().float(), Sampler(3))
+    talk.read(prompts(1, 100).numpy())
+    for _ in range(100):
+        talk.draw()
+        assert talk.ids.shape[1] <= SMALL.block_size
+    assert talk.length == 200
+
+
+def test_nothing_more_than_the_prompt_is_an_empty_text():
+    assert text(build(), prompts(2, 3), Sampler(0, range(2)), 0).shape == (2, 0)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        next(generate(build(), prompts(1, 0), Sampler(), 1))
 
 
 def test_a_sample_is_the_same_alone_and_among_others():
@@ -81,13 +144,63 @@ def test_one_generation_leaves_no_trace_in_the_next():
     assert torch.equal(text(model, prompts(1, 4), Sampler(3), 20), alone)
 
 
-def test_nothing_more_than_the_prompt_is_an_empty_text():
-    assert text(build(), prompts(2, 3), Sampler(0, range(2)), 0).shape == (2, 0)
+# ----------------------------------------------------------------------------------------------- the lean step
 
 
-def test_an_empty_prompt_is_refused():
-    with pytest.raises(ValueError, match="at least 1"):
-        next(generate(build(), prompts(1, 0), Sampler(), 1))
+@pytest.mark.parametrize("large", [0, 10**9], ids=["panels", "one piece"])
+def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
+    monkeypatch.setattr(lean, "LARGE", large)
+    ids = prompts(1, 8)
+    for values in itertools.product(*VARIANTS.values()):
+        variant = dict(zip(VARIANTS, values, strict=True))
+        model = build(**variant).eval()
+        with torch.inference_mode():
+            expected, model = model(ids)[0].numpy(), model.float()
+            caches = model.new_caches()
+            model(ids[:, :2], caches)
+        step = lean.LeanStep(model)
+        found = np.concatenate([step(ids[0, i].item(), caches) for i in range(2, 8)])
+        np.testing.assert_allclose(found, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
+        assert found.dtype == np.float32 and all(cache.length == 8 for cache in caches)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_lean_step_takes_the_weights_from_any_layout(layout):
+    model = build(bias=True).float()
+    ours, theirs = (lean.LeanStep(each) for each in (model, model.with_attention(layout)))
+    for block, other in zip(ours.blocks, theirs.blocks, strict=True):
+        for product, same in zip(block, other, strict=True):
+            assert np.array_equal(product.weight, same.weight) and np.array_equal(product.bias, same.bias)
+
+
+def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
+    model, ids = build(positions="rope").float().eval(), prompts(1, 8)
+    caches = model.new_caches()
+    with torch.inference_mode():
+        model(ids[:, :3], caches)
+        step = lean.LeanStep(model)
+        for i in (3, 4):
+            step(ids[0, i].item(), caches)
+        found = model(ids[:, 5:], caches)
+        torch.testing.assert_close(found, model(ids)[:, 5:], rtol=1e-4, atol=1e-5)
+
+
+def test_only_one_stream_in_float32_with_a_cache_goes_by_the_lean_step(monkeypatch):
+    steps, step = [], lean.LeanStep.__call__
+    monkeypatch.setattr(lean.LeanStep, "__call__", lambda self, *read: steps.append(read) or step(self, *read))
+    for model, rows, options, lean_steps in (
+        (build().float(), 1, {}, 3),
+        (build(), 1, {}, 0),
+        (build().float(), 2, {}, 0),
+        (build().float(), 1, {"cache": False}, 0),
+        (build().bfloat16(), 1, {}, 0),
+    ):
+        steps.clear()
+        text(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
+        assert len(steps) == lean_steps
+
+
+# ------------------------------------------------------------------------------------------------- the sampler
 
 
 def written_out(logits, temperature, top_k, top_p, min_p):
@@ -113,34 +226,59 @@ def written_out(logits, temperature, top_k, top_p, min_p):
     return [weights[i] / total if i in keep else 0.0 for i in range(len(logits))]
 
 
+def probabilities(sampler, logits):
+    weights = sampler.weights(np.array(logits))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-9])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 0.9])
 def test_filters_mean_what_the_written_out_ones_mean(top_k, top_p, min_p):
-    logits = torch.randn(40, V, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 3
+    logits = np.random.default_rng(4).normal(scale=3, size=(40, V))
     for temperature in (0.1, 0.8, 5.0):
         sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         expected = [written_out(row, temperature, top_k, top_p, min_p) for row in logits.tolist()]
-        assert torch.allclose(sampler.probabilities(logits), torch.tensor(expected), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(probabilities(sampler, logits), expected, rtol=0, atol=1e-12)
+
+
+LOGIT = st.sampled_from([-1e30, -100.0, -1.0, 0.0, 0.0, 1e-9, 1.0, 80.0, 1e30])
+
+
+@given(
+    st.lists(LOGIT, min_size=1, max_size=9),
+    st.sampled_from([0.0, 1e-6, 0.5, 1.0, 1e6]),
+    st.integers(0, 10),
+    st.sampled_from([1e-300, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.5, 0.999999]),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(row, temperature, top_k, top_p, min_p):
+    sampler = Sampler(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    logits = np.array([row], np.float32)
+    chosen = sampler(logits).item()
+    if temperature < 1e-6:
+        assert chosen == logits.argmax()
+    else:
+        assert np.isfinite(sampler.weights(logits)).all() and sampler.weights(logits)[0, chosen] > 0
 
 
 def test_ties_at_the_kth_logit_are_all_kept():
-    kept = Sampler(top_k=2).probabilities(torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0
-    assert kept.tolist() == [[True, True, True, True, False]]
+    assert (Sampler(top_k=2).weights(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0).tolist() == [[True] * 4 + [False]]
 
 
 def test_temperature_zero_is_greedy():
-    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(0))
+    logits = np.random.default_rng(0).normal(size=(5, V))
     for temperature in (0.0, 1e-7):
-        assert torch.equal(Sampler(0, range(5), temperature=temperature)(logits), logits.argmax(-1))
+        assert np.array_equal(Sampler(0, range(5), temperature=temperature)(logits), logits.argmax(-1))
 
 
 def test_draws_follow_the_distribution():
-    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf]])
+    logits = np.array([[0.0, 1.0, 2.0, -np.inf]])
     sampler = Sampler(7)
-    counts = torch.bincount(torch.cat([sampler(logits) for _ in range(4000)]), minlength=4) / 4000
+    counts = np.bincount([sampler(logits).item() for _ in range(4000)], minlength=4) / 4000
     assert counts[3] == 0
-    assert torch.allclose(counts.double(), logits[0].double().softmax(0), atol=0.03)
+    np.testing.assert_allclose(counts, probabilities(sampler, logits)[0], atol=0.03)
 
 
 def test_a_draw_never_leaves_the_vocabulary():
@@ -151,6 +289,6 @@ def test_a_draw_never_leaves_the_vocabulary():
     sampler = Sampler()
     sampler.streams = [Last()]
     for seed in range(200):
-        logits = torch.randn(1, V, generator=torch.Generator().manual_seed(seed)) * 10
-        logits[0, -2:] = -torch.inf
+        logits = np.random.default_rng(seed).normal(scale=10, size=(1, V))
+        logits[0, -2:] = -np.inf
         assert sampler(logits).item() < V - 2

@@ -1,0 +1,119 @@
+"""Is cached text uncached text? python -m tests.campaigns.cached_text [--cases N] [--characters N]
+
+Random models, prompts, batches and samplers in float64: the same characters, and logits within 1e-12. Then one stream
+in float32, by the lean step: how often rounding makes it choose another character than GPT.forward would.
+"""
+
+import argparse
+import random
+
+import numpy as np
+import torch
+
+from configs.schema import KERNELS, LAYOUTS, ModelConfig
+from model.generate import Sampler, Text
+from model.gpt import GPT
+
+VOCABULARY = 13
+
+
+class Listening(Sampler):
+    """A sampler that keeps the logits it was last given."""
+
+    def __call__(self, logits):
+        self.logits = logits.copy()
+        return super().__call__(logits)
+
+
+def random_model(rng: random.Random, **fixed) -> GPT:
+    """A small model of any kind, whose weights are far enough from zero to prefer some characters."""
+    n_head = rng.choice([1, 2, 3])
+    choices = {
+        "attention": rng.choice(LAYOUTS),
+        "kernel": rng.choice(KERNELS),
+        "positions": rng.choice(["learned", "rope"]),
+        "norm": rng.choice(["layernorm", "rmsnorm"]),
+        "mlp": rng.choice(["gelu", "relu2", "swiglu"]),
+        "bias": rng.choice([False, True]),
+        "tied": rng.choice([False, True]),
+        "qk_norm": rng.choice([False, True]),
+        "logit_softcap": rng.choice([0.0, 15.0]),
+        "block_size": rng.choice([1, 2, 3, 5, 8, 16]),
+        "n_layer": rng.choice([1, 2]),
+        "n_head": n_head,
+        "n_embd": n_head * rng.choice([2, 4, 8]),
+        "dropout": 0.1,
+    }
+    model = GPT(ModelConfig(**choices | fixed), VOCABULARY, seed=rng.randrange(2**32))
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
+    return model
+
+
+def random_sampler(rng: random.Random, rows: int):
+    seed, settings = rng.randrange(2**32), {
+        "temperature": rng.choice([0.0, 0.5, 1.0, 2.0]),
+        "top_k": rng.choice([0, 0, 3]),
+        "top_p": rng.choice([1.0, 1.0, 0.8]),
+        "min_p": rng.choice([0.0, 0.0, 0.1]),
+    }
+    return lambda: Listening(seed, range(rows), **settings)
+
+
+def compare(cached: Text, uncached: Text, characters: int) -> tuple[int, float]:
+    """Steps at which two texts chose differently, and the largest difference of their logits.
+
+    After each step the second goes on from what the first chose, so that one difference makes no more.
+    """
+    different, largest = 0, 0.0
+    for _ in range(characters):
+        ours, theirs = cached.draw(), uncached.draw()
+        different += not np.array_equal(ours, theirs)
+        uncached.ids[:, -1] = ours
+        largest = max(largest, float(np.abs(cached.sampler.logits - uncached.sampler.logits).max()))
+    return different, largest
+
+
+def campaign(cases: int, **fixed) -> dict[str, float]:
+    """What was counted over random cases in float64, each of them up to ten windows long."""
+    counts = {"cases": cases, "characters": 0, "different": 0, "largest difference": 0.0}
+    for case in range(cases):
+        rng = random.Random(case)
+        model, rows = random_model(rng, **fixed).double(), rng.choice([1, 1, 2, 5])
+        sampler, window = random_sampler(rng, rows), rng.choice(["stepped", "stepped", "exact"])
+        block_size = model.config.block_size
+        prompt = np.array([[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3 * block_size))]] * rows)
+        texts = [Text(model, sampler(), cache=cache, window=window) for cache in (True, False)]
+        for text in texts:
+            text.read(prompt)
+        different, largest = compare(*texts, characters := rng.randint(1, 10 * block_size))
+        counts["characters"] += rows * characters
+        counts["different"] += different
+        counts["largest difference"] = max(counts["largest difference"], largest)
+    return counts
+
+
+def flips(characters: int) -> dict[str, float]:
+    """What was counted over one long text in float32, at temperature 0.8."""
+    model = random_model(random.Random(0), n_layer=2, n_head=4, n_embd=64, block_size=64, kernel="sdpa")
+    texts = [Text(model, Listening(1, temperature=0.8), cache=cache) for cache in (True, False)]
+    for text in texts:
+        text.read(np.zeros((1, 1), np.int64))
+    different, largest = compare(*texts, characters)
+    return {"characters": characters, "different": different, "largest difference": largest}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--characters", type=int, default=100_000)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("float64, cached against uncached:", campaign(options.cases))
+    print("float32, lean against GPT.forward:", flips(options.characters))
+
+
+if __name__ == "__main__":
+    main()
