@@ -13,7 +13,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import Field, dataclass
 from unittest.mock import patch
 
@@ -58,10 +57,10 @@ class Answer:
 
 
 def call(main: Callable[[list[str]], int], *argv: str) -> Answer:
-    """What a command answers, called in this process as its script calls it; a traceback is exit code 1."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
+    """What a command answers, called in this process as its script does, with no input; a traceback is exit code 1."""
+    stdin, out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(3))
     began = time.perf_counter()
-    with patch.object(sys, "argv", ["command", *argv]), redirect_stdout(out), redirect_stderr(err):
+    with patch.multiple(sys, argv=["command", *argv], stdin=stdin, stdout=out, stderr=err):
         try:
             code = answer(main)
         except Exception:
