@@ -326,6 +326,7 @@ def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(optio
     full_for(monkeypatch, lambda name, number: tried.append(name) or tried.count("best") == 1 == (name == "best"))
     code, said = train(*options, f"--out_dir={run}")
     assert code == 0 and said.count("warning: ") == 1 and tried[:4] == ["last", "best", "best", "last"]
+    assert tried.count("best") == 2
     best = sealed.read(run / "best.pt")["progress"]
     assert best["step"] == best["best_step"] == 6
 

@@ -165,3 +165,13 @@ def test_a_progress_that_cannot_be_is_refused(name, options, tmp_path):
     code, said = train(*options, f"--out_dir={run}", "--resume")
     assert code == 4 and re.search(r"error: \S+/last.pt: this cannot be the progress of a run: .+\n\Z", said)
     assert "\x1b" not in said
+
+
+def test_parameters_that_took_different_numbers_of_steps_are_refused(options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    saved = sealed.read(run / "last.pt")
+    saved["optimizers"][0]["state"][1]["step"] += 1
+    sealed.write(run / "last.pt", sealed.seal(saved))
+    code, said = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 4 and said.endswith("optimizer 0: its parameters took different numbers of steps\n")

@@ -45,8 +45,7 @@ class EventFile:
         if not self.waiting.tell():
             return
         with open(self.path, "r+b" if self.size else "wb") as file:
-            file.seek(self.size)
-            file.truncate()  # what an earlier attempt left
+            file.seek(self.size)  # over what an earlier attempt left
             file.write(self.waiting.getvalue())
         self.size += self.waiting.tell()
         self.waiting = io.BytesIO()
