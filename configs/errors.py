@@ -67,11 +67,11 @@ def _escape(c: str) -> str:
 
 def answer(main: Callable[[list[str]], int]) -> int:
     """Run a command on the arguments of this process; its exit code, with one line for a user's mistake."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # one that is closed is None
         stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its escape
     try:
         code = main(sys.argv[1:])
-        sys.stdout.flush()
+        print(end="", flush=True)
         return code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -131,7 +131,7 @@ def _first_available(
     reasons = printable(", ".join(passed_over))
     if wanted:
         raise CheckpointError(
-            f"data.sources: the text changed since the checkpoint, which learnt from SHA-256 {wanted}; "
+            f"data.sources: the text changed since the checkpoint, which learnt from SHA-256 {printable(wanted)}; "
             f"found instead: {reasons}; bring that text back, or start a new run"
         )
     raise DataError(f"data.sources: no text can be had: {reasons}; name a file, a folder or an address that is there")

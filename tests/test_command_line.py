@@ -1,6 +1,8 @@
 """Command lines: every setting is an option, every mistake is answered in one line, and --help shows them all."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -239,3 +241,10 @@ def test_help_shows_every_setting_with_its_meaning_default_and_range(text, secti
             assert all(choice in words for choice in this.metadata["choices"])
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii()
+
+
+def test_a_closed_standard_output_ends_nothing():
+    for command in ("train.py configs/smoke.yaml --print-config", "train.py --help", "sample.py --help"):
+        shell = ["sh", "-c", f'"{sys.executable}" {command} >&-']
+        done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_cosine_is_nanogpts():
 def test_trapezoid_is_flat_and_then_falls_linearly_to_its_least():
     rates = course(schedule="trapezoid", cooldown_iters=20)
     assert set(rates[10:80]) == {1.0}
-    falls = [before - after for before, after in zip(rates[80:], rates[81:], strict=False)]
+    falls = [before - after for before, after in pairwise(rates[80:])]
     assert falls == [pytest.approx(0.9 / 20)] * 19
     assert rates[-1] == pytest.approx(0.1 + 0.9 / 20)
 
