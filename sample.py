@@ -57,6 +57,7 @@ def converse(voice: "Voice", prompt: str) -> None:
     """
     prompt = voice.known(prompt)
     text = voice.begin([0], prompt) if prompt else None
+    say(prompt)
     end_line(prompt)
     while (line := typed()) is not None:
         try:
@@ -161,7 +162,7 @@ class End:
 
     def __init__(self, stops: Sequence[str], before: str):
         self.stops, self.longest = stops, max(map(len, stops), default=0)
-        self.text, self.held, self.reached = before[len(before) - self.longest :], "", False
+        self.text, self.held, self.reached = before[max(0, len(before) - self.longest) :], "", False
 
     def show(self, character: str) -> str:
         """One character more -> what is certain not to belong to a stop text."""

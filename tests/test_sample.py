@@ -1,0 +1,314 @@
+"""sample.py as a user meets it: every row D of the faults, stop texts, conversations, scores, terminals and pipes."""
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sample
+from configs.errors import UserError, printable
+from configs.schema import Config, ModelConfig
+from data.batches import evaluation_windows
+from data.corpus import Split
+from data.tokenizer import CharTokenizer
+from model.gpt import GPT
+from tests.conftest import ROOT
+from training import checkpoint, runtime, sealed
+from training.evaluation import exact_loss
+
+LONG = "a" * 200
+
+ROWS = [  # row of faults.md, arguments, standard input, exit code, what standard error must say
+    ("D1", ["--prompt=caf\xe9"], None, 2, ["not in the vocabulary: '\xe9' (U+00E9) at 3", "leave that character out"]),
+    ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["left out: 1 characters"]),
+    ("D2", ["--prompt="], None, 0, []),
+    ("D2", ["--prompt=\xe9", "--unknown=skip"], None, 0, ["left out"]),
+    ("D3", [f"--prompt={LONG}"], None, 0, ["the prompt has 200 characters; the model sees the last 64 at most"]),
+    ("D4", ["--temperature=0"], None, 0, []),
+    ("D5", ["--temperature=-1"], None, 2, ["[0, 1e6], but is -1.0"]),
+    ("D6", ["--temperature=nan"], None, 2, ["not finite"]),
+    ("D6", ["--temperature=inf"], None, 2, ["not finite"]),
+    ("D6", ["--temperature=1e-40"], None, 0, []),
+    ("D7", ["--top-k=-1"], None, 2, ["but is -1"]),
+    ("D8", ["--top-k=1000000"], None, 0, []),
+    ("D9", ["--top-p=0"], None, 2, ["(0, 1], but is 0.0"]),
+    ("D9", ["--top-p=1"], None, 0, []),
+    ("D9", ["--top-p=1.1"], None, 2, ["(0, 1], but is 1.1"]),
+    ("D9", ["--top-p=nan"], None, 2, ["not finite"]),
+    ("D10", ["--top-k=1", "--top-p=1e-9", "--min-p=0.999"], None, 0, []),
+    ("D11", ["--top-k=3"], None, 0, []),  # ties: tests/test_generation.py
+    ("D12", ["--max-new-tokens=0"], None, 0, []),
+    ("D12", ["--max-new-tokens=-1"], None, 2, ["but is -1"]),
+    ("D12", ["--max-new-tokens=1000000000001"], None, 2, ["[0, 1e12]"]),
+    ("D12", ["--max-new-tokens=1_0"], None, 2, ["not a plain number"]),
+    ("D12", ["--max-new-tokens=\uff16"], None, 2, ["not a plain number"]),
+    ("D13", ["--num-samples=0"], None, 2, ["but is 0"]),
+    ("D13", ["--num-samples=3"], None, 0, []),
+    ("D14", ["--seed=-1"], None, 2, ["but is -1"]),
+    ("D14", ["--seed=18446744073709551617"], None, 2, ["4294967295"]),
+    ("D15", ["--temp=1"], None, 2, ["unknown option '--temp'"]),
+    ("D20", ["--prompt=-"], b"a\xff", 2, ["standard input: not UTF-8 at byte 1"]),
+    ("D20", [b"--prompt=a\xff"], None, 2, ["not UTF-8"]),
+    ("D20", ["--interactive"], b"\xff\n", 2, ["standard input: not UTF-8 at byte 0"]),
+    ("-", ["--prompt=FILE:no/such/file"], None, 2, ["no/such/file: No such file"]),
+    ("-", ["--prompt=FILE:tests"], None, 2, ["tests: Is a directory"]),
+    ("-", ["--score=no/such/file"], None, 3, ["no/such/file: No such file"]),
+    ("-", ["--interactive", "--num-samples=2"], None, 2, ["contradict"]),
+    ("-", ["--stop="], None, 2, ["stop has no value"]),
+]
+
+
+class Input:
+    """Standard input that is no terminal."""
+
+    def __init__(self, content: bytes = b""):
+        self.buffer = io.BytesIO(content)
+
+    def isatty(self):
+        return False
+
+
+@pytest.fixture
+def speak(smoke, capsys, monkeypatch):
+    """`speak("--prompt=a")`: what sample.py prints for these arguments, run in this process."""
+
+    def run(*arguments, stdin: bytes = b"") -> str:
+        monkeypatch.setattr(sys, "stdin", Input(stdin))
+        assert sample.main([f"--ckpt={smoke}", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def loud(tmp_path_factory):
+    """A checkpoint whose model says, whatever it has read, each character of its vocabulary equally often."""
+    out = tmp_path_factory.mktemp("loud") / "last.pt"
+    vocabulary = "\x07\t\n\r\x1b ab\u202e\u3042"
+    config = Config(model=ModelConfig(n_layer=1, n_head=1, n_embd=4, block_size=8))
+    model = GPT(config.model, len(vocabulary))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
+    parts = config, vocabulary, text, model.state_dict(), None, [], {}, {}
+    sealed.write(out, checkpoint.seal(checkpoint.Checkpoint(*parts)))
+    return out
+
+
+# ----------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize("row, arguments, stdin, code, fragments", ROWS, ids=[f"{row[0]}-{row[1][0]}" for row in ROWS])
+def test_every_row_has_its_exit_code_and_its_line(smoke, capsys, monkeypatch, row, arguments, stdin, code, fragments):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "stdin", Input(stdin or b""))
+    arguments = [each if isinstance(each, str) else os.fsdecode(each) for each in arguments]
+    try:
+        found, said = sample.main([f"--ckpt={smoke}", "--max-new-tokens=5", *arguments]), ""
+    except UserError as error:
+        found, said = error.exit_code, str(error)
+    said += capsys.readouterr().err
+    assert found == code, said
+    assert len(said.splitlines()) == (code != 0 or fragments != []) and printable(said, keep="\n") == said
+    for fragment in fragments:
+        assert fragment in said
+
+
+@pytest.mark.parametrize("arguments, code", [(["--help"], 0), (["--temp=1"], 2), (["--ckpt=x", "--prompt=FILE:x"], 2)])
+def test_help_and_mistakes_are_answered_without_torch_and_numpy(run, arguments, code):
+    probe = (
+        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_path('sample.py', run_name='__main__')\n"
+        "finally: print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    assert run("-c", probe, "sample.py", *arguments, check=code).stdout.endswith("[]\n")
+
+
+# -------------------------------------------------------------------------------------------- texts
+
+
+def test_a_sample_is_the_prompt_and_the_characters_asked_for(speak):
+    assert speak("--prompt=ROMEO:", "--max-new-tokens=0") == "ROMEO:\n"
+    text = speak("--prompt=ROMEO:", "--max-new-tokens=100")
+    assert text.startswith("ROMEO:") and len(text) == len("ROMEO:") + 100 + 1
+    assert text == speak("--start", "ROMEO:", "--max-new-tokens=100") != speak("--prompt=ROMEO:", "--seed=8")
+
+
+def test_a_prompt_is_a_text_a_file_or_standard_input(speak, tmp_path):
+    text = speak("--prompt=Now\ngo")
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfNow\ngo")
+    assert speak(f"--prompt=FILE:{tmp_path / 'prompt.txt'}") == text == speak("--prompt=-", stdin=b"Now\ngo")
+
+
+def test_an_empty_prompt_is_begun_as_a_new_line_is(speak):
+    assert "\n" + speak("--max-new-tokens=50") == speak("--prompt=\n", "--max-new-tokens=50")
+
+
+def test_cache_layout_and_kernel_change_no_character(speak):
+    texts = {
+        speak("--prompt=So ", "--max-new-tokens=150", "--temperature=0", *others)
+        for others in ([], ["--no-cache"], ["--attention=unrolled", "--kernel=loop"])
+    }
+    assert len(texts) == 1
+
+
+def test_the_exact_window_is_told_apart_only_past_the_context(speak):
+    rules = ("--window=stepped", "--window=exact")
+    stepped, exact = (speak("--prompt=So ", "--max-new-tokens=200", rule) for rule in rules)
+    assert stepped[:64] == exact[:64] and stepped != exact
+
+
+def test_several_samples_are_separated_and_each_is_that_of_its_number(speak, monkeypatch):
+    wanted = speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30")
+    parts = re.split(r"---------- sample (\d) ----------\n", wanted)
+    assert parts[1::2] == list("12345") and all(part.startswith("So ") for part in parts[2::2])
+    assert parts[2] == speak("--prompt=So ", "--max-new-tokens=30")
+    monkeypatch.setattr(sample, "BATCH", 2)
+    assert speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == wanted
+    monkeypatch.setattr(sample, "HELD", 30)  # one at a time
+    assert speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == wanted
+
+
+def test_stats_tell_how_many_characters_a_second(speak, smoke, capsys):
+    sample.main([f"--ckpt={smoke}", "--stats", "--max-new-tokens=20", "--num-samples=2"])
+    assert re.fullmatch(r"40 characters, [\d,]+ a second\n", capsys.readouterr().err)
+
+
+# -------------------------------------------------------------------------------------------- stops
+
+
+def cut(text: str, begin: int, stops) -> str:
+    """What may be shown of `text` from `begin` on: up to the first stop text that ends after `begin`."""
+    for end in range(begin + 1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[begin : max(begin, end - max(map(len, found)))]
+    return text[begin:]
+
+
+@given(
+    st.text("ab", max_size=4), st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+)
+@settings(max_examples=1000, deadline=None)
+def test_a_sample_ends_at_its_first_stop_text_across_any_boundary(before, text, stops):
+    end, shown = sample.End(stops, before), ""
+    for character in text:
+        shown += end.show(character)
+        assert (before + text)[len(before) :].startswith(shown)
+    assert shown + end.held == cut(before + text, len(before), stops)
+    assert end.reached == any(s in (before + text)[-len(text) - len(s) + 1 :] for s in stops if text)
+
+
+def test_every_sample_of_a_batch_ends_at_its_own_stop(speak):
+    plain, ended = (
+        re.split(r"-+ sample \d -+\n", speak("--prompt=So ", "--num-samples=4", "--max-new-tokens=60", *stops))[1:]
+        for stops in ([], ["--stop=e", "--stop=th"])
+    )
+    assert [text[:-1] for text in ended] == ["So " + cut(text[:-1], 3, ["e", "th"]) for text in plain]
+    assert plain != ended
+
+
+# -------------------------------------------------------------------------------------------- turns
+
+
+def test_a_conversation_is_one_text(speak):
+    said = speak("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
+    whole = speak("--prompt=ROMEO:", "--max-new-tokens=40")[len("ROMEO:") :]
+    first = whole[:20] if whole[19] == "\n" else whole[:20] + "\n"
+    assert said == first + whole[20:40] + ("" if whole[39] == "\n" else "\n")
+
+
+def test_what_is_typed_begins_a_new_line_of_the_conversation(speak):
+    prompt = "Now go."
+    said = speak("--interactive", f"--prompt={prompt}", "--max-new-tokens=30", stdin=b"Stay\n")
+    alone = speak(f"--prompt={prompt}\nStay", "--max-new-tokens=30")
+    assert said == prompt + "\n" + alone.removeprefix(f"{prompt}\nStay").removesuffix("\n") + "\n"
+
+
+def test_an_unknown_character_does_not_end_a_conversation(speak, smoke, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Input("caf\xe9\nStay".encode()))
+    assert sample.main([f"--ckpt={smoke}", "--interactive", "--max-new-tokens=30"]) == 0
+    printed = capsys.readouterr()
+    assert "U+00E9" in printed.err and printed.err.count("\n") == 1
+    assert printed.out == speak("--interactive", "--max-new-tokens=30", stdin=b"Stay\n")
+
+
+# -------------------------------------------------------------------------------------------- scores
+
+
+def test_a_score_is_trainings_exact_loss(speak, smoke, tmp_path):
+    text, saved = "So it is, and so it was.\n" * 20, checkpoint.load(smoke / "best.pt")
+    (tmp_path / "text.txt").write_text(text + "\xe9", encoding="utf-8")
+    ids = CharTokenizer(saved.vocabulary).encode(text)
+    windows = evaluation_windows(Split(ids, ((0, len(ids)),)), 64, 7)
+    model = checkpoint.build_model(saved, ema=saved.ema is not None)
+    nats = exact_loss(model, windows, runtime.choose("cpu", "float32"))
+    printed = speak(f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu")
+    assert printed == f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} predictions\n"
+
+
+@pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
+def test_a_text_that_cannot_be_scored_is_refused(smoke, tmp_path, content, code):
+    (tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        sample.main([f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}"])
+    assert caught.value.exit_code == code
+
+
+# ------------------------------------------------------------------------------- pipes and terminals
+
+
+def start(checkpoint_path, *arguments, **options):
+    words = [sys.executable, "sample.py", f"--ckpt={checkpoint_path}", *arguments]
+    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, **options)
+
+
+def test_a_pipe_gets_every_character_exactly_and_ascii_gets_escapes(loud):
+    raw, ascii_only = (
+        start(loud, "--max-new-tokens=300", stdout=subprocess.PIPE, env=os.environ | {"PYTHONIOENCODING": encoding})
+        for encoding in ("utf-8", "ascii")
+    )
+    text, escaped = raw.communicate()[0].decode(), ascii_only.communicate()[0].decode("ascii")
+    assert set(text) == set("\x07\t\n\r\x1b ab\u202e\u3042") and len(text) == 301
+    assert escaped == text.encode("ascii", "backslashreplace").decode()
+    assert raw.returncode == ascii_only.returncode == 0
+
+
+def test_a_terminal_is_not_steered(loud):
+    ours, theirs = pty.openpty()
+    process = start(loud, "--max-new-tokens=300", stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while piece := os.read(ours, 4096):
+            shown += piece
+    except OSError:  # how a terminal tells that nobody writes to it any more
+        pass
+    shown = shown.decode().replace("\r\n", "\n")
+    assert process.wait() == 0 and not set(shown) & set("\x07\r\x1b\u202e")
+    assert all(escape in shown for escape in (r"\x07", r"\r", r"\x1b", r"\u202e", "\t", "\n", "\u3042"))
+
+
+def test_a_reader_that_goes_ends_it_silently(smoke):
+    process = start(smoke, "--max-new-tokens=1000000000", stdout=subprocess.PIPE)
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 141
+
+
+def test_ctrl_c_ends_the_line_and_leaves(smoke):
+    process = start(smoke, "--max-new-tokens=1000000000", stdout=subprocess.PIPE)
+    process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    text, said = process.communicate()
+    assert process.returncode == 130 and text.endswith(b"\n") and said == b""
