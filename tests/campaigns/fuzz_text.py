@@ -158,7 +158,8 @@ def run(cases: int) -> Tally:
                 check(kind, number, contents, rng.choice([1, 2, 8, 64]))
         files = st.lists(st.binary() | st.text(min_size=20).map(lambda text: text.encode(errors="replace")), min_size=1)
         numbers = iter(range(1, cases + 1))
-        of_hypothesis(files, cases - each * len(KINDS), lambda contents: check("hypothesis", next(numbers), contents, 1))
+        left = cases - each * len(KINDS)
+        of_hypothesis(files, left, lambda contents: check("hypothesis", next(numbers), contents, 1))
     return tally
 
 
