@@ -1,6 +1,7 @@
 """Continue a prompt from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:" """
 
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -189,6 +190,8 @@ def read_prompt(prompt: str) -> str:
 
 def read_file(name: str, kind: type[UserError]) -> str:
     try:
+        if not stat.S_ISREG(os.stat(name).st_mode):  # a pipe would wait for its writer, a device never end
+            raise kind(f"{printable(name)}: not a regular file; name a text file")
         with open(name, "rb") as file:
             content = file.read(LONGEST_FILE + 1)
     except OSError as error:

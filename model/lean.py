@@ -105,7 +105,7 @@ class LeanStep:
         """Reads one character after those in `caches`, which `GPT.forward` began -> logits (1, V) of what follows."""
         if caches is not self.caches:
             self.caches = caches
-            self.memory = [(cache._keys[0].mT.numpy(), cache._values[0].numpy()) for cache in caches]
+            self.memory = [(cache.keys[0].mT.numpy(), cache.values[0].numpy()) for cache in caches]
         position = caches[0].length
         x = self.tokens[id] if self.positions is None else self.tokens[id] + self.positions[position]
         scores = torch.empty(self.H, 1, position + 1)

@@ -60,7 +60,7 @@ ROWS = [  # row of faults.md, arguments, standard input, exit code, what standar
     ("D20", [b"--prompt=a\xff"], None, 2, ["not UTF-8"]),
     ("D20", ["--interactive"], b"\xff\n", 2, ["standard input: not UTF-8 at byte 0"]),
     ("-", ["--prompt=FILE:no/such/file"], None, 2, ["no/such/file: No such file"]),
-    ("-", ["--prompt=FILE:tests"], None, 2, ["tests: Is a directory"]),
+    ("-", ["--prompt=FILE:tests"], None, 2, ["tests: not a regular file"]),
     ("-", ["--score=no/such/file"], None, 3, ["no/such/file: No such file"]),
     ("-", ["--interactive", "--num-samples=2"], None, 2, ["contradict"]),
     ("-", ["--stop="], None, 2, ["stop has no value"]),
@@ -312,3 +312,14 @@ def test_ctrl_c_ends_the_line_and_leaves(smoke):
     process.send_signal(signal.SIGINT)
     text, said = process.communicate()
     assert process.returncode == 130 and text.endswith(b"\n") and said == b""
+
+
+def test_a_checkpoint_whose_name_is_too_long_is_refused_in_one_line(run):
+    done = run("sample.py", f"--ckpt={'x' * 300}", check=4)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option, code", [("--prompt=FILE:/dev/zero", 2), ("--score=/dev/zero", 3)])
+def test_what_never_ends_is_not_read(run, smoke, option, code):
+    done = run("sample.py", f"--ckpt={smoke}", option, check=code)
+    assert "not a regular file" in done.stderr and done.stderr.count("\n") == 1

@@ -72,6 +72,8 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
     return ""
 
 
+ON_PURPOSE = {"benchmarks/decode.py": ["importlib.util"]}  # runs the checkout of nanoGPT that its user names
+
 WRONG = [
     "import pickle",
     "from pickle import loads as parse",
@@ -118,7 +120,8 @@ def test_the_rules_find_what_is_wrong_and_nothing_else():
 
 @pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_of_ours_can_run_or_unpickle_what_somebody_else_wrote(path):
-    assert offences(path.read_text(encoding="utf-8")) == []
+    found = [each.partition(": ")[2] for each in offences(path.read_text(encoding="utf-8"))]
+    assert found == ON_PURPOSE.get(str(path.relative_to(ROOT)), [])
 
 
 def test_the_one_place_that_unpickles_is_where_files_are_looked_at():

@@ -3,6 +3,7 @@
 The file is the business of sealed.py. Here is what it holds, what each part must be, and which file of a run is read.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -108,7 +109,7 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
     `prefer` is "last" or "best": where that file of a folder is missing or damaged, an older one stands in. A file that
     was named is read or refused. CheckpointError where none is whole; it names those nearby that are.
     """
-    choices = [path / name for name in FALLBACK[prefer]] if path.is_dir() else [path]
+    choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
     for choice in choices:
         try:
@@ -124,7 +125,7 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
 
 def _nearby(path: Path) -> list[Path]:
     """Up to five whole checkpoints, the newest first: those beside `path`, or failing that further up."""
-    for folder in (path, *path.parents)[:3]:
+    for folder in filter(os.path.isdir, (path, *path.parents)[:3]):
         found = [file for pattern in ("*.pt", "*/*.pt") for file in folder.glob(pattern) if file.is_file()]
         newest = sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
         if whole := [file for file in newest if _is_whole(file)]:

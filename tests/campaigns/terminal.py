@@ -110,7 +110,7 @@ class Cases:
         return ["train.py", "configs/smoke.yaml", f"--out_dir=/dev/null/{string}"]
 
     def checkpoint_file(self, string: str) -> list[str]:
-        return ["sample.py", f"--ckpt=none{string[:50]}"]
+        return ["sample.py", f"--ckpt=none{string}"]
 
     def prompt(self, string: str) -> list[str]:
         return ["sample.py", f"--ckpt={self.checkpoint}", f"--prompt= {string}", "--max-new-tokens=0"]
