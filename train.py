@@ -52,6 +52,7 @@ def train(command: Command, stop: Stop) -> None:
     from training import events, folder, runtime, sealed
     from training.keeper import Keeper
     from training.monitor import Monitor, say
+    from training.report import introduce
     from training.run import Run, check_same_model, differences, environment_changes
 
     # ------------------------------------------------------------------ what there is
@@ -82,7 +83,7 @@ def train(command: Command, stop: Stop) -> None:
         run = Run(GPT(config.model, len(corpus.tokenizer), config.seed), config, corpus, where)
     folder.check_space(out, run.bytes)
     sealed.write(out / "config.yaml", to_yaml(config).encode())
-    introduce(run, say)
+    introduce(run)
     if saved:
         events.cut_back(out, run.progress.step, run.progress.evaluated)
         changes = [*differences(saved.config, config).values(), *environment_changes(saved, corpus, where)]
@@ -111,6 +112,7 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
     from training.faults import not_finite
     from training.monitor import say
     from training.optimizers import set_rate
+    from training.report import look
     from training.schedule import rate
     from training.spikes import WINDOW, is_spike
 
@@ -186,64 +188,6 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
             values = {"loss": loss, "lr": run.rate, "grad_norm": norm, "tokens_per_sec": speed}
             values |= {"spikes": progress.spikes, "skipped": progress.skipped}
             monitor.scalars(step, {f"train/{name}": value for name, value in values.items()})
-
-
-def look(run: "Run", stop: Stop, monitor: "Monitor") -> bool:
-    """Evaluate: exact losses of the validation text and of as much known text, and a sample. Is it the best so far?"""
-    from data.batches import evaluation_windows
-    from training.evaluation import BITS, exact_loss
-    from training.monitor import say
-
-    progress, train, val = run.progress, run.corpus.train, run.corpus.val
-    texts = (evaluation_windows(each, run.config.model.block_size, 64) for each in (val, train.stretch(len(val) // 10)))
-    val_loss, known_loss = (exact_loss(run.best_model, stop.watched(windows), run.runtime) for windows in texts)
-    text = sample(run, run.config.train.sample_chars, stop) if math.isfinite(val_loss) else ""
-
-    step, progress.evaluated = progress.step, progress.step
-    better = val_loss < progress.best_loss
-    monitor.scalars(step, {"val/loss": val_loss, "val/bpc": val_loss * BITS, "val/train_loss": known_loss})
-    say(
-        f"step {step:,}: train {known_loss:.4f}, validation {val_loss:.4f} "
-        f"({val_loss * BITS:.4f} bits per character){', the best so far' if better else ''}"
-    )
-    if text:
-        monitor.sample(step, text)
-    progress.stale = 0 if better else progress.stale + 1
-    if better:
-        progress.best_loss, progress.best_step = val_loss, step
-    elif progress.stale == 3 and known_loss < val_loss and not progress.told_overfitting:
-        progress.told_overfitting = True
-        say(
-            f"validation has not improved since step {progress.best_step:,} while the training text has: the model "
-            "learns its text by heart; try more dropout, more text or train.patience"
-        )
-    return better
-
-
-def sample(run: "Run", length: int, stop: Stop) -> str:
-    """What the model writes now, from a fixed seed: one can watch it improve."""
-    import torch
-
-    from model.generate import Sampler, generate
-
-    tokenizer = run.corpus.tokenizer
-    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None].to(run.runtime.device)
-    ids = generate(run.best_model, start, Sampler(run.config.seed, temperature=0.8), length)
-    return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.watched(ids))
-
-
-def introduce(run: "Run", say) -> None:
-    """What a person wants to know before the first step."""
-    model, corpus, vocabulary = run.model, run.corpus, len(run.corpus.tokenizer)
-    parameters = model.parameter_count()
-    say(f"text        {len(corpus.train):,} characters to train on, {len(corpus.val):,} to validate on")
-    say(f"vocabulary  {vocabulary} characters: {printable(corpus.tokenizer.vocabulary[:100])}")
-    say(
-        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.1f} for each character of text; "
-        f"{model.flops_per_token() / 1e6:.1f} million operations to train on one"
-    )
-    say(f"device      {run.runtime}")
-    say(f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every character equally likely")
 
 
 if __name__ == "__main__":

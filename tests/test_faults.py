@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.campaigns.common import STEPS, at_step, loadable, same, scalars, small, start, step_of, train
-from training import checkpoint, evaluation, events, sealed
+from training import checkpoint, evaluation, events, report, sealed
 from training.monitor import Monitor
 from training.spikes import WINDOW, is_spike
 
@@ -172,9 +173,9 @@ def test_a_scale_below_1_is_no_answer(options, run, monkeypatch):
 
 
 def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(options, run, monkeypatch):
-    real, numbers = evaluation.exact_loss, iter(range(100))
+    real, numbers = report.losses_by_place, iter(range(100))
     monkeypatch.setattr(
-        evaluation, "exact_loss", lambda *arguments: math.nan if next(numbers) in (2, 3) else real(*arguments)
+        report, "losses_by_place", lambda *arguments: real(*arguments) * (math.nan if next(numbers) in (2, 3) else 1)
     )
     code, said = train(*options, f"--out_dir={run}")
     assert code == 0 and "step 12: train nan, validation nan (nan bits per character)\n" in said
@@ -321,7 +322,7 @@ def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, mon
 
 def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(options, run, monkeypatch):
     values = iter([1.0, 1.0] + [2.0] * 6)
-    monkeypatch.setattr(evaluation, "exact_loss", lambda *_: next(values))
+    monkeypatch.setattr(report, "losses_by_place", lambda *_: np.array([[next(values)], [1.0]]))
     tried = []
     full_for(monkeypatch, lambda name, number: tried.append(name) or tried.count("best") == 1 == (name == "best"))
     code, said = train(*options, f"--out_dir={run}")

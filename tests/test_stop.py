@@ -11,7 +11,7 @@ import pytest
 
 from tests.campaigns.common import STEPS, at_step, loadable, same, small, start, step_of, train
 from tests.campaigns.signals import CODES, PHASES, send_at
-from training import evaluation, sealed
+from training import report, sealed
 from training.stop import Interrupted, Stop
 
 SIGNALS = [name for name in CODES if hasattr(signal, name)]
@@ -104,14 +104,14 @@ def test_a_signal_finishes_the_step_and_saves_it(options, tmp_path, monkeypatch)
 
 
 def test_an_evaluation_is_left_and_made_when_the_run_goes_on(options, tmp_path, monkeypatch, undisturbed):
-    run, loss = tmp_path / "run", evaluation.exact_loss
+    run, loss = tmp_path / "run", report.losses_by_place
 
     def interrupted(model, windows, runtime):
         signal.raise_signal(signal.SIGTERM)
         return loss(model, windows, runtime)
 
     with monkeypatch.context() as patch:
-        patch.setattr(evaluation, "exact_loss", interrupted)
+        patch.setattr(report, "losses_by_place", interrupted)
         code, said = train(*options, f"--out_dir={run}")
     assert code == 143 and "validation 6" not in said and "bits per character" not in said
     saved = sealed.read(run / "last.pt")["progress"]

@@ -23,14 +23,23 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 
 @torch.inference_mode()
-def exact_loss(model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime) -> float:
-    """Nats per character over all `windows` of (x, y), each (B, T); the model is left in evaluation mode."""
+def losses_by_place(model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime) -> np.ndarray:
+    """At each place of a window, the nats of all predictions there and their number: (2, block_size) in float64.
+
+    `windows` of (x, y) are (B, T), T at most block_size; the model is left in evaluation mode.
+    """
     model.eval()
-    total, count = 0.0, 0
+    places = np.zeros((2, model.config.block_size))
     for x, y in windows:
         x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
         with runtime.autocast():
             logits = model(x)
-        total += cross_entropy(logits, y, reduction="none").cpu().double().sum().item()
-        count += y.numel()
-    return total / count
+        nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)
+        places[:, : y.size(1)] += nats.sum(0).numpy(), np.full(y.size(1), len(y))
+    return places
+
+
+def exact_loss(model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime) -> float:
+    """Nats per character over all `windows`, as `losses_by_place` takes them."""
+    nats, predictions = losses_by_place(model, windows, runtime).sum(axis=1)
+    return float(nats / predictions)

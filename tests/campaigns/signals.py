@@ -20,8 +20,8 @@ from tests.campaigns.common import command, loadable, same, small, start, train
 PHASES = {
     "load": ("data.corpus", "load_corpus"),
     "step": ("training.schedule", "rate"),
-    "evaluate": ("training.evaluation", "exact_loss"),
-    "sample": ("model.generate", "generate"),
+    "evaluate": ("training.report", "losses_by_place"),
+    "sample": ("training.report", "generate"),
     "save": ("os", "fsync"),
 }
 FIRST = {"save": 3}  # the first two are of config.yaml
