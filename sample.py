@@ -109,6 +109,7 @@ class Voice:
     def begin(self, samples: Sequence[int], prompt: str):
         """The `Text` of these samples, with the prompt in it; an empty one is begun as a new line is."""
         import numpy as np
+        import torch
 
         from model.generate import Sampler, Text
 
@@ -122,6 +123,8 @@ class Voice:
             min_p=options.min_p,
         )
         text = Text(self.model.to(self.where.dtype), sampler, cache=options.cache, window=options.window)
+        if text.lean:
+            torch.set_num_threads(text.lean.threads)
         text.read(np.tile(self.tokenizer.encode(prompt or self.tokenizer.start), (len(samples), 1)))
         return text
 

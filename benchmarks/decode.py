@@ -1,8 +1,9 @@
 """How fast is generation? python -m benchmarks.decode [--nanogpt FOLDER] [--repeats N]
 
 Everything is a ratio of runs in turn, on the same weights, in float32, for the same number of characters; the median
-over the repeats. FOLDER is a checkout of nanoGPT, whose own `generate` is then run; without it our own uncached
-generation by nanoGPT's rule stands in. Hugging Face's `generate` is run where `transformers` is installed.
+over the repeats. Models are made and weights prepared before the clock starts. FOLDER is a checkout of nanoGPT, whose
+own `generate` is then run; without it our own uncached generation by nanoGPT's rule stands in. `generate` of Hugging
+Face is run where `transformers` is installed. The others run with one thread and with all, ours as in sample.py.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,22 +35,38 @@ BATCH = 64
 class PlainText(Text):
     """A text that goes by `GPT.forward` alone."""
 
-    _lean = None
+    lean = property(lambda self: None, lambda self, step: None)
 
 
-def ours(model: GPT, prompt: int, characters: int, rows: int = 1, kind: type[Text] = Text, **options) -> None:
-    """Draw `characters` after a prompt of that length."""
+def ours(model: GPT, prompt: int, characters: int, rows: int = 1, kind: type[Text] = Text, **options) -> Callable:
+    """A call that draws `characters` after a prompt of that length: past the window, from a text that is under way."""
     text = kind(model, Sampler(1, range(rows), temperature=TEMPERATURE), **options)
     text.read(np.zeros((rows, prompt), np.int64))
-    for _ in range(characters):
+    if prompt == model.config.block_size:
         text.draw()
+    threads = text.lean.threads if text.lean else torch.get_num_threads()
+    return partial(with_threads, threads, lambda: [text.draw() for _ in range(characters)])
 
 
-def in_turn(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """The seconds of every run, by its name: all of them once, then all of them again."""
+def with_threads(count: int, call: Callable) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    call()
+    torch.set_num_threads(before)
+
+
+def each_way(name: str, call: Callable) -> dict[str, Callable]:
+    """Runs of `call` with one thread and with all that there are."""
+    counts = sorted({1, torch.get_num_threads()})
+    return {f"{name}, threads: {n}": lambda n=n: partial(with_threads, n, call) for n in counts}
+
+
+def in_turn(runs: dict[str, Callable[[], Callable]], repeats: int) -> dict[str, list[float]]:
+    """The seconds of every run, by its name: all of them once, then all of them again. What a run returns is timed."""
     seconds = {name: [] for name in runs}
     for _ in range(repeats):
-        for name, run in runs.items():
+        for name, prepared in runs.items():
+            run = prepared()
             began = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - began)
@@ -148,27 +166,30 @@ def compare(model: GPT, folder: Path | None, repeats: int) -> None:
     if face:
         others["Hugging Face"] = lambda ids: face(ids).logits
     check_logits(model, others)
-    for place, prompt in (("inside the window", 1), ("past the window", block_size)):
-        characters, begin = block_size - 1, torch.zeros(1, prompt, dtype=torch.int64)
-        runs = {"ours": lambda p=prompt, n=characters: ours(model, p, n)}
+    began = time.perf_counter()
+    LeanStep(model)
+    print(f"  preparing the weights takes {time.perf_counter() - began:.3f} s, once for a text")
+    for place, prompt, characters in (("inside", 1, block_size - 1), ("past", block_size, block_size // 2)):
+        begin, runs = torch.zeros(1, prompt, dtype=torch.int64), {"ours": partial(ours, model, prompt, characters)}
         if theirs:
-            runs["nanoGPT"] = lambda b=begin, n=characters: theirs.generate(b, n, temperature=TEMPERATURE)
+            runs |= each_way("nanoGPT", partial(theirs.generate, begin, characters, temperature=TEMPERATURE))
         else:
-            runs["uncached"] = lambda p=prompt, n=characters: ours(model, p, n, cache=False, window="exact")
+            runs["uncached"] = partial(ours, model, prompt, characters, cache=False, window="exact")
         if face and prompt == 1:
-            runs["Hugging Face"] = lambda b=begin, n=characters: generate_by(face, b, n)
+            runs |= each_way("Hugging Face", partial(generate_by, face, begin, characters))
         seconds = in_turn(runs, repeats)
         for name, taken in seconds.items():
             times = f"ours is {ratio(taken, seconds['ours']):.1f} times as fast" if name != "ours" else ""
-            print(f"  {place:<18} {name:<13}{characters / statistics.median(taken):>9,.0f} characters/s  {times}")
+            rate = characters / statistics.median(taken)
+            print(f"  {place} the window: {name:<25}{rate:>7,.0f} characters/s  {times}")
 
 
 def batch(model: GPT, repeats: int) -> None:
     """64 samples at once against one stream of the same PyTorch step."""
     characters = min(64, model.config.block_size - 1)
     runs = {
-        "one stream": lambda: ours(model, 1, characters, kind=PlainText),
-        "64 samples": lambda: ours(model, 1, characters, BATCH),
+        "one stream": partial(ours, model, 1, characters, kind=PlainText),
+        "64 samples": partial(ours, model, 1, characters, BATCH),
     }
     seconds = in_turn(runs, repeats)
     one, many = (statistics.median(seconds[name]) for name in runs)
@@ -182,12 +203,10 @@ def flatness(model: GPT, repeats: int) -> None:
     """The cost of a character in the second window against that in the tenth, and memory taken between the two."""
     block_size, ratios, grown = model.config.block_size, [], 0
     for _ in range(repeats):
-        text, seconds = Text(model, Sampler(1, temperature=TEMPERATURE)), []
-        text.read(np.zeros((1, block_size), np.int64))
+        draw_a_window, seconds = ours(model, block_size, block_size), []
         for window in range(9):
             began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            for _ in range(block_size):
-                text.draw()
+            draw_a_window()
             seconds.append(time.perf_counter() - began)
             grown += (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (window > 0)
         ratios.append(seconds[-1] / seconds[0])
@@ -199,7 +218,10 @@ def bandwidth(model: GPT, repeats: int) -> None:
     """Reading the weights once, which each character must, against the whole step."""
     weights = torch.ones(sum(parameter.numel() for parameter in model.parameters()))
     characters = model.config.block_size - 1
-    runs = {"step": lambda: ours(model, 1, characters), "read": lambda: [weights.sum() for _ in range(characters)]}
+    runs = {
+        "step": partial(ours, model, 1, characters),
+        "read": lambda: lambda: [weights.sum() for _ in range(characters)],
+    }
     seconds = in_turn(runs, repeats)
     speed = 4 * weights.numel() * characters / statistics.median(seconds["read"]) / 1e9
     share = ratio(seconds["read"], seconds["step"])

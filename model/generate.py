@@ -7,7 +7,6 @@ B batch, T characters read now, V vocabulary
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -61,10 +60,8 @@ class Sampler:
         if self.temperature < 1e-6:
             return logits.argmax(axis=-1)
         cumulative = self.weights(logits).cumsum(axis=-1)
-        total = cumulative[:, -1]
-        targets = np.array([stream.random() for stream in self.streams]) * total
-        targets = np.minimum(targets, np.nextafter(total, 0.0))  # below the total, however it rounds
-        return (cumulative > targets[:, None]).argmax(axis=-1)
+        shares = np.array([[1.0 - stream.random()] for stream in self.streams])  # never 0, at times 1
+        return (cumulative >= shares * cumulative[:, -1:]).argmax(axis=-1)
 
     def weights(self, logits: np.ndarray) -> np.ndarray:
         """logits (B, V) -> what the probabilities are proportional to, (B, V) in float64; the largest of a row is 1."""
@@ -99,6 +96,9 @@ class Text:
         self.length, self.start = 0, 0  # of the whole text; where the window begins in it
         self.ids = np.empty((len(sampler.streams), 0), np.int64)  # what the window holds: at most block_size characters
         self.caches = None  # of what was read of the window
+        weight = model.token_embedding.weight
+        fits = cache and len(self.ids) == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu"
+        self.lean = LeanStep(model) if fits else None
 
     def read(self, ids: np.ndarray) -> None:
         """Go on with `ids` (B, T)."""
@@ -127,14 +127,9 @@ class Text:
         if self.caches is None:
             self.caches = self.model.new_caches()
         unread = self.ids[:, self.caches[0].length :]
-        if unread.shape == (1, 1) and self.caches[0].length and self._lean:
-            return self._lean(unread.item(), self.caches)
+        if self.lean and unread.shape[1] == 1 and self.caches[0].length:
+            return self.lean(unread.item(), self.caches)
         return self._forward(unread, self.caches)
-
-    @cached_property
-    def _lean(self) -> LeanStep | None:
-        weight = self.model.token_embedding.weight
-        return LeanStep(self.model) if weight.dtype == torch.float32 and weight.device.type == "cpu" else None
 
     @torch.inference_mode()
     def _forward(self, ids, caches=None) -> np.ndarray:

@@ -284,17 +284,36 @@ def test_a_pipe_gets_every_character_exactly_and_ascii_gets_escapes(loud):
     assert raw.returncode == ascii_only.returncode == 0
 
 
+def seen(terminal: int, until: str | None = None) -> str:
+    """What a terminal shows from now on: until that is the last of it, or to the end."""
+    shown = b""
+    try:
+        while until is None or not shown.endswith(until.encode()):
+            shown += os.read(terminal, 4096)
+    except OSError:  # how a terminal tells that nobody writes to it any more
+        pass
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_a_conversation_on_a_terminal_asks_takes_turns_and_ends_with_ctrl_d(smoke, speak):
+    ours, theirs = pty.openpty()
+    process = start(smoke, "--interactive", "--max-new-tokens=20", stdin=theirs, stdout=theirs)
+    os.close(theirs)
+    shown = seen(ours, until="> ")
+    for typed in (b"ROMEO:\n", b"\n", b"\x04"):
+        os.write(ours, typed)
+        shown += seen(ours, until=None if typed == b"\x04" else "\n> ")
+    first = speak("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n")
+    both = speak("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
+    assert shown == f"> ROMEO:\n{first}> \n{both.removeprefix(first)}> \n"
+    assert process.wait() == 0 and process.stderr.read() == b""
+
+
 def test_a_terminal_is_not_steered(loud):
     ours, theirs = pty.openpty()
     process = start(loud, "--max-new-tokens=300", stdout=theirs)
     os.close(theirs)
-    shown = b""
-    try:
-        while piece := os.read(ours, 4096):
-            shown += piece
-    except OSError:  # how a terminal tells that nobody writes to it any more
-        pass
-    shown = shown.decode().replace("\r\n", "\n")
+    shown = seen(ours)
     assert process.wait() == 0 and not set(shown) & set("\x07\r\x1b\u202e")
     assert all(escape in shown for escape in (r"\x07", r"\r", r"\x1b", r"\u202e", "\t", "\n", "\u3042"))
 
