@@ -65,10 +65,12 @@ def train(command: Command, stop: Stop) -> None:
     parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0]) if command.init_from else None
     for origin in (each for each in (saved, parent) if each):
         check_same_model(source or command.init_from, origin.config, config)
+    wanted = saved.data if saved and not command.allow_data_change else {}
     corpus = load_corpus(
-        config.data.sources,
+        **vars(config.data),
         say=say,
-        wanted_sha256=saved.data["sha256"] if saved else None,
+        wanted_sha256=wanted.get("sha256"),
+        wanted_val_sha256=wanted.get("val_sha256"),
         vocabulary=next((origin.vocabulary for origin in (saved, parent) if origin), None),
     )
     check_sizes(corpus, config.model.block_size)

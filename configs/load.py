@@ -52,6 +52,7 @@ class Actions(Checked):
 
     print_config: bool = setting(False, "print the complete settings as YAML and stop")
     resume: str | None = setting(None, "go on from the last checkpoint in out_dir, or of --resume=PATH", alone="auto")
+    allow_data_change: bool = setting(False, "with --resume: go on although the text has changed")
     overwrite: bool = setting(False, "start afresh where there is a run")
     init_from: str | None = setting(None, "checkpoint whose weights and vocabulary to start from")
     time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
@@ -61,6 +62,8 @@ class Actions(Checked):
         for other in ("overwrite", "init_from"):
             if self.resume and getattr(self, other):
                 raise ConfigError(f"--resume and --{other} contradict each other; give one of them")
+        if self.allow_data_change and not self.resume:
+            raise ConfigError("--allow_data_change is of a run that goes on; give --resume with it")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The YAML files, both command lines, `--help` and the checkpoints are read by way
 setting is one line here. Nothing here needs torch: a wrong setting is answered at once.
 """
 
+import codecs
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -26,18 +27,36 @@ class DataConfig(Checked):
     sources: tuple[str, ...] = setting(
         ("data/plays",),
         "texts in order of preference, of which the first that can be had is used: "
-        "a file, a folder of .txt files, or https://...#sha256=<64 hex digits>",
+        "a file, a folder of .txt files, a pattern such as 'books/**/*.md', or https://...#sha256=<64 hex digits>",
     )
+    encoding: str = setting("utf-8", "encoding of files without a byte order mark; any that Python knows")
+    newlines: str = setting("keep", "line ends: as they are, or each one \\n", choices=("keep", "unix"))
+    min_count: int = setting(1, "characters that occur fewer times than this are read as U+FFFD", "[1, 1e9]")
+    val_sources: tuple[str, ...] = setting((), "texts to validate on, as sources; none: a part of each file of sources")
+    val_fraction: float = setting(0.1, "share of each file, at its end, to validate on", "(0, 1)")
 
     def __post_init__(self):
         super().__post_init__()
-        for source in self.sources:
+        self._check_encoding()
+        for source in self.sources + self.val_sources:
             pinned = re.fullmatch(r"https://[^/#\s]+/[^#\s]*#sha256=[0-9a-f]{64}", source)
             if "://" in source and not pinned:
                 raise ConfigError(
                     f"sources: {shown(source)} is no download that can be checked; allowed: "
                     "https://...#sha256=<64 hex digits>; add its SHA-256, or download it and give the file"
                 )
+
+    def _check_encoding(self):
+        try:
+            b"".decode(self.encoding)  # refuses what Python knows by that name and is of no text
+            known = codecs.lookup(self.encoding)
+        except (LookupError, UnicodeError):
+            known = None
+        if not known or not known.incrementaldecoder or known.name in ("utf-16", "utf-32"):
+            raise ConfigError(
+                f"encoding: {shown(self.encoding)} cannot be that of a file without a byte order mark; allowed: "
+                "those of Python, such as utf-8, utf-16-le, cp1252, gb18030, shift-jis; a file with a mark needs none"
+            )
 
 
 @dataclass(frozen=True)

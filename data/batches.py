@@ -5,8 +5,7 @@ once, in a random order. The order is a permutation that is evaluated for the in
 shuffling a text of any size takes no memory, and a run that is resumed, or spread over ranks, sees the same batches.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isqrt
 
 import numpy as np
@@ -58,14 +57,25 @@ def evaluation_windows(split: Split, block_size: int, batch_size: int) -> Iterat
     Windows do not overlap and begin anew in every segment, whose last window may be shorter; windows of one length
     share batches, longest first. A segment of n characters gives n - 1 predictions.
     """
-    starts = defaultdict(list)
-    for start, end in split.segments:
-        for first in range(start, end - 1, block_size):
-            starts[min(block_size, end - 1 - first)].append(first)
-    for length in sorted(starts, reverse=True):
+    segments = np.array(split.segments, dtype=np.int64)
+    starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
+    full, rest = np.divmod(predictions, block_size)
+    end = np.cumsum(full)  # the number after each segment's last full window
+
+    def full_windows(numbers: np.ndarray) -> np.ndarray:
+        segment = np.searchsorted(end, numbers, side="right")
+        return starts[segment] + (numbers - end[segment] + full[segment]) * block_size
+
+    def batched(length: int, count: int, places: Callable[[np.ndarray], np.ndarray]):
         windows = sliding_window_view(split.ids, length + 1)
-        for i in range(0, len(starts[length]), batch_size):
-            yield _shifted(windows[starts[length][i : i + batch_size]])
+        for i in range(0, count, batch_size):
+            yield _shifted(windows[places(np.arange(i, min(i + batch_size, count)))])
+
+    if end[-1]:
+        yield from batched(block_size, int(end[-1]), full_windows)
+    for length in sorted(set(rest.tolist()) - {0}, reverse=True):
+        last = (starts + predictions - rest)[rest == length]
+        yield from batched(length, len(last), last.__getitem__)
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 """From a list of sources to the ids of a training and a validation split: the first source that can be had is taken."""
 
-import codecs
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -11,25 +10,18 @@ import numpy as np
 
 from configs.errors import CheckpointError, DataError, printable
 from data.download import Unavailable
+from data.passes import Passes
+from data.report import counts_of, few, report
 from data.sources import Source, Text
-from data.tokenizer import CharTokenizer, named
-
-_MARKS = {  # UTF-32 before UTF-16, whose little-endian mark it begins with
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32-le",
-    codecs.BOM_UTF32_BE: "utf-32-be",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
-}
-_ALLOWED = "allowed are UTF-8, and UTF-16 or UTF-32 with a byte order mark; convert it: iconv -f ENCODING -t UTF-8"
+from data.tokenizer import FOLDED, CharTokenizer, named
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """The part of a corpus to train on, or to validate on.
 
-    `ids` is the whole corpus, shared by both splits and perhaps memory-mapped; `segments` are the (start, end) in it
-    that belong to this split, one for each file. No window crosses the end of a segment.
+    `ids` is a whole text, perhaps shared by both splits and perhaps memory-mapped; `segments` are the (start, end) in
+    it that belong to this split, one for each file. No window crosses the end of a segment.
     """
 
     ids: np.ndarray
@@ -54,52 +46,68 @@ class Corpus:
 
     name        for people: `tinyshakespeare`, `plays`, `book.txt`
     sha256      of its bytes, as `data.sources.Text` has it
+    val_sha256  the same of the text to validate on, where that is one of its own
     characters  in all files together
+    report      what was found, in lines for people
     """
 
     name: str
     sha256: str
+    val_sha256: str | None
     characters: int
     tokenizer: CharTokenizer
     train: Split
     val: Split
+    report: list[str]
 
 
 def load_corpus(
     sources: Sequence[str],
     *,
     say: Callable[[str], None],
+    encoding: str = "utf-8",
+    newlines: str = "keep",
+    min_count: int = 1,
+    val_sources: Sequence[str] = (),
+    val_fraction: float = 0.1,
     wanted_sha256: str | None = None,
+    wanted_val_sha256: str | None = None,
     vocabulary: str | None = None,
 ) -> Corpus:
-    """The first text of `sources` that can be had, split 90 : 10 within each file and encoded.
+    """The first text of `sources` that can be had, split within each file and encoded; the settings are DataConfig's.
 
-    A source is a file, a folder (its *.txt files, sorted by name, are one corpus) or
+    A source is a file, a folder (its *.txt files, sorted by name, are one corpus), a pattern such as `books/**/*.md` or
     `https://.../NAME/FILE#sha256=HEX`, which is downloaded once to `data/NAME/input.txt`. What is named
     `data/NAME/input.txt` is also looked for as `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any network.
 
     With `wanted_sha256` (a resumed run) it is the text with that digest, wherever it stands in the list; with
     `vocabulary` (a run that starts from another's weights) the text is encoded with that one, not its own.
-    `say` gets a line on which text was taken and why, and notes on what is unusual about it.
+    `say` hears of a download that was not what it should be.
 
     Raises ConfigError for a malformed source, DataError for a text that cannot be had, read or learned from,
-    CheckpointError if the wanted text is not there or the vocabulary lacks characters of the text.
+    CheckpointError if the wanted text is not there or the vocabulary lacks characters of the text, ResourceError for a
+    large text without room for its cache.
     """
-    alternatives = [Source.parse(source) for source in sources]
-    source, found, passed_over = _first_available(alternatives, wanted_sha256, say)
-    texts, marks = zip(*map(_decode, found.files), strict=True)
-    text = "".join(texts)
-    tokenizer = _tokenizer_for(text, found.place, vocabulary)
-    train, val = _split(tokenizer.encode(text), list(map(len, texts)))
-
-    account = f"text: {found.place}, {len(text):,} characters, {len(set(text))} distinct"
-    if passed_over:
-        account += f"; passed over: {', '.join(passed_over)}"
-    if source.name != alternatives[0].name:
-        account += f"; losses on {source.name} do not compare with those on {alternatives[0].name}"
-    for line in (account, *_notes(text, marks)):
-        say(printable(line))
-    return Corpus(source.name, found.sha256, len(text), tokenizer, train, val)
+    choice = _choose("data.sources", sources, wanted_sha256, say)
+    chosen = [choice, *([_choose("data.val_sources", val_sources, wanted_val_sha256, say)] if val_sources else [])]
+    texts = [Passes(each.text, encoding, newlines) for each in chosen]
+    tokenizer = _tokenizer_for(counts_of(texts), choice.text.place, min_count, vocabulary)
+    ids = [text.ids(tokenizer, fold=min_count > 1) for text in texts]
+    files = [list(pairwise(accumulate(text.census.lengths, initial=0))) for text in texts]
+    if val_sources:
+        train, val = (Split(*each) for each in zip(ids, map(tuple, files), strict=True))
+    else:
+        train, val = _split(ids[0], files[0], val_fraction)
+    return Corpus(
+        choice.source.name,
+        choice.text.sha256,
+        chosen[1].text.sha256 if val_sources else None,
+        sum(map(len, ids)),
+        tokenizer,
+        train,
+        val,
+        [*map(_account, chosen, texts), *report(texts, tokenizer, train, val)],
+    )
 
 
 def check_sizes(corpus: Corpus, block_size: int) -> None:
@@ -117,88 +125,71 @@ def check_sizes(corpus: Corpus, block_size: int) -> None:
         )
 
 
-def _first_available(
-    sources: Sequence[Source], wanted: str | None, say: Callable[[str], None]
-) -> tuple[Source, Text, list[str]]:
-    """The first source that can be had, its text, and those passed over, each with the reason."""
+@dataclass(frozen=True)
+class _Choice:
+    """The first of several alternatives that can be had, and why not one before it."""
+
+    setting: str
+    first: Source
+    source: Source
+    text: Text
+    passed_over: list[str]
+
+
+def _choose(setting: str, sources: Sequence[str], wanted: str | None, say: Callable[[str], None]) -> _Choice:
+    alternatives = [Source.parse(source) for source in sources]
     passed_over = []
     # A resumed run looks through what lies on this machine before it asks the network.
-    for source in sorted(sources, key=lambda s: wanted is not None and s.url is not None):
+    for source in sorted(alternatives, key=lambda s: wanted is not None and s.url is not None):
         try:
-            return source, source.find(wanted, say), passed_over
+            return _Choice(setting, alternatives[0], source, source.find(wanted, say), passed_over)
         except Unavailable as reason:
             passed_over.append(f"{source.label} ({reason})")
     reasons = printable(", ".join(passed_over))
     if wanted:
         raise CheckpointError(
-            f"data.sources: the text changed since the checkpoint, which learnt from SHA-256 {printable(wanted)}; "
-            f"found instead: {reasons}; bring that text back, or start a new run"
+            f"{setting}: the text changed since the checkpoint, which learnt from SHA-256 {printable(wanted)}; "
+            f"found instead: {reasons}; bring that text back, start a new run, or go on with --allow-data-change"
         )
-    raise DataError(f"data.sources: no text can be had: {reasons}; name a file, a folder or an address that is there")
+    raise DataError(f"{setting}: no text can be had: {reasons}; name a file, a folder or an address that is there")
 
 
-def _decode(file: Path) -> tuple[str, bytes]:
-    """The text of `file` with every line end as it is, and the byte order mark that stood before it."""
-    content = file.read_bytes()
-    mark = next(filter(content.startswith, _MARKS), b"")
-    if not mark and _looks_like_utf16(content[:4096]):
-        raise DataError(f"{printable(file)}: looks like UTF-16 without a byte order mark; {_ALLOWED}")
-    encoding = _MARKS.get(mark, "utf-8")
-    body = content[len(mark) :]
-    try:
-        return body.decode(encoding), mark
-    except UnicodeDecodeError as error:
-        line = body[: error.start].decode(encoding).count("\n") + 1
-        raise DataError(
-            f"{printable(file)}: not {encoding.upper()} at byte {len(mark) + error.start} (line {line}); {_ALLOWED}"
-        ) from error
+def _account(choice: _Choice, text: Passes) -> str:
+    """Which text was taken, how large it is, and why it was not another."""
+    files = f"{len(text.text.files):,} files, " * (len(text.text.files) > 1)
+    line = f"{'text' if choice.setting == 'data.sources' else 'validation text'}: {choice.text.place}, {files}"
+    line += f"{sum(text.census.lengths):,} characters, {len(text.census.counts):,} distinct"
+    if choice.passed_over:
+        line += f"; passed over: {', '.join(choice.passed_over)}"
+    if choice.source.name != choice.first.name:
+        line += f"; losses on {choice.source.name} do not compare with those on {choice.first.name}"
+    return printable(line)
 
 
-def _looks_like_utf16(head: bytes) -> bool:
-    """Whether every other byte takes few values, zero among them: the upper halves of an alphabet's characters."""
-    even, odd = set(head[::2]), set(head[1::2])
-    return any(0 in upper and 4 * len(upper) <= len(lower) for upper, lower in ((even, odd), (odd, even)))
-
-
-def _split(ids: np.ndarray, lengths: Sequence[int]) -> tuple[Split, Split]:
-    """The first 90 % of each file to train on, the rest to validate on."""
-    files = list(pairwise(accumulate(lengths, initial=0)))
-    cuts = [start + (end - start) * 9 // 10 for start, end in files]
+def _split(ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float) -> tuple[Split, Split]:
+    """The last `fraction` of each file to validate on, rounded up, the rest to train on."""
+    cuts = [start + int((end - start) * (1 - fraction)) for start, end in files]
     train = tuple((start, cut) for (start, _), cut in zip(files, cuts, strict=True))
     val = tuple((cut, end) for (_, end), cut in zip(files, cuts, strict=True))
     return Split(ids, train), Split(ids, val)
 
 
-def _tokenizer_for(text: str, place: Path, vocabulary: str | None) -> CharTokenizer:
-    if not text:
+def _tokenizer_for(counts: Counter[str], place: Path, min_count: int, vocabulary: str | None) -> CharTokenizer:
+    if not counts:
         raise DataError(f"{printable(place)}: 0 characters; need at least 10 * block_size + 1; take a longer text")
-    own = CharTokenizer.from_text(text)
+    own = {character for character, count in counts.items() if count >= min_count}
+    own |= {FOLDED} if len(own) < len(counts) else set()
     if len(own) == 1:
         raise DataError(
-            f"{printable(place)}: nothing to learn: {named(text[0])} is its only character; take another text"
+            f"{printable(place)}: nothing to learn: {named(*own)} is its only character"
+            f"{' that occurs data.min_count times' * (min_count > 1)}; take another text"
         )
     if vocabulary is None:
-        return own
-    if missing := sorted(set(own.vocabulary) - set(vocabulary)):
+        return CharTokenizer("".join(sorted(own)))
+    missing = sorted(own - set(vocabulary))
+    if missing and not (min_count > 1 and FOLDED in vocabulary):
         raise CheckpointError(
             f"{printable(place)}: {len(missing)} of its characters are not in the checkpoint's vocabulary: "
-            f"{_few(map(named, missing))}; leave them out of the text, or start without the checkpoint"
+            f"{few(map(named, missing))}; leave them out of the text, or start without the checkpoint"
         )
     return CharTokenizer(vocabulary)
-
-
-def _notes(text: str, marks: Sequence[bytes]) -> Iterator[str]:
-    """What is unusual about a text and no error."""
-    if marked := sum(map(bool, marks)):
-        yield f"note: a byte order mark begins {marked} file(s) and is left out"
-    if crlf := text.count("\r\n"):
-        yield f"note: {crlf:,} lines end in \\r\\n, which is kept exactly"
-    if controls := sorted(c for c in set(text) if unicodedata.category(c) == "Cc" and c not in "\t\n\r"):
-        counts = (f"U+{ord(c):04X} {text.count(c):,} times" for c in controls)
-        yield f"note: control characters are kept: {_few(counts)}"
-
-
-def _few(things: Iterable[str]) -> str:
-    """The first five of them in a list, and the number of the rest."""
-    first, rest = (things := list(things))[:5], len(things) - 5
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")

@@ -5,8 +5,6 @@ waiting at a deadline, whatever the thread is stuck in.
 """
 
 import hashlib
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from urllib.request import HTTPRedirectHandler, build_opener
 from tqdm import tqdm
 
 from configs.errors import printable
+from data.cache import store
 
 PATIENCE = 9.0  # seconds in which something must come: from the start to the first byte, then from byte to byte
 LIMIT = 300.0  # seconds for a whole download that does make progress
@@ -46,7 +45,8 @@ def download(url: str, sha256: str, target: Path, say: Callable[[str], None]) ->
         say(printable(f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}"))
         raise Unavailable("wrong SHA-256")
     try:
-        _store(content, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store(target, lambda file: file.write(content))
     except OSError as error:
         raise Unavailable(f"cannot be stored at {target}: {error.strerror}") from error
 
@@ -90,16 +90,3 @@ class _HttpsOnly(HTTPRedirectHandler):
         if urlsplit(url).scheme != "https":
             raise URLError(f"redirected to {url}, which is not https")
         return super().redirect_request(request, response, code, message, headers, url)
-
-
-def _store(content: bytes, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with open(partial, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)

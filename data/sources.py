@@ -1,21 +1,25 @@
 """Where a text may lie, and the files that are found there.
 
-A source is what stands in `data.sources`: a file, a folder, or an address with the SHA-256 of what it holds. One that
-is missing is passed over; one that is there but cannot be read is an error, because nobody wants to learn from another
-text than the one named.
+A source is what stands in `data.sources`: a file, a folder, a pattern, or an address with the SHA-256 of what it holds.
+One that is missing is passed over; one that is there but cannot be read is an error, because nobody wants to learn from
+another text than the one named.
 """
 
+import glob
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from configs.errors import ConfigError, DataError, printable
 from data.download import Unavailable, download
 
+CHUNK = 2**20  # bytes that are read at a time
+HEAD = 4096  # bytes by which an encoding is told
 _ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
 
 
@@ -45,7 +49,9 @@ class Source:
 
     @property
     def name(self) -> str:
-        """For people: the folder of an `input.txt`, else the file's or folder's own name."""
+        """For people: the folder of an `input.txt`, the pattern, else the file's or folder's own name."""
+        if _is_pattern(self.path):
+            return self.label
         path = self.path.absolute()
         return path.parent.name if path.name == "input.txt" else path.name
 
@@ -59,7 +65,7 @@ class Source:
         found = next(filter(None, map(_look, self._places())), None)
         if not found:
             if not self.url:
-                raise Unavailable("no such file or folder")
+                raise Unavailable("nothing matches" if _is_pattern(self.path) else "no such file or folder")
             download(self.url, self.sha256, self.path, say)
             found = _look(self.path)
         if found.sha256 != (self.sha256 or wanted or found.sha256):
@@ -75,47 +81,94 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Text:
-    """The files that one corpus is read from, in order.
+class File:
+    """One file of a text as it was found: how long, with which SHA-256 (binary), and how it begins."""
 
-    `sha256` is that of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined in order, so
-    that it depends on the contents and on where each ends, not on the names.
-    """
+    path: Path
+    size: int
+    digest: bytes
+    head: bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        """Its bytes, CHUNK at a time; DataError at their end unless they are those that were found."""
+        digest = hashlib.sha256()
+        with _readable(self.path), open(self.path, "rb") as opened:
+            while chunk := opened.read(CHUNK):
+                digest.update(chunk)
+                yield chunk
+        if digest.digest() != self.digest:
+            raise DataError(
+                f"{printable(self.path)}: changed while it was read; a text must stay as it is until training begins; "
+                "try again"
+            )
+
+
+@dataclass(frozen=True)
+class Text:
+    """The files that one corpus is read from, in order."""
 
     place: Path
-    files: Sequence[Path]
-    sha256: str
+    files: Sequence[File]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def sha256(self) -> str:
+        """That of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined in order.
+
+        So it depends on the contents and on where each ends, not on the names.
+        """
+        digests = [file.digest for file in self.files]
+        return (digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()).hex()
 
 
-def _look(place: Path) -> Text | None:
-    """The text at `place`, a file or a folder; None where there is nothing."""
+@contextmanager
+def _readable(place: Path) -> Iterator[None]:
+    """Answer with a DataError what the system says of a file that cannot be read."""
     try:
-        try:
-            place.lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        files = _text_files(place) if stat.S_ISDIR(place.stat().st_mode) else [place]
-        return Text(place, files, _sha256(files))
+        yield
     except OSError as error:
         raise DataError(
             f"{printable(error.filename or place)}: cannot be read: {error.strerror}; mend it, or name another source"
         ) from error
 
 
+def _look(place: Path) -> Text | None:
+    """The text at `place`, a file, a folder or a pattern; None where there is nothing."""
+    with _readable(place):
+        if _is_pattern(place):
+            matches = map(Path, glob.iglob(str(place), recursive=True))  # ** stands for any number of folders
+            paths = sorted(path for path in matches if not path.is_dir())
+        else:
+            try:
+                place.lstat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            paths = _text_files(place) if stat.S_ISDIR(place.stat().st_mode) else [place]
+        return Text(place, [_file(path) for path in paths]) if paths else None
+
+
+def _is_pattern(path: Path) -> bool:
+    return re.search(r"[*?]|\[.+\]", str(path)) is not None and not os.path.lexists(path)
+
+
 def _text_files(folder: Path) -> list[Path]:
     files = sorted(f for f in folder.iterdir() if f.suffix.lower() == ".txt" and not f.name.startswith("."))
     if not files:
-        raise DataError(f"{printable(folder)}: holds no text; a folder's texts are its *.txt files; add one")
+        raise DataError(
+            f"{printable(folder)}: holds no text; a folder's texts are its *.txt files; add one, or give a pattern "
+            "such as 'FOLDER/*.md'"
+        )
     return files
 
 
-def _sha256(files: Sequence[Path]) -> str:
-    digests = []
-    for file in files:
-        if not stat.S_ISREG(file.stat().st_mode):  # asked before opening, which would wait for a pipe's writer
-            raise DataError(f"{printable(file)}: not a regular file; only such can hold a text; copy it to one")
-        with open(file, "rb") as opened:
-            digests.append(hashlib.file_digest(opened, "sha256"))
-    if len(digests) == 1:
-        return digests[0].hexdigest()
-    return hashlib.sha256(b"".join(d.digest() for d in digests)).hexdigest()
+def _file(path: Path) -> File:
+    if not stat.S_ISREG(path.stat().st_mode):  # asked before opening, which would wait for a pipe's writer
+        raise DataError(f"{printable(path)}: not a regular file; only such can hold a text; copy it to one")
+    with open(path, "rb") as opened:
+        head = opened.read(HEAD)
+        opened.seek(0)
+        return File(path, path.stat().st_size, hashlib.file_digest(opened, "sha256").digest(), head)

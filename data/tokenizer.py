@@ -4,6 +4,8 @@ import numpy as np
 
 from configs.errors import UserError, printable
 
+FOLDED = "\ufffd"  # the replacement character: it stands for every character that is too rare to learn
+
 
 class UnknownCharacter(UserError):
     """A text holds a character that the vocabulary lacks."""
@@ -17,12 +19,12 @@ class CharTokenizer:
     """
 
     def __init__(self, vocabulary: str):
-        codes = _code_points(vocabulary)
+        codes = code_points(vocabulary)
         if not vocabulary or (codes[1:] <= codes[:-1]).any():
             raise ValueError("a vocabulary is one or more distinct characters, sorted by code point")
         self.vocabulary = vocabulary
         self._codes = codes
-        self._dtype = np.min_scalar_type(len(codes) - 1)
+        self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest of uint8, 16 and 32 that holds every id
         # Code point -> id, -1 for no character of ours; the last entry stands for every code point above.
         self._ids = np.full(int(codes[-1]) + 2, -1, dtype=np.int32)
         self._ids[codes] = np.arange(len(codes))
@@ -40,16 +42,18 @@ class CharTokenizer:
         """What a text is begun with where no prompt is given: a newline, else a space, else the first character."""
         return next((c for c in "\n " if c in self.vocabulary), self.vocabulary[0])
 
-    def encode(self, text: str) -> np.ndarray:
-        """One id per character, in the smallest of uint8, uint16 and uint32 that holds every id.
+    def encode(self, text: str, fold: bool = False) -> np.ndarray:
+        """One id per character, of `dtype`.
 
-        Raises UnknownCharacter for the first character that the vocabulary lacks, with its place counted from 0.
+        A character that the vocabulary lacks is that of FOLDED with `fold` (which the vocabulary must hold then);
+        without, the first one raises UnknownCharacter with its place counted from 0.
         """
-        codes = _code_points(text, errors="surrogatepass")
-        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
+        ids = np.take(self._ids, code_points(text, errors="surrogatepass"), mode="clip")
         if ids.size and ids.min() < 0:
-            raise self._unknown(text, int(ids.argmin()))
-        return ids.astype(self._dtype)
+            if not fold:
+                raise self._unknown(text, int(ids.argmin()))
+            ids[ids < 0] = self._ids[ord(FOLDED)]
+        return ids.astype(self.dtype)
 
     def decode(self, ids) -> str:
         """The text of `ids`: a sequence, array or CPU tensor of integers from 0 to len(self) - 1."""
@@ -68,5 +72,6 @@ def named(character: str) -> str:
     return f"'{printable(character)}' (U+{ord(character):04X})"
 
 
-def _code_points(text: str, errors: str = "strict") -> np.ndarray:
+def code_points(text: str, errors: str = "strict") -> np.ndarray:
+    """The Unicode numbers of a text's characters, uint32."""
     return np.frombuffer(text.encode("utf-32-le", errors), dtype="<u4")

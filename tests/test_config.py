@@ -292,7 +292,8 @@ def values(this):
 
 
 def sections(section):
-    return {name: values(this) for name, this in settings_of(section).items() if "." not in name}
+    found = {name: values(this) for name, this in settings_of(section).items() if "." not in name}
+    return found | {"encoding": st.sampled_from(["utf-8", "latin-1", "gb18030"])} if section is DataConfig else found
 
 
 @given(*(st.fixed_dictionaries(sections(each)) for each in (Config, DataConfig, ModelConfig, TrainConfig)))

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from configs.errors import printable
 from data.batches import evaluation_windows
+from data.report import fitting
 from model.generate import Sampler, generate
 from training.evaluation import BITS, losses_by_place
 from training.monitor import Monitor, say
@@ -17,12 +17,14 @@ def introduce(run: Run) -> None:
     """What a person wants to know before the first step."""
     model, corpus, vocabulary = run.model, run.corpus, len(run.corpus.tokenizer)
     parameters = model.parameter_count()
-    say(f"text        {len(corpus.train):,} characters to train on, {len(corpus.val):,} to validate on")
-    say(f"vocabulary  {vocabulary} characters: {printable(corpus.tokenizer.vocabulary[:100])}")
+    for line in corpus.report:
+        say(line)
     say(
         f"model       {parameters:,} parameters, {parameters / len(corpus.train):.1f} for each character of text; "
         f"{model.flops_per_token() / 1e6:.1f} million operations to train on one"
     )
+    if note := fitting(parameters, corpus.characters):
+        say(note)
     say(f"device      {run.runtime}")
     say(f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every character equally likely")
 

@@ -160,7 +160,8 @@ def _state(optimizer: torch.optim.Optimizer) -> dict:
 
 
 def _identity(corpus: Corpus) -> dict[str, str | int]:
-    return {"name": corpus.name, "sha256": corpus.sha256, "characters": corpus.characters}
+    identity = {"name": corpus.name, "sha256": corpus.sha256, "characters": corpus.characters}
+    return identity | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
 
 
 def differences(saved: Config, config: Config) -> dict[str, str]:
@@ -169,7 +170,7 @@ def differences(saved: Config, config: Config) -> dict[str, str]:
     return {
         name: f"{name} {printable(theirs[name])} -> {printable(ours[name])}"
         for name in ours
-        if ours[name] != theirs[name] and name not in ("out_dir", "data.sources")
+        if ours[name] != theirs[name] and name not in ("out_dir", "data.sources", "data.val_sources")
     }
 
 
