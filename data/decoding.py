@@ -38,21 +38,30 @@ def decoded(file: File, encoding: str, newlines: str, read: Callable[[int], obje
         )
     encoding = _MARKS.get(mark, encoding)
     decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=newlines == "unix")
-    skip, before, line = len(mark), 0, 1
+    skip, before = len(mark), 0
     for chunk in chain(file.chunks(), [b""]):
         try:
             piece = decoder.decode(chunk[skip:], final=not chunk)
         except UnicodeDecodeError as error:
             place = before + len(chunk) - len(error.object) + error.start
-            line += error.object[: error.start].decode(encoding, "replace").count("\n")
+            line = _line(file, encoding, place)
             raise DataError(
                 f"{printable(file.path)}: not {encoding.upper()} at byte {place} (line {line}); {_ALLOWED}; "
                 f"set data.encoding to what it is, {_CONVERT}"
             ) from error
-        skip, before, line = 0, before + len(chunk), line + piece.count("\n")
+        skip, before = 0, before + len(chunk)
         read(len(chunk))
         if piece:
             yield piece
+
+
+def _line(file: File, encoding: str, place: int) -> int:
+    """The number of the line in which byte `place` lies, from 1."""
+    decoder, line = codecs.getincrementaldecoder(encoding)("replace"), 1
+    for chunk in file.chunks():
+        line += decoder.decode(chunk[: max(0, place)]).count("\n")
+        place -= len(chunk)
+    return line
 
 
 def _order_of_utf16(head: bytes) -> str | None:

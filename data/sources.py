@@ -18,7 +18,7 @@ from pathlib import Path
 from configs.errors import ConfigError, DataError, printable
 from data.download import Unavailable, download
 
-CHUNK = 2**20  # bytes that are read at a time
+CHUNK = 2**18  # bytes that are read at a time: what is made of them stays in a processor's cache
 HEAD = 4096  # bytes by which an encoding is told
 _ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
 
