@@ -1,8 +1,9 @@
 """How soon is a text of 1 GB ready, and in how much memory? python -m benchmarks.data [--megabytes 1000]
 
-Two texts are made in a temporary folder, one ASCII, one mixed UTF-8. Each is encoded, and `train.py` takes one step of the
-smallest model on it, twice: the first start counts and encodes, the second finds that done. Memory is what a process has
-of its own (mapped file pages are the system's), looked at every 5 ms, beyond that of a bare `import torch`. For Linux.
+Two texts are made in a temporary folder, one ASCII, one mixed UTF-8. Each is encoded, and `train.py` takes one step of
+the smallest model on it, twice: the first start counts and encodes, the second finds that done. Memory is what a
+process has of its own (mapped file pages are the system's), looked at every 5 ms, beyond that of a bare
+`import torch`. For Linux.
 """
 
 import argparse
