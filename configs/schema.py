@@ -48,7 +48,7 @@ class DataConfig(Checked):
 
     def _check_encoding(self):
         try:
-            b"".decode(self.encoding)  # refuses what Python knows by that name and is of no text
+            "\n".encode(self.encoding)  # refuses what Python knows by that name and is of no text
             known = codecs.lookup(self.encoding)
         except (LookupError, UnicodeError):
             known = None

@@ -49,7 +49,7 @@ def decoded(file: File, encoding: str, newlines: str, read: Callable[[int], obje
                 f"{printable(file.path)}: not {encoding.upper()} at byte {place} (line {line}); {_ALLOWED}; "
                 f"set data.encoding to what it is, {_CONVERT}"
             ) from error
-        skip, before = 0, before + len(chunk)
+        skip, before = max(0, skip - len(chunk)), before + len(chunk)
         read(len(chunk))
         if piece:
             yield piece

@@ -8,6 +8,7 @@ map. Every pass checks that SHA-256 again, so nothing is ever kept of a text tha
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BytesIO
@@ -59,7 +60,8 @@ class Passes:
             return self._count()
         name = f"{self._key()}.json"
         if known := cache.recall(name):
-            return Census(**json.loads(known.read_bytes()))
+            with suppress(ValueError, TypeError):  # of a file that was damaged
+                return Census(**json.loads(known.read_bytes()))
         census = self._count()
         content = json.dumps(asdict(census)).encode()
         cache.keep(name, len(content), lambda file: file.write(content))

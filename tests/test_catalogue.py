@@ -111,7 +111,8 @@ CATALOGUE = {
     "B8 UTF-16": [
         "test_data.py::test_a_byte_order_mark_tells_the_encoding_and_is_no_text[utf-16",
         "test_data.py::test_utf16_without_a_byte_order_mark_is_recognised",
-        "open: own text (data.encoding)",
+        "test_data.py::test_the_encoding_of_files_without_a_mark_can_be_told",
+        f"{OPTION}[B8-",
     ],
     "B9 Windows line ends": [
         "test_data.py::test_line_ends_are_kept_exactly",
@@ -121,7 +122,12 @@ CATALOGUE = {
         "test_data.py::test_control_characters_are_kept_and_counted",
         "test_fuzzing.py::test_a_terminal_obeys_nothing_from_outside",
     ],
-    "B11 larger than memory": ["open: own text"],
+    "B11 larger than memory": [
+        "test_large_text.py::test_memory_is_bounded_whatever_the_size",
+        "test_large_text.py::test_batches_are_read_from_the_map_without_a_copy_of_the_corpus",
+        "test_large_text.py::test_a_disk_that_fills_leaves_nothing_and_is_told_with_5",
+        "test_large_text.py::test_a_disk_too_small_is_found_before_anything_is_encoded",
+    ],
     "B12 a pipe, a socket, a device": [
         f"{NO_TEXT}[make_fifo",
         f"{NO_TEXT}[make_socket",
@@ -131,10 +137,19 @@ CATALOGUE = {
     "B14 changed since the checkpoint": [
         "test_data.py::test_a_changed_text_is_refused_on_resume_with_both_digests",
         "test_train.py::test_resuming_on_a_changed_text_is_refused",
-        "open: own text (--allow-data-change)",
+        "test_train.py::test_a_changed_text_is_gone_on_with_where_that_is_asked_for",
+        "test_train.py::test_a_changed_text_to_validate_on_is_refused_too",
+        "test_large_text.py::test_another_text_or_other_settings_are_made_anew",
     ],
-    "B15 cut short while it is read": ["open: own text (a text is read whole until then, and not looked at again)"],
-    "B16 characters only in the validation part": ["test_data.py::test_the_vocabulary_comes_from_the_whole_text"],
+    "B15 cut short while it is read": [
+        "test_large_text.py::test_a_text_that_changes_between_the_passes_is_refused",
+        "test_large_text.py::test_a_text_that_is_cut_short_or_removed_during_training_changes_nothing",
+        "test_large_text.py::test_a_cache_that_was_cut_short_is_made_again",
+    ],
+    "B16 characters only in the validation part": [
+        "test_data.py::test_the_vocabulary_comes_from_the_whole_text",
+        "test_data.py::test_characters_that_only_the_validation_text_has_are_counted",
+    ],
     "B17 more characters than two bytes tell apart": [
         "test_data.py::test_more_than_65535_characters_do_not_overflow",
         "test_tokenizer.py::test_ids_are_of_the_smallest_type_that_holds_them_all",
@@ -357,7 +372,7 @@ CATALOGUE = {
 }
 PARTS = {"A": 35, "B": 18, "C": 24, "D": 20, "E": 26}
 TEST = re.compile(r"test_\w+\.py::test_\w+(\[.*)?")
-REASON = re.compile(r"(open: (own text|several devices)|does not apply: ).*")
+REASON = re.compile(r"(open: several devices|does not apply: ).*")
 
 
 @pytest.fixture(scope="module")

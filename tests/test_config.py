@@ -25,6 +25,7 @@ from configs.schema import (
 )
 from configs.setting import checked, kind, settings_of
 from configs.strict_yaml import to_yaml
+from data.report import PRESETS, fitting
 from tests.conftest import ROOT
 
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
@@ -217,7 +218,7 @@ def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
         assert answer(wrong) == f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
     write(tmp_path, "seed: 1\n")
     assert f"did you mean {tmp_path}/config.yaml?" in answer(str(tmp_path / "confg.yaml"))
-    assert answer("zzzz\x1b").startswith("zzzz\\x1b: no such config; there is configs/nanogpt_cpu.yaml, configs/")
+    assert answer("zzzz\x1b").startswith("zzzz\\x1b: no such config; there is configs/mytext.yaml, configs/")
     monkeypatch.chdir(tmp_path / "..")
     assert answer("zzzz") == "zzzz: no such config; there is configs/shakespeare.yaml"
 
@@ -266,6 +267,17 @@ def test_any_text_survives_being_printed_and_no_terminal_obeys_it(tmp_path):
         assert (config.out_dir, config.data.sources) == (text, (text, "x"))
         assert printable(printed, keep="\n") == printed
     assert "книга" in to_yaml(replace(Config(), out_dir="книга"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset[0])
+def test_the_preset_for_each_size_of_text_is_ready_and_fits_it(preset, tmp_path):
+    name, characters, _ = preset
+    head, *blocks = (ROOT / "configs/mytext.yaml").read_text(encoding="utf-8").split("# ---- ")
+    block = next(block for block in blocks if block.startswith(f"{name}: "))
+    ready = "# " + block if "\nmodel:" in block else "# " + block.replace("\n# ", "\n")
+    config = load([write(tmp_path, head + ready)]).config
+    assert fitting(estimate_parameters(config.model, 100), min(characters, 10**9)) is None
+    assert (config.model.dropout > 0) == (characters <= 2e6)
 
 
 @pytest.mark.parametrize("name", NANOGPT)

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import data.download
+import data.passes
+import data.report
 from configs.errors import CheckpointError, ConfigError, DataError
 from data.corpus import check_sizes, load_corpus
 
@@ -159,6 +161,135 @@ def test_control_characters_are_kept_and_counted():
     assert said[1] == "note: control characters are kept: U+0000 once, U+001B 2 times, U+0085 once"
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16-le", "utf-16-be", "utf-32-be", "mac-roman"])
+def test_the_encoding_of_files_without_a_mark_can_be_told(encoding):
+    text = "naïve café, £5: the quick brown fox jumps.\r\n" * 20
+    write("folder/a.txt", text.encode(encoding)), write("folder/b.txt", "\ufeff" + text)
+    assert whole_text(load("folder", encoding=encoding)[0]) == [text, text]  # a mark decides, where there is one
+
+
+@pytest.mark.parametrize(("encoding", "text"), [("gb18030", "天地玄黄，宇宙\n"), ("shift-jis", "いろはにほへと\n")])
+def test_encodings_of_east_asia_are_read_and_their_mistakes_named(encoding, text):
+    content = (text * 20).encode(encoding)
+    assert whole_text(load(write("book.txt", content), encoding=encoding)[0]) == [text * 20]
+    message = message_of(DataError, write("book.txt", content + b"\xff\xff"), encoding=encoding)
+    assert f"not {encoding.upper()} at byte {len(content)} (line 21); " in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-7", "unicode-escape"])
+def test_halves_of_surrogate_pairs_are_no_text(encoding):
+    half = {"utf-7": b"+2AA-", "unicode-escape": rb"\ud800"}[encoding]
+    assert "surrogate" in message_of(DataError, write("book.txt", b"some text " * 20 + half), encoding=encoding)
+
+
+def test_unix_line_ends_are_made_only_where_they_are_asked_for():
+    write("book.txt", "a\r\nb\rc\n\r\n" * 10)
+    corpus, said = load("book.txt", newlines="unix")
+    assert whole_text(corpus) == ["a\nb\nc\n\n" * 10]
+    assert not any(r"\r" in line for line in said)
+
+
+def test_a_pattern_is_one_corpus_of_the_files_that_match_by_name():
+    texts = {"b.md": "bbbbbbbbby", "a.md": "aaaaaaaaaaaaaaaaaaxx", "more/c.md": "cccccccccz"}
+    for name, text in texts.items():
+        write(f"notes/{name}", text)
+    write("notes/other.txt"), write("notes/.hidden.md")
+    (Path("notes") / "folder.md").mkdir()
+    corpus, said = load("notes/**/*.md")
+    assert whole_text(corpus) == [texts["a.md"], texts["b.md"], texts["more/c.md"]]
+    assert corpus.name == "notes/**/*.md"
+    assert said[0] == "text: notes/**/*.md, 3 files, 40 characters, 6 distinct"
+    assert whole_text(load("notes/[ab].md")[0]) == [texts["a.md"], texts["b.md"]]
+    assert "nothing matches" in message_of(DataError, "notes/*.rst")
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file():
+    corpus, _ = load(write("draft[1]*.txt"), write("draft1.txt", "other " * 20))
+    assert whole_text(corpus) == [TEXT] and corpus.name == "draft[1]*.txt"
+
+
+def test_rare_characters_are_folded_counted_and_reported():
+    text = TEXT + "é🙂🙂éx\ufffd"
+    corpus, said = load(write("book.txt", text), min_count=3)
+    assert whole_text(corpus) == [TEXT + "\ufffd" * 6]
+    assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "\ufffd"}))
+    note = next(line for line in said if "rare" in line)
+    assert note == (
+        "note: 3 rare characters, 5 times in all, are read as '\ufffd' (U+FFFD): 'x' (U+0078), 'é' (U+00E9), "
+        "'🙂' (U+1F642)"
+    )
+    assert corpus.tokenizer.vocabulary == load("book.txt", min_count=3)[0].tokenizer.vocabulary
+    again, _ = load("book.txt", min_count=3, vocabulary=corpus.tokenizer.vocabulary)  # a resumed run
+    assert np.array_equal(again.train.ids, corpus.train.ids)
+    assert "\ufffd" not in load(write("book.txt"), min_count=2)[0].tokenizer.vocabulary  # nothing is rare
+    message = message_of(DataError, "book.txt", min_count=10**6)
+    assert message.startswith("book.txt: nothing to learn: '\ufffd' (U+FFFD) is its only character that occurs")
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        (Path(data.download.__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8"), np.uint8),
+        ("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 2 + "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。", np.uint16),
+        ("👨‍👩‍👧 loves 🙂🎭🇬🇧 and e\u0301, שלום, Ελλάδα, Москва, 키스의 " * 20, np.uint8),
+        ("".join(map(chr, [*range(0x3400, 0xD7FF), *range(0x20000, 0x2A000)])), np.uint32),
+    ],
+    ids=["English", "Chinese", "mixed", "all of Unicode"],
+)
+def test_every_alphabet_is_read_exactly_in_the_smallest_ids(text, dtype):
+    corpus, _ = load(write("book.txt", text))
+    assert whole_text(corpus) == [text] and corpus.train.ids.dtype == dtype
+
+
+def test_the_report_says_what_was_found():
+    write("folder/a.txt", "hello\x01 world\n" * 50 + "ö"), write("folder/b.txt", "Ωω\n" * 100)
+    _, said = load("folder", val_fraction=0.05)
+    assert said == [
+        "text: folder, 2 files, 951 characters, 13 distinct",
+        "note: control characters are kept: U+0001 50 times",
+        "note: 1 characters of the validation text, once in all, are not in the training text: 'ö' (U+00F6)",
+        "text        903 characters to train on (95.0%), 48 to validate on (5.0%)",
+        r"vocabulary  13 characters: \x01\n dehlorwöΩω",
+        "rarest      'ö' (U+00F6) once, '\\x01' (U+0001) 50 times, ' ' (U+0020) 50 times, 'd' (U+0064) 50 times, "
+        "'e' (U+0065) 50 times",
+    ]
+
+
+@pytest.mark.parametrize("large", [0, 10**9])
+def test_characters_that_only_the_validation_text_has_are_counted(large, monkeypatch, folder):
+    monkeypatch.setattr(data.passes, "LARGE", large)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    said = load(write("book.txt", "ab" * 100 + "xxyz"))[1]
+    unseen = "note: 3 characters of the validation text, 4 times in all, are not in the training text: 'x' (U+0078), "
+    assert any(line.startswith(unseen) for line in said)
+    said = load(write("other.txt", "ab" * 100), val_sources=["book.txt"])[1]
+    assert any(line.startswith(unseen) for line in said)
+    assert not any("validation text," in line for line in load("other.txt")[1])
+    said = load(write("rare.txt", "ab" * 100 + "xyx"), min_count=2)[1]  # y is folded
+    assert any(line.startswith("note: 2 characters of the validation text, 3 times") for line in said)
+
+
+PRESETS = data.report.PRESETS
+
+
+@pytest.mark.parametrize(
+    ("parameters", "characters", "preset"),
+    [
+        (3_000_000, 50_000, "up to 100 KB"),
+        (10_000, 2_000_000, "up to 2 MB"),
+        (20_000_000, 1_000_000, "up to 2 MB"),
+        (500_000, 40_000_000, "up to 50 MB"),
+        (3_000_000, 1_000_000_000, "beyond 50 MB"),
+        (3_200_000, 1_115_394, None),
+        (800_000, 1_115_394, None),
+        (10_700_000, 1_115_394, None),
+    ],
+)
+def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(parameters, characters, preset):
+    line = data.report.fitting(parameters, characters)
+    assert line is None if preset is None else f'the preset "{preset}" of configs/mytext.yaml fits' in line
+
+
 # What cannot be read
 
 
@@ -177,7 +308,7 @@ def test_control_characters_are_kept_and_counted():
 def test_undecodable_bytes_are_named_with_offset_and_line(content, words):
     message = message_of(DataError, write("book.txt", content))
     assert message.startswith(f"book.txt: {words}; ")
-    assert "iconv" in message
+    assert "data.encoding" in message and "iconv" in message
 
 
 @pytest.mark.parametrize(
@@ -187,6 +318,8 @@ def test_undecodable_bytes_are_named_with_offset_and_line(content, words):
 def test_utf16_without_a_byte_order_mark_is_recognised(text, encoding):
     message = message_of(DataError, write("book.txt", (text * 5).encode(encoding)))
     assert "looks like UTF-16 without a byte order mark" in message and "iconv" in message
+    assert f"set data.encoding={encoding}" in message
+    assert whole_text(load("book.txt", encoding=encoding)[0]) == [text * 5]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe"])
@@ -373,7 +506,40 @@ def test_characters_that_a_given_vocabulary_lacks_are_named():
     assert message.count("(U+") == 5 and " and 14 more; " in message
 
 
-# Sizes
+# Splits and sizes
+
+
+@pytest.mark.parametrize("length", [1, 9, 10, 11, 99, 101, 12_345])
+def test_by_default_the_last_tenth_of_each_file_is_validated_on(length):
+    write("folder/a.txt", (TEXT * 20)[:length]), write("folder/b.txt")
+    corpus, _ = load("folder")
+    assert [end - start for start, end in corpus.train.segments] == [length * 9 // 10, len(TEXT) * 9 // 10]
+    assert [end for _, end in corpus.val.segments] == [length, length + len(TEXT)]
+
+
+@pytest.mark.parametrize(("fraction", "val"), [(0.5, 500), (0.25, 250), (0.001, 1), (0.3, 300), (0.999, 999)])
+def test_another_fraction_can_be_asked_for(fraction, val):
+    corpus, _ = load(write("book.txt", (TEXT * 2)[:1000]), val_fraction=fraction)
+    assert (len(corpus.train), len(corpus.val)) == (1000 - val, val)
+
+
+def test_a_text_of_its_own_can_be_validated_on():
+    write("books/a.txt", "aaab" * 50), write("books/b.txt", "abab" * 50), write("val.txt", "abac" * 20)
+    corpus, said = load("books", val_sources=["missing.txt", "val.txt"])
+    assert [len(corpus.train), corpus.train.segments] == [400, ((0, 200), (200, 400))]
+    assert corpus.tokenizer.decode(corpus.val.ids) == "abac" * 20 and corpus.val.segments == ((0, 80),)
+    assert corpus.tokenizer.vocabulary == "abc"
+    assert corpus.val_sha256 == sha256(b"abac" * 20) and corpus.sha256 == load("books")[0].sha256
+    assert said[1] == (
+        "validation text: val.txt, 80 characters, 3 distinct; passed over: missing.txt (no such file or folder); "
+        "losses on val.txt do not compare with those on missing.txt"
+    )
+    message = message_of(CheckpointError, "books", val_sources=["val.txt"], wanted_val_sha256=sha256(b"other"))
+    assert message.startswith("data.val_sources: the text changed since the checkpoint")
+    message = message_of(DataError, "books", val_sources=["missing.txt"])
+    assert message.startswith("data.val_sources: no text can be had")
+    with pytest.raises(DataError, match="stretch of validation text has 80 characters, block_size 80 needs"):
+        check_sizes(corpus, 80)
 
 
 @pytest.mark.parametrize(

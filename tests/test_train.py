@@ -172,6 +172,32 @@ def test_resuming_on_a_changed_text_is_refused(run, smoke, tmp_path):
     assert "SHA-256" in done.stderr or "changed" in done.stderr
 
 
+def test_a_changed_text_is_gone_on_with_where_that_is_asked_for(run, smoke, tmp_path):
+    out = shutil.copytree(smoke, tmp_path / "copy")
+    text = tmp_path / "text.txt"
+    text.write_text("Another text.\n" * 200)
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--allow-data-change",
+               f"--data.sources={text}", "--max_iters=61", "--dtype=float32")  # fmt: skip
+    assert re.search(r"going on from .* at step 60; .*data.sha256 \w{64} -> \w{64}.*not the same run", done.stdout)
+    assert load(out / "last.pt").progress["step"] == 61
+    text.write_text("Encyclopædia.\n" * 200, encoding="utf-8")
+    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--allow-data-change",
+               f"--data.sources={text}", check=4)  # fmt: skip
+    assert "'æ' (U+00E6)" in done.stderr
+
+
+def test_a_changed_text_to_validate_on_is_refused_too(run, tmp_path):
+    book, val = tmp_path / "book.txt", tmp_path / "val.txt"
+    book.write_text("Some text.\n" * 200), val.write_text("More text.\n" * 20)
+    options = ["configs/smoke.yaml", f"--out_dir={tmp_path / 'out'}", f"--data.sources={book}", "--max_iters=1",
+               f"--data.val_sources={val}", "--warmup_iters=0"]  # fmt: skip
+    run("train.py", *options)
+    assert load(tmp_path / "out" / "last.pt").data["val_sha256"]
+    val.write_text("Less text.\n" * 20)
+    done = run("train.py", *options, "--resume", check=4)
+    assert done.stderr.startswith("error: data.val_sources: the text changed") and done.stderr.count("\n") == 1
+
+
 def test_a_wrong_device_is_named_with_what_there_is(run):
     device = "mps" if torch.cuda.is_available() else "cuda"
     done = run("train.py", "configs/smoke.yaml", f"--device={device}", check=5)

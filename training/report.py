@@ -20,7 +20,7 @@ def introduce(run: Run) -> None:
     for line in corpus.report:
         say(line)
     say(
-        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.1f} for each character of text; "
+        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} for each character of text; "
         f"{model.flops_per_token() / 1e6:.1f} million operations to train on one"
     )
     if note := fitting(parameters, corpus.characters):

@@ -1,0 +1,262 @@
+"""Texts of any size: two passes in little memory, a cache that is right or made again, and windows read from a map."""
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.errors import DataError, ResourceError
+from data import cache, passes, sources
+from data.batches import Batches, evaluation_windows
+from data.corpus import load_corpus
+from data.passes import Passes
+from data.sources import Source
+from data.tokenizer import CharTokenizer
+
+TEXT = "Ναι, 🙂! The quick brown fox jumps over the lazy dog.\r\n天地玄黄，宇宙洪荒。\r" * 40
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "gb18030", "utf-7"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder with a cache of its own, in which every text is a large one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(passes, "LARGE", 0)
+    return tmp_path
+
+
+def kept():
+    return sorted(path.name for path in Path("cache/hornbook").glob("*"))
+
+
+def load(*sources, **settings):
+    return load_corpus(sources, say=print, **settings)
+
+
+def write(name, text=TEXT, encoding="utf-8"):
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+    return name
+
+
+def text_of(corpus):
+    return corpus.tokenizer.decode(corpus.train.ids)
+
+
+@pytest.fixture
+def no_pass(monkeypatch):
+    """From when it is called, reading a text again is an error."""
+
+    def forbid():
+        monkeypatch.setattr(Passes, "_pieces", lambda *_: pytest.fail("the text is read again"))
+
+    return forbid
+
+
+# The passes
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
+def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK", chunk)
+    write("book.txt", TEXT, encoding)
+    marked = encoding in ("utf-8-sig", "utf-16", "utf-32")
+    corpus = load("book.txt", encoding="utf-8" if marked else encoding)
+    assert text_of(corpus) == TEXT
+    assert any(line.startswith("note: 40 lines end in") for line in corpus.report)
+    unix = load("book.txt", encoding="utf-8" if marked else encoding, newlines="unix")
+    assert text_of(unix) == TEXT.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 1000])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"first\nsecond caf\xe9\n", "not UTF-8 at byte 16 (line 2)"),
+        (b"\xef\xbb\xbfone\ntwo\nthree \xff", "not UTF-8 at byte 17 (line 3)"),
+        (b"abc\xe2\x82", "not UTF-8 at byte 3 (line 1)"),
+        (b"\xff\xfe" + "a\nbc".encode("utf-16-le") + b"x", "not UTF-16-LE at byte 10 (line 2)"),
+    ],
+)
+def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_cut(content, words, chunk, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK", chunk)
+    with pytest.raises(DataError, match=r"book\.txt: ") as raised:
+        load(write("book.txt", content))
+    assert words in str(raised.value)
+    assert kept() == []
+
+
+def test_a_large_text_is_what_a_small_one_is(monkeypatch):
+    write("books/a.txt"), write("books/b.txt", TEXT[::-1])
+    large = load("books")
+    monkeypatch.setattr(passes, "LARGE", 10**9)
+    small = load("books")
+    assert isinstance(large.train.ids.base, np.memmap) and not isinstance(small.train.ids.base, np.memmap)
+    assert np.array_equal(large.train.ids, small.train.ids) and large.train.ids.dtype == small.train.ids.dtype
+    assert (large.train.segments, large.val.segments) == (small.train.segments, small.val.segments)
+    assert [line for line in large.report if "lies in" not in line] == small.report
+
+
+@pytest.mark.parametrize("characters", ["abc\n", "аб🙂\n"])
+def test_memory_is_bounded_whatever_the_size(characters, monkeypatch):
+    size = 30_000_000
+    write("book.txt", characters * (size // len(characters.encode())))
+    tracemalloc.start()
+    try:
+        corpus = load("book.txt")
+        batches = Batches(corpus.train, 64, 12, seed=1)
+        for step in range(5):
+            batches(step)
+        next(evaluation_windows(corpus.val, 1, 64))
+        assert tracemalloc.get_traced_memory()[1] < size / 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_batches_are_read_from_the_map_without_a_copy_of_the_corpus():
+    corpus = load(write("book.txt"))
+    assert isinstance(corpus.train.ids.base, np.memmap)
+    assert corpus.val.ids.base is corpus.train.ids.base and not corpus.train.ids.flags.writeable
+    x, y = Batches(corpus.train, 16, 4, seed=1)(0)
+    assert all(corpus.tokenizer.decode(row) in TEXT for row in np.concatenate([x, y[:, -1:]], axis=1))
+
+
+# The cache
+
+
+def test_the_second_start_reads_no_text(no_pass):
+    first = load(write("book.txt"))
+    assert len(kept()) == 2
+    no_pass()
+    again = load("book.txt")
+    assert again.report == first.report and np.array_equal(again.train.ids, first.train.ids)
+    os.rename("book.txt", "other.txt")
+    assert text_of(load("other.txt", vocabulary=first.tokenizer.vocabulary)) == TEXT
+    assert any("cache/hornbook for the next start" in line for line in again.report)
+
+
+def test_another_text_or_other_settings_are_made_anew():
+    load(write("book.txt"))
+    for settings in ({"newlines": "unix"}, {"min_count": 41}, {"vocabulary": "".join(sorted({*TEXT, "x", "z", "~"}))}):
+        before = set(kept())
+        load("book.txt", **settings)
+        assert before < set(kept()), settings
+    before = set(kept())
+    assert text_of(load(write("book.txt", TEXT[1:]))) == TEXT[1:]
+    assert before < set(kept())
+
+
+def test_a_cache_that_was_cut_short_is_made_again():
+    corpus = load(write("book.txt"))
+    ids = Path("cache/hornbook", next(name for name in kept() if name.endswith(".ids")))
+    whole = ids.read_bytes()
+    del corpus
+    for damaged in (whole[:-1], b"", whole + b"x"):
+        ids.write_bytes(damaged)
+        assert text_of(load("book.txt")) == TEXT and ids.read_bytes() == whole
+    census = next(Path("cache/hornbook").glob("*.json"))
+    counted = census.read_bytes()
+    for damaged in (counted[:-1], b"", b"\xff", b"[]", b"{}", b'{"counts": {}, "lengths": 3}'):
+        census.write_bytes(damaged)
+        assert text_of(load("book.txt")) == TEXT and json.loads(census.read_bytes()) == json.loads(counted)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fills_leaves_nothing_and_is_told_with_5(call, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(ResourceError, match=r"cannot be written to .*hornbook \(No space left on device\); make room"):
+        load(write("book.txt"))
+    assert kept() == [] and ResourceError.exit_code == 5
+
+
+def test_a_disk_too_small_is_found_before_anything_is_encoded(monkeypatch, no_pass):
+    load(write("book.txt"))
+    for path in Path("cache/hornbook").glob("*.ids"):
+        path.unlink()
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    no_pass()
+    with pytest.raises(ResourceError, match=r"0\.0 MB are free"):
+        load("book.txt")
+
+
+def test_a_place_that_cannot_be_written_is_told_with_5(monkeypatch):
+    write("cache")  # a file where the folder should be
+    with pytest.raises(ResourceError, match="XDG_CACHE_HOME"):
+        load(write("book.txt"))
+
+
+def test_the_cache_appears_in_one_step(monkeypatch):
+    seen, replace = [], os.replace
+
+    def watched(source, target):
+        source, target = Path(source), Path(target)
+        seen.append((target.exists(), source.parent == target.parent, source.stat().st_size > 0))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    load(write("book.txt"))
+    assert seen == [(False, True, True)] * 2
+
+
+def test_what_has_long_been_unused_is_removed():
+    load(write("old.txt", TEXT + "old"))
+    old = kept()
+    week = time.time() - 8 * 86400
+    for name in old:
+        os.utime(Path("cache/hornbook", name), (week, week))
+    Path("cache/hornbook/killed.part").touch()
+    os.utime("cache/hornbook/killed.part", (week, week))
+    load(write("book.txt"))
+    assert "killed.part" not in kept() and set(old) < set(kept())
+    ages = time.time() - (cache.UNUSED + 1) * 86400
+    for name in kept():
+        os.utime(Path("cache/hornbook", name), (ages, ages))
+    load("old.txt")  # a use
+    load(write("new.txt", TEXT + "new"))
+    assert set(old) < set(kept()) and len(kept()) == 4
+
+
+# A text that changes
+
+
+def test_a_text_that_changes_between_the_passes_is_refused():
+    tokenizer = CharTokenizer.from_text(TEXT)
+    for content in (TEXT[:-5], TEXT + "x", TEXT[::-1]):
+        text = Passes(Source.parse(write("book.txt")).find(None, print))
+        assert text.census.lengths == [len(TEXT)]
+        write("book.txt", content)
+        with pytest.raises(DataError, match=r"book\.txt: changed while it was read"):
+            text.ids(tokenizer, fold=False)
+        assert not any(name.endswith(".ids") for name in kept())
+
+
+def test_a_text_that_goes_away_between_the_passes_is_an_error():
+    text = Passes(Source.parse(write("book.txt")).find(None, print))
+    os.remove("book.txt")
+    with pytest.raises(DataError, match=r"book\.txt: cannot be read: No such file"):
+        _ = text.census
+
+
+@pytest.mark.parametrize("large", [0, 10**9])
+def test_a_text_that_is_cut_short_or_removed_during_training_changes_nothing(large, monkeypatch):
+    monkeypatch.setattr(passes, "LARGE", large)
+    corpus = load(write("book.txt"))
+    expected = [Batches(corpus.train, 16, 4, seed=1)(step) for step in range(20)]
+    os.truncate("book.txt", 10)
+    shutil.rmtree("cache", ignore_errors=True)
+    for step, batch in zip(itertools.count(), expected):
+        assert np.array_equal(Batches(corpus.train, 16, 4, seed=1)(step), batch)
