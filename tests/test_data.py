@@ -20,6 +20,7 @@ import data.passes
 import data.report
 from configs.errors import CheckpointError, ConfigError, DataError
 from data.corpus import check_sizes, load_corpus
+from tests.conftest import ROOT
 
 TEXT = "To be, or not to be: that is the question.\n" * 20
 
@@ -229,12 +230,13 @@ def test_rare_characters_are_folded_counted_and_reported():
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
-        (Path(data.download.__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8"), np.uint8),
+        ((ROOT / "tests/texts/chinese.txt").read_text(encoding="utf-8"), np.uint8),
+        ((ROOT / "tests/texts/emoji.txt").read_text(encoding="utf-8"), np.uint8),
         ("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 2 + "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。", np.uint16),
         ("👨‍👩‍👧 loves 🙂🎭🇬🇧 and e\u0301, שלום, Ελλάδα, Москва, 키스의 " * 20, np.uint8),
         ("".join(map(chr, [*range(0x3400, 0xD7FF), *range(0x20000, 0x2A000)])), np.uint32),
     ],
-    ids=["English", "Chinese", "mixed", "all of Unicode"],
+    ids=["Chinese", "emoji", "thousands", "mixed", "all of Unicode"],
 )
 def test_every_alphabet_is_read_exactly_in_the_smallest_ids(text, dtype):
     corpus, _ = load(write("book.txt", text))

@@ -19,7 +19,9 @@ DIVERGING = [  # a rate that rises too far: the second evaluation has the best l
     "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=5", "--muon_learning_rate=10",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
-WHERE_IT_LIES = {("config", "out_dir"), ("config", "data"), ("config", "data", "sources")}  # the same run elsewhere
+WHERE_IT_LIES = {  # the same run elsewhere
+    ("config", "out_dir"), ("config", "data"), ("config", "data", "sources"), ("config", "data", "val_sources"),
+}  # fmt: skip
 
 
 def campaign(full: bool) -> str:
