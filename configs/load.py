@@ -30,7 +30,7 @@ TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
 
   python train.py configs/shakespeare.yaml
-  python train.py configs/shakespeare.yaml --data.sources=book.txt --out_dir=out/book
+  python train.py configs/mytext.yaml --data.sources=book.txt
   python train.py configs/shakespeare.yaml --max_iters=2000 --learning_rate=5e-4
   python train.py configs/shakespeare.yaml --resume
 """
