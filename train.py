@@ -57,6 +57,7 @@ def train(command: Command, stop: Stop) -> None:
 
     # ------------------------------------------------------------------ what there is
     config, out = command.config, Path(command.out_dir)
+    runtime.keep_memory()
     where = runtime.choose(config.device, config.dtype)
     source, note = folder.open_folder(out, command.resume, command.overwrite)
     if note:

@@ -156,6 +156,16 @@ LAYOUTS: dict[str, type[Projection]] = {
 # ----------------------------------------------------------------------------------- how the heads attend
 
 
+def unit_rms(x: Tensor) -> Tensor:
+    """(..., D), each row scaled to a root mean square of 1: RMSNorm (Zhang and Sennrich 2019) without gains.
+
+    `F.rms_norm` is the same, but under autocast it computes in float32 throughout, at twice the time.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    square = (x * x).mean(dim=-1, keepdim=True, dtype=wide)
+    return x * (square + torch.finfo(wide).eps).rsqrt().to(x.dtype)
+
+
 def causal_mask(T: int, S: int, like: Tensor) -> Tensor:
     """(T, S), -inf where key j comes after query i, else 0: the T queries are the last T of the S tokens."""
     return torch.full((T, S), -math.inf, dtype=like.dtype, device=like.device).triu(S - T + 1)
@@ -311,7 +321,7 @@ class Attention(nn.Module):
         else:  # each text is projected whole, and what is not asked of it left: plain, at up to three times the cost
             q, k, v = (self.projection.project(text)[part] for part, text in enumerate((x, context, value_context)))
         if self.qk_norm:
-            q, k = (F.rms_norm(t, t.shape[-1:]) for t in (q, k))
+            q, k = (unit_rms(t.contiguous()) for t in (q, k))
         if self.rotary is not None:
             start = 0 if cache is None else cache.length
             q, k = self.rotary(q, start), self.rotary(k, start)

@@ -38,7 +38,8 @@ class MLP(nn.Module):
         if self.kind == "gelu":
             hidden = F.gelu(self.up(x))
         elif self.kind == "relu2":
-            hidden = F.relu(self.up(x)).square()
+            hidden = F.relu(self.up(x))
+            hidden = hidden * hidden  # unlike `square`, in bfloat16 where autocast has it
         else:
             hidden = F.silu(self.gate(x)) * self.up(x)
         return F.dropout(self.down(hidden), self.dropout, self.training)

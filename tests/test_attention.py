@@ -13,10 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from configs import schema
 from configs.schema import ModelConfig
-from model.attention import KERNELS, LAYOUTS, Attention, attention_weights
+from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, unit_rms
 from model.cache import KVCache
 from model.gpt import GPT
 from model.rotary import Rotary
@@ -408,3 +409,13 @@ MISTAKES = {
 def test_a_mistake_gets_a_clear_value_error(message):
     with pytest.raises(ValueError, match=message):
         MISTAKES[message]()
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
+def test_unit_rms_is_rms_norm_without_gains(dtype):
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = F.rms_norm(x.double(), (8,), eps=torch.finfo(torch.promote_types(dtype, torch.float32)).eps)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        found = unit_rms(x)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)

@@ -1,5 +1,9 @@
 """The device and the dtype: what this machine has not is refused with what it has; `auto` is what it has."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -56,3 +60,25 @@ def test_auto_is_bfloat16_only_where_there_are_instructions_for_it(machine, monk
     assert runtime.choose("cpu", "auto").dtype == dtype
     assert runtime.choose("cuda", "auto").dtype == torch.float32  # this one only emulates it
     assert runtime.choose("cpu", "float32").dtype == torch.float32
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_freed_memory_is_kept_for_the_next_step():
+    script = """
+import resource, torch
+from training import runtime
+{call}
+def step():
+    return sum(each.sum() for each in [torch.ones(2**21) for _ in range(6)])
+step(), step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(), step(), step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+    def page_faults(call):
+        return int(
+            subprocess.run([sys.executable, "-c", script.format(call=call)], capture_output=True, check=True).stdout
+        )
+
+    assert page_faults("runtime.keep_memory()") * 10 < page_faults("")

@@ -68,7 +68,8 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     X = (X.mT if tall else X).to(dtype)
     for _ in range(steps):
         A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
+        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
+        X = torch.baddbmm(X, B, X, beta=a)
     return (X.mT if tall else X).to(matrices.dtype)
 
 
