@@ -13,7 +13,7 @@ from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model import lean
 from model.generate import Sampler, Text, generate, window_start
 from model.gpt import GPT
-from tests.campaigns.cached_text import campaign
+from tests.campaigns.cached_text import campaign, flips
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
@@ -176,6 +176,11 @@ def test_the_lean_step_takes_the_weights_from_any_layout(layout):
             cache.values.fill_(0.5)
         logits.append(lean.LeanStep(each)(3, caches))
     assert np.array_equal(*logits)
+
+
+def test_a_long_text_by_the_lean_step_is_the_one_by_gpt_forward():
+    counts = flips(200)
+    assert counts["different"] == 0 and counts["largest difference"] < 1e-4
 
 
 def test_threads_are_used_where_they_help(monkeypatch):
