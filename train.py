@@ -4,9 +4,10 @@ Read it top to bottom: it is the story of a run. Settings are checked before tor
 """
 
 import math
+import os
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,14 @@ from configs.errors import answer, printable
 from configs.load import Command, load, train_help
 from configs.strict_yaml import to_yaml
 from training.lock import only_writer
+from training.ranks import Ranks
 from training.stop import Interrupted, Stop
 
 if TYPE_CHECKING:
     from training.keeper import Keeper
     from training.monitor import Monitor
     from training.run import Run
+    from training.runtime import Runtime
 
 MOST_SKIPPED = 10  # steps in a row that are not finite: more do not pass by themselves
 
@@ -28,40 +31,76 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(train_help())
         return 0
-    command = load(argv)
-    if command.print_config:
-        print(to_yaml(command.config), end="")
-        return 0
-    with Stop(command.time_limit) as stop, only_writer(Path(command.out_dir)):
-        try:
-            train(command, stop)
-        except (RuntimeError, MemoryError) as error:
-            from training.faults import is_out_of_memory, out_of_memory
+    with Stop() as stop, Ranks(stop, os.environ) as ranks:
+        command = load(argv)
+        if command.print_config:
+            print(to_yaml(command.config), end="")
+            return 0
+        ranks.rows(command.config.train.batch_size)  # refused now rather than after the start
+        stop.within(command.time_limit)
+        with only_writer(Path(command.out_dir)) if ranks.first else nullcontext():
+            try:
+                train(command, stop, ranks)
+            except (RuntimeError, MemoryError) as error:
+                from training.faults import explain
 
-            if not is_out_of_memory(error):
+                explain(error, command, ranks)
                 raise
-            raise out_of_memory(command) from error
         return stop.exit_code
 
 
-def train(command: Command, stop: Stop) -> None:
+def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     """One run, from a checked command to its last checkpoint."""
+    from training import events, folder, runtime, sealed
+    from training.keeper import Keeper
+    from training.monitor import Monitor, Silence, say
+    from training.report import introduce
+    from training.run import settings
+
+    # ---------------------------------------------------------------- before the first step
+    config, out = command.config, Path(command.out_dir)
+    runtime.keep_memory()
+    where = runtime.choose(config.device, config.dtype, ranks)
+    ranks.meet(where.device)
+    ranks.check_same(settings(config))
+    source, note = ranks.of_first(folder.open_folder, out, command.resume, command.overwrite)
+    if note:
+        say(note)
+    run, changes = ranks.in_turn(begin, command, source, where)
+    texts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
+    ranks.check_same(texts | {"dtype": where.dtype, "step": run.progress.step})
+    with ranks.together():
+        if ranks.first:
+            folder.check_space(out, run.bytes)
+            sealed.write(out / "config.yaml", to_yaml(config).encode())
+            if source:
+                events.cut_back(out, run.progress.step, run.progress.evaluated)
+    introduce(run)
+    if source:
+        so = ["so it is not the same run to the last bit"] if changes else []
+        say("; ".join([f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]))
+
+    # ---------------------------------------------------------------- from step to step
+    keeper = Keeper(out, say, run.progress if source == out / "last.pt" else None)
+    stop.gently(aloud=ranks.first)
+    with closing(Monitor(out, run.progress.step, config.train.max_iters) if ranks.first else Silence()) as monitor:
+        learn(run, stop, monitor, keeper)
+    if stop.wanted:
+        say(f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  {folder.going_on(out, ranks)}")
+        return
+    say(f"best validation loss {run.progress.best_loss:.4f} at step {run.progress.best_step:,}; now try:")
+    say(f"  python sample.py --ckpt {printable(out)}\n  tensorboard --logdir {printable(out.parent)}")
+
+
+def begin(command: Command, source: Path | None, where: "Runtime") -> tuple["Run", list[str]]:
+    """A new run, or the one that `source` keeps; and what is not as it was then."""
     from data.corpus import check_sizes, load_corpus
     from model.gpt import GPT
     from training import checkpoint as checkpoints
-    from training import events, folder, runtime, sealed
-    from training.keeper import Keeper
-    from training.monitor import Monitor, say
-    from training.report import introduce
+    from training.monitor import say
     from training.run import Run, check_same_model, differences, environment_changes
 
-    # ------------------------------------------------------------------ what there is
-    config, out = command.config, Path(command.out_dir)
-    runtime.keep_memory()
-    where = runtime.choose(config.device, config.dtype)
-    source, note = folder.open_folder(out, command.resume, command.overwrite)
-    if note:
-        say(note)
+    config = command.config
     saved = checkpoints.load(source) if source else None
     parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0]) if command.init_from else None
     for origin in (each for each in (saved, parent) if each):
@@ -75,34 +114,13 @@ def train(command: Command, stop: Stop) -> None:
         vocabulary=next((origin.vocabulary for origin in (saved, parent) if origin), None),
     )
     check_sizes(corpus, config.model.block_size)
-
-    # ---------------------------------------------------- a new run, or one that goes on
     if saved:
-        run = Run.resume(saved, config, corpus, where)
-    elif parent:
-        weights = checkpoints.build_model(parent, ema=parent.ema is not None)
-        run = Run(weights.with_attention(config.model.attention, config.model.kernel), config, corpus, where)
-    else:
-        run = Run(GPT(config.model, len(corpus.tokenizer), config.seed), config, corpus, where)
-    folder.check_space(out, run.bytes)
-    sealed.write(out / "config.yaml", to_yaml(config).encode())
-    introduce(run)
-    if saved:
-        events.cut_back(out, run.progress.step, run.progress.evaluated)
         changes = [*differences(saved.config, config).values(), *environment_changes(saved, corpus, where)]
-        so = ["so it is not the same run to the last bit"] if changes else []
-        say("; ".join([f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]))
-
-    # ---------------------------------------------------------------- from step to step
-    keeper = Keeper(out, say, run.progress if source == out / "last.pt" else None)
-    stop.gently()
-    with closing(Monitor(out, run.progress.step, config.train.max_iters)) as monitor:
-        learn(run, stop, monitor, keeper)
-    if stop.wanted:
-        say(f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  {folder.going_on(out)}")
-        return
-    say(f"best validation loss {run.progress.best_loss:.4f} at step {run.progress.best_step:,}; now try:")
-    say(f"  python sample.py --ckpt {printable(out)}\n  tensorboard --logdir {printable(out.parent)}")
+        return Run.resume(saved, config, corpus, where), changes
+    if parent:
+        weights = checkpoints.build_model(parent, ema=parent.ema is not None)
+        return Run(weights.with_attention(config.model.attention, config.model.kernel), config, corpus, where), []
+    return Run(GPT(config.model, len(corpus.tokenizer), config.seed), config, corpus, where), []
 
 
 def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
@@ -120,9 +138,10 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
     from training.spikes import WINDOW, is_spike
 
     config, settings, model, progress = run.config, run.config.train, run.model, run.progress
-    device, accumulation = run.runtime.device, settings.gradient_accumulation_steps
+    device, ranks, accumulation = run.runtime.device, run.runtime.ranks, settings.gradient_accumulation_steps
     batches = Batches(run.corpus.train, config.model.block_size, settings.batch_size, config.seed)
-    forward = runtime.compiled(model, say) if config.compile else model
+    rows, network = ranks.rows(settings.batch_size), ranks.spread(model)
+    forward = runtime.compiled(network, say) if config.compile else network
     characters, seconds = 0, 0.0  # trained on since the last line of the log
 
     while True:
@@ -137,23 +156,25 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
         if better or done or run.save_due:
             if not run.is_finite:
                 raise not_finite(run, keeper, "the weights are no longer finite")
-            keeper.keep(run, best=better, last=done or run.save_due, final=done)
+            ranks.of_first(keeper.keep, run, best=better, last=done or run.save_due, final=done)
         if done:
             return
 
         # ------------------------------------------------------------------ learn: one step
         began = time.perf_counter()
-        torch.manual_seed(runtime.step_seed(config.seed, progress.step))  # dropout is a function of the step
+        torch.manual_seed(runtime.step_seed(config.seed, progress.step, ranks.rank))  # of dropout
         set_rate(run.optimizers, rate(progress.step, settings))
         model.train()
         loss = 0.0
         for part in range(accumulation):
-            x, y = (torch.from_numpy(ids).to(device) for ids in batches(progress.step * accumulation + part))
-            with run.runtime.autocast():
-                logits = forward(x)
-            part_loss = cross_entropy(logits, y) / accumulation
-            run.scaler.scale(part_loss).backward()
+            x, y = (torch.from_numpy(ids).to(device) for ids in batches(progress.step * accumulation + part, rows))
+            with ranks.averaging(network, now=part == accumulation - 1):
+                with run.runtime.autocast():
+                    logits = forward(x)
+                part_loss = cross_entropy(logits, y) / accumulation
+                run.scaler.scale(part_loss).backward()
             loss += part_loss.item()
+        loss = ranks.agree(loss)
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip or math.inf).item()
@@ -174,7 +195,7 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
 
         # -------------------------------------------------------- tell: the log, and what is odd
         step = progress.step
-        characters += x.numel() * accumulation
+        characters += x.numel() * accumulation * ranks.size
         seconds += time.perf_counter() - began
         if fault:
             progress.skipped += 1

@@ -112,7 +112,7 @@ class ModelConfig(Checked):
 class TrainConfig(Checked):
     """How the weights are learned, and how often that is looked at."""
 
-    batch_size: int = setting(12, "windows in a micro-batch", "[1, 1000000]")
+    batch_size: int = setting(12, "windows in a micro-batch, of all processes together", "[1, 1000000]")
     gradient_accumulation_steps: int = setting(1, "micro-batches in an iteration", "[1, 1000000]")
     max_iters: int = setting(2000, "iterations in all", "[1, 1e9]")
     optimizer: str = setting("adamw", "muon: matrices by Muon, the rest by AdamW", choices=("adamw", "muon"))

@@ -82,7 +82,7 @@ CATALOGUE = {
         "test_train.py::test_a_wrong_device_is_named_with_what_there_is",
         "test_runtime.py::test_a_device_that_is_not_there_is_refused_with_those_that_are",
         "test_runtime.py::test_float16_on_a_cpu_is_refused_with_what_fits",
-        "open: several devices (more ranks than GPUs)",
+        "test_ranks.py::test_more_ranks_than_gpus_are_refused_with_their_number",
     ],
     "A35 resumed with other settings": [
         "test_train.py::test_resume_with_another_architecture_is_refused_with_the_difference",
@@ -361,9 +361,14 @@ CATALOGUE = {
         "test_sealed.py::test_whichever_call_of_a_save_fails_the_old_or_the_new_is_whole",
         "test_faults.py::test_a_save_that_fails_is_told_and_made_up_for_by_the_next",
     ],
-    "E23 one of several devices dies": ["open: several devices"],
-    "E24 several devices that disagree": ["open: several devices"],
-    "E25 resumed on another number of devices": ["open: several devices"],
+    "E23 one of several devices dies": [
+        "test_ranks.py::test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_end",
+        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[ranks]",
+    ],
+    "E24 several devices that disagree": ["test_ranks.py::test_what_is_wrong_is_said_once_and_ends_all[changes2-"],
+    "E25 resumed on another number of devices": [
+        "test_ranks.py::test_torchrun_passes_sigterm_on_and_one_process_goes_on_with_what_two_have_begun"
+    ],
     "E26 no terminal": [
         "test_faults.py::test_a_reader_of_the_output_who_leaves_ends_nothing",
         "test_faults.py::test_a_terminal_that_has_gone_ends_nothing",
@@ -372,7 +377,7 @@ CATALOGUE = {
 }
 PARTS = {"A": 35, "B": 18, "C": 24, "D": 20, "E": 26}
 TEST = re.compile(r"test_\w+\.py::test_\w+(\[.*)?")
-REASON = re.compile(r"(open: several devices|does not apply: ).*")
+REASON = re.compile(r"does not apply: .*")
 
 
 @pytest.fixture(scope="module")

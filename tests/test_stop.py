@@ -158,7 +158,8 @@ def test_when_the_time_is_up_the_run_saves_and_ends_with_0(options, tmp_path, mo
 
 
 def test_time_does_not_go_by_the_clock_on_the_wall(monkeypatch):
-    stop = Stop(minutes=1)
+    stop = Stop()
+    stop.within(minutes=1)
     monkeypatch.setattr(time, "time", lambda: 4e9)
     assert not stop.wanted
     began = time.monotonic()

@@ -26,17 +26,18 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 def losses_by_place(model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime) -> np.ndarray:
     """At each place of a window, the nats of all predictions there and their number: (2, block_size) in float64.
 
-    `windows` of (x, y) are (B, T), T at most block_size; the model is left in evaluation mode.
+    `windows` of (x, y) are (B, T), T at most block_size, shared among the ranks; the model is left in evaluation mode.
     """
     model.eval()
-    places = np.zeros((2, model.config.block_size))
-    for x, y in windows:
-        x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
-        with runtime.autocast():
-            logits = model(x)
-        nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)
-        places[:, : y.size(1)] += nats.sum(0).numpy(), np.full(y.size(1), len(y))
-    return places
+    ranks, places = runtime.ranks, np.zeros((2, model.config.block_size))
+    with ranks.together():
+        for x, y in ranks.share(windows):
+            x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
+            with runtime.autocast():
+                logits = model(x)
+            nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)
+            places[:, : y.size(1)] += nats.sum(0).numpy(), np.full(y.size(1), len(y))
+    return sum(ranks.gather(places))
 
 
 def exact_loss(model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime) -> float:

@@ -6,6 +6,7 @@ from configs.errors import NonFiniteError, ResourceError, printable
 from configs.load import Command
 from training.folder import going_on
 from training.keeper import Keeper
+from training.ranks import Ranks
 from training.run import Run
 
 
@@ -14,30 +15,39 @@ def not_finite(run: Run, keeper: Keeper, what: str) -> NonFiniteError:
     name = "muon_learning_rate" if run.config.train.optimizer == "muon" else "learning_rate"
     return NonFiniteError(
         f"after step {run.progress.step:,}, at rate {run.rate:.3g}: {what}; {keeper}; "
-        f"{_again(keeper.folder)} --{name}={getattr(run.config.train, name) / 2:g}"
+        f"{_again(keeper.folder, run.runtime.ranks)} --{name}={getattr(run.config.train, name) / 2:g}"
     )
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device or the machine ran out of memory, which torch says in several classes of exception."""
-    return isinstance(error, MemoryError) or any(
+def explain(error: Exception, command: Command, ranks: Ranks) -> None:
+    """Raise ResourceError (exit 5) where an error of torch says that memory, or another process of the run, is gone."""
+    if isinstance(error, MemoryError) or any(
         words in str(error) for words in ("out of memory", "can't allocate memory")
-    )
+    ):
+        raise out_of_memory(command, ranks) from error
+    if ranks.is_lost(error):
+        raise ResourceError(
+            f"another process of this run has ended, torchrun says which; {_kept(command)}; "
+            f"{_again(Path(command.out_dir), ranks)}"
+        ) from error
 
 
-def out_of_memory(command: Command) -> ResourceError:
+def out_of_memory(command: Command, ranks: Ranks) -> ResourceError:
     """A step, or what comes before the first, that does not fit."""
     train, folder = command.config.train, Path(command.out_dir)
     size, parts = train.batch_size, train.gradient_accumulation_steps
     by = next((divisor for divisor in range(2, size + 1) if size % divisor == 0), None)
     smaller = f"--batch_size={size // by} --gradient_accumulation_steps={parts * by}" if by else "--model.n_layer=1"
-    last = folder / "last.pt"
-    kept = f"the last checkpoint is {printable(last)}" if last.exists() else "there is no checkpoint yet"
     return ResourceError(
         f"device {command.config.device}: out of memory; batch_size {size} windows of block_size "
-        f"{command.config.model.block_size} do not fit at once; {kept}; {_again(folder)} {smaller}"
+        f"{command.config.model.block_size} do not fit at once; {_kept(command)}; {_again(folder, ranks)} {smaller}"
     )
 
 
-def _again(folder: Path) -> str:
-    return f"try: {going_on(folder)}"
+def _kept(command: Command) -> str:
+    last = Path(command.out_dir) / "last.pt"
+    return f"the last checkpoint is {printable(last)}" if last.exists() else "there is no checkpoint yet"
+
+
+def _again(folder: Path, ranks: Ranks) -> str:
+    return f"try: {going_on(folder, ranks)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.errors import ConfigError, ResourceError, printable
 from training import checkpoint as checkpoints
 from training import sealed
+from training.ranks import Ranks
 
 CHECKPOINTS = ("last.pt", "prev.pt", "best.pt")
 
@@ -56,9 +57,9 @@ def check_space(folder: Path, size: int) -> None:
         )
 
 
-def going_on(folder: Path) -> str:
+def going_on(folder: Path, ranks: Ranks) -> str:
     """The command that goes on with the run in `folder`."""
-    words = ["python", "train.py", str(folder / "config.yaml"), f"--out_dir={folder}", "--resume"]
+    words = [*ranks.launcher, "train.py", str(folder / "config.yaml"), f"--out_dir={folder}", "--resume"]
     return printable(subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words))
 
 

@@ -25,6 +25,15 @@ def say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class Silence:
+    """The monitor of a rank that has nothing to say because the first says it."""
+
+    def progress(self, step: int, loss: float, speed: float) -> None: ...
+    def scalars(self, step: int, values: dict[str, float]) -> None: ...
+    def sample(self, step: int, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
 class Monitor:
     """One voice for a run. Without a terminal the bar is left out and the lines remain."""
 

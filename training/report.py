@@ -38,7 +38,8 @@ def look(run: Run, stop: Stop, monitor: Monitor) -> bool:
     texts = (evaluation_windows(each, run.config.model.block_size, 64) for each in (val, train.stretch(len(val) // 10)))
     places = [losses_by_place(run.best_model, stop.watched(each), run.runtime) for each in texts]
     val_loss, known_loss = (float(nats / predictions) for nats, predictions in (each.sum(axis=1) for each in places))
-    text = sample(run, run.config.train.sample_chars, stop) if math.isfinite(val_loss) else ""
+    length = run.config.train.sample_chars if math.isfinite(val_loss) else 0
+    text = run.runtime.ranks.of_first(sample, run, length, stop)
 
     step, progress.evaluated = progress.step, progress.step
     better = val_loss < progress.best_loss

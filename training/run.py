@@ -164,13 +164,19 @@ def _identity(corpus: Corpus) -> dict[str, str | int]:
     return identity | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
 
 
+def settings(config: Config) -> dict[str, object]:
+    """Every setting by `section.name`, but for where the run and its text lie."""
+    places = ("out_dir", "data.sources", "data.val_sources")
+    return {name: value for name, value in _flat(asdict(config)).items() if name not in places}
+
+
 def differences(saved: Config, config: Config) -> dict[str, str]:
-    """Setting by setting, `section.name: saved -> now`, of what differs; where the run lies does not count."""
-    theirs, ours = (_flat(asdict(each)) for each in (saved, config))
+    """Setting by setting, `section.name: saved -> now`, of what differs."""
+    theirs, ours = settings(saved), settings(config)
     return {
         name: f"{name} {printable(theirs[name])} -> {printable(ours[name])}"
         for name in ours
-        if ours[name] != theirs[name] and name not in ("out_dir", "data.sources", "data.val_sources")
+        if ours[name] != theirs[name]
     }
 
 
@@ -197,7 +203,7 @@ def _flat(settings: dict, prefix: str = "") -> dict[str, object]:
 def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
     """What differs from where the checkpoint was written, `name: saved -> now`: the machine, the name of the text."""
     now = runtime.environment() | {f"data.{name}": value for name, value in _identity(corpus).items()}
-    then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
+    then = {"ranks": 1} | saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
     return [
         f"{printable(name)} {printable(then.get(name))} -> {printable(now.get(name))}"
         for name in sorted(now.keys() | then.keys())

@@ -1,4 +1,4 @@
-"""Where and how a run computes: device, dtype, autocast, and the fingerprint of it that a checkpoint keeps."""
+"""Where and how a run computes: device, dtype, autocast, ranks, and the fingerprint of it that a checkpoint keeps."""
 
 import contextlib
 import ctypes
@@ -11,20 +11,26 @@ import numpy as np
 import torch
 
 from configs.errors import ResourceError
+from training.ranks import ALONE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The device and the dtype of its matrix products. Weights, optimizer and loss are float32 in every case."""
+    """The device and the dtype of its matrix products. Weights, optimizer and loss are float32 in every case.
+
+    `ranks` are the processes of the run, each with a device of its own.
+    """
 
     device: torch.device
     dtype: torch.dtype
     reason: str
+    ranks: Ranks = ALONE
 
     def __str__(self) -> str:
-        return f"{self.device.type}, {str(self.dtype).removeprefix('torch.')} ({self.reason})"
+        among = "" if self.ranks.alone else f", {self.ranks.size} processes on {self.ranks.machines} machine(s)"
+        return f"{self.device.type}, {str(self.dtype).removeprefix('torch.')} ({self.reason}){among}"
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The context for forward passes: matrix products in `dtype`, the rest as PyTorch's autocast has it."""
@@ -42,23 +48,33 @@ class Runtime:
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "ranks": self.ranks.size,
         }
 
 
-def choose(device: str, dtype: str) -> Runtime:
+def choose(device: str, dtype: str, ranks: Ranks = ALONE) -> Runtime:
     """The Runtime that the settings name; ResourceError (exit 5) where this machine does not have it."""
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    mps = torch.backends.mps.is_available() and ranks.alone  # PyTorch's distributed engine does not know it
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps}
     name = next(each for each in ("cuda", "mps", "cpu") if available[each]) if device == "auto" else device
     if not available[name]:
         fits = ", ".join(each for each in available if available[each])
         raise ResourceError(f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto")
+    gpus = torch.cuda.device_count()
+    if name == "cuda" and not ranks.alone and ranks.on_machine > gpus:
+        raise ResourceError(
+            f"device: {ranks.on_machine} processes on this machine are more than its {gpus} GPUs; "
+            f"allowed: one each; use torchrun --nproc_per_node={gpus}, or device: cpu"
+        )
     if dtype == "auto":
         dtype, reason = _fast_dtype(name)
     else:
         reason = "as set"
     if dtype == "float16" and name == "cpu":
         raise ResourceError("dtype: float16 does not train on a CPU; allowed: float32, bfloat16; use dtype: auto")
-    return Runtime(torch.device(name), DTYPES[dtype], reason)
+    if name == "cuda" and not ranks.alone:
+        torch.cuda.set_device(ranks.local)
+    return Runtime(torch.device(name), DTYPES[dtype], reason, ranks)
 
 
 def keep_memory() -> None:
