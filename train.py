@@ -75,7 +75,6 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
             sealed.write(out / "config.yaml", to_yaml(config).encode())
             if source:
                 events.cut_back(out, run.progress.step, run.progress.evaluated)
-    introduce(run)
     if source:
         so = ["so it is not the same run to the last bit"] if changes else []
         say("; ".join([f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]))
@@ -84,6 +83,7 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     keeper = Keeper(out, say, run.progress if source == out / "last.pt" else None)
     stop.gently(aloud=ranks.first)
     with closing(Monitor(out, run.progress.step, config.train.max_iters) if ranks.first else Silence()) as monitor:
+        introduce(run, monitor)
         learn(run, stop, monitor, keeper)
     if stop.wanted:
         say(f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  {folder.going_on(out, ranks)}")
@@ -133,7 +133,7 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
     from training.faults import not_finite
     from training.monitor import say
     from training.optimizers import set_rate
-    from training.report import look
+    from training.report import check_step, log, look
     from training.schedule import rate
     from training.spikes import WINDOW, is_spike
 
@@ -205,13 +205,12 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
                 progress.spikes += 1
                 say(f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike {progress.spikes:,}")
             progress.losses = [*progress.losses[1 - WINDOW :], loss]
+            check_step(run, monitor, loss, norm)
         if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             speed = characters / seconds
             characters, seconds = 0, 0.0
             monitor.progress(step, loss, speed)
-            values = {"loss": loss, "lr": run.rate, "grad_norm": norm, "tokens_per_sec": speed}
-            values |= {"spikes": progress.spikes, "skipped": progress.skipped}
-            monitor.scalars(step, {f"train/{name}": value for name, value in values.items()})
+            log(run, monitor, loss, norm, speed)
 
 
 if __name__ == "__main__":

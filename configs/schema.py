@@ -139,6 +139,9 @@ class TrainConfig(Checked):
         "auto", "iterations between saves; auto: eval_interval", "[1, 1e9]", choices=("auto",)
     )
     log_interval: int = setting(10, "iterations between lines of the log", "[1, 1e9]")
+    log: str = setting(
+        "pictures", "TensorBoard gets scalars and samples, or pictures as well", choices=("scalars", "pictures")
+    )
     sample_chars: int = setting(200, "length of the sample at each evaluation; 0: none", "[0, 1000000]")
 
     @property

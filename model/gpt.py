@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from configs.schema import ModelConfig
-from model.attention import Attention, draw_, itself
+from model.attention import Attention, attention_weights, draw_, itself
 from model.cache import KVCache
 from model.rotary import Rotary
 
@@ -125,6 +125,26 @@ class GPT(nn.Module):
         if self.config.logit_softcap:  # Gemma 2: smooth limits, which a rare large logit cannot leave
             logits = self.config.logit_softcap * torch.tanh(logits / self.config.logit_softcap)
         return logits
+
+    @torch.inference_mode()
+    def attention_maps(self, ids: Tensor) -> list[Tensor]:
+        """Who reads whom in ids (T,): for each layer (H, T, T), each row adding up to 1.
+
+        No kernel returns them; they are made again from each layer's own queries and keys (docs/attention.md, 6).
+        """
+        maps = []
+
+        def note(layer: Attention, arguments: tuple[Tensor]) -> None:
+            q, k, _ = layer.queries_keys_values(*arguments)
+            maps.append(attention_weights(q, k, causal=True)[0])
+
+        hooks = [block.attention.register_forward_pre_hook(note) for block in self.blocks]
+        try:
+            self(ids[None])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return maps
 
     def new_caches(self) -> list[KVCache]:
         """Empty caches for one generation of a batch of any size, one a layer."""

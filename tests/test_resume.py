@@ -151,7 +151,7 @@ def test_in_the_same_environment_nothing_is_said_of_it(options, tmp_path):
 
 IMPOSSIBLE = {
     "step": -1, "evaluated": STEPS + 1, "best_step": STEPS, "stale": 1.0, "best_loss": float("nan"),
-    "told_overfitting": 0, "losses": [1.0, "x"], "skipped_in_a_row": 1, "skipped": 10**9, "more\x1b": 1,
+    "told": ["x"], "known_at_best": -1.0, "losses": [1.0, "x"], "skipped_in_a_row": 1, "skipped": 10**9, "more\x1b": 1,
 }  # fmt: skip
 
 

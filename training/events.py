@@ -8,7 +8,7 @@ import io
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -19,6 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter, masked_crc32c
 from training import sealed
 
 FILES = "*tfevents*"  # TensorBoard's own rule
+INTRODUCTION = ("run/", "_hparams_/", "custom_scalars__config__")  # tags of step 0 that say what the run is
 HEADER, FOOTER = struct.Struct("<QI"), 4  # bytes
 
 
@@ -60,11 +61,28 @@ def cut_back(folder: Path, step: int, evaluated: int) -> None:
     A record that a kill has torn ends its file. Files with nothing to drop are left alone; ResourceError where one
     that is cut cannot be written.
     """
+    _drop(folder, lambda event: _is_later(event, step, evaluated))
+
+
+def is_introduced(folder: Path, summaries: Sequence[Summary]) -> bool:
+    """Whether the files introduce the run with just these summaries; another introduction is dropped from them."""
+    events = (event for path in sorted(folder.glob(FILES)) for event, _ in _records(path.read_bytes()))
+    same = [event.summary for event in events if _introduces(event)] == list(summaries)
+    if not same:
+        _drop(folder, _introduces)
+    return same
+
+
+def _drop(folder: Path, dropped: Callable[[Event], bool]) -> None:
     for path in folder.glob(FILES):
         content = path.read_bytes()
-        kept = b"".join(record for event, record in _records(content) if not _is_later(event, step, evaluated))
+        kept = b"".join(record for event, record in _records(content) if not dropped(event))
         if kept != content:
             sealed.write(path, kept)
+
+
+def _introduces(event: Event) -> bool:
+    return any(value.tag.startswith(INTRODUCTION) for value in event.summary.value)
 
 
 def _is_later(event: Event, step: int, evaluated: int) -> bool:

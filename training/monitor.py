@@ -1,19 +1,20 @@
-"""What a run says: scalars and samples to TensorBoard, lines and a progress bar to the terminal.
+"""What a run says: curves, texts and pictures to TensorBoard, lines and a progress bar to the terminal.
 
 None of it can stop a run: where the disk is full or nobody reads any more, the run goes on without.
 """
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import summary
 from tqdm import tqdm
 
 from configs.errors import printable
-from training.events import EventFile
+from training import dashboard
+from training.events import EventFile, is_introduced
 
 
 def say(line: str) -> None:
@@ -53,11 +54,25 @@ class Monitor:
         self.events.add(Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]), step)
         self.flush()
 
+    def introduce(self, summaries: Sequence[Summary]) -> None:
+        """What the run is, to TensorBoard, in the place of what was said of it before."""
+        if not is_introduced(self.events.path.parent, summaries):
+            self.show(0, summaries)
+
+    def show(self, step: int, summaries: Iterable[Summary]) -> None:
+        """Texts and pictures, to TensorBoard."""
+        for each in summaries:
+            self.events.add(each, step)
+        self.flush()
+
+    def notice(self, step: int, tag: str, words: str) -> None:
+        """Something odd, once and in plain words, to the terminal and to TensorBoard."""
+        say(words)
+        self.show(step, [dashboard.text(tag, words)])
+
     def sample(self, step: int, text: str) -> None:
         """A generated text, to the terminal and, as Markdown that changes nothing in it, to TensorBoard."""
-        markdown = "".join(f"    {line}\n" for line in text.split("\n"))
-        self.events.add(summary.text("samples/text", markdown), step)
-        self.flush()
+        self.show(step, [dashboard.text("samples/text", dashboard.verbatim(text.split("\n")))])
         say("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:

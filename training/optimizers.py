@@ -23,7 +23,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        parameters: Sequence[Tensor],
+        parameters: Sequence[Tensor] | Sequence[dict],
         matrices: Callable[..., list[list[Tensor]]],
         lr: float,
         momentum: float = 0.95,
@@ -83,15 +83,17 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[torch.opti
     matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
     vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
     by_muon = train.optimizer == "muon"
+    name, pulled = ("embeddings", embeddings) if by_muon else ("matrices", [*hidden, *embeddings])
     groups = [
-        {"params": embeddings if by_muon else [*hidden, *embeddings], "weight_decay": train.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"name": name, "params": pulled, "weight_decay": train.weight_decay},
+        {"name": "vectors", "params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     optimizers = [torch.optim.AdamW(groups, train.learning_rate, (train.beta1, train.beta2), fused=True)]
     if by_muon:
+        moved = [{"name": "hidden", "params": hidden}]
         optimizers.append(
-            Muon(hidden, model.matrices, train.muon_learning_rate, train.muon_momentum, train.weight_decay, dtype)
+            Muon(moved, model.matrices, train.muon_learning_rate, train.muon_momentum, train.weight_decay, dtype)
         )
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -3,7 +3,7 @@
 import copy
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import get_origin
+from typing import get_args, get_origin
 
 import torch
 
@@ -14,6 +14,7 @@ from model.gpt import GPT, copy_views
 from training import checkpoint as checkpoints
 from training import optimizers
 from training.checkpoint import Checkpoint
+from training.health import NOTICES
 from training.runtime import Runtime
 
 SPELLING = {"attention", "kernel"}  # other words for the same function: converted on the way
@@ -29,7 +30,8 @@ class Progress:
     best_loss: float = math.inf  # lowest validation loss so far, in nats per character
     best_step: int = 0
     stale: int = 0  # evaluations since the best
-    told_overfitting: bool = False
+    known_at_best: float = math.inf  # loss of the known text when validation was at its best
+    told: list[str] = field(default_factory=list)  # of health.NOTICES
     losses: list[float] = field(default_factory=list)  # of the last steps, to tell a spike by
     spikes: int = 0
     skipped: int = 0  # steps left out because their loss or gradient was not finite
@@ -40,7 +42,7 @@ class Progress:
     @classmethod
     def restore(cls, saved: Checkpoint) -> "Progress":
         """CheckpointError unless all of it is there, and can be."""
-        kinds = {each.name: get_origin(each.type) or each.type for each in fields(cls)}
+        kinds = {each.name: each.type for each in fields(cls)}
         wrong = kinds.keys() ^ saved.progress.keys()
         wrong |= {name for name in kinds.keys() - wrong if not _can_be(saved.progress[name], kinds[name])}
         if not wrong:
@@ -53,9 +55,10 @@ class Progress:
 
 
 def _can_be(value: object, kind: type) -> bool:
-    """Whether something saved is of this kind, and no number in it negative or NaN."""
-    numbers = value if kind is list else [value]
-    return type(value) is kind and all(type(each) in (int, float, bool) and each >= 0 for each in numbers)
+    """Whether something saved is of this kind, no number in it negative or NaN, and no name unknown."""
+    if get_origin(kind) is not list:
+        return type(value) is kind and (value in NOTICES if kind is str else value >= 0)
+    return type(value) is list and all(_can_be(each, *get_args(kind)) for each in value)
 
 
 class Run:
@@ -106,9 +109,9 @@ class Run:
         return 0 < self.config.train.patience <= self.progress.stale
 
     @property
-    def rate(self) -> float:
-        """The learning rate of the step, of AdamW's first group."""
-        return self.optimizers[0].param_groups[0]["lr"]
+    def rates(self) -> dict[str, float]:
+        """The learning rate of the step, by what it moves; that of AdamW's first group comes first."""
+        return {group["name"]: group["lr"] for each in self.optimizers for group in each.param_groups}
 
     @property
     def is_finite(self) -> bool:

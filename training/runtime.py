@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,18 @@ class Runtime:
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
+
+    @cached_property
+    def peak(self) -> float:
+        """Operations a second in large matrix products, measured: what the speed of training can be compared with."""
+        size = 8192 if self.device.type == "cuda" else 512
+        matrix = torch.ones(size, size, dtype=self.dtype, device=self.device)
+        seconds = []
+        for _ in range(20):  # the first ones warm up
+            began = time.perf_counter()
+            (matrix @ matrix)[0, 0].item()  # which waits for it
+            seconds.append(time.perf_counter() - began)
+        return 2 * size**3 / min(seconds)
 
     def environment(self) -> dict[str, str | int]:
         """What a bit-exact resume needs to be the same."""

@@ -26,7 +26,7 @@ SMALL = [
     "--sample_chars=8", "--optimizer=muon", "--schedule=trapezoid", "--ema=0.9", "--dropout=0.1",
     "--gradient_accumulation_steps=2", "--patience=100",
 ]  # fmt: skip
-TIMES = {"train/tokens_per_sec"}
+TIMES = {"train/tokens_per_sec", "train/share_of_peak"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -94,7 +94,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     tags = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     texts = {
-        tag: [(each.step, each.tensor_proto.string_val[0]) for each in events.Tensors(tag)]
+        tag: [(each.step, list(each.tensor_proto.string_val)) for each in events.Tensors(tag)]
         for tag in events.Tags()["tensors"]
     }
     return {tag: values for tag, values in (tags | texts).items() if tag not in TIMES}

@@ -93,7 +93,7 @@ def other_than(value: object) -> object:
     if isinstance(value, dict):
         return {key: other_than(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(other_than, value))
+        return type(value)(map(other_than, value)) or [1]
     return 1
 
 
