@@ -167,7 +167,7 @@ def test_a_browser_shows_it_without_an_error(server, tmp_path):
         shot = tmp_path / f"{tab}.png"
         words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--screenshot={shot}",
                  "--window-size=1200,900", "--virtual-time-budget=8000", f"--user-data-dir={shot}.user"]  # fmt: skip
-        seen = subprocess.run([CHROMIUM, *words, f"{server.address}#{tab}"], capture_output=True, timeout=60)
+        seen = subprocess.run([CHROMIUM, *words, f"{server.address}#{tab}"], capture_output=True, timeout=200)
         said = [line for line in seen.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
         assert [line for line in said if not re.search(known, line)] == [], tab
         assert len(Image.open(shot).convert("RGB").resize((300, 225)).getcolors(10**6)) > 50, f"{tab} is empty"
