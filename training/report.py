@@ -78,8 +78,7 @@ def log(run: Run, monitor: Monitor, loss: float, norm: float, speed: float) -> N
     step = run.progress.step
     values = {"loss": loss, "grad_norm": norm, "tokens_per_sec": speed, "epoch": readings(run, step)}
     values |= {"spikes": run.progress.spikes, "skipped": run.progress.skipped}
-    for i, (name, rate) in enumerate(run.rates.items()):
-        values[f"lr/{name}" if i else "lr"] = rate
+    values |= {"lr": run.rate} | {f"lr/{name}": rate for name, rate in run.other_rates.items()}
     if run.config.train.log == "pictures":
         values["share_of_peak"] = speed * run.model.flops_per_token() / run.runtime.peak
     monitor.scalars(step, {f"train/{name}": value for name, value in values.items()})

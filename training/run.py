@@ -109,9 +109,15 @@ class Run:
         return 0 < self.config.train.patience <= self.progress.stale
 
     @property
-    def rates(self) -> dict[str, float]:
-        """The learning rate of the step, by what it moves; that of AdamW's first group comes first."""
-        return {group["name"]: group["lr"] for each in self.optimizers for group in each.param_groups}
+    def rate(self) -> float:
+        """The learning rate of the step, of AdamW's first group."""
+        return self.optimizers[0].param_groups[0]["lr"]
+
+    @property
+    def other_rates(self) -> dict[str, float]:
+        """The learning rate of the step by what it moves, of all other groups."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return {group["name"]: group["lr"] for group in groups[1:]}
 
     @property
     def is_finite(self) -> bool:
