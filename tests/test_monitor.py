@@ -162,7 +162,7 @@ def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_shows_it_without_an_error(server, tmp_path):
-    known = r"Multiple instances of Three\.js|software WebGL|third-party cookie"  # what TensorBoard's own pages say
+    known = r"Multiple instances of Three\.js|software WebGL|is deprecated"  # what TensorBoard's own pages say
     for tab in ("timeseries", "images", "text", "hparams"):
         shot = tmp_path / f"{tab}.png"
         words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--screenshot={shot}",
