@@ -60,8 +60,10 @@ def settings(values: dict[str, bool | int | float | str]) -> Summary:
     start, infos = plugin_data_pb2.SessionStartInfo(), []
     for name, value in values.items():
         kind = KINDS.get(type(value), "number")
-        setattr(start.hparams[name], f"{kind}_value", value)
         domain = {"bool": (False, True), "string": settings_of(Config)[name].metadata["choices"]}.get(kind)
+        if kind == "string" and not domain:
+            continue  # the tab has boxes to tick for texts, and knows none for those that may be anything
+        setattr(start.hparams[name], f"{kind}_value", value)
         among = ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain]) if domain else None
         infos.append(HParamInfo(name=name, type=TYPES[kind], domain_discrete=among))
     experiment = Experiment(hparam_infos=infos, metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in FINAL])

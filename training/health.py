@@ -1,6 +1,7 @@
 """Is this run healthy? Each check answers with plain words and one suggestion, or with nothing.
 
-What was told is kept in the checkpoint, so that each is told once in a run, however often the run is resumed.
+What was told is kept in the checkpoint, so that each is told once in a run, however often the run is resumed. Whether
+the model fits the text is known before the first step, and said by data/report.py.
 """
 
 import math
@@ -11,15 +12,6 @@ from torch import Tensor
 NOTICES = ("first loss", "exploding", "vanishing", "overfitting", "plateau", "dead heads")
 LONG, SHORT = 100, 1e-5  # gradients that are in trouble; a healthy one is between 0.1 and 10 long
 Notice = tuple[str, str]  # one of NOTICES, and what to say
-
-
-def of_text(parameters: int, characters: int, epochs: float) -> Iterator[str]:
-    """Before the first step: has the text enough to tell? `epochs` is how often the run will read it in all."""
-    if parameters > characters and epochs > 20:
-        yield (
-            f"the text is small for this model: {parameters:,} parameters will read its {characters:,} characters "
-            f"{epochs:,.0f} times and may learn them by heart; try a text that is longer"
-        )
 
 
 def of_step(step: int, loss: float, norm: float, vocabulary: int) -> Iterator[Notice]:
