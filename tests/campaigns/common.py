@@ -90,14 +90,14 @@ def loadable(folder: Path) -> tuple[int, int]:
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """By tag, every (step, value) that TensorBoard's own reader finds, but for times."""
+    """By tag, every (step, value) that TensorBoard's own reader finds, but for times and places."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     tags = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
     texts = {
         tag: [(each.step, list(each.tensor_proto.string_val)) for each in events.Tensors(tag)]
         for tag in events.Tags()["tensors"]
     }
-    return {tag: values for tag, values in (tags | texts).items() if tag not in TIMES}
+    return {tag: values for tag, values in (tags | texts).items() if tag not in TIMES and not tag.startswith("run/")}
 
 
 def outcome(folder: Path) -> dict:
