@@ -6,7 +6,6 @@ The curves, texts and pictures in TensorBoard all come from here. Tags that begi
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from model.generate import Sampler, generate
 from training import dashboard, health, pictures
 from training.evaluation import BITS, losses_by_place
 from training.monitor import Monitor, say
-from training.run import Run, flat
+from training.run import Run, settings
 from training.stop import Stop
 
 LENGTH = 32  # characters of the fixed text whose attention is shown
@@ -44,20 +43,20 @@ def introduce(run: Run, monitor: Monitor) -> None:
         say(line)
     if run.config.train.log == "pictures":
         say(f"peak        {run.runtime.peak / 1e9:,.0f} billion operations a second, measured with a matrix product")
-    settings, origin = resolved(run), f"corpus      {printable(corpus.name)}, SHA-256 {corpus.sha256}"
+    known, origin = resolved(run), f"corpus      {printable(corpus.name)}, SHA-256 {corpus.sha256}"
     monitor.introduce(
         [
-            dashboard.text("run/config", dashboard.table(settings, ("setting", "value"))),
+            dashboard.text("run/config", dashboard.table(known, ("setting", "value"))),
             dashboard.text("run/corpus", dashboard.verbatim([origin, *lines])),
             dashboard.charts(),
-            dashboard.settings(settings),
+            dashboard.settings(known),
         ]
     )
 
 
 def resolved(run: Run) -> dict[str, bool | int | float | str]:
-    """Every setting with what `auto` stands for, but for where the run lies."""
-    config, settings = run.config, flat(asdict(run.config))
+    """Every setting with what `auto` stands for, but for where the run and its text lie."""
+    config, known = run.config, settings(run.config)
     automatic = {
         "model.attention_dropout": config.model.dropout,
         "train.cooldown_iters": config.train.cooldown,
@@ -65,9 +64,7 @@ def resolved(run: Run) -> dict[str, bool | int | float | str]:
         "device": run.runtime.device.type,
         "dtype": str(run.runtime.dtype).removeprefix("torch."),
     }
-    settings |= {name: value for name, value in automatic.items() if settings[name] == "auto"}
-    del settings["out_dir"]
-    return {name: printable(", ".join(each)) if isinstance(each, tuple) else each for name, each in settings.items()}
+    return known | {name: value for name, value in automatic.items() if known[name] == "auto"}
 
 
 # --------------------------------------------------------------------------------------------------- step by step
@@ -80,7 +77,7 @@ def log(run: Run, monitor: Monitor, loss: float, norm: float, speed: float) -> N
     values |= {"spikes": run.progress.spikes, "skipped": run.progress.skipped}
     values |= {"lr": run.rate} | {f"lr/{name}": rate for name, rate in run.other_rates.items()}
     if run.config.train.log == "pictures":
-        values["share_of_peak"] = speed * run.model.flops_per_token() / run.runtime.peak
+        values["share_of_peak"] = speed * run.model.flops_per_token() / (run.runtime.peak * run.runtime.ranks.size)
     monitor.scalars(step, {f"train/{name}": value for name, value in values.items()})
 
 
