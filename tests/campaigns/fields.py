@@ -16,7 +16,7 @@ from tests.campaigns.common import STEPS, command, same, small, train
 from training import sealed
 
 DIVERGING = [  # a rate that rises too far: the second evaluation has the best loss, and the last two are stale
-    "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=5", "--muon_learning_rate=10",
+    "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=5", "--muon_learning_rate=5",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
 WHERE_IT_LIES = {  # the same run elsewhere
