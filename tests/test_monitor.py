@@ -74,7 +74,7 @@ def server(request, runs, tmp_path_factory):
         request = urllib.request.Request(
             f"{address}data/{path}?{urllib.parse.urlencode(query)}", content, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             content = answer.read()
         return json.loads(content) if answer.headers["Content-Type"].startswith("application/json") else content
 
