@@ -80,12 +80,17 @@ def ratio(slow: list[float], fast: list[float]) -> float:
 # ------------------------------------------------------------------------------------------- the others
 
 
-def nanogpt(folder: Path, model: GPT) -> torch.nn.Module:
-    """nanoGPT's own model from a checkout of it, with our weights."""
+def nanogpt_module(folder: Path):
+    """The model.py of a checkout of nanoGPT."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = model.config
+    return module
+
+
+def nanogpt(folder: Path, model: GPT) -> torch.nn.Module:
+    """nanoGPT's own model from a checkout of it, with our weights."""
+    module, config = nanogpt_module(folder), model.config
     sizes = {name: getattr(config, name) for name in ("block_size", "n_layer", "n_head", "n_embd")}
     theirs = module.GPT(module.GPTConfig(vocab_size=VOCABULARY, dropout=0.0, bias=False, **sizes)).eval()
     copy_weights(theirs.state_dict(), model, transposed=False)
