@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.decode import nanogpt_module
+from benchmarks.runs import course
 from data.batches import evaluation_windows
 from data.corpus import Split
 from training import runtime
@@ -40,13 +40,8 @@ def ours(config: str, *options: str) -> tuple[float, float, float]:
             stdout=subprocess.DEVNULL,
         )
         whole = time.perf_counter() - began
-        events = EventAccumulator(f"{name}/run", size_guidance={"scalars": 0}).Reload()
-        speeds, losses = (events.Scalars(tag) for tag in ("train/tokens_per_sec", "val/loss"))
-        windows = torch.load(f"{name}/run/last.pt", weights_only=True)["config"]
-    characters = windows["train"]["batch_size"] * windows["model"]["block_size"]
-    steps = np.diff([0] + [each.step for each in speeds])
-    training = sum(characters * n / each.value for n, each in zip(steps, speeds, strict=True))
-    return whole, float(training), losses[-1].value
+        way = course(Path(name) / "run")
+    return whole, way.seconds[-1], way.losses[-1]
 
 
 def nanogpt(folder: Path, compiled: bool) -> tuple[float, float, float]:
