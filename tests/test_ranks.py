@@ -183,14 +183,14 @@ def test_the_rows_of_all_ranks_are_the_batch():
 
 
 def listening(folder: Path, rank: int) -> None:
-    """At the first step, write down the addresses at which this process listens."""
+    """At the first step, write down the interface that was chosen and the addresses at which this process listens."""
 
     def look():
         links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         tables = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
         rows = [line.split() for table in tables for line in table]
         mine = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
-        (folder / f"sockets{rank}").write_text(" ".join(mine))
+        (folder / f"sockets{rank}").write_text(" ".join([os.environ.get("GLOO_SOCKET_IFNAME", "any"), *mine]))
 
     at_step(pytest.MonkeyPatch(), 0, look)
 
@@ -199,7 +199,7 @@ def listening(folder: Path, rank: int) -> None:
 def test_on_one_machine_the_ranks_listen_on_the_loopback_interface_alone(tmp_path):
     words = [*small(tmp_path), "--max_iters=1", "--warmup_iters=0", f"--out_dir={tmp_path / 'run'}"]
     assert [code for code, *_ in ranks(tmp_path, words, words, each=partial(listening, tmp_path))] == [0, 0]
-    assert re.fullmatch(r"(0100007F:\w{4} ?)+", (tmp_path / "sockets1").read_text())  # in the first is the store, too
+    assert re.fullmatch(r"lo( 0100007F:\w{4})+", (tmp_path / "sockets1").read_text())  # in the first is the store, too
 
 
 # ---------------------------------------------------------------------------------------------- stopping and going on

@@ -107,7 +107,7 @@ def children(process: subprocess.Popen) -> list[int]:
 
 
 def campaign(full: bool) -> str:
-    wanted, size, steps = (10, 4, 400) if full else (1, 2, 60)
+    wanted, size, steps = (10, 4, 100) if full else (1, 2, 60)
     chance, kills, runs, slowest, files = random.Random(0), 0, 0, 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
