@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said_once_and_ends_all(changes, code, error, tmp_path)
     assert re.fullmatch(error + "\n", said) and not list((tmp_path / "run").glob("*.pt"))
 
 
-def test_a_folder_in_use_and_a_folder_with_a_run_are_refused_once(undisturbed, tmp_path):
+def test_a_folder_with_a_run_is_refused_once(undisturbed, tmp_path):
     words = [*small(undisturbed), f"--out_dir={undisturbed / 'run'}"]
     (code, _, said), (_, _, nothing) = ranks(tmp_path, words, words)
     assert code == 2 and "holds a run already" in said and said.count("\n") == 1 and not nothing

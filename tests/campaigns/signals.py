@@ -25,6 +25,7 @@ PHASES = {
     "save": ("os", "fsync"),
 }
 FIRST = {"save": 3}  # the first two are of config.yaml
+CALLS = {"load": 1, "sample": 4}  # that a run makes at least; 6 of the others
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGINT twice": 130}
 SECONDS = 10
 
@@ -39,7 +40,7 @@ def campaign(full: bool) -> str:
         undisturbed, stopped = folder / "undisturbed", folder / "stopped"
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
         for phase, kind in cases:
-            call = FIRST.get(phase, 1) + (chance.randrange(6) if phase != "load" else 0)
+            call = FIRST.get(phase, 1) + chance.randrange(CALLS.get(phase, 6))
             run = start("-m", "tests.campaigns.signals", phase, kind, call, *options, f"--out_dir={stopped}")
             said = run.communicate()[0]
             ended = time.monotonic()
