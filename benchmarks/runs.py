@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from training import checkpoint
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,8 @@ class Course:
 def course(folder: Path) -> Course:
     """Seconds are those of the steps alone: what evaluations, saves and pauses took does not count."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    config = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)["config"]
-    train = config["train"]
-    a_step = train["batch_size"] * train["gradient_accumulation_steps"] * config["model"]["block_size"]
+    config = checkpoint.load(folder / "last.pt").config
+    a_step = config.train.batch_size * config.train.gradient_accumulation_steps * config.model.block_size
     speeds, losses = events.Scalars("train/tokens_per_sec"), events.Scalars("val/loss")
     steps = np.array([0, *(each.step for each in speeds)])
     seconds = np.cumsum([0, *(a_step * np.diff(steps) / [each.value for each in speeds])])

@@ -58,7 +58,7 @@ def nanogpt(folder: Path, compiled: bool) -> tuple[float, float, float]:
             text=True,
         )
         whole = time.perf_counter() - began
-        saved = torch.load(f"{out}/ckpt.pt", weights_only=False)
+        saved = torch.load(f"{out}/ckpt.pt", weights_only=True)
     milliseconds = [float(each) for each in re.findall(r"time ([\d.]+)ms", done.stdout)]
     module = nanogpt_module(folder)
     model = module.GPT(module.GPTConfig(**saved["model_args"])).eval()

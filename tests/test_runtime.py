@@ -67,18 +67,13 @@ def test_freed_memory_is_kept_for_the_next_step():
     script = """
 import resource, torch
 from training import runtime
-{call}
+runtime.keep_memory()
 def step():
-    return sum(each.sum() for each in [torch.ones(2**21) for _ in range(6)])
+    return sum(each.sum() for each in [torch.ones(2**21) for _ in range(6)])  # 48 MB
 step(), step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step(), step(), step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-
-    def page_faults(call):
-        return int(
-            subprocess.run([sys.executable, "-c", script.format(call=call)], capture_output=True, check=True).stdout
-        )
-
-    assert page_faults("runtime.keep_memory()") * 10 < page_faults("")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert int(done.stdout) < 1000, "new pages for memory that was there before; all of it has 36,864"

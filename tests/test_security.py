@@ -72,7 +72,10 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
     return ""
 
 
-ON_PURPOSE = {"benchmarks/decode.py": ["importlib.util"]}  # runs the checkout of nanoGPT that its user names
+ON_PURPOSE = {
+    "benchmarks/decode.py": ["importlib.util"],  # runs the checkout of nanoGPT that its user names
+    "training/runtime.py": ["ctypes", "ctypes.CDLL", "ctypes"],  # tells the C library that is loaded to keep memory
+}
 
 WRONG = [
     "import pickle",
@@ -125,8 +128,8 @@ def test_nothing_of_ours_can_run_or_unpickle_what_somebody_else_wrote(path):
 
 
 def test_the_one_place_that_unpickles_is_where_files_are_looked_at():
-    users = [path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))]
-    assert users == ["sealed.py"]
+    users = {path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))}
+    assert users == {"sealed.py", "time_to_loss.py"}  # the latter a file that nanoGPT has just written, weights only
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
