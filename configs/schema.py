@@ -154,9 +154,11 @@ class TrainConfig(Checked):
         cooldown = self.cooldown if self.schedule == "trapezoid" else 0
         if self.warmup_iters + cooldown > self.max_iters:
             falling = f" + cooldown_iters {cooldown}" if cooldown else ""
+            fixed = cooldown and self.cooldown_iters != "auto"
+            remedy = "set cooldown_iters to auto" if fixed else "shorten the warm-up"
             raise ConfigError(
                 f"warmup_iters {self.warmup_iters}{falling} is more than max_iters {self.max_iters}; "
-                "shorten the warm-up or train for longer"
+                f"{remedy} or train for longer"
             )
 
 

@@ -134,7 +134,12 @@ REFUSED = [  # row of test_catalogue.py, content of the file, what the answer mu
     (
         "A33",
         "train: {schedule: trapezoid, warmup_iters: 1500}\n",
-        ["warmup_iters 1500 + cooldown_iters 800 is more than max_iters 2000"],
+        ["warmup_iters 1500 + cooldown_iters 800 is more than max_iters 2000", "; shorten the warm-up or"],
+    ),
+    (
+        "A33",
+        "train: {schedule: trapezoid, max_iters: 300, cooldown_iters: 1100}\n",
+        ["warmup_iters 100 + cooldown_iters 1100 is more than max_iters 300; set cooldown_iters to auto or"],
     ),
     ("A33", "train: {min_lr_ratio: 2}\n", ["must be a number in [0, 1], but is 2.0"]),
     ("A33", "train: {eval_interval: 0}\n", ["must be an integer in [1, 1e9], but is 0"]),
