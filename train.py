@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
 
 def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     """One run, from a checked command to its last checkpoint."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # on a busy machine threads wait asleep; read as torch loads
+
     from training import events, folder, runtime, sealed
     from training.keeper import Keeper
     from training.monitor import Monitor, Silence, say
