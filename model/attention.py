@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.cache import KVCache
+from model.dropout import drop
 from model.rotary import Rotary
 
 
@@ -194,7 +195,7 @@ def loop(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dro
     for h in range(q.size(1)):
         mask_h = None if mask is None else mask.expand(-1, q.size(1), -1, -1)[:, h]
         weights = attention_weights(q[:, h], k[:, h], mask_h, causal)  # (B, T, S)
-        outputs.append(F.dropout(weights, dropout) @ v[:, h])
+        outputs.append(drop(weights, dropout) @ v[:, h])
     return torch.stack(outputs, dim=1)
 
 
@@ -204,12 +205,12 @@ def bmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, drop
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B*H, T or S, D)
     scores = torch.bmm(q / math.sqrt(q.size(-1)), k.mT)  # (B*H, T, S)
     weights = masked_softmax(scores.unflatten(0, heads), mask, causal).flatten(0, 1)
-    return torch.bmm(F.dropout(weights, dropout), v).unflatten(0, heads)
+    return torch.bmm(drop(weights, dropout), v).unflatten(0, heads)
 
 
 def batched(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
     """All heads at once, written out: `@` treats B and H as one batch of matrices."""
-    return F.dropout(attention_weights(q, k, mask, causal), dropout) @ v
+    return drop(attention_weights(q, k, mask, causal), dropout) @ v
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
@@ -302,7 +303,7 @@ class Attention(nn.Module):
             mask = additive_mask(mask, q, S, causal)
             blind = mask.isneginf().all(dim=-1, keepdim=True)  # queries that may attend to nothing
             y = self.kernel(q, k, v, mask.masked_fill(blind, 0.0), False, dropout).masked_fill(blind, 0.0)
-        return F.dropout(self.output(merge_heads(y)), self.dropout, self.training)
+        return drop(self.output(merge_heads(y)), self.dropout, self.training)
 
     def queries_keys_values(self, x: Tensor, context=None, value_context=None, cache=None) -> Sequence[Tensor]:
         """What the kernel sees of `forward`'s arguments: q (B, H, T, D), k and v (B, H, S, D), with norm, rotation and

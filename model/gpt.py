@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from configs.schema import ModelConfig
 from model.attention import Attention, attention_weights, draw_, itself
 from model.cache import KVCache
+from model.dropout import drop
 from model.rotary import Rotary
 
 NORMS = {
@@ -42,7 +43,7 @@ class MLP(nn.Module):
             hidden = hidden * hidden  # unlike `square`, in bfloat16 where autocast has it
         else:
             hidden = F.silu(self.gate(x)) * self.up(x)
-        return F.dropout(self.down(hidden), self.dropout, self.training)
+        return drop(self.down(hidden), self.dropout, self.training)
 
     def matrices(self) -> list[Tensor]:
         return [layer.weight for layer in (self.up, self.gate, self.down) if layer is not None]
@@ -118,7 +119,7 @@ class GPT(nn.Module):
         x = self.token_embedding(ids)  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
-        x = F.dropout(x, self.config.dropout, self.training)
+        x = drop(x, self.config.dropout, self.training)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, cache)
         logits = self.output(self.norm(x))  # (B, T, V)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from configs.schema import LAYOUTS, ModelConfig
+from model.dropout import drop
 from model.gpt import GPT
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -109,3 +110,33 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(model(IDS), model(IDS))
     model.train()
     assert not torch.equal(model(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.05, 0.5, 0.999999])
+def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_mean(p, dtype):
+    x = torch.ones(1001, 3, 333, dtype=dtype, requires_grad=True)
+    torch.manual_seed(0)
+    y = drop(x.transpose(0, 2), p)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert y.shape == (333, 3, 1001) and y.dtype == dtype
+    assert torch.equal(gradient, y.transpose(0, 2))  # what was dropped and scaled forwards is so backwards
+    kept = (y != 0).double()
+    share = 1 - min(p, 1 - 2**-16)
+    assert torch.allclose(y[kept > 0].double(), torch.tensor(1 / share).double(), rtol=5e-3)
+    flat = kept.flatten()
+    for lag in (
+        0,
+        1,
+        2,
+        3,
+        4,
+        333,
+        1001,
+        -(-flat.numel() // 4),
+    ):  # neighbours in one draw of 64 bits, and those far apart
+        pairs = flat * flat.roll(lag)
+        expected = share if lag == 0 else share**2
+        assert abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5, lag
+    torch.manual_seed(1)
+    assert not torch.equal(drop(x.transpose(0, 2), p), y)

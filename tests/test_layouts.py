@@ -172,7 +172,7 @@ def test_thirty_steps_from_one_seed_have_the_same_losses_in_every_layout(layout,
     model = gpt(config, kernel="batched", attention=layout, dropout=dropout)
     losses = train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
     assert losses == pytest.approx(losses_of_the_default(optimizer, config, dropout), rel=0, abs=1e-9)
-    assert losses[-1] < losses[0] - 0.2
+    assert losses[-1] < losses[0] - 0.15  # with dropout 0.17 to 0.22, as the masks fall
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
