@@ -16,6 +16,7 @@ import torch
 from tests.campaigns.common import STEPS, at_step, loadable, same, scalars, small, start, step_of, train
 from training import checkpoint, evaluation, events, report, sealed
 from training.monitor import Monitor
+from training.optimizers import AdamW
 from training.spikes import WINDOW, is_spike
 
 
@@ -119,13 +120,13 @@ def test_more_than_ten_in_a_row_end_the_run_all_the_same(options, run, monkeypat
 
 
 def test_weights_that_an_update_has_spoilt_are_not_saved(options, run, monkeypatch):
-    update = torch.optim.AdamW.step
+    update = AdamW.step
 
     def spoilt(self):
         update(self)
         self.param_groups[0]["params"][0].data[0] = math.inf
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", spoilt)
+    monkeypatch.setattr(AdamW, "step", spoilt)
     code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw", "--save_interval=1")
     assert code == 6 and loadable(run) == (0, 0)
     assert last_line(said).startswith("error: after step 1, at rate 0.0002: the weights are no longer finite; there is")

@@ -1,13 +1,15 @@
 """AdamW and Muon: which parameters each gets, and what Muon's update is."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model.gpt import GPT
-from training.optimizers import Muon, build, copy_state, orthogonalise, set_rate
+from training.optimizers import AdamW, Muon, build, copy_state, orthogonalise, set_rate
 
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, bias=True)
 VOCABULARY = 11
@@ -58,7 +60,7 @@ def test_orthogonalising_keeps_the_singular_vectors():
 def test_muons_step_is_the_written_out_one():
     weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
-    muon = Muon([weight], lambda of=lambda p: p: [[of(weight)]], 0.1, 0.9, 0.5, torch.float64)
+    muon = Muon([{"params": [weight]}], lambda of=lambda p: p: [[of(weight)]], 0.1, 0.9, 0.5, torch.float64)
     for step in range(3):
         gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=torch.float64)
         weight.grad = gradient.clone()
@@ -101,3 +103,36 @@ def test_a_run_that_changes_its_layout_goes_on_as_if_it_had_not(layout, optimize
     moving = build(move, train, torch.float64)
     copy_state(stay, staying, move, moving)
     assert losses(stay, staying, 10) == pytest.approx(losses(move, moving, 10), abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamws_step_is_the_written_out_one(dtype):
+    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=dtype).requires_grad_()
+    expected, mean, square = weight.detach().clone().double(), 0.0, 0.0
+    adamw = AdamW([{"params": [weight], "weight_decay": 0.5}], 0.1, (0.8, 0.9))
+    for step in range(1, 5):
+        gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=dtype)
+        weight.grad = gradient.clone()
+        adamw.step()
+        gradient = gradient.double()
+        mean, square = 0.8 * mean + 0.2 * gradient, 0.9 * square + 0.1 * gradient**2
+        update = mean / (1 - 0.8**step) / ((square / (1 - 0.9**step)).sqrt() + 1e-8)
+        expected = expected * (1 - 0.1 * 0.5) - 0.1 * update
+        assert torch.allclose(weight.double(), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14)
+    adamw.zero_grad()
+    assert weight.grad is None
+
+
+def test_a_training_step_does_without_pytorchs_compiler():
+    code = (
+        "import sys, torch\n"
+        "from configs.schema import ModelConfig, TrainConfig\n"
+        "from model.gpt import GPT\n"
+        "from training.optimizers import build\n"
+        "model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=4), 5)\n"
+        "optimizers = build(model, TrainConfig(optimizer='muon'), torch.float32)\n"
+        "model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()\n"
+        "[(each.step(), each.zero_grad()) for each in optimizers]\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from configs.errors import CheckpointError, ConfigError, printable
@@ -17,6 +16,7 @@ from configs.setting import shown
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from training import sealed
+from training.optimizers import Optimizer
 
 FALLBACK = {"last": ("last.pt", "prev.pt"), "best": ("best.pt", "last.pt", "prev.pt")}
 MAX_EXCESS = 2**22  # bytes that a config may ask for beyond those of the weights: a mistake, then, and no attack
@@ -158,11 +158,10 @@ def build_model(checkpoint: Checkpoint, *, ema: bool) -> GPT:
     return model
 
 
-def load_optimizers(checkpoint: Checkpoint, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def load_optimizers(checkpoint: Checkpoint, optimizers: Sequence[Optimizer]) -> None:
     """Give freshly made optimizers the state of a checkpoint; their rates and decays stay: settings are no state.
 
-    CheckpointError unless every tensor is such as a step makes, where torch's own load_state_dict takes nearly
-    anything. The parameters do not change, and have no gradients after it.
+    CheckpointError unless every tensor is such as theirs.
     """
     if len(checkpoint.optimizers) != len(optimizers):
         raise CheckpointError(
@@ -170,15 +169,14 @@ def load_optimizers(checkpoint: Checkpoint, optimizers: Sequence[torch.optim.Opt
         )
     for i, (optimizer, saved) in enumerate(zip(optimizers, checkpoint.optimizers, strict=True)):
         where = f"{checkpoint.origin}: optimizer {i}"
-        groups = optimizer.state_dict()["param_groups"]
-        if not _has_groups(saved, groups):
+        made = optimizer.state_dict()
+        if not _has_groups(saved, made["param_groups"]):
             raise CheckpointError(f"{where}: it is no state of the parameters that its config makes")
-        unused = checkpoint.progress.get("step") == 0 and not saved["state"]
         state = _flat(saved["state"])
-        _check_tensors(where, state, {} if unused else _flat(_state_after_a_step(optimizer)))
+        _check_tensors(where, state, _flat(made["state"]))
         if len({tensor.item() for tensor in state.values() if tensor.dim() == 0}) > 1:
             raise CheckpointError(f"{where}: its parameters took different numbers of steps")
-        optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        optimizer.load_state_dict(saved)
 
 
 def _check_size(checkpoint: Checkpoint) -> None:
@@ -233,17 +231,6 @@ def _has_groups(saved: object, groups: list[dict]) -> bool:
     per_parameter = all(type(i) is int and type(each) is dict for i, each in state.items())
     same = [type(each) is dict and each.get("params") for each in theirs] == [each["params"] for each in groups]
     return per_parameter and same
-
-
-def _state_after_a_step(optimizer: torch.optim.Optimizer) -> dict[int, dict]:
-    """By parameter, what the optimizer keeps: known after a step, here at rate 0, where it stays, along no gradient."""
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    return optimizer.state_dict()["state"]
 
 
 def _flat(state: dict[int, dict]) -> dict[str, object]:

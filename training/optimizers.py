@@ -13,24 +13,90 @@ from configs.schema import TrainConfig
 from model.gpt import GPT, copy_views
 
 
-class Muon(torch.optim.Optimizer):
+class Optimizer:
+    """Groups of parameters, each with its settings, and what is remembered of each parameter: at first zeros.
+
+    In place of torch.optim.Optimizer, at whose first step PyTorch's compiler is imported: more than a second.
+    """
+
+    moments: tuple[str, ...]
+
+    def __init__(self, groups: Sequence[dict], **settings: float):
+        self.param_groups = [settings | group for group in groups]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.state = {p: {name: torch.zeros_like(p) for name in self.moments} for p in parameters}
+
+    def zero_grad(self) -> None:
+        for parameter in self.state:
+            parameter.grad = None
+
+    def state_dict(self) -> dict:
+        """What steps have made, by the number of the parameter; rates and decays are settings, and no state."""
+        numbers = {parameter: i for i, parameter in enumerate(self.state)}
+        groups = [{"params": [numbers[parameter] for parameter in group["params"]]} for group in self.param_groups]
+        return {"state": dict(enumerate(self.state.values())), "param_groups": groups}
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: dict) -> None:
+        for i, state in enumerate(self.state.values()):
+            for name, value in state.items():
+                value.copy_(saved["state"][i][name])
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), by PyTorch's fused kernel."""
+
+    moments = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, groups: Sequence[dict], lr: float, betas: tuple[float, float], weight_decay: float = 0.0):
+        super().__init__(groups, lr=lr, weight_decay=weight_decay)
+        self.beta1, self.beta2 = betas
+        for parameter, moments in self.state.items():
+            self.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | moments
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            states = [self.state[parameter] for parameter in group["params"]]
+            means, squares, steps = ([state[name] for state in states] for name in (*self.moments, "step"))
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                group["params"],
+                [parameter.grad for parameter in group["params"]],
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=self.beta1,
+                beta2=self.beta2,
+                weight_decay=group["weight_decay"],
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+class Muon(Optimizer):
     """Momentum, orthogonalised: each update has nearly equal singular values (Jordan et al. 2024, Muon).
 
-    `matrices(of)` gives the matrices that lie in `parameters`, each as its blocks of rows, which are views of
+    `matrices(of)` gives the matrices that lie in `groups`' parameters, each as its blocks of rows, which are views of
     `of(parameter)` (see `GPT.matrices`): so queries, keys and values are the same (H*D, C) matrices in every layout.
     Matrices of one shape are orthogonalised as one batch, in `dtype`.
     """
 
+    moments = ("momentum",)
+
     def __init__(
         self,
-        parameters: Sequence[Tensor] | Sequence[dict],
+        groups: Sequence[dict],
         matrices: Callable[..., list[list[Tensor]]],
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
         self.matrices, self.dtype = matrices, dtype
 
     @torch.no_grad()
@@ -38,10 +104,7 @@ class Muon(torch.optim.Optimizer):
         (group,) = self.param_groups
         lr, momentum = group["lr"], group["momentum"]
         updates: dict[Tensor, Tensor] = {}
-        for parameter in group["params"]:
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
+        for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
         by_shape = defaultdict(list)
@@ -73,7 +136,7 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     return (X.mT if tall else X).to(matrices.dtype)
 
 
-def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
+def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
     """The optimizers of a run: AdamW alone, or Muon for the hidden matrices and AdamW for the rest.
 
     Weight decay pulls at matrices and embeddings, never at gains and biases: decided by what a parameter is for, not by
@@ -89,7 +152,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[torch.opti
         {"name": "vectors", "params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizers = [torch.optim.AdamW(groups, train.learning_rate, (train.beta1, train.beta2), fused=True)]
+    optimizers: list[Optimizer] = [AdamW(groups, train.learning_rate, (train.beta1, train.beta2))]
     if by_muon:
         moved = [{"name": "hidden", "params": hidden}]
         optimizers.append(
@@ -101,7 +164,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[torch.opti
     return optimizers
 
 
-def set_rate(optimizers: Sequence[torch.optim.Optimizer], share: float) -> None:
+def set_rate(optimizers: Sequence[Optimizer], share: float) -> None:
     """Set every group's rate to `share` of its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -111,29 +174,23 @@ def set_rate(optimizers: Sequence[torch.optim.Optimizer], share: float) -> None:
 @torch.no_grad()
 def copy_state(
     source: GPT,
-    source_optimizers: Sequence[torch.optim.Optimizer],
+    source_optimizers: Sequence[Optimizer],
     target: GPT,
-    target_optimizers: Sequence[torch.optim.Optimizer],
+    target_optimizers: Sequence[Optimizer],
 ) -> None:
     """Give each target optimizer the state of its source: what moments and steps they keep, whatever the layouts.
 
     Rates and decays stay those of the target: they are settings, not state.
     """
     for theirs, ours in zip(source_optimizers, target_optimizers, strict=True):
-        if not theirs.state:
-            continue
-        example = next(iter(theirs.state.values()))
-        for group in ours.param_groups:
-            for parameter in group["params"]:
-                ours.state[parameter] = {
-                    name: value.clone() if value.dim() == 0 else torch.zeros_like(parameter)
-                    for name, value in example.items()
-                }
-        for name in (name for name, value in example.items() if value.dim()):
+        for name in ours.moments:
             copy_views(source, target, _moment(theirs, name), _moment(ours, name))
+        steps = next(iter(theirs.state.values())).get("step")
+        for state in ours.state.values() if steps is not None else ():
+            state["step"].copy_(steps)
 
 
-def _moment(optimizer: torch.optim.Optimizer, name: str) -> Callable[[Tensor], Tensor]:
+def _moment(optimizer: Optimizer, name: str) -> Callable[[Tensor], Tensor]:
     """For `GPT.views`: a parameter's moment, or zeros where another optimizer has the parameter."""
     return lambda parameter: (
         optimizer.state[parameter][name] if parameter in optimizer.state else torch.zeros_like(parameter)

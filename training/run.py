@@ -156,16 +156,10 @@ class Run:
             data=_identity(self.corpus),
             model=self.model.state_dict(),
             ema=None if self.average is None else self.average.state_dict(),
-            optimizers=[_state(optimizer) for optimizer in self.optimizers],
+            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
             progress=asdict(self.progress),
             environment=self.runtime.environment(),
         )
-
-
-def _state(optimizer: torch.optim.Optimizer) -> dict:
-    """What the steps have made; rates and decays are settings, made anew from the config."""
-    state = optimizer.state_dict()
-    return {"state": state["state"], "param_groups": [{"params": each["params"]} for each in state["param_groups"]]}
 
 
 def _identity(corpus: Corpus) -> dict[str, str | int]:
