@@ -14,18 +14,10 @@ from model import lean
 from model.generate import Sampler, Text, generate, window_start
 from model.gpt import GPT
 from tests.campaigns.cached_text import campaign, flips
+from tests.variants import CHOICES
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
-VARIANTS = {
-    "positions": ("learned", "rope"),
-    "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "relu2", "swiglu"),
-    "bias": (False, True),
-    "tied": (False, True),
-    "qk_norm": (False, True),
-    "logit_softcap": (0.0, 15.0),
-}
 
 
 def build(**changes):
@@ -151,8 +143,8 @@ def test_one_generation_leaves_no_trace_in_the_next():
 def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
     monkeypatch.setattr(lean, "LARGE", large)
     ids = prompts(1, 8)
-    for values in itertools.product(*VARIANTS.values()):
-        variant = dict(zip(VARIANTS, values, strict=True))
+    for values in itertools.product(*CHOICES.values()):
+        variant = dict(zip(CHOICES, values, strict=True))
         model = build(**variant).eval()
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()

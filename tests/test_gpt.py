@@ -10,19 +10,11 @@ import torch
 from configs.schema import LAYOUTS, ModelConfig
 from model.dropout import drop
 from model.gpt import GPT
+from tests.variants import CHOICES
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
-CHOICES = {
-    "positions": ("learned", "rope"),
-    "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "relu2", "swiglu"),
-    "bias": (False, True),
-    "tied": (False, True),
-    "qk_norm": (False, True),
-    "logit_softcap": (0.0, 15.0),
-    "residual_init": ("scaled", "zero"),
-}
-VARIANTS = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+EVERY = CHOICES | {"residual_init": ("scaled", "zero")}
+VARIANTS = [dict(zip(EVERY, values, strict=True)) for values in itertools.product(*EVERY.values())]
 IDS = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
