@@ -151,7 +151,8 @@ def _choose(setting: str, sources: Sequence[str], wanted: str | None, say: Calla
             f"{setting}: the text changed since the checkpoint, which learnt from SHA-256 {printable(wanted)}; "
             f"found instead: {reasons}; bring that text back, start a new run, or go on with --allow-data-change"
         )
-    raise DataError(f"{setting}: no text can be had: {reasons}; name a file, a folder or an address that is there")
+    hint = alternatives[-1].guess("name a file, a folder or an address that is there")
+    raise DataError(f"{setting}: no text can be had: {reasons}; {hint}")
 
 
 def _account(choice: _Choice, text: Passes) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.errors import ConfigError, DataError, printable
+from configs.setting import did_you_mean
 from data.download import Unavailable, download
 
 CHUNK = 2**18  # bytes that are read at a time: what is made of them stays in a processor's cache
@@ -71,6 +72,14 @@ class Source:
         if found.sha256 != (self.sha256 or wanted or found.sha256):
             raise Unavailable(f"{found.place} holds another text, SHA-256 {found.sha256}")
         return found
+
+    def guess(self, otherwise: str) -> str:
+        """What may have been meant by a name that is not there: the nearest in its folder, or `otherwise`."""
+        try:
+            beside = {name: str(self.path.with_name(name)) for name in sorted(os.listdir(self.path.parent))[:1000]}
+        except OSError:
+            return otherwise
+        return printable(did_you_mean(self.path.name, beside, otherwise))
 
     def _places(self) -> list[Path]:
         elsewhere = os.environ.get("HORNBOOK_CORPORA")

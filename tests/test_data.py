@@ -451,6 +451,14 @@ def test_no_source_left_names_each_and_why():
     )
 
 
+def test_a_mistyped_source_is_answered_with_the_nearest_name_in_its_folder():
+    write("books/austen.txt"), write("books/other\x1b.txt")
+    assert message_of(DataError, "books/austin.txt").endswith("; did you mean books/austen.txt?")
+    assert message_of(DataError, "books/othr\x1b.txt").endswith(r"; did you mean books/other\x1b.txt?")
+    for far in ("books/x", "nowhere/austen.txt", "boo*/austin.txt"):
+        assert message_of(DataError, far).endswith("; name a file, a folder or an address that is there")
+
+
 def test_a_name_for_people():
     write("data/mine/input.txt"), write("book.txt")
     assert load("data/mine/input.txt")[0].name == "mine"
