@@ -50,6 +50,11 @@ def test_exploding_and_vanishing_gradients(options, tmp_path, monkeypatch):
     assert "the gradient vanishes: it was" in said and told(tmp_path, said)["vanishing"] == [1]
 
 
+def test_a_short_gradient_is_no_fault_where_all_is_learnt():
+    assert [name for name, _ in health.of_step(2, 0.2, 1e-6, 65)] == ["vanishing"]
+    assert not list(health.of_step(2, 0.05, 1e-6, 65))
+
+
 DECLINES = {  # losses of validation and of known text, evaluation by evaluation
     "overfitting": ([3.0, 2.0, 2.1, 2.2, 2.3, 2.4], [3.0, 2.0, 1.9, 1.8, 1.7, 1.6]),
     "plateau": ([3.0, 2.0, 2.0, 2.0, 2.0, 2.0], [3.0, 1.9, 1.9, 1.9, 1.9, 1.9]),

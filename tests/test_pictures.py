@@ -52,6 +52,9 @@ def test_a_map_has_a_cell_for_each_pair_darker_for_more_weight_and_none_for_what
     cells = cells[:, pictures.CELL // 2 :: pictures.CELL]
     assert cells[3].tolist() == [pictures.FAINT, pictures.INK, pictures.FAINT, pictures.FAINT]
     assert (cells[np.triu_indices(4, 1)] == pictures.PAPER).all() and 0 < cells[2, 0] < pictures.FAINT
+    labels = np.array(page)[top : top + side, left - margin : left].reshape(4, pictures.CELL, margin)
+    widths = (labels < pictures.FAINT).any(axis=1).sum(axis=1)  # columns of ink beside each row of cells
+    assert widths[1] > 3 * max(widths[[0, 2, 3]]) and widths.min() > 0
     assert height > side and page.getpalette()[-3:] == [255, 255, 255]
 
 

@@ -20,6 +20,7 @@ from configs.schema import Config, ModelConfig
 from data.batches import evaluation_windows
 from data.corpus import Split
 from data.tokenizer import CharTokenizer
+from model.cache import KVCache
 from model.gpt import GPT
 from tests.conftest import ROOT
 from training import checkpoint, runtime, sealed
@@ -168,6 +169,25 @@ def test_the_exact_window_is_told_apart_only_past_the_context(speak):
     assert stepped[:64] == exact[:64] and stepped != exact
 
 
+def test_without_cache_nothing_is_cached(speak, monkeypatch):
+    made = []
+    keep = KVCache.__init__
+    monkeypatch.setattr(KVCache, "__init__", lambda self, capacity: made.append(capacity) or keep(self, capacity))
+    speak("--prompt=Now", "--max-new-tokens=5", "--no-cache")
+    assert not made
+    speak("--prompt=Now", "--max-new-tokens=5")
+    assert made
+
+
+def test_a_prompt_that_is_too_long_a_file_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_bytes(b"a" * 101)
+    monkeypatch.setattr(sample, "LONGEST_FILE", 101)
+    assert sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}") == "a" * 101
+    monkeypatch.setattr(sample, "LONGEST_FILE", 100)
+    with pytest.raises(UserError, match="more than 100 bytes; give a part of it"):
+        sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}")
+
+
 def test_several_samples_are_separated_and_each_is_that_of_its_number(speak, monkeypatch):
     wanted = speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30")
     parts = re.split(r"---------- sample (\d) ----------\n", wanted)
@@ -207,6 +227,11 @@ def test_a_sample_ends_at_its_first_stop_text_across_any_boundary(before, text, 
         assert (before + text)[len(before) :].startswith(shown)
     assert shown + end.held == cut(before + text, len(before), stops)
     assert end.reached == any(s in (before + text)[-len(text) - len(s) + 1 :] for s in stops if text)
+
+
+def test_what_might_have_become_a_stop_text_is_shown_at_the_end(speak):
+    text = speak("--prompt=Now", "--max-new-tokens=30")
+    assert speak("--prompt=Now", "--max-new-tokens=30", f"--stop={text[-4:-1]}\n and more") == text
 
 
 def test_every_sample_of_a_batch_ends_at_its_own_stop(speak):
