@@ -11,7 +11,7 @@ def drop(x: Tensor, p: float, training: bool = True) -> Tensor:
     """`F.dropout`: in training each number is 0 with probability p in [0, 1), or else divided by 1 - p.
 
     On a CPU 16 random bits decide about a number, four from one draw of PyTorch's generator, a fifth of the time of
-    `F.dropout`: p is then the nearest multiple of 2^-16 below 1, and what is kept is scaled by exactly that.
+    `F.dropout`: p is then the nearest multiple of 2^-16 below 1, and what is kept is scaled for that p.
     """
     if not training or x.device.type != "cpu" or p == 0.0:
         return F.dropout(x, p, training)

@@ -117,16 +117,8 @@ def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_
     share = 1 - min(p, 1 - 2**-16)
     assert torch.allclose(y[kept > 0].double(), torch.tensor(1 / share).double(), rtol=5e-3)
     flat = kept.flatten()
-    for lag in (
-        0,
-        1,
-        2,
-        3,
-        4,
-        333,
-        1001,
-        -(-flat.numel() // 4),
-    ):  # neighbours in one draw of 64 bits, and those far apart
+    in_one_draw, far_apart = (1, 2, 3), (4, 333, 1001, -(-flat.numel() // 4))
+    for lag in (0, *in_one_draw, *far_apart):
         pairs = flat * flat.roll(lag)
         expected = share if lag == 0 else share**2
         assert abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5, lag

@@ -87,7 +87,7 @@ def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
     assert (
         health.idleness(back) == "" == health.idleness(torch.eye(T)) == health.idleness(torch.full((T, T), torch.nan))
     )
-    for share in (0.2, 0.8):  # half at work: between even and looking back, between one place and looking back
+    for share in (0.2, 0.8):  # partly at work: it is idle only where all of it is
         assert health.idleness(share * even + (1 - share) * back) == ""
         assert health.idleness(share * first + (1 - share) * back) == ""
 

@@ -1,4 +1,4 @@
-"""AdamW and Muon: which parameters each gets, and what Muon's update is."""
+"""AdamW and Muon: which parameters each gets, and what their updates are."""
 
 import dataclasses
 import subprocess

@@ -38,6 +38,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict) -> None:
+        """Take over what `state_dict` gave; that it fits is checked by `checkpoint.load_optimizers`."""
         for i, state in enumerate(self.state.values()):
             for name, value in state.items():
                 value.copy_(saved["state"][i][name])
@@ -185,9 +186,10 @@ def copy_state(
     for theirs, ours in zip(source_optimizers, target_optimizers, strict=True):
         for name in ours.moments:
             copy_views(source, target, _moment(theirs, name), _moment(ours, name))
-        steps = next(iter(theirs.state.values())).get("step")
-        for state in ours.state.values() if steps is not None else ():
-            state["step"].copy_(steps)
+        example = next(iter(theirs.state.values()))
+        for state in ours.state.values():
+            if "step" in state:  # as many for every parameter
+                state["step"].copy_(example["step"])
 
 
 def _moment(optimizer: Optimizer, name: str) -> Callable[[Tensor], Tensor]:
