@@ -156,7 +156,7 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     ids = torch.randint(VOCABULARY, (1, model.config.block_size), generator=torch.Generator().manual_seed(0))
     expected, caches = model(ids)[0], model.new_caches()
     first, step = model(ids[:, :1], caches)[0], LeanStep(model)
-    lean = [torch.from_numpy(step(ids[0, i].item(), caches)) for i in range(1, ids.size(1))]
+    lean = [torch.from_numpy(step(ids[0, : i + 1].numpy(), caches)) for i in range(1, ids.size(1))]
     logits = {"lean step": torch.cat([first, *lean])} | {name: call(ids)[0] for name, call in others.items()}
     for name, found in logits.items():
         print(f"  logits of {name}: within {(found - expected).abs().max():.1e} of GPT.forward's")

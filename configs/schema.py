@@ -70,6 +70,7 @@ class ModelConfig(Checked):
     n_embd: int = setting(128, "width: numbers per character between the blocks", "[1, 65536]")
     block_size: int = setting(64, "context: how many characters the model sees", "[1, 1048576]")
     positions: str = setting("learned", "how a place in the text is told", choices=("learned", "rope"))
+    token_shifts: int = setting(0, "how many characters before it are added to each one's embedding", "[0, 64]")
     norm: str = setting("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     mlp: str = setting("gelu", "activation of the feed-forward branch", choices=("gelu", "relu2", "swiglu"))
     bias: bool = setting(False, "biases in linear layers and norms")
@@ -243,7 +244,7 @@ def from_dict(mapping: object, section: type = Config):
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
     """Parameters of a model within a few per cent, before it is built: 12 C^2 a block, and the embeddings."""
-    rows = vocab_size * (1 if model.tied else 2) + model.block_size * (model.positions == "learned")
+    rows = vocab_size * ((1 if model.tied else 2) + model.token_shifts) + model.block_size * (model.positions == "learned")
     return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd
 
 

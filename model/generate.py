@@ -126,10 +126,9 @@ class Text:
             return self._forward(self.ids)
         if self.caches is None:
             self.caches = self.model.new_caches()
-        unread = self.ids[:, self.caches[0].length :]
-        if self.lean and unread.shape[1] == 1 and self.caches[0].length:
-            return self.lean(unread.item(), self.caches)
-        return self._forward(unread, self.caches)
+        if self.lean and 0 < self.caches[0].length == self.ids.shape[1] - 1:
+            return self.lean(self.ids[0], self.caches)
+        return self._forward(self.ids, self.caches)
 
     @torch.inference_mode()
     def _forward(self, ids, caches=None) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A GPT: token ids in, logits out. Embeddings, a stack of blocks, a norm and the output matrix.
 
-B batch, T tokens read now, S tokens read so far, C n_embd, V vocabulary
+B batch, S tokens of the text so far, T of them read now, C n_embd, V vocabulary
 """
 
 import dataclasses
@@ -87,6 +87,7 @@ class GPT(nn.Module):
         rotary = Rotary(config.n_embd // config.n_head, config.block_size) if config.positions == "rope" else None
         self.token_embedding = nn.Embedding(vocab_size, config.n_embd)
         self.position_embedding = nn.Embedding(config.block_size, config.n_embd) if rotary is None else None
+        self.shift_embeddings = nn.ModuleList(nn.Embedding(vocab_size, config.n_embd) for _ in range(config.token_shifts))
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.norm = NORMS[config.norm](config)
         self.output = nn.Linear(config.n_embd, vocab_size, bias=False)
@@ -108,15 +109,20 @@ class GPT(nn.Module):
             draw_(parameter, INIT_STD, generator)
 
     def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """ids (B, T) -> logits (B, T, V) of what follows each of them.
+        """ids (B, S) -> logits (B, T, V) of what follows each of the last T, which are those that were not read before.
 
-        With `caches`, one a layer, the ids go on from what the caches hold. ValueError past block_size.
+        `caches`, one a layer, hold what was read before; without them it is nothing, and T = S. ValueError past
+        block_size, and where nothing is new.
         """
-        start = caches[0].length if caches else 0
-        end = start + ids.size(1)
+        start, end = caches[0].length if caches else 0, ids.size(1)
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens are more than block_size {self.config.block_size}; read fewer")
-        x = self.token_embedding(ids)  # (B, T, C)
+        if caches and end <= start:
+            raise ValueError(f"the caches hold {start} tokens, of a text of {end}; give the whole text, and read more")
+        x = self.token_embedding(ids[:, start:])  # (B, T, C)
+        for n, embedding in enumerate(self.shift_embeddings, 1):  # token shift (Peng et al. 2023, RWKV), of the ids
+            before = embedding(ids[:, max(0, start - n) : max(0, end - n)])
+            x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))  # the text begins with nothing before it
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         x = drop(x, self.config.dropout, self.training)
@@ -171,7 +177,8 @@ class GPT(nn.Module):
 
     def embeddings(self) -> list[nn.Parameter]:
         """What is indexed by a token or a position; the output matrix among them where it is not tied."""
-        layers = (self.token_embedding, self.position_embedding, None if self.config.tied else self.output)
+        output = None if self.config.tied else self.output
+        layers = (self.token_embedding, self.position_embedding, output, *self.shift_embeddings)
         return [layer.weight for layer in layers if layer is not None]
 
     def views(self, of: Callable[[Tensor], Tensor] = itself) -> list[Tensor]:

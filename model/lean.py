@@ -38,6 +38,7 @@ class LeanStep:
         C, H, D = config.n_embd, config.n_head, config.n_embd // config.n_head
         self.config, self.caches, self.memory = config, None, []
         self.tokens = self._centred(model.token_embedding.weight).numpy()
+        self.shifts = [self._centred(embedding.weight).numpy() for embedding in model.shift_embeddings]
         self.positions = None if rotary else self._centred(model.position_embedding.weight).numpy()
         self.turns = rotary.turns.repeat(1, 1, 2 * H).numpy() if rotary else None  # cos, sin: (2, positions, 2 C)
         self.eps, self.tiny = model.norm.eps or TINY, np.array(TINY, np.float32)
@@ -84,13 +85,20 @@ class LeanStep:
         """Rows (n, C) as they are added to the stream."""
         return rows - rows.mean(dim=1, keepdim=True) if self.config.norm == "layernorm" else rows
 
-    def __call__(self, id: int, caches: Sequence[KVCache]) -> np.ndarray:
-        """Reads one character after those in `caches`, which `GPT.forward` began -> logits (1, V) of what follows."""
+    def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
+        """Reads the last of ids (S,), of which `caches` hold the others -> logits (1, V) of what follows.
+
+        The first ones are for `GPT.forward` to read.
+        """
         if caches is not self.caches:
             self.caches = caches
             self.memory = [(cache.keys[0].mT.numpy(), cache.values[0].numpy()) for cache in caches]
         stream, position = self.stream, caches[0].length
-        stream[:] = self.tokens[id] if self.positions is None else self.tokens[id] + self.positions[position]
+        stream[:] = self.tokens[ids[position]]
+        for n, embedding in enumerate(self.shifts[:position], 1):
+            stream += embedding[ids[position - n]]
+        if self.positions is not None:
+            stream += self.positions[position]
         scores = torch.empty(len(self.heads), 1, position + 1)
         weights = scores.numpy()
         for (project, merge, up, down), (keys, values), cache in zip(self.blocks, self.memory, caches, strict=True):

@@ -151,7 +151,7 @@ def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
             caches = model.new_caches()
             model(ids[:, :2], caches)
         step = lean.LeanStep(model)
-        found = np.concatenate([step(ids[0, i].item(), caches) for i in range(2, 8)])
+        found = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
         np.testing.assert_allclose(found, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
         assert found.dtype == np.float32 and all(cache.length == 8 for cache in caches)
 
@@ -166,7 +166,7 @@ def test_the_lean_step_takes_the_weights_from_any_layout(layout):
         for cache in caches:  # of which other layouts may round differently
             cache.keys.fill_(0.5)
             cache.values.fill_(0.5)
-        logits.append(lean.LeanStep(each)(3, caches))
+        logits.append(lean.LeanStep(each)(prompts(1, 3)[0].numpy(), caches))
     assert np.array_equal(*logits)
 
 
@@ -189,8 +189,8 @@ def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
         model(ids[:, :3], caches)
         step = lean.LeanStep(model)
         for i in (3, 4):
-            step(ids[0, i].item(), caches)
-        found = model(ids[:, 5:], caches)
+            step(ids[0, : i + 1].numpy(), caches)
+        found = model(ids, caches)
         torch.testing.assert_close(found, model(ids)[:, 5:], rtol=1e-4, atol=1e-5)
 
 

@@ -85,8 +85,16 @@ def test_more_tokens_than_the_context_holds_are_refused():
         model(torch.zeros(1, 9, dtype=torch.long))
     caches = model.new_caches()
     model(IDS[:, :6], caches)
-    with pytest.raises(ValueError, match="block_size 8"):
-        model(IDS[:, :3], caches)
+    with pytest.raises(ValueError, match="9 tokens are more than block_size 8"):
+        model(torch.cat([IDS, IDS[:, :1]], dim=1), caches)
+
+
+def test_a_text_that_the_caches_hold_already_is_refused():
+    model = build()
+    caches = model.new_caches()
+    model(IDS[:, :6], caches)
+    with pytest.raises(ValueError, match="the caches hold 6 tokens, of a text of 2"):
+        model(IDS[:, 6:], caches)
 
 
 def test_a_soft_cap_bounds_the_logits():

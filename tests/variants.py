@@ -2,6 +2,7 @@
 
 CHOICES = {
     "positions": ("learned", "rope"),
+    "token_shifts": (0, 3),
     "norm": ("layernorm", "rmsnorm"),
     "mlp": ("gelu", "relu2", "swiglu"),
     "bias": (False, True),

@@ -32,6 +32,7 @@ def random_model(rng: random.Random, **fixed) -> GPT:
         "attention": rng.choice(LAYOUTS),
         "kernel": rng.choice(KERNELS),
         "positions": rng.choice(["learned", "rope"]),
+        "token_shifts": rng.choice([0, 3]),
         "norm": rng.choice(["layernorm", "rmsnorm"]),
         "mlp": rng.choice(["gelu", "relu2", "swiglu"]),
         "bias": rng.choice([False, True]),
