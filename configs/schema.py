@@ -244,7 +244,8 @@ def from_dict(mapping: object, section: type = Config):
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
     """Parameters of a model within a few per cent, before it is built: 12 C^2 a block, and the embeddings."""
-    rows = vocab_size * ((1 if model.tied else 2) + model.token_shifts) + model.block_size * (model.positions == "learned")
+    tables = (1 if model.tied else 2) + model.token_shifts
+    rows = tables * vocab_size + model.block_size * (model.positions == "learned")
     return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd
 
 

@@ -87,7 +87,8 @@ class GPT(nn.Module):
         rotary = Rotary(config.n_embd // config.n_head, config.block_size) if config.positions == "rope" else None
         self.token_embedding = nn.Embedding(vocab_size, config.n_embd)
         self.position_embedding = nn.Embedding(config.block_size, config.n_embd) if rotary is None else None
-        self.shift_embeddings = nn.ModuleList(nn.Embedding(vocab_size, config.n_embd) for _ in range(config.token_shifts))
+        shifts = range(config.token_shifts)
+        self.shift_embeddings = nn.ModuleList(nn.Embedding(vocab_size, config.n_embd) for _ in shifts)
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.norm = NORMS[config.norm](config)
         self.output = nn.Linear(config.n_embd, vocab_size, bias=False)

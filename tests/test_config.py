@@ -356,6 +356,7 @@ def test_the_estimate_is_the_size_of_the_model():
     classic = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
     assert estimate_parameters(classic, vocab_size=65) == 12 * 6 * 384**2 + (256 + 65) * 384
     assert estimate_parameters(replace(classic, tied=False, positions="rope"), 65) == 12 * 6 * 384**2 + 130 * 384
+    assert estimate_parameters(replace(classic, token_shifts=2), 65) == 12 * 6 * 384**2 + (256 + 195) * 384
 
 
 def test_loading_a_config_and_help_import_no_torch():

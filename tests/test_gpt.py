@@ -34,6 +34,14 @@ def test_every_variant_starts_near_ln_v_and_learns_through_every_parameter(varia
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
+def test_token_shifts_add_what_stands_before_from_tables_of_their_own():
+    model = build(token_shifts=2, positions="rope", residual_init="zero").double()  # blocks begin as the identity
+    tables = [model.token_embedding.weight, *(embedding.weight for embedding in model.shift_embeddings)]
+    stream = [[sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS]
+    expected = model.output(model.norm(torch.stack([torch.stack(row) for row in stream])))
+    torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
+
+
 def test_future_tokens_have_no_influence():
     for variant in VARIANTS[::7]:
         model = build(**variant)

@@ -40,6 +40,10 @@ def ranks(folder: Path, *arguments: Sequence[object], each: Callable[[int], None
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "training.report", "torch._dynamo"])
+    outputs = [[folder / f"{stream}{rank}" for stream in "12"] for rank in range(len(arguments))]
+    for both in outputs:
+        for output in both:
+            output.write_text("")  # a process may be ended before it has come so far
     told = (len(arguments), _free_port(), folder)
     processes = [
         context.Process(target=_rank, args=(rank, *told, [str(word) for word in words], each))
@@ -52,13 +56,15 @@ def ranks(folder: Path, *arguments: Sequence[object], each: Callable[[int], None
         if slow or any(process.exitcode for process in processes):
             for process in processes:
                 process.kill() if slow else process.terminate()
-    texts = [[(folder / f"{stream}{rank}").read_text() for stream in "12"] for rank in range(len(processes))]
-    return [(process.exitcode, *text) for process, text in zip(processes, texts, strict=True)]
+    return [
+        (process.exitcode, *(output.read_text() for output in both))
+        for process, both in zip(processes, outputs, strict=True)
+    ]
 
 
 def _rank(rank: int, size: int, port: int, folder: Path, words: list[str], each: Callable[[int], None] | None) -> None:
     for stream in (1, 2):
-        os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY), stream)
     if size > 1:
         numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
         os.environ |= {name: str(number) for name, number in numbers.items()}
