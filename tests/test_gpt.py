@@ -63,14 +63,16 @@ def test_one_seed_gives_the_same_weights_in_every_layout_and_another_seed_others
 
 def test_initial_weights_do_not_depend_on_the_default_generator():
     torch.manual_seed(1)
-    first = build().state_dict()
+    first = build(token_shifts=2).state_dict()
     torch.manual_seed(2)
-    assert all(torch.equal(first[name], tensor) for name, tensor in build().state_dict().items())
+    assert all(torch.equal(first[name], tensor) for name, tensor in build(token_shifts=2).state_dict().items())
 
 
 def test_initialisation_is_gpt2s():
-    model = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64), 65)
+    model = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64, token_shifts=1, tied=False), 65)
     expected = 0.02 / math.sqrt(8)
+    for embedding in (model.token_embedding, model.position_embedding, model.output, *model.shift_embeddings):
+        assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.03)
     for block in model.blocks:
         assert block.mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.03)
         assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(0.02, rel=0.03)
@@ -101,8 +103,9 @@ def test_a_text_that_the_caches_hold_already_is_refused():
     model = build()
     caches = model.new_caches()
     model(IDS[:, :6], caches)
-    with pytest.raises(ValueError, match="the caches hold 6 tokens, of a text of 2"):
-        model(IDS[:, 6:], caches)
+    for read in (IDS[:, 6:], IDS[:, :6]):
+        with pytest.raises(ValueError, match=f"the caches hold 6 tokens, of a text of {read.size(1)}"):
+            model(read, caches)
 
 
 def test_a_soft_cap_bounds_the_logits():

@@ -11,7 +11,7 @@ from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model.gpt import GPT
 from training.optimizers import AdamW, Muon, build, copy_state, orthogonalise, set_rate
 
-MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, bias=True)
+MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, bias=True, token_shifts=1)
 VOCABULARY = 11
 
 
