@@ -40,26 +40,22 @@ def ranks(folder: Path, *arguments: Sequence[object], each: Callable[[int], None
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "training.report", "torch._dynamo"])
-    outputs = [[folder / f"{stream}{rank}" for stream in "12"] for rank in range(len(arguments))]
-    for both in outputs:
-        for output in both:
-            output.write_text("")  # a process may be ended before it has come so far
     told = (len(arguments), _free_port(), folder)
     processes = [
         context.Process(target=_rank, args=(rank, *told, [str(word) for word in words], each))
         for rank, words in enumerate(arguments)
     ]
-    for process in processes:
+    for rank, process in enumerate(processes):
+        for stream in "12":
+            (folder / f"{stream}{rank}").write_text("")  # the process may be ended before it has opened them
         process.start()
     while alive := [process.sentinel for process in processes if process.exitcode is None]:
         slow = not wait(alive, timeout=240)
         if slow or any(process.exitcode for process in processes):
             for process in processes:
                 process.kill() if slow else process.terminate()
-    return [
-        (process.exitcode, *(output.read_text() for output in both))
-        for process, both in zip(processes, outputs, strict=True)
-    ]
+    texts = [[(folder / f"{stream}{rank}").read_text() for stream in "12"] for rank in range(len(processes))]
+    return [(process.exitcode, *text) for process, text in zip(processes, texts, strict=True)]
 
 
 def _rank(rank: int, size: int, port: int, folder: Path, words: list[str], each: Callable[[int], None] | None) -> None:
