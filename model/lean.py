@@ -13,6 +13,7 @@ C n_embd, H n_head, D head size, S characters read so far, V vocabulary
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -60,8 +61,8 @@ class LeanStep:
             tasks += zip((normal, heads, normal, bent), self._affines(block), (qkv, added, z, added), strict=True)
         output = after(model.norm, affine(model.output.weight)) / (config.logit_softcap or 1.0)
         large = sum(matrix.numel() for _, matrix, _ in tasks) > LARGE
-        self.threads = torch.get_num_threads() if large else 1  # those that help; idle ones only take turns away
         *calls, self.output = products([*tasks, (normal, output, logits)], large)
+        self.threads = quickest(calls) if large else 1  # those that help; idle ones only take turns away
         self.blocks = [calls[i : i + 4] for i in range(0, len(calls), 4)]
 
     def _affines(self, block: Block) -> list[Tensor]:
@@ -187,6 +188,19 @@ def products(tasks: Sequence[tuple[Tensor, Tensor, Tensor]], large: bool) -> lis
         else:
             calls.append(partial(x.numpy().dot, weight.numpy(), y.numpy()[: matrix.size(1)]))
     return calls
+
+
+def quickest(calls: Sequence[Callable]) -> int:
+    """With how many of PyTorch's threads the calls take less time here and now: all, or one beside other work."""
+    threads = torch.get_num_threads()
+    seconds = dict.fromkeys((1, threads), 0.0)  # as many as before come last, and stay
+    for count in [*seconds] * 5:
+        torch.set_num_threads(count)
+        began = time.perf_counter()
+        for call in calls:
+            call()
+        seconds[count] += time.perf_counter() - began
+    return min(seconds, key=seconds.get)
 
 
 def panels(matrix: Tensor) -> Tensor:

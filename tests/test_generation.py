@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -177,9 +178,21 @@ def test_a_long_text_by_the_lean_step_is_the_one_by_gpt_forward():
 
 def test_threads_are_used_where_they_help(monkeypatch):
     model = build().float()
+    monkeypatch.setattr(lean, "quickest", lambda calls: 2 * len(calls))
     assert lean.LeanStep(model).threads == 1
     monkeypatch.setattr(lean, "LARGE", 0)
-    assert lean.LeanStep(model).threads == torch.get_num_threads()
+    assert lean.LeanStep(model).threads == 2 * 4 * model.config.n_layer
+
+
+@pytest.mark.parametrize("seconds, expected", [(lambda n: 0.01 / n, 3), (lambda n: n / 500, 1)], ids=["alone", "busy"])
+def test_one_thread_is_taken_where_all_are_slower(seconds, expected):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert lean.quickest([lambda: time.sleep(seconds(torch.get_num_threads()))] * 2) == expected
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
