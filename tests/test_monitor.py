@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs.schema import Config
 from configs.setting import settings_of
 from tests.campaigns.common import STEPS, at_step, same, small, train
+from tests.conftest import ROOT
 from training import dashboard, report
 from training.monitor import Monitor
 
@@ -193,6 +194,12 @@ def test_scalars_alone_keep_the_sample_and_draw_nothing(tmp_path, monkeypatch):
     tags = accumulated(tmp_path / "run").Tags()
     assert "samples/text/text_summary" in tags["tensors"] and "samples/next/text_summary" not in tags["tensors"]
     assert set(tags["scalars"]) == SCALARS - {"train/share_of_peak"}
+
+
+def test_tensorflow_is_not_loaded_where_it_is_installed(tmp_path):
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
+    command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training.run, training.monitor"
+    subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
 
 
 def test_a_table_shows_any_characters_as_they_are():

@@ -7,9 +7,13 @@ from collections.abc import Iterable
 from google.protobuf.struct_pb2 import ListValue, Value
 from PIL.Image import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.plugins.custom_scalar import metadata as custom_scalars
+from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.plugins.hparams.api_pb2 import Experiment, HParamInfo, MetricInfo, MetricName
-from torch.utils.tensorboard import summary
+from tensorboard.plugins.text import metadata as texts
 
 from configs.schema import Config
 from configs.setting import settings_of
@@ -25,7 +29,7 @@ TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA
 
 
 def text(tag: str, markdown: str) -> Summary:
-    return summary.text(tag, markdown)
+    return _strings(f"{tag}/text_summary", markdown.encode(), texts.create_summary_metadata("", ""))
 
 
 def verbatim(lines: Iterable[str]) -> str:
@@ -48,8 +52,10 @@ def picture(tag: str, image: Image) -> Summary:
 
 def charts() -> Summary:
     """One page with loss, rate and speed, under Custom Scalars."""
-    lines = {title: ["Multiline", [f"^{tag}$" for tag in tags]] for title, tags in CHARTS.items()}
-    return summary.custom_scalars({"training": lines})
+    lines = {title: MultilineChartContent(tag=[f"^{tag}$" for tag in tags]) for title, tags in CHARTS.items()}
+    page = Category(title="training", chart=[Chart(title=title, multiline=line) for title, line in lines.items()])
+    layout = Layout(category=[page]).SerializeToString()
+    return _strings(custom_scalars.CONFIG_SUMMARY_TAG, layout, custom_scalars.create_summary_metadata())
 
 
 def settings(values: dict[str, bool | int | float | str]) -> Summary:
@@ -72,6 +78,12 @@ def settings(values: dict[str, bool | int | float | str]) -> Summary:
         metadata.SESSION_START_INFO_TAG: {"session_start_info": start},
     }
     return Summary(value=[_about_run(tag, part) for tag, part in about.items()])
+
+
+def _strings(tag: str, content: bytes, about: SummaryMetadata) -> Summary:
+    """As in torch.utils.tensorboard, which loads TensorFlow where that is installed: seconds."""
+    tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=TensorShapeProto())
+    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=about)])
 
 
 def _about_run(tag: str, part: dict) -> Summary.Value:
