@@ -84,7 +84,7 @@ class Checkpoint:
 # ----------------------------------------------------------------------------------------- writing and reading
 
 
-def seal(checkpoint: Checkpoint) -> memoryview:
+def seal(checkpoint: Checkpoint) -> bytes:
     """The bytes of its file, for `sealed.write`."""
     parts = {each.name: getattr(checkpoint, each.name) for each in fields(checkpoint) if each.name != "origin"}
     return sealed.seal(parts | {"config": to_dict(checkpoint.config)})

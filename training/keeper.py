@@ -19,7 +19,7 @@ class Keeper:
     def __init__(self, folder: Path, say: Callable[[str], None], kept: Progress | None):
         self.folder, self.say = folder, say
         self.kept = kept and replace(kept)
-        self.unsaved_best: memoryview | None = None
+        self.unsaved_best: bytes | None = None
 
     def keep(self, run: Run, *, best: bool, last: bool, final: bool) -> None:
         """Save the run as best.pt, as last.pt, or as both; ResourceError only where it is the `final` time.

@@ -36,7 +36,7 @@ MAX_DEPTH = 100  # Python ends in a segmentation fault where it hashes tuples ne
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def seal(payload: object) -> memoryview:
+def seal(payload: object) -> bytes:
     """The bytes of the file; TypeError for a payload that could not be read again, which is our own mistake."""
     buffer = io.BytesIO()
     torch.save(_portable(payload), buffer)
@@ -44,11 +44,11 @@ def seal(payload: object) -> memoryview:
         _inspect(archive.read(PICKLE))  # what could not be read again is not written
     buffer.seek(-2, io.SEEK_END)  # a zip archive ends with the length of its comment and the comment
     buffer.write((len(TAG) + 64).to_bytes(2, "little") + TAG)
-    buffer.write(hashlib.sha256(buffer.getbuffer()).hexdigest().encode())
-    return buffer.getbuffer()
+    buffer.write(hashlib.sha256(buffer.getvalue()).hexdigest().encode())
+    return buffer.getvalue()
 
 
-def write(path: Path, content: memoryview | bytes, previous: Path | None = None) -> None:
+def write(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Put `content` in the place of `path`, which at every instant is the old file or the new, whole.
 
     The old file lives on as `previous`, if that is given. It moves there only once the new one is in place: a damaged
@@ -108,7 +108,7 @@ def _temporary(path: Path) -> Iterator[Path]:
             name.unlink(missing_ok=True)
 
 
-def _write_new(path: Path, content: memoryview | bytes) -> None:
+def _write_new(path: Path, content: bytes) -> None:
     with open(path, "xb") as file:
         file.write(content)
         file.flush()
