@@ -21,7 +21,7 @@ from model.gpt import GPT
 from tests.campaigns.common import SMALL, at_step, loadable, same, scalars, small, step_of, train
 from tests.campaigns.ranks import in_float64, ranks, torchrun
 from tests.campaigns.signals import send_at
-from training import ranks as module
+from training import ranks as training_ranks
 from training import runtime, sealed
 from training.evaluation import losses_by_place
 from training.ranks import ALONE, TOLD, Ranks
@@ -147,7 +147,7 @@ def test_a_checkpoint_does_not_tell_the_number_of_ranks(undisturbed, tmp_path):
 
 def patient(_: int) -> None:
     """Leave the word to the first even on a machine that stands still for a while."""
-    module.SILENCE = 120.0
+    training_ranks.SILENCE = 120.0
 
 
 @pytest.mark.parametrize(

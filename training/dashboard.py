@@ -29,7 +29,7 @@ TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA
 
 
 def text(tag: str, markdown: str) -> Summary:
-    return _strings(f"{tag}/text_summary", markdown.encode(), texts.create_summary_metadata("", ""))
+    return _words(f"{tag}/text_summary", markdown.encode(), texts.create_summary_metadata("", ""))
 
 
 def verbatim(lines: Iterable[str]) -> str:
@@ -55,7 +55,7 @@ def charts() -> Summary:
     lines = {title: MultilineChartContent(tag=[f"^{tag}$" for tag in tags]) for title, tags in CHARTS.items()}
     page = Category(title="training", chart=[Chart(title=title, multiline=line) for title, line in lines.items()])
     layout = Layout(category=[page]).SerializeToString()
-    return _strings(custom_scalars.CONFIG_SUMMARY_TAG, layout, custom_scalars.create_summary_metadata())
+    return _words(custom_scalars.CONFIG_SUMMARY_TAG, layout, custom_scalars.create_summary_metadata())
 
 
 def settings(values: dict[str, bool | int | float | str]) -> Summary:
@@ -80,8 +80,8 @@ def settings(values: dict[str, bool | int | float | str]) -> Summary:
     return Summary(value=[_about_run(tag, part) for tag, part in about.items()])
 
 
-def _strings(tag: str, content: bytes, about: SummaryMetadata) -> Summary:
-    """As in torch.utils.tensorboard, which loads TensorFlow where that is installed: seconds."""
+def _words(tag: str, content: bytes, about: SummaryMetadata) -> Summary:
+    """A text for a plugin, without torch.utils.tensorboard, which loads TensorFlow for seconds where that is there."""
     tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=TensorShapeProto())
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=about)])
 
