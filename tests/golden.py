@@ -1,0 +1,90 @@
+"""Recorded training losses: a change that is not meant to alter training must reproduce them bit for bit.
+
+    python -m tests.golden                  compare every run below with its record
+    python -m tests.golden NAME ...         compare the named ones
+    python -m tests.golden --record NAME    record anew, after a change that is meant to alter training
+
+In the environment of the record (golden_losses.json names it) the losses must be equal; in another one,
+within TOLERANCE. tests/test_golden.py checks the runs of configs/smoke.yaml; the others take minutes, and
+the one in bfloat16 half an hour on a CPU without bfloat16 instructions.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from configs.schema import LAYOUTS
+from tests.campaigns.common import scalars, train
+from training import runtime
+
+RECORD = Path(__file__).with_name("golden_losses.json")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+COMMON = ["--device=cpu", "--log_interval=1", "--sample_chars=0", "--log=scalars"]
+SHAKESPEARE = ["configs/shakespeare.yaml", "--data.sources=data/plays"]
+HUNDRED = ["--max_iters=100", "--eval_interval=100"]
+TEN = ["--max_iters=10", "--eval_interval=10", "--warmup_iters=2"]
+
+RUNS = {
+    "smoke": ["configs/smoke.yaml", "--dtype=float32", *HUNDRED],
+    **{
+        f"smoke {layout}": [
+            "configs/smoke.yaml", "--dtype=float32", "--optimizer=muon", f"--attention={layout}", *TEN,
+        ]
+        for layout in LAYOUTS
+    },
+    "shakespeare float32": [*SHAKESPEARE, "--dtype=float32", "--cooldown_iters=80", *HUNDRED],
+    "shakespeare bfloat16": [*SHAKESPEARE, "--dtype=bfloat16", "--cooldown_iters=80", *HUNDRED],
+    **{
+        f"shakespeare {layout}": [
+            *SHAKESPEARE, "--dtype=float32", "--cooldown_iters=8", f"--attention={layout}", *TEN,
+        ]
+        for layout in LAYOUTS
+    },
+}  # fmt: skip
+
+
+def losses(name: str) -> list[float]:
+    """Train the run `name` and return its training losses, one per step."""
+    with tempfile.TemporaryDirectory() as folder:
+        code, output = train(*RUNS[name], *COMMON, f"--out_dir={folder}/run")
+        assert code == 0, output
+        return [value for _, value in scalars(Path(folder, "run"))["train/loss"]]
+
+
+def environment(name: str) -> dict[str, str | int]:
+    """The environment in which `losses` trains the run `name`."""
+    return runtime.choose("cpu", dtype_of(name)).environment()
+
+
+def dtype_of(name: str) -> str:
+    return "bfloat16" if "--dtype=bfloat16" in RUNS[name] else "float32"
+
+
+def compare(name: str, found: list[float]) -> str:
+    """Raise AssertionError unless `found` are the recorded losses; return a line that says how equal they are."""
+    record = json.loads(RECORD.read_text())[name]
+    assert len(found) == len(record["losses"])
+    if record["environment"] == environment(name):
+        assert found == record["losses"], f"{name}: not the recorded losses"
+        return f"{name}: {len(found)} losses, bit-identical"
+    largest = max(abs(a - b) for a, b in zip(found, record["losses"], strict=True))
+    assert largest < TOLERANCE[dtype_of(name)], f"{name}: differs by {largest:.2g}"
+    return f"{name}: {len(found)} losses within {largest:.1g} (recorded in another environment)"
+
+
+def main(arguments: list[str]) -> None:
+    record = "--record" in arguments
+    names = [word for word in arguments if word != "--record"] or list(RUNS)
+    for name in names:
+        began = time.perf_counter()
+        found = losses(name)
+        if record:
+            records = json.loads(RECORD.read_text()) | {name: {"environment": environment(name), "losses": found}}
+            RECORD.write_text(json.dumps({each: records[each] for each in RUNS if each in records}, indent=1) + "\n")
+        print(f"{compare(name, found)}, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
