@@ -11,6 +11,7 @@ test: .venv/dev
 
 lint: .venv/dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 .venv/run: requirements.txt
 	$(PYTHON) -m venv .venv

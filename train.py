@@ -1,6 +1,7 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-Read it top to bottom: it is the story of a run. Settings are checked before torch is imported, which takes seconds.
+Read it top to bottom: it is the story of a run. Settings are checked before torch is imported,
+which takes seconds.
 """
 
 import math
@@ -51,7 +52,9 @@ def main(argv: list[str]) -> int:
 
 def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     """One run, from a checked command to its last checkpoint."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # on a busy machine threads wait asleep; read as torch loads
+    os.environ.setdefault(
+        "GOMP_SPINCOUNT", "10000"
+    )  # on a busy machine threads wait asleep; read as torch loads
 
     from training import events, folder, runtime, sealed
     from training.keeper import Keeper
@@ -79,19 +82,34 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
                 events.cut_back(out, run.progress.step, run.progress.evaluated)
     if source:
         so = ["so it is not the same run to the last bit"] if changes else []
-        say("; ".join([f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]))
+        say(
+            "; ".join(
+                [f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]
+            )
+        )
 
     # ---------------------------------------------------------------- from step to step
     keeper = Keeper(out, say, run.progress if source == out / "last.pt" else None)
     stop.gently(aloud=ranks.first)
-    with closing(Monitor(out, run.progress.step, config.train.max_iters) if ranks.first else Silence()) as monitor:
+    with closing(
+        Monitor(out, run.progress.step, config.train.max_iters) if ranks.first else Silence()
+    ) as monitor:
         introduce(run, monitor)
         learn(run, stop, monitor, keeper)
     if stop.wanted:
-        say(f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  {folder.going_on(out, ranks)}")
+        say(
+            f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  "
+            f"{folder.going_on(out, ranks)}"
+        )
         return
-    say(f"best validation loss {run.progress.best_loss:.4f} at step {run.progress.best_step:,}; now try:")
-    say(f"  python sample.py --ckpt {printable(out)}\n  tensorboard --logdir {printable(out.parent)}")
+    say(
+        f"best validation loss {run.progress.best_loss:.4f} at step {run.progress.best_step:,}; "
+        f"now try:"
+    )
+    say(
+        f"  python sample.py --ckpt {printable(out)}\n  tensorboard --logdir "
+        f"{printable(out.parent)}"
+    )
 
 
 def begin(command: Command, source: Path | None, where: "Runtime") -> tuple["Run", list[str]]:
@@ -104,7 +122,11 @@ def begin(command: Command, source: Path | None, where: "Runtime") -> tuple["Run
 
     config = command.config
     saved = checkpoints.load(source) if source else None
-    parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0]) if command.init_from else None
+    parent = (
+        checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
+        if command.init_from
+        else None
+    )
     for origin in (each for each in (saved, parent) if each):
         check_same_model(source or command.init_from, origin.config, config)
     wanted = saved.data if saved and not command.allow_data_change else {}
@@ -117,11 +139,19 @@ def begin(command: Command, source: Path | None, where: "Runtime") -> tuple["Run
     )
     check_sizes(corpus, config.model.block_size)
     if saved:
-        changes = [*differences(saved.config, config).values(), *environment_changes(saved, corpus, where)]
+        changes = [
+            *differences(saved.config, config).values(),
+            *environment_changes(saved, corpus, where),
+        ]
         return Run.resume(saved, config, corpus, where), changes
     if parent:
         weights = checkpoints.build_model(parent, ema=parent.ema is not None)
-        return Run(weights.with_attention(config.model.attention, config.model.kernel), config, corpus, where), []
+        return Run(
+            weights.with_attention(config.model.attention, config.model.kernel),
+            config,
+            corpus,
+            where,
+        ), []
     return Run(GPT(config.model, len(corpus.tokenizer), config.seed), config, corpus, where), []
 
 
@@ -140,7 +170,11 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
     from training.spikes import WINDOW, is_spike
 
     config, settings, model, progress = run.config, run.config.train, run.model, run.progress
-    device, ranks, accumulation = run.runtime.device, run.runtime.ranks, settings.gradient_accumulation_steps
+    device, ranks, accumulation = (
+        run.runtime.device,
+        run.runtime.ranks,
+        settings.gradient_accumulation_steps,
+    )
     batches = Batches(run.corpus.train, config.model.block_size, settings.batch_size, config.seed)
     rows, network = ranks.rows(settings.batch_size), ranks.spread(model)
     forward = runtime.compiled(network, say) if config.compile else network
@@ -169,7 +203,10 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
         model.train()
         loss = 0.0
         for part in range(accumulation):
-            x, y = (torch.from_numpy(ids).to(device) for ids in batches(progress.step * accumulation + part, rows))
+            x, y = (
+                torch.from_numpy(ids).to(device)
+                for ids in batches(progress.step * accumulation + part, rows)
+            )
             with ranks.averaging(network, now=part == accumulation - 1):
                 with run.runtime.autocast():
                     logits = forward(x)
@@ -179,7 +216,9 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
         loss = ranks.agree(loss)
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip or math.inf).item()
+        norm = torch.nn.utils.clip_grad_norm_(
+            model.parameters(), settings.grad_clip or math.inf
+        ).item()
 
         finite = math.isfinite(loss) and math.isfinite(norm)
         for optimizer in run.optimizers:
@@ -201,11 +240,17 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
         seconds += time.perf_counter() - began
         if fault:
             progress.skipped += 1
-            say(f"step {step:,}: loss {loss}, gradient norm {norm}: left out, as {progress.skipped:,} in all")
+            say(
+                f"step {step:,}: loss {loss}, gradient norm {norm}: left out, as "
+                f"{progress.skipped:,} in all"
+            )
         else:
             if is_spike(loss, progress.losses):
                 progress.spikes += 1
-                say(f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike {progress.spikes:,}")
+                say(
+                    f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike "
+                    f"{progress.spikes:,}"
+                )
             progress.losses = [*progress.losses[1 - WINDOW :], loss]
             check_step(run, monitor, loss, norm)
         if step % settings.log_interval == 0 or step in (1, settings.max_iters):

@@ -1,6 +1,7 @@
 """Runs side by side: python -m benchmarks.compare RUN RUN ... [--out compare.png]
 
-A table of their exact validation losses, and a drawing of the loss against seconds of training and characters read.
+A table of their exact validation losses, and a drawing of the loss against seconds of training and
+characters read.
 """
 
 import argparse
@@ -20,12 +21,15 @@ FONT = ImageFont.load_default(13)
 def table(courses: list[Course]) -> None:
     print(f"{'run':<24}{'seconds':>10}{'characters':>14}{'last loss':>11}{'best loss':>11}")
     for each in courses:
-        row = f"{each.seconds[-1]:>10,.1f}{each.characters[-1]:>14,}{each.losses[-1]:>11.4f}{each.losses.min():>11.4f}"
+        row = f"{each.seconds[-1]:>10,.1f}{each.characters[-1]:>14,}"
+        row += f"{each.losses[-1]:>11.4f}{each.losses.min():>11.4f}"
         print(f"{each.name[:23]:<24}{row}")
 
 
 def panel(courses: list[Course], along: str, title: str) -> Image.Image:
-    """The losses over `along`, an attribute of Course, on a logarithmic axis from 1 to 2.5 nats or what they span."""
+    """The losses over `along`, an attribute of Course, on a logarithmic axis from 1 to 2.5 nats or
+    what they span.
+    """
     page = Image.new("RGB", (WIDTH, HEIGHT), "white")
     draw = ImageDraw.Draw(page)
     x_all = np.concatenate([getattr(each, along)[getattr(each, along) > 0] for each in courses])
@@ -35,17 +39,28 @@ def panel(courses: list[Course], along: str, title: str) -> Image.Image:
 
     def at(x: float, loss: float) -> tuple[float, float]:
         across = (math.log10(x) - left) / (right - left)
-        return MARGIN + across * (WIDTH - 2 * MARGIN), MARGIN + (high - loss) / (high - low) * (HEIGHT - 2 * MARGIN)
+        return MARGIN + across * (WIDTH - 2 * MARGIN), MARGIN + (high - loss) / (high - low) * (
+            HEIGHT - 2 * MARGIN
+        )
 
     for loss in np.arange(round(10 * low), round(10 * high) + 1) / 10:
         draw.line([at(10**left, loss), at(10**right, loss)], "#dddddd")
         draw.text((MARGIN - 30, at(10**left, loss)[1] - 8), f"{loss:.1f}", "black", FONT)
     for power in range(math.ceil(left), math.floor(right) + 1):
         draw.line([at(10**power, low), at(10**power, high)], "#dddddd")
-        draw.text((at(10**power, low)[0], HEIGHT - MARGIN + 6), f"{10**power:,}", "black", FONT, anchor="ma")
+        draw.text(
+            (at(10**power, low)[0], HEIGHT - MARGIN + 6),
+            f"{10**power:,}",
+            "black",
+            FONT,
+            anchor="ma",
+        )
     for i, (each, colour) in enumerate(zip(courses, COLOURS * len(courses), strict=False)):
         shown = (getattr(each, along) > 0) & (each.losses <= high)
-        points = [at(x, loss) for x, loss in zip(getattr(each, along)[shown], each.losses[shown], strict=True)]
+        points = [
+            at(x, loss)
+            for x, loss in zip(getattr(each, along)[shown], each.losses[shown], strict=True)
+        ]
         draw.line(points, colour, 2)
         for x, y in points:
             draw.ellipse((x - 3, y - 3, x + 3, y + 3), colour)
@@ -62,7 +77,9 @@ def main() -> None:
     courses = [course(folder) for folder in options.runs]
     table(courses)
     page = Image.new("RGB", (2 * WIDTH, HEIGHT), "white")
-    page.paste(panel(courses, "seconds", "exact validation loss (nats) over seconds of training"), (0, 0))
+    page.paste(
+        panel(courses, "seconds", "exact validation loss (nats) over seconds of training"), (0, 0)
+    )
     page.paste(panel(courses, "characters", "over characters read"), (WIDTH, 0))
     page.save(options.out)
     print(f"drawn in {options.out}")

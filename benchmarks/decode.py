@@ -1,9 +1,10 @@
 """How fast is generation? python -m benchmarks.decode [--nanogpt FOLDER] [--repeats N]
 
-Everything is a ratio of runs in turn, on the same weights, in float32, for the same number of characters; the median
-over the repeats. Models are made and weights prepared before the clock starts. FOLDER is a checkout of nanoGPT, whose
-own `generate` is then run; without it our own uncached generation by nanoGPT's rule stands in. `generate` of Hugging
-Face is run where `transformers` is installed. The others run with one thread and with all, ours as in sample.py.
+Everything is a ratio of runs in turn, on the same weights, in float32, for the same number of
+characters; the median over the repeats. Models are made and weights prepared before the clock
+starts. FOLDER is a checkout of nanoGPT, whose own `generate` is then run; without it our own
+uncached generation by nanoGPT's rule stands in. `generate` of Hugging Face is run where
+`transformers` is installed. The others run with one thread and with all, ours as in sample.py.
 """
 
 import argparse
@@ -38,8 +39,12 @@ class PlainText(Text):
     lean = property(lambda self: None, lambda self, step: None)
 
 
-def ours(model: GPT, prompt: int, characters: int, rows: int = 1, kind: type[Text] = Text, **options) -> Callable:
-    """A call that draws `characters` after a prompt of that length: past the window, from a text that is under way."""
+def ours(
+    model: GPT, prompt: int, characters: int, rows: int = 1, kind: type[Text] = Text, **options
+) -> Callable:
+    """A call that draws `characters` after a prompt of that length: past the window, from a text
+    that is under way.
+    """
     text = kind(model, Sampler(1, range(rows), temperature=TEMPERATURE), **options)
     text.read(np.zeros((rows, prompt), np.int64))
     if prompt == model.config.block_size:
@@ -62,7 +67,9 @@ def each_way(name: str, call: Callable) -> dict[str, Callable]:
 
 
 def in_turn(runs: dict[str, Callable[[], Callable]], repeats: int) -> dict[str, list[float]]:
-    """The seconds of every run, by its name: all of them once, then all of them again. What a run returns is timed."""
+    """The seconds of every run, by its name: all of them once, then all of them again. What a run
+    returns is timed.
+    """
     seconds = {name: [] for name in runs}
     for _ in range(repeats):
         for name, prepared in runs.items():
@@ -77,7 +84,7 @@ def ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
-# ------------------------------------------------------------------------------------------- the others
+# --------------------------------------------------------------------------------------- the others
 
 
 def nanogpt_module(folder: Path):
@@ -92,7 +99,9 @@ def nanogpt(folder: Path, model: GPT) -> torch.nn.Module:
     """nanoGPT's own model from a checkout of it, with our weights."""
     module, config = nanogpt_module(folder), model.config
     sizes = {name: getattr(config, name) for name in ("block_size", "n_layer", "n_head", "n_embd")}
-    theirs = module.GPT(module.GPTConfig(vocab_size=VOCABULARY, dropout=0.0, bias=False, **sizes)).eval()
+    theirs = module.GPT(
+        module.GPTConfig(vocab_size=VOCABULARY, dropout=0.0, bias=False, **sizes)
+    ).eval()
     copy_weights(theirs.state_dict(), model, transposed=False)
     return theirs
 
@@ -122,13 +131,21 @@ def hugging_face(model: GPT) -> torch.nn.Module | None:
 
 def generate_by(face: torch.nn.Module, begin: torch.Tensor, characters: int) -> None:
     """Hugging Face's own generation, with its cache."""
-    choice = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0, "use_cache": True, "pad_token_id": 0}
+    choice = {
+        "do_sample": True,
+        "temperature": TEMPERATURE,
+        "top_k": 0,
+        "use_cache": True,
+        "pad_token_id": 0,
+    }
     face.generate(begin, attention_mask=torch.ones_like(begin), max_new_tokens=characters, **choice)
 
 
 @torch.no_grad()
 def copy_weights(theirs: dict[str, torch.Tensor], model: GPT, transposed: bool) -> None:
-    """Our weights into tensors with GPT-2's names, whose matrices may be transposed; biases become 0."""
+    """Our weights into tensors with GPT-2's names, whose matrices may be transposed; biases become
+    0.
+    """
     own = {"wte": model.token_embedding, "wpe": model.position_embedding, "ln_f": model.norm}
     for i, block in enumerate(model.blocks):
         parts = {
@@ -147,23 +164,29 @@ def copy_weights(theirs: dict[str, torch.Tensor], model: GPT, transposed: bool) 
             theirs[f"transformer.{name}.bias"].zero_()
 
 
-# --------------------------------------------------------------------------------------- the comparisons
+# ---------------------------------------------------------------------------------- the comparisons
 
 
 @torch.inference_mode()
 def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     """Print the largest difference of each one's logits from ours, over a whole window."""
-    ids = torch.randint(VOCABULARY, (1, model.config.block_size), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        VOCABULARY, (1, model.config.block_size), generator=torch.Generator().manual_seed(0)
+    )
     expected, caches = model(ids)[0], model.new_caches()
     first, step = model(ids[:, :1], caches)[0], LeanStep(model)
     lean = [torch.from_numpy(step(ids[0, : i + 1].numpy(), caches)) for i in range(1, ids.size(1))]
-    logits = {"lean step": torch.cat([first, *lean])} | {name: call(ids)[0] for name, call in others.items()}
+    logits = {"lean step": torch.cat([first, *lean])} | {
+        name: call(ids)[0] for name, call in others.items()
+    }
     for name, found in logits.items():
         print(f"  logits of {name}: within {(found - expected).abs().max():.1e} of GPT.forward's")
 
 
 def compare(model: GPT, folder: Path | None, repeats: int) -> None:
-    """Against uncached generation, inside and past the window, and against Hugging Face's cache inside it."""
+    """Against uncached generation, inside and past the window, and against Hugging Face's cache
+    inside it.
+    """
     block_size, others = model.config.block_size, {}
     theirs, face = nanogpt(folder, model) if folder else None, hugging_face(model)
     if theirs:
@@ -174,17 +197,29 @@ def compare(model: GPT, folder: Path | None, repeats: int) -> None:
     began = time.perf_counter()
     LeanStep(model)
     print(f"  preparing the weights takes {time.perf_counter() - began:.3f} s, once for a text")
-    for place, prompt, characters in (("inside", 1, block_size - 1), ("past", block_size, block_size // 2)):
-        begin, runs = torch.zeros(1, prompt, dtype=torch.int64), {"ours": partial(ours, model, prompt, characters)}
+    for place, prompt, characters in (
+        ("inside", 1, block_size - 1),
+        ("past", block_size, block_size // 2),
+    ):
+        begin, runs = (
+            torch.zeros(1, prompt, dtype=torch.int64),
+            {"ours": partial(ours, model, prompt, characters)},
+        )
         if theirs:
-            runs |= each_way("nanoGPT", partial(theirs.generate, begin, characters, temperature=TEMPERATURE))
+            runs |= each_way(
+                "nanoGPT", partial(theirs.generate, begin, characters, temperature=TEMPERATURE)
+            )
         else:
             runs["uncached"] = partial(ours, model, prompt, characters, cache=False, window="exact")
         if face and prompt == 1:
             runs |= each_way("Hugging Face", partial(generate_by, face, begin, characters))
         seconds = in_turn(runs, repeats)
         for name, taken in seconds.items():
-            times = f"ours is {ratio(taken, seconds['ours']):.1f} times as fast" if name != "ours" else ""
+            times = (
+                f"ours is {ratio(taken, seconds['ours']):.1f} times as fast"
+                if name != "ours"
+                else ""
+            )
             rate = characters / statistics.median(taken)
             print(f"  {place} the window: {name:<25}{rate:>7,.0f} characters/s  {times}")
 
@@ -200,12 +235,15 @@ def batch(model: GPT, repeats: int) -> None:
     one, many = (statistics.median(seconds[name]) for name in runs)
     print(
         f"  PyTorch step: one stream {characters / one:,.0f} characters/s, {BATCH} samples "
-        f"{BATCH * characters / many:,.0f}, {BATCH * ratio(seconds['one stream'], seconds['64 samples']):.1f} times"
+        f"{BATCH * characters / many:,.0f}, "
+        f"{BATCH * ratio(seconds['one stream'], seconds['64 samples']):.1f} times"
     )
 
 
 def flatness(model: GPT, repeats: int) -> None:
-    """The cost of a character in the second window against that in the tenth, and memory taken between the two."""
+    """The cost of a character in the second window against that in the tenth, and memory taken
+    between the two.
+    """
     block_size, ratios, grown = model.config.block_size, [], 0
     for _ in range(repeats):
         draw_a_window, seconds = ours(model, block_size, block_size), []
@@ -215,7 +253,11 @@ def flatness(model: GPT, repeats: int) -> None:
             seconds.append(time.perf_counter() - began)
             grown += (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (window > 0)
         ratios.append(seconds[-1] / seconds[0])
-    print(f"  a character at 10 x block_size costs {statistics.median(ratios):.2f} times that at block_size", end="; ")
+    print(
+        f"  a character at 10 x block_size costs {statistics.median(ratios):.2f} times that at "
+        f"block_size",
+        end="; ",
+    )
     print(f"memory grew by {grown} kB")
 
 
@@ -230,7 +272,9 @@ def bandwidth(model: GPT, repeats: int) -> None:
     seconds = in_turn(runs, repeats)
     speed = 4 * weights.numel() * characters / statistics.median(seconds["read"]) / 1e9
     share = ratio(seconds["read"], seconds["step"])
-    print(f"  reading all weights, at {speed:.0f} GB/s, takes {share:.0%} of the time of a character")
+    print(
+        f"  reading all weights, at {speed:.0f} GB/s, takes {share:.0%} of the time of a character"
+    )
 
 
 def main() -> None:
@@ -243,7 +287,8 @@ def main() -> None:
         config, model = SHAPES[name], GPT(SHAPES[name], VOCABULARY, seed=1).eval()
         print(
             f"{name}: {config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
-            f"context {config.block_size}, {model.parameter_count():,} parameters, {torch.get_num_threads()} threads"
+            f"context {config.block_size}, {model.parameter_count():,} parameters, "
+            f"{torch.get_num_threads()} threads"
         )
         compare(model, options.nanogpt, options.repeats)
         for question in (batch, flatness, bandwidth):

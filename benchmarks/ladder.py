@@ -1,7 +1,8 @@
 """What each modern part brings: python -m benchmarks.ladder [--seeds N]
 
-From the classic recipe to configs/fast.yaml, one change a row and each on top of those before, at the same number of
-steps of the same batches. The exact validation loss is the mean over the seeds, the time that of the steps alone.
+From the classic recipe to configs/fast.yaml, one change a row and each on top of those before, at
+the same number of steps of the same batches. The exact validation loss is the mean over the seeds,
+the time that of the steps alone.
 """
 
 import argparse

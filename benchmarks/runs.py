@@ -11,7 +11,9 @@ from training import checkpoint
 
 @dataclass(frozen=True)
 class Course:
-    """A run's way: at each evaluation the seconds of training so far, the characters read so far, the exact loss."""
+    """A run's way: at each evaluation the seconds of training so far, the characters read so far,
+    the exact loss.
+    """
 
     name: str
     seconds: np.ndarray
@@ -20,10 +22,14 @@ class Course:
 
 
 def course(folder: Path) -> Course:
-    """Seconds are those of the steps alone: what evaluations, saves and pauses took does not count."""
+    """Seconds are those of the steps alone: what evaluations, saves and pauses took does
+    not count.
+    """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     config = checkpoint.load(folder / "last.pt").config
-    a_step = config.train.batch_size * config.train.gradient_accumulation_steps * config.model.block_size
+    a_step = (
+        config.train.batch_size * config.train.gradient_accumulation_steps * config.model.block_size
+    )
     speeds, losses = events.Scalars("train/tokens_per_sec"), events.Scalars("val/loss")
     steps = np.array([0, *(each.step for each in speeds)])
     seconds = np.cumsum([0, *(a_step * np.diff(steps) / [each.value for each in speeds])])

@@ -1,7 +1,9 @@
-"""Characters per second against the number of processes on this machine: python -m benchmarks.scale [--ranks 1 2 4]
+"""Characters per second against the number of processes on this machine: python -m benchmarks.scale
+[--ranks 1 2 4]
 
-The global batch stays, and the processor's cores are divided: what a second process gains is what one leaves idle, and
-what it costs is the averaging of gradients and, in every process, whatever does not depend on the rows of its batch.
+The global batch stays, and the processor's cores are divided: what a second process gains is what
+one leaves idle, and what it costs is the averaging of gradients and, in every process, whatever
+does not depend on the rows of its batch.
 """
 
 import argparse
@@ -17,9 +19,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).parent.parent
 STEPS, LINES = 60, 10  # of which the first line is of the start
 OPTIONS = [
-    "configs/nanogpt_cpu.yaml", "--data.sources=data/plays", "--device=cpu", "--dtype=float32", "--sample_chars=0",
-    f"--max_iters={STEPS}", f"--log_interval={STEPS // LINES}", "--warmup_iters=0",
-]  # fmt: skip
+    "configs/nanogpt_cpu.yaml",
+    "--data.sources=data/plays",
+    "--device=cpu",
+    "--dtype=float32",
+    "--sample_chars=0",
+    f"--max_iters={STEPS}",
+    f"--log_interval={STEPS // LINES}",
+    "--warmup_iters=0",
+]
 
 
 def speed(ranks: int, threads: int) -> float:
@@ -34,10 +42,14 @@ def speed(ranks: int, threads: int) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     cores, alone = len(os.sched_getaffinity(0)), None
-    print(f"{cores} cores\n{'processes':>9}{'threads each':>14}{'characters/s':>14}{'times one':>11}")
+    print(
+        f"{cores} cores\n{'processes':>9}{'threads each':>14}{'characters/s':>14}{'times one':>11}"
+    )
     for ranks in parser.parse_args(arguments).ranks:
         threads = max(1, cores // ranks)
         found = speed(ranks, threads)

@@ -1,6 +1,7 @@
 """How soon is a mistake answered? Median seconds of 5 runs each: python -m benchmarks.startup
 
-A wrong setting or argument must not wait for torch, so it should cost little more than Python itself.
+A wrong setting or argument must not wait for torch, so it should cost little more than Python
+itself.
 """
 
 import statistics

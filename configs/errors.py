@@ -1,4 +1,6 @@
-"""What a user is told: one class per exit code, and one function that makes foreign text safe to print."""
+"""What a user is told: one class per exit code, and one function that makes foreign text safe to
+print.
+"""
 
 import os
 import sys
@@ -7,7 +9,9 @@ from collections.abc import Callable
 
 
 class UserError(ValueError):
-    """A mistake or fault that the user can mend: `WHERE: what is wrong; what is allowed; what to do`."""
+    """A mistake or fault that the user can mend: `WHERE: what is wrong; what is allowed; what to
+    do`.
+    """
 
     exit_code = 2
 
@@ -47,11 +51,12 @@ class RunInUseError(UserError):
 
 
 def printable(text: object, keep: str = "") -> str:
-    """`text` with its control, bidirectional, surrogate and unassigned characters escaped, as `\\x1b`.
+    """`text` with its control, bidirectional, surrogate and unassigned characters escaped, as
+    `\\x1b`.
 
-    Everything that came from outside passes through here before it is printed: config keys, file names,
-    checkpoint strings, generated text. Characters in `keep` (say, newlines) stay as they are, and so do the
-    joiners that emoji and Indic scripts are written with.
+    Everything that came from outside passes through here before it is printed: config keys, file
+    names, checkpoint strings, generated text. Characters in `keep` (say, newlines) stay as they
+    are, and so do the joiners that emoji and Indic scripts are written with.
     """
     keep += "\u200c\u200d"
     return "".join(c if c in keep or _is_harmless(c) else _escape(c) for c in str(text))
@@ -66,9 +71,13 @@ def _escape(c: str) -> str:
 
 
 def answer(main: Callable[[list[str]], int]) -> int:
-    """Run a command on the arguments of this process; its exit code, with one line for a user's mistake."""
+    """Run a command on the arguments of this process; its exit code, with one line for a user's
+    mistake.
+    """
     for stream in filter(None, (sys.stdout, sys.stderr)):  # one that is closed is None
-        stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character shows its escape
+        stream.reconfigure(
+            errors="backslashreplace"
+        )  # a terminal that lacks a character shows its escape
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)

@@ -1,7 +1,9 @@
-"""From a command line to checked settings: one parser for train.py and sample.py, driven by the dataclasses.
+"""From a command line to checked settings: one parser for train.py and sample.py, driven by the
+dataclasses.
 
-Every setting is an option: `--model.n_layer=6`, `--model.n_layer 6`, and `--n_layer=6` where no other
-section has that key. Dashes are as good as underscores, nothing is abbreviated, and the last word counts.
+Every setting is an option: `--model.n_layer=6`, `--model.n_layer 6`, and `--n_layer=6` where no
+other section has that key. Dashes are as good as underscores, nothing is abbreviated, and the last
+word counts.
 """
 
 import textwrap
@@ -51,7 +53,9 @@ class Actions(Checked):
     """What to do, which no config file says."""
 
     print_config: bool = setting(False, "print the complete settings as YAML and stop")
-    resume: str | None = setting(None, "go on from the last checkpoint in out_dir, or of --resume=PATH", alone="auto")
+    resume: str | None = setting(
+        None, "go on from the last checkpoint in out_dir, or of --resume=PATH", alone="auto"
+    )
     allow_data_change: bool = setting(False, "with --resume: go on although the text has changed")
     overwrite: bool = setting(False, "start afresh where there is a run")
     init_from: str | None = setting(None, "checkpoint whose weights and vocabulary to start from")
@@ -76,17 +80,25 @@ class Command(Actions):
     @property
     def out_dir(self) -> str:
         """The folder of the run, with auto worked out: out/<name of the config file>."""
-        return f"out/{Path(self.config_file).stem}" if self.config.out_dir == "auto" else self.config.out_dir
+        return (
+            f"out/{Path(self.config_file).stem}"
+            if self.config.out_dir == "auto"
+            else self.config.out_dir
+        )
 
 
 def load(argv: list[str]) -> Command:
-    """What the arguments of train.py ask for: its config file with the overrides, complete and checked."""
+    """What the arguments of train.py ask for: its config file with the overrides, complete and
+    checked.
+    """
     words, values = read_arguments(argv, Actions, Config)
     if len(words) != 1:
         given = shown(tuple(words)) if words else "none"
         raise ConfigError(
-            f"train.py takes one config file, such as configs/shakespeare.yaml, but is given {given}; "
-            "an option begins with -- and has its value after =, as in --resume=PATH; see python train.py --help"
+            f"train.py takes one config file, such as configs/shakespeare.yaml, but is given "
+            f"{given}; "
+            "an option begins with -- and has its value after =, as in --resume=PATH; see python "
+            "train.py --help"
         )
     actions = {name: values.pop(name) for name in settings_of(Actions) if name in values}
     nested = {}
@@ -111,7 +123,9 @@ def load_sample(argv: list[str]) -> SampleConfig:
 
 
 def read_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
-    """The words that are no options, and the checked values of those that are, by the settings' full names."""
+    """The words that are no options, and the checked values of those that are, by the settings'
+    full names.
+    """
     options = _options(*sections)
     words, values = [], {}
     for word in argv:
@@ -125,24 +139,32 @@ def read_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[st
         option, equals, text = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
         if name not in options:
-            hint = did_you_mean(name, {each: f"--{each}" for each in (*options, "help")}, "--help lists all")
+            hint = did_you_mean(
+                name, {each: f"--{each}" for each in (*options, "help")}, "--help lists all"
+            )
             raise ConfigError(f"unknown option {shown(option)}; {hint}")
         full, this, alone = options[name]
         with place(option):
             if not equals:
                 text = alone or next(rest, "--")
                 if text.startswith("--"):
-                    raise ConfigError(f"has no value; it must be {allowed(this)}; write {option}=VALUE")
+                    raise ConfigError(
+                        f"has no value; it must be {allowed(this)}; write {option}=VALUE"
+                    )
             elif name.startswith("no_"):
                 raise ConfigError("takes no value")
             is_list = kind(this) is tuple and text.startswith("[")
-            value = read(this, parse(text) if is_list else Written(text, plain=kind(this) is not str))
+            value = read(
+                this, parse(text) if is_list else Written(text, plain=kind(this) is not str)
+            )
         values[full] = values.get(full, ()) + value if kind(this) is tuple else value
     return words, values
 
 
 def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
-    """By every name of an option: the setting's full name, the setting, and what the bare option means, if anything."""
+    """By every name of an option: the setting's full name, the setting, and what the bare option
+    means, if anything.
+    """
     full = {name: each for section in sections for name, each in settings_of(section).items()}
     keys = Counter(each.name for each in full.values())
     options = {}
@@ -172,8 +194,14 @@ def _help(section: type, prefix: str = "") -> str:
             also = "".join(f"; also --{alias}" for alias in each.metadata["aliases"])
             meaning = f"{each.metadata['meaning']}; {allowed(each)}{also}"
             name = f"  --{prefix}{each.name}{_default(each.default)} "
-            lines.append(textwrap.fill(meaning, 100, initial_indent=f"{name:<40}", subsequent_indent=" " * 40))
-    inner = (_help(each.type, f"{each.name}.") for each in fields(section) if is_dataclass(each.type))
+            lines.append(
+                textwrap.fill(
+                    meaning, 100, initial_indent=f"{name:<40}", subsequent_indent=" " * 40
+                )
+            )
+    inner = (
+        _help(each.type, f"{each.name}.") for each in fields(section) if is_dataclass(each.type)
+    )
     return "\n".join(lines) + "\n" + "".join(inner)
 
 

@@ -1,4 +1,6 @@
-"""What a setting is: a dataclass field that knows its meaning and range, reads and checks its own value."""
+"""What a setting is: a dataclass field that knows its meaning and range, reads and checks its own
+value.
+"""
 
 import difflib
 import math
@@ -10,7 +12,13 @@ from typing import get_args, get_origin
 
 from configs.errors import ConfigError, printable
 
-WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", tuple: "a list of texts"}
+WORDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list of texts",
+}
 KINDS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
@@ -24,14 +32,28 @@ NO_NUMBERS = {
 }
 
 
-def setting(default, meaning: str, within: str = "", choices: tuple = (), aliases: tuple = (), alone: str = ""):
+def setting(
+    default,
+    meaning: str,
+    within: str = "",
+    choices: tuple = (),
+    aliases: tuple = (),
+    alone: str = "",
+):
     """A dataclass field with a `meaning`, an interval (`within`, such as "[0, 1)") and `choices`.
 
-    A number with choices may be either: `int | str` with choices ("auto",). A default of MISSING must be given,
-    one of None may be left unsaid. On the command line the setting has its `aliases` too (those that begin with
-    `no-` mean false), and is worth `alone` when it is given without a value.
+    A number with choices may be either: `int | str` with choices ("auto",). A default of MISSING
+    must be given, one of None may be left unsaid. On the command line the setting has its `aliases`
+    too (those that begin with `no-` mean false), and is worth `alone` when it is given without a
+    value.
     """
-    about = {"meaning": meaning, "within": within, "choices": choices, "aliases": aliases, "alone": alone}
+    about = {
+        "meaning": meaning,
+        "within": within,
+        "choices": choices,
+        "aliases": aliases,
+        "alone": alone,
+    }
     return field(default=default, metadata=about)
 
 
@@ -45,11 +67,15 @@ class Checked:
 
 
 def settings_of(section: type) -> dict[str, Field]:
-    """Every setting of a dataclass and of the sections in it, by its full name: `seed`, `model.n_layer`."""
+    """Every setting of a dataclass and of the sections in it, by its full name: `seed`,
+    `model.n_layer`.
+    """
     found = {each.name: each for each in fields(section) if each.metadata}
     for inner in fields(section):
         if is_dataclass(inner.type):
-            found |= {f"{inner.name}.{name}": each for name, each in settings_of(inner.type).items()}
+            found |= {
+                f"{inner.name}.{name}": each for name, each in settings_of(inner.type).items()
+            }
     return found
 
 
@@ -64,13 +90,21 @@ def allowed(this: Field, value: object = None) -> str:
     choices, within = this.metadata["choices"], this.metadata["within"]
     if not choices or within:
         return " or ".join([*choices, WORDS[kind(this)] + (f" in {within}" if within else "")])
-    likeness = {choice: difflib.SequenceMatcher(None, choice, shown(value)).ratio() for choice in choices}
-    return "one of " + ", ".join(sorted(choices, key=likeness.get, reverse=True) if value else choices)
+    likeness = {
+        choice: difflib.SequenceMatcher(None, choice, shown(value)).ratio() for choice in choices
+    }
+    return "one of " + ", ".join(
+        sorted(choices, key=likeness.get, reverse=True) if value else choices
+    )
 
 
 def checked(this: Field, value):
-    """`value` as the setting wants it (6.0 is 6, a list a tuple), or ConfigError with what is allowed."""
-    if (isinstance(value, str) and value in this.metadata["choices"]) or value is this.default is None:
+    """`value` as the setting wants it (6.0 is 6, a list a tuple), or ConfigError with what is
+    allowed.
+    """
+    if (
+        isinstance(value, str) and value in this.metadata["choices"]
+    ) or value is this.default is None:
         return value
     wanted = kind(this)
     if wanted is int and type(value) is float and value.is_integer():
@@ -85,16 +119,24 @@ def checked(this: Field, value):
 
 
 def _fits(this: Field, value) -> bool:
-    """Whether a value of the right type is in its range; a text or list may be empty only where that is the default."""
+    """Whether a value of the right type is in its range; a text or list may be empty only where
+    that is the default.
+    """
     if isinstance(value, tuple):
-        return (value or this.default == ()) and all(type(text) is str and text and is_whole(text) for text in value)
+        return (value or this.default == ()) and all(
+            type(text) is str and text and is_whole(text) for text in value
+        )
     if isinstance(value, str):
         return not this.metadata["choices"] and (value or this.default == "") and is_whole(value)
     if not this.metadata["within"]:
         return True
     interval = this.metadata["within"]
     low, high = map(float, interval[1:-1].split(","))
-    return low <= value <= high and (interval[0], value) != ("(", low) and (interval[-1], value) != (")", high)
+    return (
+        low <= value <= high
+        and (interval[0], value) != ("(", low)
+        and (interval[-1], value) != (")", high)
+    )
 
 
 def is_whole(text: str) -> bool:
@@ -104,7 +146,9 @@ def is_whole(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Written:
-    """What somebody wrote for a setting: a text (`plain` if without quotes), or a list or dict of more such."""
+    """What somebody wrote for a setting: a text (`plain` if without quotes), or a list or dict of
+    more such.
+    """
 
     value: str | list | dict
     line: int = 1
@@ -112,7 +156,9 @@ class Written:
 
 
 def read(this: Field, written: Written):
-    """The checked value that was written: by the setting's type and never by a guess, so 010 and on are no numbers."""
+    """The checked value that was written: by the setting's type and never by a guess, so 010 and on
+    are no numbers.
+    """
     text, wanted = written.value, kind(this)
     if isinstance(text, list):
         return checked(this, [each.value for each in text])
@@ -123,7 +169,9 @@ def read(this: Field, written: Written):
     if wanted is str or isinstance(text, dict) or text in this.metadata["choices"]:
         return checked(this, text)
     if not written.plain:
-        raise ConfigError(f"{this.name} must be {allowed(this)}, but is text: {shown(text)}; remove the quotes")
+        raise ConfigError(
+            f"{this.name} must be {allowed(this)}, but is text: {shown(text)}; remove the quotes"
+        )
     if wanted is bool:
         return checked(this, {"true": True, "false": False}.get(text, text))
     for pattern, reason in NO_NUMBERS.items():
@@ -148,7 +196,9 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
-    """`did you mean X?`, where X stands for the nearest known name, or `otherwise` where none is near."""
+    """`did you mean X?`, where X stands for the nearest known name, or `otherwise` where none is
+    near.
+    """
     key = given.rpartition(".")[2]  # of another section than was thought
     near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
     near = near or [name for name in known if given and name.startswith(given)]

@@ -1,7 +1,8 @@
 """YAML without surprises: texts with their lines, which mean what the schema says and nothing else.
 
-Built from PyYAML's events instead of its values, so that nothing is guessed (`010`, `on`, `1:30`), nothing multiplies
-(aliases), nothing runs (tags) and nothing passes unseen (a key twice, a second document).
+Built from PyYAML's events instead of its values, so that nothing is guessed (`010`, `on`, `1:30`),
+nothing multiplies (aliases), nothing runs (tags) and nothing passes unseen (a key twice, a second
+document).
 """
 
 import os
@@ -23,9 +24,12 @@ MAX_EVENTS = 10_000  # a config has a few hundred, and PyYAML takes 10 microseco
 
 
 def to_yaml(config: Config) -> str:
-    """The complete settings as YAML, from which `read_config` makes the same again; safe to print."""
+    """The complete settings as YAML, from which `read_config` makes the same again; safe
+    to print.
+    """
     plain, escaped = (
-        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=unicode, width=100) for unicode in (True, False)
+        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=unicode, width=100)
+        for unicode in (True, False)
     )
     return plain if plain.replace("\n", "").isprintable() else escaped
 
@@ -50,7 +54,9 @@ def _settings(tree: Written, section: str = "") -> Iterator[tuple[str, object]]:
             continue
         with place(f"line {node.line}"):
             if name in sections:
-                raise ConfigError(f"{name} must be a mapping of keys to values; {_missing_space(str(node.value))}")
+                raise ConfigError(
+                    f"{name} must be a mapping of keys to values; {_missing_space(str(node.value))}"
+                )
             if name not in known or "." in key:
                 names = sections | {each.name: name for name, each in known.items()}
                 hint = did_you_mean(key, names, "python train.py --help lists all")
@@ -67,7 +73,9 @@ def parse(text: str) -> Written:
         raise ConfigError("config is empty; give at least one setting")
     next(events)
     if not isinstance(end := next(events), yaml.StreamEndEvent):
-        raise ConfigError(f"line {end.start_mark.line + 1}: a second document; a config is one; remove it")
+        raise ConfigError(
+            f"line {end.start_mark.line + 1}: a second document; a config is one; remove it"
+        )
     return tree
 
 
@@ -75,9 +83,13 @@ def _node(event: yaml.Event, events: Iterator[yaml.Event], depth: int = 0) -> Wr
     """The node that begins with `event`; what else is in it is taken from `events`."""
     line = event.start_mark.line + 1
     if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise ConfigError(f"line {line}: anchors and aliases are not supported; write the value out")
+        raise ConfigError(
+            f"line {line}: anchors and aliases are not supported; write the value out"
+        )
     if event.tag:
-        raise ConfigError(f"line {line}: tags such as {shown(event.tag)} are not supported; leave it out")
+        raise ConfigError(
+            f"line {line}: tags such as {shown(event.tag)} are not supported; leave it out"
+        )
     if isinstance(event, yaml.ScalarEvent):
         return Written(event.value, line, plain=event.style is None)
     if depth == MAX_DEPTH:
@@ -107,22 +119,31 @@ def _few_enough(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
     for count, event in enumerate(events):
         if count == MAX_EVENTS:
             line = event.start_mark.line + 1
-            raise ConfigError(f"line {line}: too long for a config; at most {MAX_EVENTS:,} keys, values and brackets")
+            raise ConfigError(
+                f"line {line}: too long for a config; at most {MAX_EVENTS:,} keys, values and "
+                f"brackets"
+            )
         yield event
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
-    """PyYAML's events; whatever it raises (its own errors, ValueError, OverflowError and more) as ConfigError."""
+    """PyYAML's events; whatever it raises (its own errors, ValueError, OverflowError and more) as
+    ConfigError.
+    """
     try:
         yield from yaml.parse(text, Loader=yaml.SafeLoader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"line {line}: control character {shown(chr(error.character))}; remove it") from None
+        raise ConfigError(
+            f"line {line}: control character {shown(chr(error.character))}; remove it"
+        ) from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         if "'\\t'" in error.problem:
             raise ConfigError(f"tab at line {line}; indent with spaces") from None
-        hint = _missing_space(text, otherwise="check the brackets, quotes and indentation before it")
+        hint = _missing_space(
+            text, otherwise="check the brackets, quotes and indentation before it"
+        )
         raise ConfigError(f"line {line}: {printable(error.problem)}; {hint}") from None
     except Exception as error:
         raise ConfigError(f"not YAML ({type(error).__name__}); write lines of key: value") from None
@@ -134,12 +155,16 @@ def _missing_space(text: str, otherwise: str = "write key: value") -> str:
 
 
 def _read_text(path: str) -> str:
-    """A config file's text: a regular file of at most 1 MB, in UTF-8, or in UTF-16 with a byte order mark."""
+    """A config file's text: a regular file of at most 1 MB, in UTF-8, or in UTF-16 with a byte
+    order mark.
+    """
     with place(path):
         try:
             mode = os.stat(path).st_mode
             if stat.S_ISDIR(mode):
-                raise ConfigError(f"is a folder; give a config file, such as {', '.join(_nearby(path))}")
+                raise ConfigError(
+                    f"is a folder; give a config file, such as {', '.join(_nearby(path))}"
+                )
             if not stat.S_ISREG(mode):
                 raise ConfigError("is not a regular file; give a YAML file")
             with open(path, "rb") as file:
@@ -149,17 +174,25 @@ def _read_text(path: str) -> str:
             hint = did_you_mean(Path(path).stem, names, f"there is {', '.join(names.values())}")
             raise ConfigError(f"no such config; {hint}") from None
         except OSError as error:
-            raise ConfigError(f"cannot be read: {error.strerror}; mend that, or give another file") from None
+            raise ConfigError(
+                f"cannot be read: {error.strerror}; mend that, or give another file"
+            ) from None
         if len(data) > MAX_BYTES:
             raise ConfigError("is over 1 MB, too large for a config; give a YAML file of settings")
         try:
-            return data.decode("utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
+            return data.decode(
+                "utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+            )
         except UnicodeDecodeError as error:
             start = error.start + len(data) - len(error.object)  # counted with the byte order mark
-            raise ConfigError(f"invalid {error.encoding} at byte {start}; save it as UTF-8") from None
+            raise ConfigError(
+                f"invalid {error.encoding} at byte {start}; save it as UTF-8"
+            ) from None
 
 
 def _nearby(*folders: str | Path) -> list[str]:
-    """The first few configs in the folders; the name that the README starts with where there is none."""
+    """The first few configs in the folders; the name that the README starts with where there is
+    none.
+    """
     found = [printable(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
     return found[:9] or ["configs/shakespeare.yaml"]

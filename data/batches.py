@@ -1,8 +1,10 @@
-"""Which characters a step learns from: a pure function of (seed, step), computed on the fly and never stored.
+"""Which characters a step learns from: a pure function of (seed, step), computed on the fly and
+never stored.
 
-An epoch cuts the text into windows of `block_size` predictions, beginning at a random offset, and visits each window
-once, in a random order. The order is a permutation that is evaluated for the indices of one batch at a time, so
-shuffling a text of any size takes no memory, and a run that is resumed, or spread over ranks, sees the same batches.
+An epoch cuts the text into windows of `block_size` predictions, beginning at a random offset, and
+visits each window once, in a random order. The order is a permutation that is evaluated for the
+indices of one batch at a time, so shuffling a text of any size takes no memory, and a run that is
+resumed, or spread over ranks, sees the same batches.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,12 +19,14 @@ _ROUNDS = 3
 
 
 class Batches:
-    """`batches(step)` gives that step's (x, y), int64 of shape (batch_size, block_size), y one character later.
+    """`batches(step)` gives that step's (x, y), int64 of shape (batch_size, block_size), y one
+    character later.
 
-    Row i of step s is the window at position p = s * batch_size + i of an endless sequence of epochs.
-    A segment (file) of L > block_size characters gives max(1, L // block_size - 1) windows, which leaves room to begin
-    them at a random one of up to 2 * block_size - 1 offsets; a shorter segment gives none. So every epoch has the
-    same number of windows, `windows_per_epoch`, and what one epoch leaves out at the ends another visits.
+    Row i of step s is the window at position p = s * batch_size + i of an endless sequence of
+    epochs. A segment (file) of L > block_size characters gives max(1, L // block_size - 1) windows,
+    which leaves room to begin them at a random one of up to 2 * block_size - 1 offsets; a shorter
+    segment gives none. So every epoch has the same number of windows, `windows_per_epoch`, and what
+    one epoch leaves out at the ends another visits.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
@@ -31,7 +35,9 @@ class Batches:
         lengths = segments[:, 1] - segments[:, 0]
         counts = np.maximum(1, lengths // block_size - 1)
         self._starts = segments[:, 0]
-        self._offsets = (lengths - counts * block_size).astype(np.uint64)  # how many a segment allows
+        self._offsets = (lengths - counts * block_size).astype(
+            np.uint64
+        )  # how many a segment allows
         self._first = np.cumsum(counts) - counts  # the number of each segment's first window
         self._windows = sliding_window_view(split.ids, block_size + 1)
         self.windows_per_epoch = int(counts.sum())
@@ -51,11 +57,15 @@ class Batches:
         return _shifted(self._windows[start + offset.astype(np.int64)])
 
 
-def evaluation_windows(split: Split, block_size: int, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every prediction of `split` exactly once: (x, y), int64 of shape (at most batch_size, at most block_size).
+def evaluation_windows(
+    split: Split, block_size: int, batch_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Every prediction of `split` exactly once: (x, y), int64 of shape (at most batch_size, at most
+    block_size).
 
-    Windows do not overlap and begin anew in every segment, whose last window may be shorter; windows of one length
-    share batches, longest first. A segment of n characters gives n - 1 predictions.
+    Windows do not overlap and begin anew in every segment, whose last window may be shorter;
+    windows of one length share batches, longest first. A segment of n characters gives n - 1
+    predictions.
     """
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
@@ -79,11 +89,13 @@ def evaluation_windows(split: Split, block_size: int, batch_size: int) -> Iterat
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """Where the permutation of 0..n-1 that `key` chooses sends each `index` (uint64, as `key`, which broadcasts).
+    """Where the permutation of 0..n-1 that `key` chooses sends each `index` (uint64, as `key`,
+    which broadcasts).
 
-    A Feistel network on a grid of about sqrt(n) by sqrt(n) cells, in which row and column are shifted in turn, each by
-    a hash of the other; a result beyond n goes through again until it falls below (Black and Rogaway, "Ciphers
-    with Arbitrary Finite Domains", 2002). Every step can be undone, so no two indices meet.
+    A Feistel network on a grid of about sqrt(n) by sqrt(n) cells, in which row and column are
+    shifted in turn, each by a hash of the other; a result beyond n goes through again until it
+    falls below (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Every step can
+    be undone, so no two indices meet.
     """
     rows = np.uint64(isqrt(n - 1) + 1)
     columns = np.uint64(-(-n // int(rows)))
@@ -101,8 +113,9 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
     """Number `i` of the SplitMix64 sequence that begins at `seed` (uint64 arrays that broadcast).
 
-    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.) Any number of the sequence can be
-    had without the ones before it, and the bits are the same in every version of numpy.
+    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.) Any number of
+    the sequence can be had without the ones before it, and the bits are the same in every version
+    of numpy.
     """
     z = seed + i * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,7 +1,9 @@
-"""What was worked out once of a large text and is too large for memory: files that are whole, or not there.
+"""What was worked out once of a large text and is too large for memory: files that are whole, or
+not there.
 
-They lie in `hornbook` in the user's folder for such things: $XDG_CACHE_HOME, or else ~/.cache. Their names say what
-they were made of, so one that is there is right. Deleting them costs the time to make them again, no more.
+They lie in `hornbook` in the user's folder for such things: $XDG_CACHE_HOME, or else ~/.cache.
+Their names say what they were made of, so one that is there is right. Deleting them costs the time
+to make them again, no more.
 """
 
 import os
@@ -25,7 +27,9 @@ def folder() -> Path:
 
 
 def recall(name: str, size: int | None = None) -> Path | None:
-    """Where the file `name` lies, which counts as a use; None where it is not there, or has not `size` bytes."""
+    """Where the file `name` lies, which counts as a use; None where it is not there, or has not
+    `size` bytes.
+    """
     path = folder() / name
     if not path.is_file() or size not in (None, path.stat().st_size):
         return None
@@ -35,7 +39,9 @@ def recall(name: str, size: int | None = None) -> Path | None:
 
 
 def keep(name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
-    """Have `write` make the file `name`, of `size` bytes; ResourceError where there is no room for it."""
+    """Have `write` make the file `name`, of `size` bytes; ResourceError where there is no room for
+    it.
+    """
     place = folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -45,14 +51,17 @@ def keep(name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
         store(place / name, write)
     except OSError as error:
         raise ResourceError(
-            f"the cache of large texts: {size / 1e6:,.1f} MB cannot be written to {printable(place)} "
+            f"the cache of large texts: {size / 1e6:,.1f} MB cannot be written to "
+            f"{printable(place)} "
             f"({error.strerror}); make room, or set XDG_CACHE_HOME to a folder that has it"
         ) from error
     return place / name
 
 
 def store(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Have `write` make the file `target`, which appears in one step when it is whole and on the disk."""
+    """Have `write` make the file `target`, which appears in one step when it is whole and on the
+    disk.
+    """
     partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
     try:
         with open(partial, "xb") as file:

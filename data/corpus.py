@@ -1,4 +1,6 @@
-"""From a list of sources to the ids of a training and a validation split: the first source that can be had is taken."""
+"""From a list of sources to the ids of a training and a validation split: the first source that can
+be had is taken.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,8 +22,9 @@ from data.tokenizer import FOLDED, CharTokenizer, named
 class Split:
     """The part of a corpus to train on, or to validate on.
 
-    `ids` is a whole text, perhaps shared by both splits and perhaps memory-mapped; `segments` are the (start, end) in
-    it that belong to this split, one for each file. No window crosses the end of a segment.
+    `ids` is a whole text, perhaps shared by both splits and perhaps memory-mapped; `segments` are
+    the (start, end) in it that belong to this split, one for each file. No window crosses the end
+    of a segment.
     """
 
     ids: np.ndarray
@@ -31,7 +34,9 @@ class Split:
         return sum(end - start for start, end in self.segments)
 
     def stretch(self, predictions: int) -> "Split":
-        """The beginning of this split with so many predictions, at least one: a fixed text to measure a loss on."""
+        """The beginning of this split with so many predictions, at least one: a fixed text to
+        measure a loss on.
+        """
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
             end = min(end, start + left + 1) if left else start
@@ -74,22 +79,31 @@ def load_corpus(
     wanted_val_sha256: str | None = None,
     vocabulary: str | None = None,
 ) -> Corpus:
-    """The first text of `sources` that can be had, split within each file and encoded; the settings are DataConfig's.
+    """The first text of `sources` that can be had, split within each file and encoded; the settings
+    are DataConfig's.
 
-    A source is a file, a folder (its *.txt files, sorted by name, are one corpus), a pattern such as `books/**/*.md` or
-    `https://.../NAME/FILE#sha256=HEX`, which is downloaded once to `data/NAME/input.txt`. What is named
-    `data/NAME/input.txt` is also looked for as `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any network.
+    A source is a file, a folder (its *.txt files, sorted by name, are one corpus), a pattern such
+    as `books/**/*.md` or `https://.../NAME/FILE#sha256=HEX`, which is downloaded once to
+    `data/NAME/input.txt`. What is named `data/NAME/input.txt` is also looked for as
+    `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any network.
 
-    With `wanted_sha256` (a resumed run) it is the text with that digest, wherever it stands in the list; with
-    `vocabulary` (a run that starts from another's weights) the text is encoded with that one, not its own.
-    `say` hears of a download that was not what it should be.
+    With `wanted_sha256` (a resumed run) it is the text with that digest, wherever it stands in the
+    list; with `vocabulary` (a run that starts from another's weights) the text is encoded with that
+    one, not its own. `say` hears of a download that was not what it should be.
 
-    Raises ConfigError for a malformed source, DataError for a text that cannot be had, read or learned from,
-    CheckpointError if the wanted text is not there or the vocabulary lacks characters of the text, ResourceError for a
-    large text without room for its cache.
+    Raises ConfigError for a malformed source, DataError for a text that cannot be had, read or
+    learned from, CheckpointError if the wanted text is not there or the vocabulary lacks characters
+    of the text, ResourceError for a large text without room for its cache.
     """
     choice = _choose("data.sources", sources, wanted_sha256, say)
-    chosen = [choice, *([_choose("data.val_sources", val_sources, wanted_val_sha256, say)] if val_sources else [])]
+    chosen = [
+        choice,
+        *(
+            [_choose("data.val_sources", val_sources, wanted_val_sha256, say)]
+            if val_sources
+            else []
+        ),
+    ]
     texts = [Passes(each.text, encoding, newlines) for each in chosen]
     tokenizer = _tokenizer_for(counts_of(texts), choice.text.place, min_count, vocabulary)
     ids = [text.ids(tokenizer, fold=min_count > 1) for text in texts]
@@ -113,14 +127,21 @@ def load_corpus(
 def check_sizes(corpus: Corpus, block_size: int) -> None:
     """Raise DataError unless both splits hold at least one window of `block_size` predictions."""
     splits = {"training": corpus.train, "validation": corpus.val}
-    longest = {name: max(end - start for start, end in split.segments) for name, split in splits.items()}
+    longest = {
+        name: max(end - start for start, end in split.segments) for name, split in splits.items()
+    }
     shorter = min(longest, key=longest.get)
     fits = longest[shorter] - 1
     if fits < block_size:
         raise DataError(
-            f"{printable(corpus.name)}: the longest stretch of {shorter} text has {longest[shorter]:,} characters, "
+            f"{printable(corpus.name)}: the longest stretch of {shorter} text has "
+            f"{longest[shorter]:,} characters, "
             f"block_size {block_size} needs {block_size + 1:,}; "
-            + (f"the largest block_size that fits is {fits}; set that or " if fits > 0 else "no block_size fits; ")
+            + (
+                f"the largest block_size that fits is {fits}; set that or "
+                if fits > 0
+                else "no block_size fits; "
+            )
             + "take a longer text"
         )
 
@@ -136,7 +157,9 @@ class _Choice:
     passed_over: list[str]
 
 
-def _choose(setting: str, sources: Sequence[str], wanted: str | None, say: Callable[[str], None]) -> _Choice:
+def _choose(
+    setting: str, sources: Sequence[str], wanted: str | None, say: Callable[[str], None]
+) -> _Choice:
     alternatives = [Source.parse(source) for source in sources]
     passed_over = []
     # A resumed run looks through what lies on this machine before it asks the network.
@@ -148,8 +171,10 @@ def _choose(setting: str, sources: Sequence[str], wanted: str | None, say: Calla
     reasons = printable(", ".join(passed_over))
     if wanted:
         raise CheckpointError(
-            f"{setting}: the text changed since the checkpoint, which learnt from SHA-256 {printable(wanted)}; "
-            f"found instead: {reasons}; bring that text back, start a new run, or go on with --allow-data-change"
+            f"{setting}: the text changed since the checkpoint, which learnt from SHA-256 "
+            f"{printable(wanted)}; "
+            f"found instead: {reasons}; bring that text back, start a new run, or go on with "
+            f"--allow-data-change"
         )
     hint = alternatives[-1].guess("name a file, a folder or an address that is there")
     raise DataError(f"{setting}: no text can be had: {reasons}; {hint}")
@@ -158,7 +183,10 @@ def _choose(setting: str, sources: Sequence[str], wanted: str | None, say: Calla
 def _account(choice: _Choice, text: Passes) -> str:
     """Which text was taken, how large it is, and why it was not another."""
     files = f"{len(text.text.files):,} files, " * (len(text.text.files) > 1)
-    line = f"{'text' if choice.setting == 'data.sources' else 'validation text'}: {choice.text.place}, {files}"
+    line = (
+        f"{'text' if choice.setting == 'data.sources' else 'validation text'}: "
+        f"{choice.text.place}, {files}"
+    )
     line += f"{sum(text.census.lengths):,} characters, {len(text.census.counts):,} distinct"
     if choice.passed_over:
         line += f"; passed over: {', '.join(choice.passed_over)}"
@@ -167,7 +195,9 @@ def _account(choice: _Choice, text: Passes) -> str:
     return printable(line)
 
 
-def _split(ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float) -> tuple[Split, Split]:
+def _split(
+    ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float
+) -> tuple[Split, Split]:
     """The last `fraction` of each file to validate on, rounded up, the rest to train on."""
     cuts = [start + int((end - start) * (1 - fraction)) for start, end in files]
     train = tuple((start, cut) for (start, _), cut in zip(files, cuts, strict=True))
@@ -175,9 +205,14 @@ def _split(ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float) -
     return Split(ids, train), Split(ids, val)
 
 
-def _tokenizer_for(counts: Counter[str], place: Path, min_count: int, vocabulary: str | None) -> CharTokenizer:
+def _tokenizer_for(
+    counts: Counter[str], place: Path, min_count: int, vocabulary: str | None
+) -> CharTokenizer:
     if not counts:
-        raise DataError(f"{printable(place)}: 0 characters; need at least 10 * block_size + 1; take a longer text")
+        raise DataError(
+            f"{printable(place)}: 0 characters; need at least 10 * block_size + 1; take a longer "
+            f"text"
+        )
     own = {character for character, count in counts.items() if count >= min_count}
     own |= {FOLDED} if len(own) < len(counts) else set()
     if len(own) == 1:
@@ -190,7 +225,9 @@ def _tokenizer_for(counts: Counter[str], place: Path, min_count: int, vocabulary
     missing = sorted(own - set(vocabulary))
     if missing and not (min_count > 1 and FOLDED in vocabulary):
         raise CheckpointError(
-            f"{printable(place)}: {len(missing)} of its characters are not in the checkpoint's vocabulary: "
-            f"{few(map(named, missing))}; leave them out of the text, or start without the checkpoint"
+            f"{printable(place)}: {len(missing)} of its characters are not in the checkpoint's "
+            f"vocabulary: "
+            f"{few(map(named, missing))}; leave them out of the text, or start without the "
+            f"checkpoint"
         )
     return CharTokenizer(vocabulary)

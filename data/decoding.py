@@ -1,4 +1,6 @@
-"""From bytes to characters, a piece at a time: the byte order mark, the encoding, the ends of lines."""
+"""From bytes to characters, a piece at a time: the byte order mark, the encoding, the ends of
+lines.
+"""
 
 import codecs
 from collections.abc import Callable, Iterator
@@ -24,20 +26,30 @@ def mark_of(file: File) -> bytes:
     return next(filter(file.head.startswith, _MARKS), b"")
 
 
-def decoded(file: File, encoding: str, newlines: str, read: Callable[[int], object]) -> Iterator[str]:
-    """The characters of `file` without its byte order mark, in pieces none of which ends between \\r and \\n.
+def decoded(
+    file: File, encoding: str, newlines: str, read: Callable[[int], object]
+) -> Iterator[str]:
+    """The characters of `file` without its byte order mark, in pieces none of which ends between
+    \\r and \\n.
 
-    A mark tells the encoding; without one it is `encoding`. With `newlines` "unix" every \\r\\n and \\r is a \\n.
-    `read` hears how many bytes were read. Raises DataError, with byte and line, for bytes that are no text.
+    A mark tells the encoding; without one it is `encoding`. With `newlines` "unix" every \\r\\n and
+    \\r is a \\n. `read` hears how many bytes were read. Raises DataError, with byte and line, for
+    bytes that are no text.
     """
     mark = mark_of(file)
-    if not mark and codecs.lookup(encoding).name == "utf-8" and (order := _order_of_utf16(file.head)):
+    if (
+        not mark
+        and codecs.lookup(encoding).name == "utf-8"
+        and (order := _order_of_utf16(file.head))
+    ):
         raise DataError(
             f"{printable(file.path)}: looks like UTF-16 without a byte order mark; {_ALLOWED}; "
             f"set data.encoding=utf-16-{order}, {_CONVERT}"
         )
     encoding = _MARKS.get(mark, encoding)
-    decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=newlines == "unix")
+    decoder = IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder(encoding)(), translate=newlines == "unix"
+    )
     skip, before = len(mark), 0
     for chunk in chain(file.chunks(), [b""]):
         try:
@@ -46,7 +58,8 @@ def decoded(file: File, encoding: str, newlines: str, read: Callable[[int], obje
             place = before + len(chunk) - len(error.object) + error.start
             line = _line(file, encoding, place)
             raise DataError(
-                f"{printable(file.path)}: not {encoding.upper()} at byte {place} (line {line}); {_ALLOWED}; "
+                f"{printable(file.path)}: not {encoding.upper()} at byte {place} (line {line}); "
+                f"{_ALLOWED}; "
                 f"set data.encoding to what it is, {_CONVERT}"
             ) from error
         skip, before = max(0, skip - len(chunk)), before + len(chunk)

@@ -1,7 +1,7 @@
 """One text from an https address: whole and verified, or not at all.
 
-What may hang (looking up the name, connecting, reading) happens in a thread of its own; whoever waits for it stops
-waiting at a deadline, whatever the thread is stuck in.
+What may hang (looking up the name, connecting, reading) happens in a thread of its own; whoever
+waits for it stops waiting at a deadline, whatever the thread is stuck in.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ from tqdm import tqdm
 from configs.errors import printable
 from data.cache import store
 
-PATIENCE = 9.0  # seconds in which something must come: from the start to the first byte, then from byte to byte
+# seconds in which something must come: from the start to the first byte, then from byte to byte
+PATIENCE = 9.0
 LIMIT = 300.0  # seconds for a whole download that does make progress
 CAP = 100_000_000  # bytes
 
@@ -29,11 +30,13 @@ class Unavailable(Exception):
 
 
 def download(url: str, sha256: str, target: Path, say: Callable[[str], None]) -> None:
-    """Store what `url` holds at `target`, if its SHA-256 is `sha256`; a bar on the terminal shows progress.
+    """Store what `url` holds at `target`, if its SHA-256 is `sha256`; a bar on the terminal shows
+    progress.
 
-    Only https is spoken, after redirects too. Without a network this gives up within PATIENCE seconds, name
-    look-up included; with one that makes progress, after LIMIT seconds or CAP bytes. Until the text is complete and
-    verified nothing is written, and `target` appears in one step. Raises Unavailable; `say` hears of a wrong digest.
+    Only https is spoken, after redirects too. Without a network this gives up within PATIENCE
+    seconds, name look-up included; with one that makes progress, after LIMIT seconds or CAP bytes.
+    Until the text is complete and verified nothing is written, and `target` appears in one step.
+    Raises Unavailable; `say` hears of a wrong digest.
     """
     content = bytearray()
     with tqdm(desc=target.parent.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
@@ -42,7 +45,11 @@ def download(url: str, sha256: str, target: Path, say: Callable[[str], None]) ->
             bar.update(len(chunk))
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        say(printable(f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}"))
+        say(
+            printable(
+                f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}"
+            )
+        )
         raise Unavailable("wrong SHA-256")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +76,9 @@ def _arriving(url: str) -> Iterator[bytes]:
 
 
 def _fetch(url: str, arrivals: SimpleQueue) -> None:
-    """Put the content of `url` into `arrivals` piece by piece, then b"" or the exception that ended it."""
+    """Put the content of `url` into `arrivals` piece by piece, then b"" or the exception that ended
+    it.
+    """
     end, left = time.monotonic() + LIMIT, CAP
     try:
         with build_opener(_HttpsOnly).open(url, timeout=PATIENCE) as response:

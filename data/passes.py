@@ -1,8 +1,10 @@
-"""A text of any size, in two passes that hold a piece of it at a time: one counts its characters, one encodes them.
+"""A text of any size, in two passes that hold a piece of it at a time: one counts its characters,
+one encodes them.
 
-What they find of a small text stays in memory. Of a large one it is kept in the cache, under a name made of the text's
-SHA-256 and all else that it depends on, so the next run starts without a pass; the ids are read there through a memory
-map. Every pass checks that SHA-256 again, so nothing is ever kept of a text that changed meanwhile.
+What they find of a small text stays in memory. Of a large one it is kept in the cache, under a name
+made of the text's SHA-256 and all else that it depends on, so the next run starts without a pass;
+the ids are read there through a memory map. Every pass checks that SHA-256 again, so nothing is
+ever kept of a text that changed meanwhile.
 """
 
 import hashlib
@@ -23,13 +25,17 @@ from data.decoding import decoded, mark_of
 from data.sources import Text
 from data.tokenizer import CharTokenizer, code_points
 
-LARGE = 2**25  # bytes of a text from which on the cache is used; below, both passes take a fraction of a second
+LARGE = (
+    2**25
+)  # bytes of a text from which on the cache is used; below, both passes take a fraction of a second
 FORMAT = "1"  # of what is kept
 
 
 @dataclass(frozen=True)
 class Census:
-    """How often each character occurs in a text, the characters of each file, and the lines that end in \\r\\n."""
+    """How often each character occurs in a text, the characters of each file, and the lines that
+    end in \\r\\n.
+    """
 
     counts: dict[str, int]
     lengths: list[int]
@@ -38,7 +44,9 @@ class Census:
 
 @dataclass(frozen=True)
 class Passes:
-    """A text and how its bytes are read: `encoding` and `newlines` as `data.decoding.decoded` takes them."""
+    """A text and how its bytes are read: `encoding` and `newlines` as `data.decoding.decoded` takes
+    them.
+    """
 
     text: Text
     encoding: str = "utf-8"
@@ -68,14 +76,18 @@ class Passes:
         return census
 
     def ids(self, tokenizer: CharTokenizer, fold: bool) -> np.ndarray:
-        """The ids of all files, one after the other, as `CharTokenizer.encode` gives them; not to be written to."""
+        """The ids of all files, one after the other, as `CharTokenizer.encode` gives them; not to
+        be written to.
+        """
         if not self.is_large:
             memory = BytesIO()
             self._encode(tokenizer, fold, memory)
             return np.frombuffer(memory.getvalue(), tokenizer.dtype)
         name = f"{self._key(tokenizer.vocabulary)}.ids"
         size = sum(self.census.lengths) * tokenizer.dtype.itemsize
-        path = cache.recall(name, size) or cache.keep(name, size, lambda file: self._encode(tokenizer, fold, file))
+        path = cache.recall(name, size) or cache.keep(
+            name, size, lambda file: self._encode(tokenizer, fold, file)
+        )
         return np.asarray(np.memmap(path, tokenizer.dtype, mode="r"))
 
     def _key(self, *more: str) -> str:
@@ -92,18 +104,30 @@ class Passes:
             crlf += piece.count("\r\n")
         if counts[0xD800:0xE000].any():
             raise DataError(
-                f"{printable(self.text.place)}: holds halves of surrogate pairs, which {self.encoding.upper()} can "
+                f"{printable(self.text.place)}: holds halves of surrogate pairs, which "
+                f"{self.encoding.upper()} can "
                 "write and no text may hold; convert it: iconv -f ENCODING -t UTF-8"
             )
-        return Census({chr(code): int(counts[code]) for code in np.flatnonzero(counts)}, lengths, crlf)
+        return Census(
+            {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}, lengths, crlf
+        )
 
     def _encode(self, tokenizer: CharTokenizer, fold: bool, file: BinaryIO) -> None:
         for _, piece in self._pieces("encoding"):
             file.write(tokenizer.encode(piece, fold))
 
     def _pieces(self, doing: str) -> Iterator[tuple[int, str]]:
-        """Each piece of the text with the number of its file; a bar on the terminal where that takes over a second."""
-        words = {"desc": doing, "unit": "B", "unit_scale": True, "leave": False, "delay": 1, "disable": None}
+        """Each piece of the text with the number of its file; a bar on the terminal where that
+        takes over a second.
+        """
+        words = {
+            "desc": doing,
+            "unit": "B",
+            "unit_scale": True,
+            "leave": False,
+            "delay": 1,
+            "disable": None,
+        }
         with tqdm(total=self.text.size, **words) as bar:
             for number, file in enumerate(self.text.files):
                 for piece in decoded(file, self.encoding, self.newlines, bar.update):

@@ -1,4 +1,6 @@
-"""What was found in a text, in lines for people; and whether a model is of the right size for it."""
+"""What was found in a text, in lines for people; and whether a model is of the right size
+for it.
+"""
 
 import unicodedata
 from collections import Counter
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from data.corpus import Split
 
 PIECE = 2**20  # ids that are counted at a time
-PRESETS = (  # of configs/mytext.yaml: up to so many characters of text, models of so many parameters fit
+# of configs/mytext.yaml: up to so many characters of text, models of so many parameters fit
+PRESETS = (
     ("up to 100 KB", 1e5, (0, 1.2e6)),
     ("up to 2 MB", 2e6, (3e5, 1.2e7)),
     ("up to 50 MB", 5e7, (2e6, 5e7)),
@@ -24,8 +27,12 @@ PRESETS = (  # of configs/mytext.yaml: up to so many characters of text, models 
 )
 
 
-def report(texts: Sequence[Passes], tokenizer: CharTokenizer, train: "Split", val: "Split") -> list[str]:
-    """What a person wants to know of a text before it is learnt from; what is unusual about it comes first."""
+def report(
+    texts: Sequence[Passes], tokenizer: CharTokenizer, train: "Split", val: "Split"
+) -> list[str]:
+    """What a person wants to know of a text before it is learnt from; what is unusual about it
+    comes first.
+    """
     counts, total = counts_of(texts), len(train) + len(val)
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
     vocabulary = tokenizer.vocabulary
@@ -33,7 +40,8 @@ def report(texts: Sequence[Passes], tokenizer: CharTokenizer, train: "Split", va
         *(f"note: {printable(note)}" for note in _notes(texts, counts, vocabulary, val)),
         f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
         f"{len(val):,} to validate on ({len(val) / total:.1%})",
-        f"vocabulary  {len(vocabulary):,} characters: {printable(vocabulary[:100])}{'...' * (len(vocabulary) > 100)}",
+        f"vocabulary  {len(vocabulary):,} characters: "
+        f"{printable(vocabulary[:100])}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{named(c)} {_times(counts[c])}' for c in rarest)}",
     ]
 
@@ -48,9 +56,14 @@ def fitting(parameters: int, characters: int) -> str | None:
     preset, _, (low, high) = next(each for each in PRESETS if characters <= each[1])
     if low <= parameters <= high:
         return None
-    fault, result = ("many", "learns it by heart") if parameters > high else ("few", "learns less than there is")
+    fault, result = (
+        ("many", "learns it by heart")
+        if parameters > high
+        else ("few", "learns less than there is")
+    )
     return (
-        f"note: {parameters:,} parameters are {fault} for {characters:,} characters: such a model {result}; "
+        f"note: {parameters:,} parameters are {fault} for {characters:,} characters: such a model "
+        f"{result}; "
         f'the preset "{preset}" of configs/mytext.yaml fits'
     )
 
@@ -61,20 +74,29 @@ def few(things: Iterable[str]) -> str:
     return ", ".join(first) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def _notes(texts: Sequence[Passes], counts: Counter[str], vocabulary: str, val: "Split") -> Iterator[str]:
+def _notes(
+    texts: Sequence[Passes], counts: Counter[str], vocabulary: str, val: "Split"
+) -> Iterator[str]:
     """What is unusual about a text and no error."""
     if marked := sum(text.marked for text in texts):
         yield f"a byte order mark begins {marked:,} file(s) and is left out"
     if crlf := sum(text.census.crlf for text in texts):
-        yield f"{crlf:,} lines end in \\r\\n, which is kept exactly; data.newlines=unix makes it \\n"
+        yield (
+            f"{crlf:,} lines end in \\r\\n, which is kept exactly; data.newlines=unix makes it \\n"
+        )
     if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n\r"]:
-        yield f"control characters are kept: {few(f'U+{ord(c):04X} {_times(counts[c])}' for c in sorted(controls))}"
+        shown = few(f"U+{ord(c):04X} {_times(counts[c])}" for c in sorted(controls))
+        yield f"control characters are kept: {shown}"
     if folded := sorted(counts.keys() - set(vocabulary)):
         times = _times(sum(counts[c] for c in folded))
-        yield f"{len(folded):,} rare characters, {times} in all, are read as {named(FOLDED)}: {few(map(named, folded))}"
+        yield (
+            f"{len(folded):,} rare characters, {times} in all, are read as {named(FOLDED)}: "
+            f"{few(map(named, folded))}"
+        )
     if unseen := _unseen(counts, vocabulary, val):
         yield (
-            f"{len(unseen):,} characters of the validation text, {_times(sum(unseen.values()))} in all, are not in the "
+            f"{len(unseen):,} characters of the validation text, {_times(sum(unseen.values()))} in "
+            f"all, are not in the "
             f"training text: {few(map(named, unseen))}"
         )
     if any(text.is_large for text in texts):

@@ -1,8 +1,8 @@
 """Where a text may lie, and the files that are found there.
 
-A source is what stands in `data.sources`: a file, a folder, a pattern, or an address with the SHA-256 of what it holds.
-One that is missing is passed over; one that is there but cannot be read is an error, because nobody wants to learn from
-another text than the one named.
+A source is what stands in `data.sources`: a file, a folder, a pattern, or an address with the
+SHA-256 of what it holds. One that is missing is passed over; one that is there but cannot be read
+is an error, because nobody wants to learn from another text than the one named.
 """
 
 import glob
@@ -21,12 +21,16 @@ from data.download import Unavailable, download
 
 CHUNK = 2**18  # bytes that are read at a time: what is made of them stays in a processor's cache
 HEAD = 4096  # bytes by which an encoding is told
-_ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
 class Source:
-    """One alternative: where its text lies, and where it can be had if it does not lie there yet."""
+    """One alternative: where its text lies, and where it can be had if it does not lie
+    there yet.
+    """
 
     label: str
     path: Path
@@ -45,19 +49,25 @@ class Source:
                 "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; or give the path of a file"
             )
         if not source or "\0" in source:
-            raise ConfigError("data.sources: an empty name, or one with a NUL; give a file, a folder or an address")
+            raise ConfigError(
+                "data.sources: an empty name, or one with a NUL; give a file, a folder or an "
+                "address"
+            )
         return cls(source, Path(source))
 
     @property
     def name(self) -> str:
-        """For people: the folder of an `input.txt`, the pattern, else the file's or folder's own name."""
+        """For people: the folder of an `input.txt`, the pattern, else the file's or folder's own
+        name.
+        """
         if _is_pattern(self.path):
             return self.label
         path = self.path.absolute()
         return path.parent.name if path.name == "input.txt" else path.name
 
     def find(self, wanted: str | None, say: Callable[[str], None]) -> "Text":
-        """The text of this source, downloaded if need be; only one with the SHA-256 `wanted`, if that is given.
+        """The text of this source, downloaded if need be; only one with the SHA-256 `wanted`, if
+        that is given.
 
         Raises Unavailable, or DataError for what is there and cannot be read.
         """
@@ -66,7 +76,9 @@ class Source:
         found = next(filter(None, map(_look, self._places())), None)
         if not found:
             if not self.url:
-                raise Unavailable("nothing matches" if _is_pattern(self.path) else "no such file or folder")
+                raise Unavailable(
+                    "nothing matches" if _is_pattern(self.path) else "no such file or folder"
+                )
             download(self.url, self.sha256, self.path, say)
             found = _look(self.path)
         if found.sha256 != (self.sha256 or wanted or found.sha256):
@@ -74,9 +86,14 @@ class Source:
         return found
 
     def guess(self, otherwise: str) -> str:
-        """What may have been meant by a name that is not there: the nearest in its folder, or `otherwise`."""
+        """What may have been meant by a name that is not there: the nearest in its folder, or
+        `otherwise`.
+        """
         try:
-            beside = {name: str(self.path.with_name(name)) for name in sorted(os.listdir(self.path.parent))[:1000]}
+            beside = {
+                name: str(self.path.with_name(name))
+                for name in sorted(os.listdir(self.path.parent))[:1000]
+            }
         except OSError:
             return otherwise
         return printable(did_you_mean(self.path.name, beside, otherwise))
@@ -91,7 +108,9 @@ class Source:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a text as it was found: how long, with which SHA-256 (binary), and how it begins."""
+    """One file of a text as it was found: how long, with which SHA-256 (binary), and how
+    it begins.
+    """
 
     path: Path
     size: int
@@ -99,7 +118,9 @@ class File:
     head: bytes
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes, CHUNK at a time; DataError at their end unless they are those that were found."""
+        """Its bytes, CHUNK at a time; DataError at their end unless they are those that
+        were found.
+        """
         digest = hashlib.sha256()
         with _readable(self.path), open(self.path, "rb") as opened:
             while chunk := opened.read(CHUNK):
@@ -107,7 +128,8 @@ class File:
                 yield chunk
         if digest.digest() != self.digest:
             raise DataError(
-                f"{printable(self.path)}: changed while it was read; a text must stay as it is until training begins; "
+                f"{printable(self.path)}: changed while it was read; a text must stay as it is "
+                f"until training begins; "
                 "try again"
             )
 
@@ -126,12 +148,15 @@ class Text:
 
     @property
     def sha256(self) -> str:
-        """That of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined in order.
+        """That of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined
+        in order.
 
         So it depends on the contents and on where each ends, not on the names.
         """
         digests = [file.digest for file in self.files]
-        return (digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()).hex()
+        return (
+            digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
+        ).hex()
 
 
 @contextmanager
@@ -141,7 +166,8 @@ def _readable(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{printable(error.filename or place)}: cannot be read: {error.strerror}; mend it, or name another source"
+            f"{printable(error.filename or place)}: cannot be read: {error.strerror}; mend it, or "
+            f"name another source"
         ) from error
 
 
@@ -149,7 +175,9 @@ def _look(place: Path) -> Text | None:
     """The text at `place`, a file, a folder or a pattern; None where there is nothing."""
     with _readable(place):
         if _is_pattern(place):
-            matches = map(Path, glob.iglob(str(place), recursive=True))  # ** stands for any number of folders
+            matches = map(
+                Path, glob.iglob(str(place), recursive=True)
+            )  # ** stands for any number of folders
             paths = sorted(path for path in matches if not path.is_dir())
         else:
             try:
@@ -165,18 +193,25 @@ def _is_pattern(path: Path) -> bool:
 
 
 def _text_files(folder: Path) -> list[Path]:
-    files = sorted(f for f in folder.iterdir() if f.suffix.lower() == ".txt" and not f.name.startswith("."))
+    files = sorted(
+        f for f in folder.iterdir() if f.suffix.lower() == ".txt" and not f.name.startswith(".")
+    )
     if not files:
         raise DataError(
-            f"{printable(folder)}: holds no text; a folder's texts are its *.txt files; add one, or give a pattern "
+            f"{printable(folder)}: holds no text; a folder's texts are its *.txt files; add one, "
+            f"or give a pattern "
             "such as 'FOLDER/*.md'"
         )
     return files
 
 
 def _file(path: Path) -> File:
-    if not stat.S_ISREG(path.stat().st_mode):  # asked before opening, which would wait for a pipe's writer
-        raise DataError(f"{printable(path)}: not a regular file; only such can hold a text; copy it to one")
+    if not stat.S_ISREG(
+        path.stat().st_mode
+    ):  # asked before opening, which would wait for a pipe's writer
+        raise DataError(
+            f"{printable(path)}: not a regular file; only such can hold a text; copy it to one"
+        )
     with open(path, "rb") as opened:
         head = opened.read(HEAD)
         opened.seek(0)

@@ -1,10 +1,14 @@
-"""Characters to ids and back: a character's id is its place in the sorted string of all distinct characters."""
+"""Characters to ids and back: a character's id is its place in the sorted string of all distinct
+characters.
+"""
 
 import numpy as np
 
 from configs.errors import UserError, printable
 
-FOLDED = "\ufffd"  # the replacement character: it stands for every character that is too rare to learn
+FOLDED = (
+    "\ufffd"  # the replacement character: it stands for every character that is too rare to learn
+)
 
 
 class UnknownCharacter(UserError):
@@ -14,18 +18,23 @@ class UnknownCharacter(UserError):
 class CharTokenizer:
     """Encodes text as one id per character; `vocabulary`, a string, is its whole state.
 
-    Raises ValueError for a vocabulary that is empty, not sorted by code point, or holds a character twice or
-    half a surrogate pair.
+    Raises ValueError for a vocabulary that is empty, not sorted by code point, or holds a character
+    twice or half a surrogate pair.
     """
 
     def __init__(self, vocabulary: str):
         codes = code_points(vocabulary)
         if not vocabulary or (codes[1:] <= codes[:-1]).any():
-            raise ValueError("a vocabulary is one or more distinct characters, sorted by code point")
+            raise ValueError(
+                "a vocabulary is one or more distinct characters, sorted by code point"
+            )
         self.vocabulary = vocabulary
         self._codes = codes
-        self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest of uint8, 16 and 32 that holds every id
-        # Code point -> id, -1 for no character of ours; the last entry stands for every code point above.
+        self.dtype = np.min_scalar_type(
+            len(codes) - 1
+        )  # the smallest of uint8, 16 and 32 that holds every id
+        # Code point -> id, -1 for no character of ours; the last entry stands for every code point
+        # above.
         self._ids = np.full(int(codes[-1]) + 2, -1, dtype=np.int32)
         self._ids[codes] = np.arange(len(codes))
 
@@ -39,14 +48,17 @@ class CharTokenizer:
 
     @property
     def start(self) -> str:
-        """What a text is begun with where no prompt is given: a newline, else a space, else the first character."""
+        """What a text is begun with where no prompt is given: a newline, else a space, else the
+        first character.
+        """
         return next((c for c in "\n " if c in self.vocabulary), self.vocabulary[0])
 
     def encode(self, text: str, fold: bool = False) -> np.ndarray:
         """One id per character, of `dtype`.
 
-        A character that the vocabulary lacks is that of FOLDED with `fold` (which the vocabulary must hold then);
-        without, the first one raises UnknownCharacter with its place counted from 0.
+        A character that the vocabulary lacks is that of FOLDED with `fold` (which the vocabulary
+        must hold then); without, the first one raises UnknownCharacter with its place counted from
+        0.
         """
         ids = np.take(self._ids, code_points(text, errors="surrogatepass"), mode="clip")
         if ids.size and ids.min() < 0:
@@ -56,7 +68,9 @@ class CharTokenizer:
         return ids.astype(self.dtype)
 
     def decode(self, ids) -> str:
-        """The text of `ids`: a sequence, array or CPU tensor of integers from 0 to len(self) - 1."""
+        """The text of `ids`: a sequence, array or CPU tensor of integers from 0 to
+        len(self) - 1.
+        """
         return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, place: int) -> UnknownCharacter:

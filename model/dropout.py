@@ -1,4 +1,6 @@
-"""Dropout (Srivastava et al. 2014) with fewer random numbers: most of its time on a CPU is spent drawing them."""
+"""Dropout (Srivastava et al. 2014) with fewer random numbers: most of its time on a CPU is spent
+drawing them.
+"""
 
 import torch
 from torch import Tensor
@@ -8,10 +10,12 @@ LEVELS = 2**16
 
 
 def drop(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """`F.dropout`: in training each number is 0 with probability p in [0, 1), or else divided by 1 - p.
+    """`F.dropout`: in training each number is 0 with probability p in [0, 1), or else divided by 1
+    - p.
 
-    On a CPU 16 random bits decide about a number, four from one draw of PyTorch's generator, a fifth of the time of
-    `F.dropout`: p is then the nearest multiple of 2^-16 below 1, and what is kept is scaled for that p.
+    On a CPU 16 random bits decide about a number, four from one draw of PyTorch's generator, a
+    fifth of the time of `F.dropout`: p is then the nearest multiple of 2^-16 below 1, and what is
+    kept is scaled for that p.
     """
     if not training or x.device.type != "cpu" or p == 0.0:
         return F.dropout(x, p, training)

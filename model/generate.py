@@ -1,7 +1,9 @@
-"""Generation: a text's ids in, one id a step out, for a batch of samples that do not know each other.
+"""Generation: a text's ids in, one id a step out, for a batch of samples that do not know each
+other.
 
-What the model sees of a text is a window, whose place depends on the number of characters alone. So a text is the same
-with and without caches, and one that is continued goes on as if it had never stopped.
+What the model sees of a text is a window, whose place depends on the number of characters alone. So
+a text is the same with and without caches, and one that is continued goes on as if it had never
+stopped.
 
 B batch, T characters read now, V vocabulary
 """
@@ -17,11 +19,13 @@ from model.lean import LeanStep
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
-    """Where the model's window begins when the text has `n` characters: 0 as long as all of them fit.
+    """Where the model's window begins when the text has `n` characters: 0 as long as all of them
+    fit.
 
-    After that, `stepped`: at the smallest multiple of half a block that lets the rest fit. The window then moves once
-    in half a block, and what is left in it is read afresh: the cost of a character stays bounded. `exact`: at the last
-    block_size characters, as in nanoGPT. The window then moves, and is read afresh, with every character.
+    After that, `stepped`: at the smallest multiple of half a block that lets the rest fit. The
+    window then moves once in half a block, and what is left in it is read afresh: the cost of a
+    character stays bounded. `exact`: at the last block_size characters, as in nanoGPT. The window
+    then moves, and is read afresh, with every character.
     """
     if window == "exact":
         return max(0, n - block_size)
@@ -30,11 +34,13 @@ def window_start(n: int, block_size: int, window: str = "stepped") -> int:
 
 
 class Sampler:
-    """Chooses the next character of each sample: temperature, then top-k, top-p and min-p, then one draw.
+    """Chooses the next character of each sample: temperature, then top-k, top-p and min-p, then one
+    draw.
 
-    The filters mean what Hugging Face's warpers mean: ties at the k-th logit are all kept, the most likely character
-    always is, and temperature 0 is greedy. Sample i draws from its own stream, a function of (seed, i), one number for
-    each character of its text: it is the same alone or among others, and goes on unchanged when its text is continued.
+    The filters mean what Hugging Face's warpers mean: ties at the k-th logit are all kept, the most
+    likely character always is, and temperature 0 is greedy. Sample i draws from its own stream, a
+    function of (seed, i), one number for each character of its text: it is the same alone or among
+    others, and goes on unchanged when its text is continued.
     """
 
     def __init__(
@@ -60,11 +66,15 @@ class Sampler:
         if self.temperature < 1e-6:
             return logits.argmax(axis=-1)
         cumulative = self.weights(logits).cumsum(axis=-1)
-        shares = np.array([[1.0 - stream.random()] for stream in self.streams])  # never 0, at times 1
+        shares = np.array(
+            [[1.0 - stream.random()] for stream in self.streams]
+        )  # never 0, at times 1
         return (cumulative >= shares * cumulative[:, -1:]).argmax(axis=-1)
 
     def weights(self, logits: np.ndarray) -> np.ndarray:
-        """logits (B, V) -> what the probabilities are proportional to, (B, V) in float64; the largest of a row is 1."""
+        """logits (B, V) -> what the probabilities are proportional to, (B, V) in float64; the
+        largest of a row is 1.
+        """
         logits = logits.astype(np.float64)
         logits -= logits.max(axis=-1, keepdims=True)
         logits /= self.temperature
@@ -86,18 +96,28 @@ class Sampler:
 class Text:
     """A batch of equally long texts that grow, by what is read and by what is drawn.
 
-    Memory is that of one window. `cache` changes the time it takes, and the text by no more than rounding. One sample
-    in float32 on a CPU goes on by `LeanStep`, everything else by `GPT.forward`.
+    Memory is that of one window. `cache` changes the time it takes, and the text by no more than
+    rounding. One sample in float32 on a CPU goes on by `LeanStep`, everything else by
+    `GPT.forward`.
     """
 
-    def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True, window: str = "stepped"):
+    def __init__(
+        self, model: GPT, sampler: Sampler, *, cache: bool = True, window: str = "stepped"
+    ):
         self.model, self.sampler = model.eval(), sampler
         self.cache, self.window = cache, window
         self.length, self.start = 0, 0  # of the whole text; where the window begins in it
-        self.ids = np.empty((len(sampler.streams), 0), np.int64)  # what the window holds: at most block_size characters
+        self.ids = np.empty(
+            (len(sampler.streams), 0), np.int64
+        )  # what the window holds: at most block_size characters
         self.caches = None  # of what was read of the window
         weight = model.token_embedding.weight
-        fits = cache and len(self.ids) == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu"
+        fits = (
+            cache
+            and len(self.ids) == 1
+            and weight.dtype == torch.float32
+            and weight.device.type == "cpu"
+        )
         self.lean = LeanStep(model) if fits else None
 
     def read(self, ids: np.ndarray) -> None:
@@ -106,7 +126,9 @@ class Text:
         self._append(ids)
 
     def draw(self) -> np.ndarray:
-        """Choose the next character of each text, and go on with it: (B,). ValueError for an empty text."""
+        """Choose the next character of each text, and go on with it: (B,). ValueError for an empty
+        text.
+        """
         if self.length == 0:
             raise ValueError("a text needs at least 1 character to go on from")
         ids = self.sampler(self._logits())
@@ -137,9 +159,17 @@ class Text:
 
 
 def generate(
-    model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True, window: str = "stepped"
+    model: GPT,
+    prompt: Tensor,
+    sampler: Sampler,
+    max_new_tokens: int,
+    *,
+    cache: bool = True,
+    window: str = "stepped",
 ) -> Iterator[Tensor]:
-    """Continue `prompt` (B, T) by `max_new_tokens` ids a row, yielded as (B,) one step at a time: a `Text`, drawn."""
+    """Continue `prompt` (B, T) by `max_new_tokens` ids a row, yielded as (B,) one step at a time: a
+    `Text`, drawn.
+    """
     text = Text(model, sampler, cache=cache, window=window)
     text.read(prompt.cpu().numpy())
     for _ in range(max_new_tokens):

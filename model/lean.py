@@ -1,12 +1,13 @@
 """One character of one text, lean: what `GPT.forward` computes with caches and T = 1, in few calls.
 
-`GPT.forward` says what a step is. For a single character its products are a vector times a matrix: there is little to
-compute, and the time goes into calling functions and into reading weights. So whatever can be done once is done once:
+`GPT.forward` says what a step is. For a single character its products are a vector times a matrix:
+there is little to compute, and the time goes into calling functions and into reading weights. So
+whatever can be done once is done once:
 
-- Weights lie as (in, out), q, k and v side by side, with gains and constant factors multiplied in. What is multiplied
-  with them ends in a 1, for which they have one row more: the bias.
-- LayerNorm subtracts the mean. Here everything that is added to the residual stream is centred beforehand, so that the
-  stream's mean is 0 throughout, and what is left of LayerNorm is RMSNorm.
+- Weights lie as (in, out), q, k and v side by side, with gains and constant factors multiplied in.
+  What is multiplied with them ends in a 1, for which they have one row more: the bias.
+- LayerNorm subtracts the mean. Here everything that is added to the residual stream is centred
+  beforehand, so that the stream's mean is 0 throughout, and what is left of LayerNorm is RMSNorm.
 - All results have their memory, which NumPy and PyTorch share: each does what it does sooner.
 
 C n_embd, H n_head, D head size, S characters read so far, V vocabulary
@@ -35,41 +36,78 @@ class LeanStep:
 
     @torch.no_grad()
     def __init__(self, model: GPT):
-        config, rotary, hidden = model.config, model.blocks[0].attention.rotary, model.blocks[0].mlp.up.out_features
+        config, rotary, hidden = (
+            model.config,
+            model.blocks[0].attention.rotary,
+            model.blocks[0].mlp.up.out_features,
+        )
         C, H, D = config.n_embd, config.n_head, config.n_embd // config.n_head
         self.config, self.caches, self.memory = config, None, []
         self.tokens = self._centred(model.token_embedding.weight).numpy()
-        self.shifts = [self._centred(embedding.weight).numpy() for embedding in model.shift_embeddings]
+        self.shifts = [
+            self._centred(embedding.weight).numpy() for embedding in model.shift_embeddings
+        ]
         self.positions = None if rotary else self._centred(model.position_embedding.weight).numpy()
-        self.turns = rotary.turns.repeat(1, 1, 2 * H).numpy() if rotary else None  # cos, sin: (2, positions, 2 C)
+        self.turns = (
+            rotary.turns.repeat(1, 1, 2 * H).numpy() if rotary else None
+        )  # cos, sin: (2, positions, 2 C)
         self.eps, self.tiny = model.norm.eps or TINY, np.array(TINY, np.float32)
-        self.factor, self.zero, self.one = (np.array(n, np.float32) for n in (1, 0, 1))  # sooner than mere numbers
-        self.lengths = np.repeat(np.float32([D**-0.5, 1]), C).reshape(-1, D)  # after QK-norm, over sqrt D
+        self.factor, self.zero, self.one = (
+            np.array(n, np.float32) for n in (1, 0, 1)
+        )  # sooner than mere numbers
+        self.lengths = np.repeat(np.float32([D**-0.5, 1]), C).reshape(
+            -1, D
+        )  # after QK-norm, over sqrt D
         self.mean = np.full((D, D), 1 / D, np.float32)
 
         normal, heads, bent = (torch.ones(n + 1) for n in (C, C, hidden))  # what is multiplied
         z_size = 2 * hidden if config.mlp == "swiglu" else hidden
-        qkv, added, z, logits = (torch.empty(n + -n % PANEL) for n in (3 * C, C, z_size, model.vocab_size))  # products
-        self.stream, self.normal, self.heads = np.empty(C, np.float32), normal.numpy()[:-1], heads.numpy()[:-1]
-        self.heads, self.qkv, self.added = self.heads.reshape(H, 1, D), qkv.numpy()[: 3 * C], added.numpy()[:C]
+        qkv, added, z, logits = (
+            torch.empty(n + -n % PANEL) for n in (3 * C, C, z_size, model.vocab_size)
+        )  # products
+        self.stream, self.normal, self.heads = (
+            np.empty(C, np.float32),
+            normal.numpy()[:-1],
+            heads.numpy()[:-1],
+        )
+        self.heads, self.qkv, self.added = (
+            self.heads.reshape(H, 1, D),
+            qkv.numpy()[: 3 * C],
+            added.numpy()[:C],
+        )
         self.q, self.k, self.v = self.qkv.reshape(3, H, 1, D)
-        self.z, self.bent, self.logits = z.numpy()[:z_size], bent.numpy()[:-1], logits.numpy()[: model.vocab_size]
+        self.z, self.bent, self.logits = (
+            z.numpy()[:z_size],
+            bent.numpy()[:-1],
+            logits.numpy()[: model.vocab_size],
+        )
         self.erf = partial(torch.erf, z[:hidden], out=bent[:-1])  # which NumPy lacks
 
         tasks = []
         for block in model.blocks:
-            tasks += zip((normal, heads, normal, bent), self._affines(block), (qkv, added, z, added), strict=True)
+            tasks += zip(
+                (normal, heads, normal, bent),
+                self._affines(block),
+                (qkv, added, z, added),
+                strict=True,
+            )
         output = after(model.norm, affine(model.output.weight)) / (config.logit_softcap or 1.0)
         large = sum(matrix.numel() for _, matrix, _ in tasks) > LARGE
         *calls, self.output = products([*tasks, (normal, output, logits)], large)
-        self.threads = quickest(calls) if large else 1  # those that help; idle ones only take turns away
+        self.threads = (
+            quickest(calls) if large else 1
+        )  # those that help; idle ones only take turns away
         self.blocks = [calls[i : i + 4] for i in range(0, len(calls), 4)]
 
     def _affines(self, block: Block) -> list[Tensor]:
-        """Those of a block: to q, k and v; from the heads to the stream; into the MLP; out of it."""
+        """Those of a block: to q, k and v; from the heads to the stream; into the MLP; out
+        of it.
+        """
         mlp, projection = block.mlp, block.attention.projection
         heads = [projection.head_weights(h) for h in range(projection.n_head)]
-        q, k, v, *biases = (torch.cat(part) for part in zip(*heads, strict=True))  # three (C, C), three (C,) or none
+        q, k, v, *biases = (
+            torch.cat(part) for part in zip(*heads, strict=True)
+        )  # three (C, C), three (C,) or none
         qkv = affine(torch.cat([q, k, v]), torch.cat(biases) if biases else None)
         output = affine(block.attention.output.weight, block.attention.output.bias)
         up, down = affine(mlp.up.weight, mlp.up.bias), affine(mlp.down.weight, mlp.down.bias)
@@ -80,14 +118,20 @@ class LeanStep:
             down[:-1] /= math.sqrt(2)
         if mlp.kind == "swiglu":  # silu(x) = z (1 + tanh z), where z = x / 2
             up = torch.cat([affine(mlp.gate.weight, mlp.gate.bias) / 2, up], dim=1)
-        return [after(block.norm_1, qkv), self._centred(output), after(block.norm_2, up), self._centred(down)]
+        return [
+            after(block.norm_1, qkv),
+            self._centred(output),
+            after(block.norm_2, up),
+            self._centred(down),
+        ]
 
     def _centred(self, rows: Tensor) -> Tensor:
         """Rows (n, C) as they are added to the stream."""
         return rows - rows.mean(dim=1, keepdim=True) if self.config.norm == "layernorm" else rows
 
     def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
-        """Reads the last of ids (S,), of which `caches` hold the others -> logits (1, V) of what follows.
+        """Reads the last of ids (S,), of which `caches` hold the others -> logits (1, V) of what
+        follows.
 
         The first ones are for `GPT.forward` to read.
         """
@@ -102,7 +146,9 @@ class LeanStep:
             stream += self.positions[position]
         scores = torch.empty(len(self.heads), 1, position + 1)
         weights = scores.numpy()
-        for (project, merge, up, down), (keys, values), cache in zip(self.blocks, self.memory, caches, strict=True):
+        for (project, merge, up, down), (keys, values), cache in zip(
+            self.blocks, self.memory, caches, strict=True
+        ):
             self._normalise()
             project()
             if self.config.qk_norm:
@@ -127,8 +173,12 @@ class LeanStep:
         return softcap * np.tanh(self.logits)[None] if softcap else self.logits[None].copy()
 
     def _normalise(self) -> None:
-        """The stream over the root of its mean square: both norms, without their gains, of what has mean 0."""
-        self.factor[()] = (float(self.stream.dot(self.stream)) / len(self.stream) + self.eps) ** -0.5
+        """The stream over the root of its mean square: both norms, without their gains, of what has
+        mean 0.
+        """
+        self.factor[()] = (
+            float(self.stream.dot(self.stream)) / len(self.stream) + self.eps
+        ) ** -0.5
         np.multiply(self.stream, self.factor, self.normal)
 
     def _normalise_heads(self) -> None:
@@ -166,17 +216,21 @@ def affine(weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def after(norm: nn.Module, matrix: Tensor) -> Tensor:
-    """The affine `matrix` of what comes out of `norm`, with the gains and the bias of `norm` worked in."""
+    """The affine `matrix` of what comes out of `norm`, with the gains and the bias of `norm` worked
+    in.
+    """
     shift = getattr(norm, "bias", None)
     bias = matrix[-1:] if shift is None else matrix[-1:] + shift @ matrix[:-1]
     return torch.cat([norm.weight[:, None] * matrix[:-1], bias])
 
 
 def products(tasks: Sequence[tuple[Tensor, Tensor, Tensor]], large: bool) -> list[Callable]:
-    """For each (x, matrix, y) a call that writes the product of x (in + 1,) and the matrix (in + 1, out) to y.
+    """For each (x, matrix, y) a call that writes the product of x (in + 1,) and the matrix (in + 1,
+    out) to y.
 
-    Of `large` matrices, panels of some columns are laid out in one piece each, to be read straight through, and shared
-    among PyTorch's threads. All lie in one piece of memory, which has larger pages.
+    Of `large` matrices, panels of some columns are laid out in one piece each, to be read straight
+    through, and shared among PyTorch's threads. All lie in one piece of memory, which has larger
+    pages.
     """
     matrices = [panels(matrix) if large else matrix for _, matrix, _ in tasks]
     sizes, calls = [matrix.numel() for matrix in matrices], []
@@ -184,14 +238,18 @@ def products(tasks: Sequence[tuple[Tensor, Tensor, Tensor]], large: bool) -> lis
     for (x, _, y), matrix, place in zip(tasks, matrices, memory, strict=True):
         weight = place.view(matrix.shape).copy_(matrix)
         if large:
-            calls.append(partial(torch.bmm, x.expand(len(weight), 1, -1), weight, out=y.view(-1, 1, PANEL)))
+            calls.append(
+                partial(torch.bmm, x.expand(len(weight), 1, -1), weight, out=y.view(-1, 1, PANEL))
+            )
         else:
             calls.append(partial(x.numpy().dot, weight.numpy(), y.numpy()[: matrix.size(1)]))
     return calls
 
 
 def quickest(calls: Sequence[Callable]) -> int:
-    """With how many of PyTorch's threads the calls take less time here and now: all, or one beside other work."""
+    """With how many of PyTorch's threads the calls take less time here and now: all, or one beside
+    other work.
+    """
     threads = torch.get_num_threads()
     seconds = dict.fromkeys((1, threads), 0.0)  # as many as before come last, and stay
     for count in [*seconds] * 5:
@@ -204,5 +262,7 @@ def quickest(calls: Sequence[Callable]) -> int:
 
 
 def panels(matrix: Tensor) -> Tensor:
-    """(in, out) -> (panels, in, PANEL), with columns of zeros at the end where they do not divide."""
+    """(in, out) -> (panels, in, PANEL), with columns of zeros at the end where they do not
+    divide.
+    """
     return F.pad(matrix, (0, -matrix.size(1) % PANEL)).unflatten(1, (-1, PANEL)).transpose(0, 1)

@@ -26,7 +26,9 @@ class Command:
             env=os.environ | environment,
         )
         if check is not None:
-            assert done.returncode == check, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+            assert done.returncode == check, (
+                f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+            )
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -38,7 +40,9 @@ def run():
 
 @pytest.fixture(scope="session")
 def smoke(run, tmp_path_factory):
-    """The folder of a finished run of configs/smoke.yaml, in float32; what it printed is in printed.txt."""
+    """The folder of a finished run of configs/smoke.yaml, in float32; what it printed is in
+    printed.txt.
+    """
     out = tmp_path_factory.mktemp("runs") / "smoke"
     done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--dtype=float32")
     (out / "printed.txt").write_text(done.stdout)

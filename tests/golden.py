@@ -1,12 +1,13 @@
-"""Recorded training losses: a change that is not meant to alter training must reproduce them bit for bit.
+"""Recorded training losses: a change that is not meant to alter training must reproduce them bit
+for bit.
 
     python -m tests.golden                  compare every run below with its record
     python -m tests.golden NAME ...         compare the named ones
-    python -m tests.golden --record NAME    record anew, after a change that is meant to alter training
+    python -m tests.golden --record NAME    record it again, after a deliberate change of training
 
-In the environment of the record (golden_losses.json names it) the losses must be equal; in another one,
-within TOLERANCE. tests/test_golden.py checks the runs of configs/smoke.yaml; the others take minutes, and
-the one in bfloat16 half an hour on a CPU without bfloat16 instructions.
+In the environment of the record (golden_losses.json names it) the losses must be equal; in another
+one, within TOLERANCE. tests/test_golden.py checks the runs of configs/smoke.yaml; the others take
+minutes, and the one in bfloat16 half an hour on a CPU without bfloat16 instructions.
 """
 
 import json
@@ -30,7 +31,8 @@ RUNS = {
     "smoke": ["configs/smoke.yaml", "--dtype=float32", *HUNDRED],
     **{
         f"smoke {layout}": [
-            "configs/smoke.yaml", "--dtype=float32", "--optimizer=muon", f"--attention={layout}", *TEN,
+            "configs/smoke.yaml", "--dtype=float32", "--optimizer=muon", f"--attention={layout}",
+            *TEN,
         ]
         for layout in LAYOUTS
     },
@@ -63,7 +65,9 @@ def dtype_of(name: str) -> str:
 
 
 def compare(name: str, found: list[float]) -> str:
-    """Raise AssertionError unless `found` are the recorded losses; return a line that says how equal they are."""
+    """Raise AssertionError unless `found` are the recorded losses; return a line that says how
+    equal they are.
+    """
     record = json.loads(RECORD.read_text())[name]
     assert len(found) == len(record["losses"])
     if record["environment"] == environment(name):
@@ -81,8 +85,13 @@ def main(arguments: list[str]) -> None:
         began = time.perf_counter()
         found = losses(name)
         if record:
-            records = json.loads(RECORD.read_text()) | {name: {"environment": environment(name), "losses": found}}
-            RECORD.write_text(json.dumps({each: records[each] for each in RUNS if each in records}, indent=1) + "\n")
+            records = json.loads(RECORD.read_text()) | {
+                name: {"environment": environment(name), "losses": found}
+            }
+            RECORD.write_text(
+                json.dumps({each: records[each] for each in RUNS if each in records}, indent=1)
+                + "\n"
+            )
         print(f"{compare(name, found)}, {time.perf_counter() - began:.0f} s", flush=True)
 
 

@@ -1,5 +1,6 @@
-"""Multi-head attention as the sums over indices that it is, number by number: what every layout and kernel must agree
-with. Slow, and written to be checked by reading. Meant for float64; autograd gives its gradients.
+"""Multi-head attention as the sums over indices that it is, number by number: what every layout and
+kernel must agree with. Slow, and written to be checked by reading. Meant for float64; autograd
+gives its gradients.
 
 b text, h head, t place of a query, s place of a key, d number of a head
 """
@@ -7,10 +8,22 @@ b text, h head, t place of a query, s place of a key, d number of a head
 import math
 
 
-def attention(x, context, value_context, heads, output, *, mask=None, causal=False, qk_norm=False, rotary=False):
+def attention(
+    x,
+    context,
+    value_context,
+    heads,
+    output,
+    *,
+    mask=None,
+    causal=False,
+    qk_norm=False,
+    rotary=False,
+):
     """x (B, T, C), context and value_context (B, S, C) -> y[b][t][number], nested lists.
 
-    heads[h] is Wq, Wk, Wv and maybe bq, bk, bv; output is W and maybe b; `mask` is of any kind that Attention takes.
+    heads[h] is Wq, Wk, Wv and maybe bq, bk, bv; output is W and maybe b; `mask` is of any kind that
+    Attention takes.
     """
 
     def adapted(numbers, place):  # a query or key
@@ -27,7 +40,9 @@ def attention(x, context, value_context, heads, output, *, mask=None, causal=Fal
             v = [linear(value, Wv, bv) for value in value_context[b]]
             extra = [added(mask, b, h, t, s) for s in range(len(k))]
             seen = [s for s in range(len(k)) if extra[s] > -math.inf and not (causal and s > t)]
-            score = {s: sum(q[d] * k[s][d] for d in numbers) / math.sqrt(len(q)) + extra[s] for s in seen}
+            score = {
+                s: sum(q[d] * k[s][d] for d in numbers) / math.sqrt(len(q)) + extra[s] for s in seen
+            }
             total = sum(score[s].exp() for s in seen)
             concatenated += [sum(score[s].exp() / total * v[s][d] for s in seen) for d in numbers]
         return linear(concatenated, *output)
@@ -37,7 +52,10 @@ def attention(x, context, value_context, heads, output, *, mask=None, causal=Fal
 
 def linear(x, W, b=None):
     """W x + b"""
-    return [sum(W[i, j] * x[j] for j in range(len(x))) + (0.0 if b is None else b[i]) for i in range(len(W))]
+    return [
+        sum(W[i, j] * x[j] for j in range(len(x))) + (0.0 if b is None else b[i])
+        for i in range(len(W))
+    ]
 
 
 def added(mask, b, h, t, s):
@@ -45,7 +63,9 @@ def added(mask, b, h, t, s):
     if mask is None:
         return 0.0
     indices = {2: (t, s), 3: (b, t, s), 4: (b, h, t, s)}[mask.dim()]
-    entry = mask[tuple(min(i, size - 1) for i, size in zip(indices, mask.shape, strict=True))].item()
+    entry = mask[
+        tuple(min(i, size - 1) for i, size in zip(indices, mask.shape, strict=True))
+    ].item()
     return {True: 0.0, False: -math.inf}[entry] if isinstance(entry, bool) else entry
 
 
@@ -56,7 +76,9 @@ def normalised(x):
 
 
 def turned(x, place):
-    """x, its pairs (i, i + D/2) turned as points of a plane, each by its own angle for each place of the text."""
+    """x, its pairs (i, i + D/2) turned as points of a plane, each by its own angle for each place
+    of the text.
+    """
     D = len(x)
     half, y = D // 2, list(x)
     for i in range(half):

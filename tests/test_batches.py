@@ -17,7 +17,9 @@ SHAPES = [  # segments' lengths, block_size, batch_size
 
 
 def split_of(lengths):
-    """A split whose id at each place is that place, with a gap of other text between its segments."""
+    """A split whose id at each place is that place, with a gap of other text between its
+    segments.
+    """
     segments, start = [], 5
     for length in lengths:
         segments.append((start, start + length))
@@ -58,7 +60,9 @@ def test_the_permutation_is_one_for_large_sizes(n):
 
 @pytest.mark.parametrize("n", [3, 4, 5])
 def test_every_permutation_of_a_few_windows_occurs_about_equally_often(n):
-    orders = np.stack([permute(np.arange(n, dtype=np.uint64), n, key(1, epoch)) for epoch in range(3000)])
+    orders = np.stack(
+        [permute(np.arange(n, dtype=np.uint64), n, key(1, epoch)) for epoch in range(3000)]
+    )
     _, counts = np.unique(orders, axis=0, return_counts=True)
     possible = np.prod(np.arange(1, n + 1))
     assert len(counts) == possible
@@ -142,7 +146,9 @@ def test_every_prediction_of_a_file_is_visited_in_some_epoch(lengths, block_size
     split = split_of(lengths)
     batches = Batches(split, block_size, batch_size, seed=6)
     visited = np.unique(np.concatenate([batches(step)[1].ravel() for step in range(3000)]))
-    expected = [np.arange(start + 1, end) for start, end in split.segments if end - start > block_size]
+    expected = [
+        np.arange(start + 1, end) for start, end in split.segments if end - start > block_size
+    ]
     assert np.array_equal(visited, np.concatenate(expected))
 
 
@@ -157,7 +163,8 @@ def test_a_batch_depends_on_the_seed_and_the_step_alone():
 
 
 def test_the_batch_order_never_changes():
-    # A run that was saved by an earlier version goes on with the batches that version would have taken.
+    # A run that was saved by an earlier version goes on with the batches that version would have
+    # taken.
     batches = Batches(split_of([1000, 200]), 16, 8, seed=1337)
     assert batches(0)[0][:, 0].tolist() == [684, 1047, 844, 412, 700, 972, 812, 796]
     assert batches(10**6)[0][:, 0].tolist() == [1061, 231, 407, 455, 631, 71, 615, 1093]
@@ -166,7 +173,8 @@ def test_the_batch_order_never_changes():
 def test_batch_size_only_groups_the_one_order():
     split = split_of([1000, 200])
     assert np.array_equal(
-        first_places(Batches(split, 16, 6, seed=9), range(40)), first_places(Batches(split, 16, 8, seed=9), range(30))
+        first_places(Batches(split, 16, 6, seed=9), range(40)),
+        first_places(Batches(split, 16, 8, seed=9), range(30)),
     )
 
 
@@ -175,7 +183,9 @@ def test_ranks_take_slices_of_the_one_batch():
     for step in range(30):
         whole = batches(step)
         for ranks in (1, 2, 3, 4):
-            slices = [batches(step, slice(12 * r // ranks, 12 * (r + 1) // ranks)) for r in range(ranks)]
+            slices = [
+                batches(step, slice(12 * r // ranks, 12 * (r + 1) // ranks)) for r in range(ranks)
+            ]
             for part, together in zip(whole, zip(*slices, strict=True), strict=True):
                 assert np.array_equal(part, np.concatenate(together))
 
@@ -185,8 +195,12 @@ def test_a_mapped_file_gives_the_same_batches(tmp_path):
     split.ids.tofile(tmp_path / "ids")
     mapped = Split(np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r"), split.segments)
     for step in range(30):
-        assert np.array_equal(Batches(mapped, 16, 8, seed=1)(step), Batches(split, 16, 8, seed=1)(step))
-    for there, here in zip(evaluation_windows(mapped, 16, 8), evaluation_windows(split, 16, 8), strict=True):
+        assert np.array_equal(
+            Batches(mapped, 16, 8, seed=1)(step), Batches(split, 16, 8, seed=1)(step)
+        )
+    for there, here in zip(
+        evaluation_windows(mapped, 16, 8), evaluation_windows(split, 16, 8), strict=True
+    ):
         assert type(there[0]) is np.ndarray
         assert np.array_equal(there, here)
 
@@ -217,7 +231,12 @@ def test_evaluation_reads_each_file_in_windows_from_its_beginning_the_longest_fi
 
 def test_evaluation_batches_windows_of_one_length():
     split = split_of([16 * 10 + 1] * 3)
-    assert [x.shape for x, _ in evaluation_windows(split, 16, 8)] == [(8, 16), (8, 16), (8, 16), (6, 16)]
+    assert [x.shape for x, _ in evaluation_windows(split, 16, 8)] == [
+        (8, 16),
+        (8, 16),
+        (8, 16),
+        (6, 16),
+    ]
 
 
 @pytest.mark.parametrize("lengths", [[40, 0, 35], [0, 1, 1, 2, 35], [2]])

@@ -1,4 +1,6 @@
-"""The KV cache: what has been read, kept once, of one batch, dtype and device; and a text may be read in pieces."""
+"""The KV cache: what has been read, kept once, of one batch, dtype and device; and a text may be
+read in pieces.
+"""
 
 import itertools
 
@@ -54,7 +56,11 @@ def test_what_does_not_go_with_what_was_read_is_refused_and_changes_nothing(give
 def test_a_text_read_in_random_chunks_has_the_logits_of_one_pass(layout, kernel, positions):
     size = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 12}
     size |= {"qk_norm": positions == "rope", "token_shifts": 5}
-    model = GPT(ModelConfig(attention=layout, kernel=kernel, positions=positions, **size), 11).double().eval()
+    model = (
+        GPT(ModelConfig(attention=layout, kernel=kernel, positions=positions, **size), 11)
+        .double()
+        .eval()
+    )
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(11, (3, 12), generator=generator)
     with torch.no_grad():
@@ -73,6 +79,11 @@ def test_two_conversations_do_not_hear_each_other():
     with torch.no_grad():
         alone = [model(text) for text in ids]
         caches = [model.new_caches() for _ in ids]
-        turns = [[model(text[:, : t + 1], cache) for text, cache in zip(ids, caches, strict=True)] for t in range(4)]
+        turns = [
+            [model(text[:, : t + 1], cache) for text, cache in zip(ids, caches, strict=True)]
+            for t in range(4)
+        ]
     for i in range(2):
-        assert torch.allclose(torch.cat([turn[i] for turn in turns], dim=1), alone[i], rtol=0, atol=1e-12)
+        assert torch.allclose(
+            torch.cat([turn[i] for turn in turns], dim=1), alone[i], rtol=0, atol=1e-12
+        )

@@ -1,7 +1,9 @@
-"""The catalogue of bad inputs and faults: every row has a test that shows it, or says why it has none.
+"""The catalogue of bad inputs and faults: every row has a test that shows it, or says why it has
+none.
 
-A config, B text, C checkpoint, D sampling, E run. A test is named as pytest does, or by the beginning of that; what is
-left to an issue that is still open says so, and so does what cannot be here.
+A config, B text, C checkpoint, D sampling, E run. A test is named as pytest does, or by the
+beginning of that; what is left to an issue that is still open says so, and so does what cannot be
+here.
 """
 
 import re
@@ -17,7 +19,9 @@ VALUE = "test_config.py::test_a_value_means_what_the_schema_says"
 OPTION = "test_command_line.py::test_a_wrong_argument_of_train_is_answered_in_one_line"
 SAMPLE = "test_command_line.py::test_a_wrong_argument_of_sample_is_answered_in_one_line"
 SPOKEN = "test_sample.py::test_every_row_has_its_exit_code_and_its_line"
-NO_TEXT = "test_data.py::test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows"
+NO_TEXT = (
+    "test_data.py::test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows"
+)
 DOWNLOAD = "test_data.py::test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken"
 FORGED = "test_sealed.py::test_a_forged_file_is_refused_and_nothing_in_it_runs_or_grows"
 SIGNAL = "test_stop.py::test_in_each_phase_a_signal_ends_the_run_and_the_rest_is_as_if_it_had_not"
@@ -101,8 +105,12 @@ CATALOGUE = {
         "test_data.py::test_a_text_too_short_for_any_block_size_is_said_to_be",
         "test_fuzzing.py::test_any_text_is_read_exactly_or_refused_in_one_line",
     ],
-    "B4 long enough to train on, too short to validate": ["test_data.py::test_both_splits_must_hold_a_window"],
-    "B5 one character over and over": ["test_data.py::test_one_distinct_character_is_nothing_to_learn"],
+    "B4 long enough to train on, too short to validate": [
+        "test_data.py::test_both_splits_must_hold_a_window"
+    ],
+    "B5 one character over and over": [
+        "test_data.py::test_one_distinct_character_is_nothing_to_learn"
+    ],
     "B6 not UTF-8": ["test_data.py::test_undecodable_bytes_are_named_with_offset_and_line"],
     "B7 a UTF-8 byte order mark": [
         "test_data.py::test_a_byte_order_mark_tells_the_encoding_and_is_no_text[utf-8-sig]",
@@ -177,16 +185,23 @@ CATALOGUE = {
     "C3 cut short": ["test_sealed.py::test_every_truncation_is_refused"],
     "C4 a flipped bit": ["test_sealed.py::test_every_flipped_bit_is_refused"],
     "C5 another kind of file": ["test_sealed.py::test_a_foreign_file_is_refused"],
-    "C6 another program's checkpoint": ["test_sealed.py::test_another_programs_checkpoint_is_refused"],
+    "C6 another program's checkpoint": [
+        "test_sealed.py::test_another_programs_checkpoint_is_refused"
+    ],
     "C7 a pickle with code in it": [f"{FORGED}[a call]", f"{FORGED}[a large allocation]"],
-    "C8 a zip bomb": [f"{FORGED}[compressed zeros]", "test_sealed.py::test_overlapping_records_are_refused"],
+    "C8 a zip bomb": [
+        f"{FORGED}[compressed zeros]",
+        "test_sealed.py::test_overlapping_records_are_refused",
+    ],
     "C9 a tensor that only claims to be large": [
         f"{WEIGHT}[model-huge]",
         f"{WEIGHT}[model-stride 0]",
         "test_checkpoint.py::test_a_wrong_optimizer_state_is_refused_by_name[a moment of stride 0]",
         "test_checkpoint.py::test_a_small_file_never_makes_a_large_model",
     ],
-    "C10 a newer format": ["test_sealed.py::test_a_newer_format_is_named_before_anything_of_it_is_read"],
+    "C10 a newer format": [
+        "test_sealed.py::test_a_newer_format_is_named_before_anything_of_it_is_read"
+    ],
     "C11 an older format": ["test_checkpoint.py::test_a_file_of_the_first_format_is_read_for_ever"],
     "C12 parts missing, or too many": [
         f"{WEIGHT}[model-missing]",
@@ -207,7 +222,9 @@ CATALOGUE = {
         f"{WEIGHT}[model-int]",
         f"{WEIGHT}[model-complex]",
     ],
-    "C16 saved on a GPU, read on a CPU": ["test_sealed.py::test_a_checkpoint_of_a_gpu_is_read_on_a_cpu"],
+    "C16 saved on a GPU, read on a CPU": [
+        "test_sealed.py::test_a_checkpoint_of_a_gpu_is_read_on_a_cpu"
+    ],
     "C17 saved from a compiled or distributed model": [
         "test_checkpoint.py::test_a_compiled_or_distributed_model_is_saved_as_what_it_wraps"
     ],
@@ -221,16 +238,22 @@ CATALOGUE = {
         "test_sealed.py::test_a_disk_that_fills_at_any_byte_leaves_the_old_file",
         "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[disk]",
     ],
-    "C20 killed during a save": ["test_sealed.py::test_killed_at_any_call_of_a_save_a_run_has_a_whole_file"],
+    "C20 killed during a save": [
+        "test_sealed.py::test_killed_at_any_call_of_a_save_a_run_has_a_whole_file"
+    ],
     "C21 a power cut after a save": [
         "test_sealed.py::test_a_save_syncs_the_file_before_it_is_renamed_and_the_folder_after"
     ],
-    "C22 last.pt missing or damaged": ["test_checkpoint.py::test_a_folder_falls_back_and_says_so_in_one_line"],
+    "C22 last.pt missing or damaged": [
+        "test_checkpoint.py::test_a_folder_falls_back_and_says_so_in_one_line"
+    ],
     "C23 names with control characters or ../": [
         "test_checkpoint.py::test_names_with_control_characters_are_shown_escaped",
         "test_security.py::test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obeyed",
     ],
-    "C24 read while it is replaced": ["test_sealed.py::test_a_reader_beside_a_trainer_sees_only_whole_files"],
+    "C24 read while it is replaced": [
+        "test_sealed.py::test_a_reader_beside_a_trainer_sees_only_whole_files"
+    ],
     # sampling
     "D1 a character that is not in the vocabulary": [
         "test_tokenizer.py::test_the_first_unknown_character_is_named_with_its_place",
@@ -263,7 +286,10 @@ CATALOGUE = {
         "test_generation.py::test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave",
         f"{SPOKEN}[D10-",
     ],
-    "D11 ties at the k-th logit": ["test_generation.py::test_ties_at_the_kth_logit_are_all_kept", f"{SPOKEN}[D11-"],
+    "D11 ties at the k-th logit": [
+        "test_generation.py::test_ties_at_the_kth_logit_are_all_kept",
+        f"{SPOKEN}[D11-",
+    ],
     "D12 lengths that are none, or without end": [
         f"{SAMPLE}[D12-",
         "test_generation.py::test_nothing_more_than_the_prompt_is_an_empty_text",
@@ -310,20 +336,28 @@ CATALOGUE = {
     "E6 out of GPU memory later": [
         "test_faults.py::test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same_windows",
     ],
-    "E7 killed for lack of memory": ["test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[kills]"],
+    "E7 killed for lack of memory": [
+        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[kills]"
+    ],
     "E8 Ctrl-C": [
         f"{SIGNAL}[step-SIGINT",
         "test_stop.py::test_a_signal_sets_a_flag_and_says_so_at_once[SIGINT]",
         "test_stop.py::test_a_signal_finishes_the_step_and_saves_it",
     ],
-    "E9 Ctrl-C twice": ["test_stop.py::test_the_second_ctrl_c_leaves_at_once", f"{SIGNAL}[save-SIGINT twice"],
+    "E9 Ctrl-C twice": [
+        "test_stop.py::test_the_second_ctrl_c_leaves_at_once",
+        f"{SIGNAL}[save-SIGINT twice",
+    ],
     "E10 SIGTERM": [f"{SIGNAL}[step-SIGTERM"],
     "E11 SIGTERM during a save or an evaluation": [
         f"{SIGNAL}[save-SIGTERM",
         f"{SIGNAL}[evaluate-SIGTERM",
         "test_stop.py::test_an_evaluation_is_left_and_made_when_the_run_goes_on",
     ],
-    "E12 SIGHUP": [f"{SIGNAL}[step-SIGHUP", "test_stop.py::test_a_signal_that_nohup_ignores_stays_ignored"],
+    "E12 SIGHUP": [
+        f"{SIGNAL}[step-SIGHUP",
+        "test_stop.py::test_a_signal_that_nohup_ignores_stays_ignored",
+    ],
     "E13 SIGKILL": [
         "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[kills]",
         "test_lock.py::test_the_lock_of_a_killed_process_is_free_at_once",
@@ -365,7 +399,9 @@ CATALOGUE = {
         "test_ranks.py::test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_end",
         "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[ranks]",
     ],
-    "E24 several devices that disagree": ["test_ranks.py::test_what_is_wrong_is_said_once_and_ends_all[changes2-"],
+    "E24 several devices that disagree": [
+        "test_ranks.py::test_what_is_wrong_is_said_once_and_ends_all[changes2-"
+    ],
     "E25 resumed on another number of devices": [
         "test_ranks.py::test_torchrun_passes_sigterm_on_and_one_process_goes_on_with_what_two_have_begun"
     ],

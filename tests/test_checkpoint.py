@@ -1,4 +1,6 @@
-"""A checkpoint is complete in itself, and what is wrong in one is refused by name; a folder falls back, with a word."""
+"""A checkpoint is complete in itself, and what is wrong in one is refused by name; a folder falls
+back, with a word.
+"""
 
 import dataclasses
 import itertools
@@ -33,7 +35,9 @@ def train(model, opts, steps, seed):
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         ids = torch.randint(len(VOCABULARY), (3, 5), generator=generator)
-        torch.nn.functional.cross_entropy(model(ids[:, :4]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+        torch.nn.functional.cross_entropy(
+            model(ids[:, :4]).flatten(0, 1), ids[:, 1:].flatten()
+        ).backward()
         for optimizer in opts:
             optimizer.step()
             optimizer.zero_grad()
@@ -47,7 +51,13 @@ def checkpoint_of(model, opts, config=CONFIG, step=3, ema=None):
         model=model.state_dict(),
         ema=ema,
         optimizers=[optimizer.state_dict() for optimizer in opts],
-        progress={"step": step, "best_loss": float("inf"), "recent": [1.5, 2.5], "told": False, "note": None},
+        progress={
+            "step": step,
+            "best_loss": float("inf"),
+            "recent": [1.5, 2.5],
+            "told": False,
+            "note": None,
+        },
         environment={"torch": "2.13.0", "threads": 1, "compiled": False},
     )
 
@@ -63,15 +73,21 @@ def made(config=CONFIG, step=3, ema=True):
 def refusal(call, *arguments, **options):
     with pytest.raises(CheckpointError) as caught:
         call(*arguments, **options)
-    assert caught.value.exit_code == 4 and "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    assert (
+        caught.value.exit_code == 4
+        and "\n" not in str(caught.value)
+        and "\x1b" not in str(caught.value)
+    )
     return str(caught.value)
 
 
 def same_tensors(a, b):
-    return list(a) == list(b) and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+    return list(a) == list(b) and all(
+        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
+    )
 
 
-# ---------------------------------------------------------------------------------------------- there and back
+# ----------------------------------------------------------------------------------- there and back
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
@@ -101,7 +117,9 @@ def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(config, step, t
     resumed = checkpoints.build_model(saved, ema=False)
     resumed_opts = optimizers.build(resumed, config.train, torch.float32)
     checkpoints.load_optimizers(saved, resumed_opts)
-    assert same_tensors(resumed.state_dict(), saved.model)  # to look at the optimizers moved no weight
+    assert same_tensors(
+        resumed.state_dict(), saved.model
+    )  # to look at the optimizers moved no weight
     assert all(parameter.grad is None for parameter in resumed.parameters())
     train(resumed, resumed_opts, 4, seed=2)
     assert same_tensors(resumed.state_dict(), model.state_dict())
@@ -122,19 +140,31 @@ def test_the_average_is_built_where_it_is_asked_for():
 
 
 def test_every_honest_model_is_built_whatever_its_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "MAX_EXCESS", 0)  # so that the size implied must never be above the real one
+    monkeypatch.setattr(
+        checkpoints, "MAX_EXCESS", 0
+    )  # so that the size implied must never be above the real one
     norms, mlps, sizes = ("layernorm", "rmsnorm"), ("gelu", "swiglu"), (4, 20)
-    for choice in itertools.product(("learned", "rope"), norms, mlps, (False, True), (False, True), sizes):
+    for choice in itertools.product(
+        ("learned", "rope"), norms, mlps, (False, True), (False, True), sizes
+    ):
         names = ("positions", "norm", "mlp", "bias", "tied", "n_embd")
-        model = ModelConfig(n_layer=1, n_head=2, block_size=3, **dict(zip(names, choice, strict=True)))
-        saved = checkpoint_of(GPT(model, len(VOCABULARY)), [], dataclasses.replace(CONFIG, model=model))
+        model = ModelConfig(
+            n_layer=1, n_head=2, block_size=3, **dict(zip(names, choice, strict=True))
+        )
+        saved = checkpoint_of(
+            GPT(model, len(VOCABULARY)), [], dataclasses.replace(CONFIG, model=model)
+        )
         assert same_tensors(checkpoints.build_model(saved, ema=False).state_dict(), saved.model)
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."]
+)
 def test_a_compiled_or_distributed_model_is_saved_as_what_it_wraps(prefix, tmp_path):
     plain = made()
-    wrapped = dataclasses.replace(plain, model={prefix + name: tensor for name, tensor in plain.model.items()})
+    wrapped = dataclasses.replace(
+        plain, model={prefix + name: tensor for name, tensor in plain.model.items()}
+    )
     sealed.write(tmp_path / "last.pt", checkpoints.seal(wrapped))
     assert same_tensors(torch.load(tmp_path / "last.pt", weights_only=True)["model"], plain.model)
 
@@ -148,7 +178,7 @@ def test_a_file_of_the_first_format_is_read_for_ever():
     assert model(torch.arange(4)[None]).norm().item() == pytest.approx(STORED_NORM, rel=1e-5)
 
 
-# ------------------------------------------------------------------------------------------ which file is read
+# ------------------------------------------------------------------------------- which file is read
 
 
 @pytest.fixture
@@ -157,7 +187,9 @@ def run(tmp_path):
     folder = tmp_path / "out" / "plays"
     folder.mkdir(parents=True)
     for step in (1, 2):
-        sealed.write(folder / "last.pt", checkpoints.seal(made(step=step)), previous=folder / "prev.pt")
+        sealed.write(
+            folder / "last.pt", checkpoints.seal(made(step=step)), previous=folder / "prev.pt"
+        )
     sealed.write(folder / "best.pt", checkpoints.seal(made(step=1)))
     return folder
 
@@ -191,7 +223,9 @@ def test_a_folder_falls_back_and_says_so_in_one_line(run, damage, prefer, damage
     if stands_in is None:
         assert note is None
     else:
-        assert note.startswith(f"{run / damaged[0]}: ") and note.endswith(f"; reading {path} instead")
+        assert note.startswith(f"{run / damaged[0]}: ") and note.endswith(
+            f"; reading {path} instead"
+        )
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -202,24 +236,36 @@ def test_a_file_that_was_named_is_read_or_refused_with_the_good_ones_nearby(run,
     DAMAGE[damage](run / "last.pt")
     message = refusal(checkpoints.resolve, run / "last.pt", "last")
     assert message.startswith(f"{run / 'last.pt'}: ")
-    assert message.endswith(f"; good ones nearby, newest first: {run / 'best.pt'}, {run / 'prev.pt'}")
+    assert message.endswith(
+        f"; good ones nearby, newest first: {run / 'best.pt'}, {run / 'prev.pt'}"
+    )
 
 
 def test_where_there_is_nothing_the_good_ones_nearby_are_listed(run, tmp_path):
     empty = tmp_path / "out" / "empty"
     empty.mkdir()
-    for path in (empty, tmp_path / "out" / "typo", tmp_path / "out" / "typo" / "last.pt", tmp_path / "out"):
+    for path in (
+        empty,
+        tmp_path / "out" / "typo",
+        tmp_path / "out" / "typo" / "last.pt",
+        tmp_path / "out",
+    ):
         message = refusal(checkpoints.resolve, path, "last")
         assert message.startswith(str(path)) and "no such file" in message
         assert all(str(run / name) in message for name in ("last.pt", "prev.pt", "best.pt"))
-    assert "there is no good one nearby" in refusal(checkpoints.resolve, tmp_path / "a" / "b" / "c", "last")
+    assert "there is no good one nearby" in refusal(
+        checkpoints.resolve, tmp_path / "a" / "b" / "c", "last"
+    )
 
 
 def test_a_run_whose_files_are_all_damaged_is_refused(run):
     for name in ("last.pt", "prev.pt"):
         (run / name).write_bytes(b"")
     message = refusal(checkpoints.resolve, run, "last")
-    assert f"{run / 'last.pt'}: empty file (interrupted save?); {run / 'prev.pt'}: empty file" in message
+    assert (
+        f"{run / 'last.pt'}: empty file (interrupted save?); {run / 'prev.pt'}: empty file"
+        in message
+    )
     assert message.endswith(f"good ones nearby, newest first: {run / 'best.pt'}")
 
 
@@ -235,7 +281,7 @@ def test_names_with_control_characters_are_shown_escaped(tmp_path):
     assert r"a\nb\x1b[2J" in refusal(checkpoints.build_model, saved, ema=False)
 
 
-# ------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 def payload_of(path):
@@ -243,15 +289,27 @@ def payload_of(path):
 
 
 WRONG_PARTS = {
-    "no config": (lambda p: p.pop("config"), "not a checkpoint of this program, which holds config, vocabulary"),
+    "no config": (
+        lambda p: p.pop("config"),
+        "not a checkpoint of this program, which holds config, vocabulary",
+    ),
     "something more": (lambda p: p.update(other=1), "not a checkpoint of this program"),
-    "config is text": (lambda p: p.update(config="x"), "the config in it is wrong: a config must be a mapping"),
+    "config is text": (
+        lambda p: p.update(config="x"),
+        "the config in it is wrong: a config must be a mapping",
+    ),
     "unknown setting": (
         lambda p: p["config"]["model"].update(n_heads=2),
         "unknown key 'n_heads'; did you mean n_head?",
     ),
-    "wrong setting": (lambda p: p["config"]["model"].update(n_layer=-1), "the config in it is wrong: n_layer must be"),
-    "unknown layout": (lambda p: p["config"]["model"].update(attention="../x"), "attention must be one of"),
+    "wrong setting": (
+        lambda p: p["config"]["model"].update(n_layer=-1),
+        "the config in it is wrong: n_layer must be",
+    ),
+    "unknown layout": (
+        lambda p: p["config"]["model"].update(attention="../x"),
+        "attention must be one of",
+    ),
     "vocabulary is a list": (lambda p: p.update(vocabulary=["a"]), "vocabulary must be text"),
     "vocabulary unsorted": (lambda p: p.update(vocabulary="ba"), "the vocabulary is none: "),
     "vocabulary empty": (lambda p: p.update(vocabulary=""), "the vocabulary is none: "),
@@ -263,10 +321,22 @@ WRONG_PARTS = {
     "no name": (lambda p: p["model"].update({7: torch.zeros(1)}), "model must be tensors by name"),
     "ema is text": (lambda p: p.update(ema="x"), "ema must be a mapping"),
     "optimizers is a mapping": (lambda p: p.update(optimizers={}), "optimizers must be a list"),
-    "progress nested": (lambda p: p["progress"].update(x={}), "progress must be numbers and texts by name"),
-    "progress nested in a list": (lambda p: p["progress"].update(x=[[1]]), "progress must be numbers and texts"),
-    "progress holds a tensor": (lambda p: p["progress"].update(x=torch.ones(1)), "progress must be numbers and texts"),
-    "environment is none": (lambda p: p.update(environment=None), "environment must be a mapping, but is none"),
+    "progress nested": (
+        lambda p: p["progress"].update(x={}),
+        "progress must be numbers and texts by name",
+    ),
+    "progress nested in a list": (
+        lambda p: p["progress"].update(x=[[1]]),
+        "progress must be numbers and texts",
+    ),
+    "progress holds a tensor": (
+        lambda p: p["progress"].update(x=torch.ones(1)),
+        "progress must be numbers and texts",
+    ),
+    "environment is none": (
+        lambda p: p.update(environment=None),
+        "environment must be a mapping, but is none",
+    ),
 }
 
 
@@ -288,7 +358,9 @@ def test_a_sealed_file_with_another_payload_is_refused(payload, tmp_path):
     assert "not a checkpoint of this program" in refusal(checkpoints.load, tmp_path / "last.pt")
 
 
-@pytest.mark.parametrize("value", [np.float64(1.0), np.int64(1), torch.ones(1), torch.__version__, (1,)], ids=type)
+@pytest.mark.parametrize(
+    "value", [np.float64(1.0), np.int64(1), torch.ones(1), torch.__version__, (1,)], ids=type
+)
 def test_only_plain_values_enter_a_checkpoint(value):
     for name in ("progress", "environment"):
         assert f"{name} must be numbers and texts by name" in refusal(
@@ -306,16 +378,34 @@ WRONG_TENSORS = {
         lambda t: t.update({NAME: torch.zeros(8, 32)}),
         f"{NAME} is float32 (8, 32), its config makes float32 (32, 8)",
     ),
-    "flat": (lambda t: t.update({NAME: torch.zeros(256)}), f"{NAME} is float32 (256,), its config makes"),
-    "int": (lambda t: t.update({NAME: t[NAME].long()}), f"{NAME} is int64 (32, 8), its config makes float32 (32, 8)"),
+    "flat": (
+        lambda t: t.update({NAME: torch.zeros(256)}),
+        f"{NAME} is float32 (256,), its config makes",
+    ),
+    "int": (
+        lambda t: t.update({NAME: t[NAME].long()}),
+        f"{NAME} is int64 (32, 8), its config makes float32 (32, 8)",
+    ),
     "double": (lambda t: t.update({NAME: t[NAME].double()}), f"{NAME} is float64 (32, 8)"),
     "half": (lambda t: t.update({NAME: t[NAME].bfloat16()}), f"{NAME} is bfloat16 (32, 8)"),
     "complex": (lambda t: t.update({NAME: t[NAME].cfloat()}), f"{NAME} is complex64 (32, 8)"),
-    "stride 0": (lambda t: t.update({NAME: torch.zeros(1, 1).expand(32, 8)}), f"{NAME} is float32 (32, 8), not dense"),
-    "a view": (lambda t: t.update({NAME: torch.zeros(33, 8)[1:]}), f"{NAME} is float32 (32, 8), not dense"),
-    "huge": (lambda t: t.update({NAME: torch.zeros(1, 1).expand(10**6, 10**6)}), "(1000000, 1000000), not dense"),
+    "stride 0": (
+        lambda t: t.update({NAME: torch.zeros(1, 1).expand(32, 8)}),
+        f"{NAME} is float32 (32, 8), not dense",
+    ),
+    "a view": (
+        lambda t: t.update({NAME: torch.zeros(33, 8)[1:]}),
+        f"{NAME} is float32 (32, 8), not dense",
+    ),
+    "huge": (
+        lambda t: t.update({NAME: torch.zeros(1, 1).expand(10**6, 10**6)}),
+        "(1000000, 1000000), not dense",
+    ),
     "NaN": (lambda t: t[NAME][3, 4].fill_(float("nan")), f"numbers that are not finite in {NAME}"),
-    "infinite": (lambda t: t[NAME][0, 0].fill_(float("-inf")), f"numbers that are not finite in {NAME}"),
+    "infinite": (
+        lambda t: t[NAME][0, 0].fill_(float("-inf")),
+        f"numbers that are not finite in {NAME}",
+    ),
 }
 
 
@@ -332,11 +422,17 @@ def test_a_wrong_weight_is_refused_by_name(case, part):
 
 def test_a_config_that_differs_from_the_weights_is_refused_with_the_difference(tmp_path):
     for changes, words in {
-        ("n_embd", 16): "token_embedding.weight is float32 (5, 8), its config makes float32 (5, 16)",
+        (
+            "n_embd",
+            16,
+        ): "token_embedding.weight is float32 (5, 8), its config makes float32 (5, 16)",
         ("n_embd", 4): "token_embedding.weight is float32 (5, 8), its config makes float32 (5, 4)",
         ("n_layer", 3): "missing: blocks.2.norm_1.weight",
         ("n_layer", 1): "unknown: blocks.1.norm_1.weight",
-        ("block_size", 9): "position_embedding.weight is float32 (4, 8), its config makes float32 (9, 8)",
+        (
+            "block_size",
+            9,
+        ): "position_embedding.weight is float32 (4, 8), its config makes float32 (9, 8)",
         ("attention", "separate"): "unknown: blocks.0.attention",
     }.items():
         model = dataclasses.replace(CONFIG.model, **dict([changes]))
@@ -370,33 +466,68 @@ def first(state):
 
 
 WRONG_STATES = {
-    "no mapping": (lambda o: o.__setitem__(0, [1]), "optimizer 0: it is no state of the parameters"),
+    "no mapping": (
+        lambda o: o.__setitem__(0, [1]),
+        "optimizer 0: it is no state of the parameters",
+    ),
     "no state": (lambda o: o[0].pop("state"), "optimizer 0: it is no state of the parameters"),
     "state is a list": (lambda o: o[0].update(state=[]), "it is no state of the parameters"),
-    "state of a text": (lambda o: o[0]["state"].update({0: "x"}), "it is no state of the parameters"),
-    "state by text": (lambda o: o[0]["state"].update({"0": o[0]["state"].pop(0)}), "it is no state of the parameters"),
-    "groups are text": (lambda o: o[0].update(param_groups="x"), "it is no state of the parameters"),
-    "a group is text": (lambda o: o[0].update(param_groups=["x"] * 2), "it is no state of the parameters"),
+    "state of a text": (
+        lambda o: o[0]["state"].update({0: "x"}),
+        "it is no state of the parameters",
+    ),
+    "state by text": (
+        lambda o: o[0]["state"].update({"0": o[0]["state"].pop(0)}),
+        "it is no state of the parameters",
+    ),
+    "groups are text": (
+        lambda o: o[0].update(param_groups="x"),
+        "it is no state of the parameters",
+    ),
+    "a group is text": (
+        lambda o: o[0].update(param_groups=["x"] * 2),
+        "it is no state of the parameters",
+    ),
     "a group less": (lambda o: o[0]["param_groups"].pop(), "it is no state of the parameters"),
-    "another order": (lambda o: o[0]["param_groups"][0]["params"].reverse(), "it is no state of the parameters"),
+    "another order": (
+        lambda o: o[0]["param_groups"][0]["params"].reverse(),
+        "it is no state of the parameters",
+    ),
     "no optimizer": (list.clear, "it has 0 optimizers, its config makes 1"),
     "one more": (lambda o: o.append(o[0]), "it has 2 optimizers, its config makes 1"),
     "emptied": (lambda o: o[0]["state"].clear(), "more; unknown: none"),
-    "a parameter less": (lambda o: o[0]["state"].pop(2), "missing: 2.step, 2.exp_avg, 2.exp_avg_sq; unknown: none"),
-    "a parameter more": (lambda o: o[0]["state"].update({99: {"step": torch.ones(())}}), "unknown: 99.step"),
+    "a parameter less": (
+        lambda o: o[0]["state"].pop(2),
+        "missing: 2.step, 2.exp_avg, 2.exp_avg_sq; unknown: none",
+    ),
+    "a parameter more": (
+        lambda o: o[0]["state"].update({99: {"step": torch.ones(())}}),
+        "unknown: 99.step",
+    ),
     "a moment less": (lambda o: first(o[0]).pop("exp_avg"), "missing: 0.exp_avg; unknown: none"),
     "a moment more": (lambda o: first(o[0]).update(x=torch.ones(())), "unknown: 0.x"),
     "a moment turned": (
         lambda o: first(o[0]).update(exp_avg=first(o[0])["exp_avg"].T.contiguous()),
         "0.exp_avg is float32",
     ),
-    "a moment of int": (lambda o: first(o[0]).update(exp_avg=first(o[0])["exp_avg"].int()), "0.exp_avg is int32"),
+    "a moment of int": (
+        lambda o: first(o[0]).update(exp_avg=first(o[0])["exp_avg"].int()),
+        "0.exp_avg is int32",
+    ),
     "a moment of stride 0": (
-        lambda o: first(o[0]).update(exp_avg=torch.zeros(1, 1).expand(first(o[0])["exp_avg"].shape)),
+        lambda o: first(o[0]).update(
+            exp_avg=torch.zeros(1, 1).expand(first(o[0])["exp_avg"].shape)
+        ),
         "not dense, its config makes float32",
     ),
-    "no tensor": (lambda o: first(o[0]).update(step=3), "0.step is a int, its config makes float32 ()"),
-    "NaN": (lambda o: first(o[0])["exp_avg_sq"].view(-1)[0].fill_(float("nan")), "not finite in 0.exp_avg_sq"),
+    "no tensor": (
+        lambda o: first(o[0]).update(step=3),
+        "0.step is a int, its config makes float32 ()",
+    ),
+    "NaN": (
+        lambda o: first(o[0])["exp_avg_sq"].view(-1)[0].fill_(float("nan")),
+        "not finite in 0.exp_avg_sq",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Command lines: every setting is an option, every mistake is answered in one line, and --help shows them all."""
+"""Command lines: every setting is an option, every mistake is answered in one line, and --help
+shows them all.
+"""
 
 import re
 import subprocess
@@ -58,7 +60,11 @@ TRAIN = [  # row of test_catalogue.py, arguments after the config, what the answ
     ("A16", ["--out_dir="], ["must be text", "''"]),
     ("A17", ["--dropout=nan"], ["'nan' is not finite"]),
     ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 1000], but is -1"]),
-    ("A19", ["--n_embd=384", "--n_head=5"], ["n_embd 384 is not divisible by n_head 5; nearest: 6, 4"]),
+    (
+        "A19",
+        ["--n_embd=384", "--n_head=5"],
+        ["n_embd 384 is not divisible by n_head 5; nearest: 6, 4"],
+    ),
     ("A30", ["--sources=[&a x, *a]"], ["--sources: ", "aliases are not supported"]),
     ("A31", ["--seed=" + "9" * 5000], ["more than 40 characters"]),
     ("A31", ["--seed=1\n"], ["'1\\n' is not a plain number"]),
@@ -67,12 +73,20 @@ TRAIN = [  # row of test_catalogue.py, arguments after the config, what the answ
     ("A33", ["--allow-data-change"], ["give --resume with it"]),
     ("B8", ["--data.encoding=utf8x"], ["encoding: 'utf8x' cannot be", "gb18030"]),
     ("B8", ["--data.encoding=hex"], ["encoding: 'hex' cannot be"]),
-    ("B8", ["--data.encoding=utf-16"], ["encoding: 'utf-16' cannot be", "utf-16-le", "a file with a mark needs none"]),
+    (
+        "B8",
+        ["--data.encoding=utf-16"],
+        ["encoding: 'utf-16' cannot be", "utf-16-le", "a file with a mark needs none"],
+    ),
     ("A33", ["--resume=out/a", "--init_from=b.pt"], ["--resume and --init_from contradict"]),
     ("A33", ["--sources=http://example.org/a.txt"], ["'http://example.org/a.txt'", "https://"]),
     ("A33", ["--sources=[" + "a," * 9_994 + "a]"], ["--sources: ", "too long for a config"]),
     ("-", ["--sources=[a"], ["--sources: ", "brackets"]),
-    ("-", ["--resume", "out/a"], ["one config file", "'out/a'", "--resume=PATH"]),  # --resume never swallows a word
+    (
+        "-",
+        ["--resume", "out/a"],
+        ["one config file", "'out/a'", "--resume=PATH"],
+    ),  # --resume never swallows a word
     ("-", ["--compile", "false"], ["takes one config file", "'false'"]),
     ("-", ["--out_dir=\udcff"], ["'--out_dir=\\udcff' is not UTF-8"]),
     ("-", ["\udcff"], ["'\\udcff' is not UTF-8"]),
@@ -179,10 +193,17 @@ def typos(name):
         yield before + after[:1] + letter + after[1:]
 
 
-TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}  # each one letter from the other
+TWINS = {
+    "top_k": "top_p",
+    "top_p": "top_k",
+    "beta1": "beta2",
+    "beta2": "beta1",
+}  # each one letter from the other
 
 
-@pytest.mark.parametrize("load_arguments, sections", [(load, (Actions, Config)), (load_sample, (SampleConfig,))])
+@pytest.mark.parametrize(
+    "load_arguments, sections", [(load, (Actions, Config)), (load_sample, (SampleConfig,))]
+)
 def test_every_typo_in_the_name_of_a_setting_is_led_back_to_it(load_arguments, sections):
     known = [name for section in sections for name in settings_of(section)]
     for name in known:
@@ -200,15 +221,21 @@ def test_every_typo_in_the_name_of_a_config_is_led_back_to_it(path, monkeypatch)
     for wrong in {each for each in typos(name) if not Path(each).exists()}:
         message = answer(load, [wrong])
         assert "no such config" in message
-        assert name.replace("gpu", "cpu") in message.replace("gpu", "cpu"), wrong  # each one letter from the other
+        assert name.replace("gpu", "cpu") in message.replace("gpu", "cpu"), (
+            wrong
+        )  # each one letter from the other
 
 
 def test_what_files_and_options_contradict_is_said_of_both():
-    assert answer(load, [SMOKE, "--n_head=5"]).startswith(f"{SMOKE} and the options: n_embd 64 is not divisible")
+    assert answer(load, [SMOKE, "--n_head=5"]).startswith(
+        f"{SMOKE} and the options: n_embd 64 is not divisible"
+    )
 
 
 def test_exactly_one_config_is_needed():
-    assert "takes one config file, such as configs/shakespeare.yaml, but is given none" in answer(load, [])
+    assert "takes one config file, such as configs/shakespeare.yaml, but is given none" in answer(
+        load, []
+    )
     assert "is given ['a.yaml', 'b.yaml'];" in answer(load, ["a.yaml", "b.yaml"])
     assert "is given ['a.yaml', 'a.yaml', 'a.yaml', ...];" in answer(load, ["a.yaml"] * 1000)
 
@@ -216,9 +243,18 @@ def test_exactly_one_config_is_needed():
 def test_what_is_not_said_stays_as_the_file_or_the_schema_has_it():
     plain = load([SMOKE])
     assert plain == Command(config_file=SMOKE, config=plain.config)
-    assert (plain.resume, plain.init_from, plain.overwrite, plain.print_config) == (None, None, False, False)
+    assert (plain.resume, plain.init_from, plain.overwrite, plain.print_config) == (
+        None,
+        None,
+        False,
+        False,
+    )
     changed = load([SMOKE, "--n_layer=5"]).config
-    assert changed.model.n_layer == 5 and changed.model.n_embd == 64 and changed.train == plain.config.train
+    assert (
+        changed.model.n_layer == 5
+        and changed.model.n_embd == 64
+        and changed.train == plain.config.train
+    )
 
 
 def test_actions_are_understood():
@@ -235,7 +271,9 @@ def test_the_run_folder_is_named_after_the_config_unless_it_is_given():
     assert load([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
 
 
-@pytest.mark.parametrize("text, sections", [(train_help(), (Actions, Config)), (sample_help(), (SampleConfig,))])
+@pytest.mark.parametrize(
+    "text, sections", [(train_help(), (Actions, Config)), (sample_help(), (SampleConfig,))]
+)
 def test_help_shows_every_setting_with_its_meaning_default_and_range(text, sections):
     words = " ".join(text.split())
     for section in sections:
@@ -248,7 +286,11 @@ def test_help_shows_every_setting_with_its_meaning_default_and_range(text, secti
 
 
 def test_a_closed_standard_output_ends_nothing():
-    for command in ("train.py configs/smoke.yaml --print-config", "train.py --help", "sample.py --help"):
+    for command in (
+        "train.py configs/smoke.yaml --print-config",
+        "train.py --help",
+        "sample.py --help",
+    ):
         shell = ["sh", "-c", f'"{sys.executable}" {command} >&-']
         done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")

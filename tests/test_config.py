@@ -1,4 +1,6 @@
-"""Config files: what is accepted means what it says; all else is answered in one line (rows A of test_catalogue.py)."""
+"""Config files: what is accepted means what it says; all else is answered in one line (rows A of
+test_catalogue.py).
+"""
 
 import os
 import subprocess
@@ -28,7 +30,9 @@ from configs.strict_yaml import to_yaml
 from data.report import PRESETS, fitting
 from tests.conftest import ROOT
 
-TOO_LARGE = "OverflowError" if sys.version_info < (3, 13) else "ValueError"  # what chr says of 0xFFFFFFFF
+TOO_LARGE = (
+    "OverflowError" if sys.version_info < (3, 13) else "ValueError"
+)  # what chr says of 0xFFFFFFFF
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 NANOGPT = {  # its settings, in our names
     "nanogpt_cpu": {
@@ -40,8 +44,20 @@ NANOGPT = {  # its settings, in our names
         "train": {"batch_size": 64, "max_iters": 5000},
     },
 }
-NANOGPT_MODEL = {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": False, "tied": True}
-NANOGPT_TRAIN = {"optimizer": "adamw", "learning_rate": 1e-3, "min_lr_ratio": 0.1, "schedule": "cosine", "beta1": 0.9}
+NANOGPT_MODEL = {
+    "positions": "learned",
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "bias": False,
+    "tied": True,
+}
+NANOGPT_TRAIN = {
+    "optimizer": "adamw",
+    "learning_rate": 1e-3,
+    "min_lr_ratio": 0.1,
+    "schedule": "cosine",
+    "beta1": 0.9,
+}
 NANOGPT_TRAIN |= {"beta2": 0.99, "warmup_iters": 100, "weight_decay": 0.1, "grad_clip": 1.0}
 NANOGPT_TRAIN |= {"gradient_accumulation_steps": 1}
 
@@ -55,19 +71,35 @@ REFUSED = [  # row of test_catalogue.py, content of the file, what the answer mu
     ("A5", "model: 6\n", ["line 1", "model must be a mapping"]),
     ("A5", "model:\n", ["line 1", "model must be a mapping"]),
     ("A6", "seed:1\n", ["must be a mapping", "missing space after ':' in 'seed:'"]),
-    ("A6", "model:\n  n_layer:4\n  n_head: 4\n", ["line 3", "missing space after ':' in 'n_layer:'"]),
+    (
+        "A6",
+        "model:\n  n_layer:4\n  n_head: 4\n",
+        ["line 3", "missing space after ':' in 'n_layer:'"],
+    ),
     ("A6", "model:\n  n_head: 4\n  n_layer:4\n", ["missing space after ':' in 'n_layer:'"]),
     ("A6", "model:\n  n_layer:4\n", ["missing space after ':' in 'n_layer:'"]),
-    ("A7", "seed: 1\n\nmodel:\n  n_heads: 4\n", ["unknown key 'n_heads'", "line 4", "did you mean model.n_head?"]),
+    (
+        "A7",
+        "seed: 1\n\nmodel:\n  n_heads: 4\n",
+        ["unknown key 'n_heads'", "line 4", "did you mean model.n_head?"],
+    ),
     ("A7", "n_head: 4\n", ["unknown key 'n_head'", "line 1", "did you mean model.n_head?"]),
-    ("A7", "train:\n  n_head: 4\n", ["unknown key 'n_head'", "line 2", "did you mean model.n_head?"]),
+    (
+        "A7",
+        "train:\n  n_head: 4\n",
+        ["unknown key 'n_head'", "line 2", "did you mean model.n_head?"],
+    ),
     ("A7", "modle:\n  n_head: 4\n", ["unknown key 'modle'", "line 1", "did you mean model?"]),
     ("A7", "model.n_head: 4\n", ["unknown key 'model.n_head'", "line 1"]),
     ("A7", "data: {seed: 4}\n", ["unknown key 'seed'", "line 1", "did you mean seed?"]),
     ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1", "python train.py --help lists all"]),
     ("A8", "model: {attention: flsh}\n", ["line 1", "one of fused, heads", "'flsh'"]),
     ("A8", "model: {attention: Heads}\n", ["one of heads, ", "'Heads'"]),
-    ("A9", 'model:\n  n_layer: "6"\n', ["line 2", "must be an integer in [1, 1000]", "is text", "remove the quotes"]),
+    (
+        "A9",
+        'model:\n  n_layer: "6"\n',
+        ["line 2", "must be an integer in [1, 1000]", "is text", "remove the quotes"],
+    ),
     ("A9", "compile: 'true'\n", ["must be true or false", "is text"]),
     ("A10", "model: {n_layer: 6.5}\n", ["must be an integer", "6.5"]),
     ("A13", "seed: 010\n", ["'010' has a leading zero"]),
@@ -92,8 +124,16 @@ REFUSED = [  # row of test_catalogue.py, content of the file, what the answer mu
     ("A18", "model: {block_size: -1}\n", ["must be an integer in [1, 1048576], but is -1"]),
     ("A18", "train: {learning_rate: 0}\n", ["must be a number in (0, 10], but is 0.0"]),
     ("A18", "seed: 4294967296\n", ["in [0, 4294967295], but is 4294967296"]),
-    ("A19", "model: {n_embd: 384, n_head: 5}\n", ["n_embd 384 is not divisible by n_head 5; nearest: 6, 4"]),
-    ("A20", "model:\n  n_layer: 4\n  n_head: 4\n  n_layer: 6\n", ["duplicate key 'n_layer' (lines 2 and 4)"]),
+    (
+        "A19",
+        "model: {n_embd: 384, n_head: 5}\n",
+        ["n_embd 384 is not divisible by n_head 5; nearest: 6, 4"],
+    ),
+    (
+        "A20",
+        "model:\n  n_layer: 4\n  n_head: 4\n  n_layer: 6\n",
+        ["duplicate key 'n_layer' (lines 2 and 4)"],
+    ),
     ("A20", "model: {n_layer: 2}\nmodel: {n_head: 2}\n", ["duplicate key 'model' (lines 1 and 2)"]),
     ("A20", 'seed: 1\n"seed": 2\n', ["duplicate key 'seed' (lines 1 and 2)"]),
     ("A21", "model:\n\tn_layer: 4\n", ["tab at line 2"]),
@@ -108,7 +148,11 @@ REFUSED = [  # row of test_catalogue.py, content of the file, what the answer mu
     ("A25", 'out_dir: "\\ud800"\n', ["out_dir must be text", "'\\ud800'"]),
     ("A26", '"\\e[2J": 1\n', ["unknown key '\\x1b[2J'"]),
     ("A26", 'model: {attention: "\\e]0;x\\a\\u202e"}\n', ["'\\x1b]0;x\\x07\\u202e'"]),
-    ("A27", "seed: !!python/object/apply:os.system [ls]\n", ["line 1", "tags such as", "not supported"]),
+    (
+        "A27",
+        "seed: !!python/object/apply:os.system [ls]\n",
+        ["line 1", "tags such as", "not supported"],
+    ),
     ("A27", "seed: !!int 1\n", ["tags such as 'tag:yaml.org,2002:int' are not supported"]),
     ("A27", "!!map {seed: 1}\n", ["tags such as"]),
     ("A27", "!mine seed: 1\n", ["tags such as '!mine'"]),
@@ -127,45 +171,99 @@ REFUSED = [  # row of test_catalogue.py, content of the file, what the answer mu
     ("A31", "seed: 1_000\n", ["'1_000' is not a plain number"]),
     ("A31", "seed: ６\n", ["'６' is not a plain number"]),
     ("A31", 'seed: "\\UFFFFFFFF"\n', [f"not YAML ({TOO_LARGE})", "write lines of key: value"]),
-    ("A31", "%YAML " + "9" * 5000 + ".1\n---\nseed: 1\n", ["not YAML (ValueError)", "write lines of key: value"]),
+    (
+        "A31",
+        "%YAML " + "9" * 5000 + ".1\n---\nseed: 1\n",
+        ["not YAML (ValueError)", "write lines of key: value"],
+    ),
     ("A32", "seed: [" + "1," * 9_990 + "1]\n", ["is a list"]),
-    ("A32", "seed: [" + "1," * 20_000 + "1]\n", ["line 1", "too long for a config; at most 10,000 keys, values"]),
+    (
+        "A32",
+        "seed: [" + "1," * 20_000 + "1]\n",
+        ["line 1", "too long for a config; at most 10,000 keys, values"],
+    ),
     ("A32", "data:\n- \n" * 100_000, ["duplicate key 'data'"]),
     ("A33", "train: {warmup_iters: 3000}\n", ["warmup_iters 3000 is more than max_iters 2000"]),
     (
         "A33",
         "train: {schedule: trapezoid, warmup_iters: 1500}\n",
-        ["warmup_iters 1500 + cooldown_iters 800 is more than max_iters 2000", "; shorten the warm-up or"],
+        [
+            "warmup_iters 1500 + cooldown_iters 800 is more than max_iters 2000",
+            "; shorten the warm-up or",
+        ],
     ),
     (
         "A33",
         "train: {schedule: trapezoid, max_iters: 300, cooldown_iters: 1100}\n",
-        ["warmup_iters 100 + cooldown_iters 1100 is more than max_iters 300; set cooldown_iters to auto or"],
+        [
+            "warmup_iters 100 + cooldown_iters 1100 is more than max_iters 300; set cooldown_iters "
+            "to auto or"
+        ],
     ),
     ("A33", "train: {min_lr_ratio: 2}\n", ["must be a number in [0, 1], but is 2.0"]),
     ("A33", "train: {eval_interval: 0}\n", ["must be an integer in [1, 1e9], but is 0"]),
     ("A33", "model: {dropout: 1.0}\n", ["must be a number in [0, 1), but is 1.0"]),
     ("A33", "model: {positions: rope, n_embd: 12}\n", ["rope", "a head has 3", "even"]),
-    ("A33", "model: {positions: rope, block_size: 1048576}\n", ["rope", "33,554,432 angles", "8,388,608"]),
-    ("A33", "model: {n_layer: 1000, n_embd: 65536}\n", ["51,539,611,746,304 parameters needs", "GB"]),
-    ("A33", "data: {sources: http://example.org/a.txt}\n", ["'http://example.org/a.txt'", "https://...#sha256="]),
-    ("A33", "data: {sources: [https://example.org/a.txt]}\n", ["'https://example.org/a.txt'", "SHA-256"]),
-    ("A33", f"data: {{sources: 'https://example.org/a.txt#sha256={'0' * 63}'}}\n", ["64 hex digits"]),
+    (
+        "A33",
+        "model: {positions: rope, block_size: 1048576}\n",
+        ["rope", "33,554,432 angles", "8,388,608"],
+    ),
+    (
+        "A33",
+        "model: {n_layer: 1000, n_embd: 65536}\n",
+        ["51,539,611,746,304 parameters needs", "GB"],
+    ),
+    (
+        "A33",
+        "data: {sources: http://example.org/a.txt}\n",
+        ["'http://example.org/a.txt'", "https://...#sha256="],
+    ),
+    (
+        "A33",
+        "data: {sources: [https://example.org/a.txt]}\n",
+        ["'https://example.org/a.txt'", "SHA-256"],
+    ),
+    (
+        "A33",
+        f"data: {{sources: 'https://example.org/a.txt#sha256={'0' * 63}'}}\n",
+        ["64 hex digits"],
+    ),
     ("A33", "data: {sources: []}\n", ["sources must be a list of texts, but is []"]),
-    ("A33", "data: {sources: [a, [b]]}\n", ["sources must be a list of texts, but is ['a', a list]"]),
-    ("A33", 'data: {sources: ["\\ud800", "", c, d]}\n', ["a list of texts, but is ['\\ud800', '', 'c', ...]"]),
+    (
+        "A33",
+        "data: {sources: [a, [b]]}\n",
+        ["sources must be a list of texts, but is ['a', a list]"],
+    ),
+    (
+        "A33",
+        'data: {sources: ["\\ud800", "", c, d]}\n',
+        ["a list of texts, but is ['\\ud800', '', 'c', ...]"],
+    ),
     ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of texts, but is a mapping"]),
-    ("A33", "seed: 1\nmodel: {n_head: ]}\n", ["line 2", "check the brackets, quotes and indentation"]),
+    (
+        "A33",
+        "seed: 1\nmodel: {n_head: ]}\n",
+        ["line 2", "check the brackets, quotes and indentation"],
+    ),
     ("A33", "model: {n_layer: [4]}\n", ["n_layer must be an integer", "is a list"]),
     ("A33", "? [a]\n: 1\n", ["a key must be a word"]),
 ]
 
 ACCEPTED = [  # row of test_catalogue.py, content of the file, what it sets
     ("A10", "model: {n_layer: 6.0}\n", {"n_layer": 6}),
-    ("A11", "train: {learning_rate: 1e-3, weight_decay: .5, grad_clip: 5.}\n", {"learning_rate": 0.001}),
+    (
+        "A11",
+        "train: {learning_rate: 1e-3, weight_decay: .5, grad_clip: 5.}\n",
+        {"learning_rate": 0.001},
+    ),
     ("A11", "train: {learning_rate: 1}\n", {"learning_rate": 1.0}),
     ("A12", "train: {max_iters: 1e4}\n", {"max_iters": 10_000}),
-    ("A12", "train: {max_iters: 3e4, eval_interval: 1.0e3}\n", {"max_iters": 30_000, "eval_interval": 1000}),
+    (
+        "A12",
+        "train: {max_iters: 3e4, eval_interval: 1.0e3}\n",
+        {"max_iters": 30_000, "eval_interval": 1000},
+    ),
     ("A24", "seed: 7\n".encode("utf-8-sig"), {"seed": 7}),
     ("A24", "seed: 7\n".encode("utf-16"), {"seed": 7}),
     ("A24", b"\xfe\xff" + "seed: 7\n".encode("utf-16-be"), {"seed": 7}),
@@ -174,7 +272,11 @@ ACCEPTED = [  # row of test_catalogue.py, content of the file, what it sets
     ("-", "out_dir: 'null'\n", {"out_dir": "null"}),
     ("-", "compile: true\n", {"compile": True}),
     ("-", 'model: {"attention_dropout": "auto"}\n', {"attention_dropout": "auto"}),
-    ("-", "model: {attention_dropout: 0}\ntrain: {save_interval: 5e1}\n", {"attention_dropout": 0.0}),
+    (
+        "-",
+        "model: {attention_dropout: 0}\ntrain: {save_interval: 5e1}\n",
+        {"attention_dropout": 0.0},
+    ),
     ("-", "model: {}\nseed: 7\n", {"seed": 7}),
     ("-", "data: {sources: book.txt}\n", {"sources": ("book.txt",)}),
     ("-", f"data: {{sources: ['https://a.org/b#sha256={'0a' * 32}', b]}}\n", {}),
@@ -188,7 +290,9 @@ def write(folder: Path, content: str | bytes) -> str:
 
 
 def answer(*argv: str) -> str:
-    """The message that the arguments are refused with: exit code 2, one line, nothing that a terminal obeys."""
+    """The message that the arguments are refused with: exit code 2, one line, nothing that a
+    terminal obeys.
+    """
     with pytest.raises(ConfigError) as caught:
         load(list(argv))
     message = str(caught.value)
@@ -202,7 +306,9 @@ def names(rows):
 
 
 @pytest.mark.parametrize("row, content, fragments", REFUSED, ids=names(REFUSED))
-def test_a_wrong_config_is_answered_in_one_line_that_names_the_file(row, content, fragments, tmp_path):
+def test_a_wrong_config_is_answered_in_one_line_that_names_the_file(
+    row, content, fragments, tmp_path
+):
     file = write(tmp_path, content)
     message = answer(file)
     assert message.startswith(f"{file}: ")
@@ -213,14 +319,24 @@ def test_a_wrong_config_is_answered_in_one_line_that_names_the_file(row, content
 @pytest.mark.parametrize("row, content, expected", ACCEPTED, ids=names(ACCEPTED))
 def test_a_value_means_what_the_schema_says(row, content, expected, tmp_path):
     config = load([write(tmp_path, content)]).config
-    found = {**to_dict(config), **to_dict(config)["data"], **to_dict(config)["model"], **to_dict(config)["train"]}
+    found = {
+        **to_dict(config),
+        **to_dict(config)["data"],
+        **to_dict(config)["model"],
+        **to_dict(config)["train"],
+    }
     for name, value in expected.items():
         assert found[name] == value and type(found[name]) is type(value)
 
 
 def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    for wrong in ("configs/shakespear.yaml", "shakespeare", "shakespeare.yml", "config/shakespeare.yaml"):
+    for wrong in (
+        "configs/shakespear.yaml",
+        "shakespeare",
+        "shakespeare.yml",
+        "config/shakespeare.yaml",
+    ):
         assert answer(wrong) == f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
     write(tmp_path, "seed: 1\n")
     assert f"did you mean {tmp_path}/config.yaml?" in answer(str(tmp_path / "confg.yaml"))
@@ -231,7 +347,9 @@ def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
 
 
 def test_a2_a_folder_names_the_configs_in_it(tmp_path):
-    assert "is a folder; give a config file, such as configs/shakespeare.yaml" in answer(str(tmp_path))
+    assert "is a folder; give a config file, such as configs/shakespeare.yaml" in answer(
+        str(tmp_path)
+    )
     file = write(tmp_path, "seed: 1\n")
     assert f"give a config file, such as {file}" in answer(str(tmp_path))
 
@@ -243,7 +361,10 @@ def test_a3_an_unreadable_file_is_refused(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(strict_yaml, "open", denied, raising=False)
-    assert answer(file) == f"{file}: cannot be read: Permission denied; mend that, or give another file"
+    assert (
+        answer(file)
+        == f"{file}: cannot be read: Permission denied; mend that, or give another file"
+    )
     monkeypatch.undo()
     loop = tmp_path / "loop.yaml"
     loop.symlink_to(loop)
@@ -292,7 +413,10 @@ def test_the_nanogpt_recipes_are_its_own_number_for_number(name):
     config = to_dict(load([str(ROOT / f"configs/{name}.yaml")]).config)
     assert config["model"].items() >= (NANOGPT_MODEL | NANOGPT[name]["model"]).items()
     assert config["train"].items() >= (NANOGPT_TRAIN | NANOGPT[name]["train"]).items()
-    assert config["model"]["attention_dropout"] == "auto" and config["model"]["residual_init"] == "scaled"
+    assert (
+        config["model"]["attention_dropout"] == "auto"
+        and config["model"]["residual_init"] == "scaled"
+    )
 
 
 def values(this):
@@ -305,17 +429,30 @@ def values(this):
         low, high = map(float, within[1:-1].split(","))
         if kind(this) is int:
             return named | st.integers(int(low), int(min(high, 64)))
-        return named | st.floats(low, high, exclude_min=within[0] == "(", exclude_max=within[-1] == ")")
+        return named | st.floats(
+            low, high, exclude_min=within[0] == "(", exclude_max=within[-1] == ")"
+        )
     text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0:"), min_size=1)
-    return named if choices else st.lists(text, min_size=1).map(tuple) if kind(this) is tuple else text
+    return (
+        named if choices else st.lists(text, min_size=1).map(tuple) if kind(this) is tuple else text
+    )
 
 
 def sections(section):
     found = {name: values(this) for name, this in settings_of(section).items() if "." not in name}
-    return found | {"encoding": st.sampled_from(["utf-8", "latin-1", "gb18030"])} if section is DataConfig else found
+    return (
+        found | {"encoding": st.sampled_from(["utf-8", "latin-1", "gb18030"])}
+        if section is DataConfig
+        else found
+    )
 
 
-@given(*(st.fixed_dictionaries(sections(each)) for each in (Config, DataConfig, ModelConfig, TrainConfig)))
+@given(
+    *(
+        st.fixed_dictionaries(sections(each))
+        for each in (Config, DataConfig, ModelConfig, TrainConfig)
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_any_config_survives_yaml_and_a_checkpoint(tmp_path_factory, top, data, model, train):
     model["n_embd"] = 2 * model["n_head"] * (1 + model["n_embd"] % 4)
@@ -326,9 +463,32 @@ def test_any_config_survives_yaml_and_a_checkpoint(tmp_path_factory, top, data, 
     assert from_dict(to_dict(config)) == config
 
 
-NO_CONFIGS = [None, [], "x", {"modle": {}}, {10**9999: 2}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None}]
+NO_CONFIGS = [
+    None,
+    [],
+    "x",
+    {"modle": {}},
+    {10**9999: 2},
+    {"model": 3},
+    {"model": {"n_heads": 4}},
+    {"train": None},
+]
 NO_CONFIGS += [{"model": {"n_layer": True}}, {"seed": False}, {"compile": 1}, {"dtype": ["auto"]}]
-HOSTILE = [None, {}, [], "6", True, 10**9999, float("nan"), float("inf"), -1, b"6", {"a": 1}, ["a", 1], "\ud800"]
+HOSTILE = [
+    None,
+    {},
+    [],
+    "6",
+    True,
+    10**9999,
+    float("nan"),
+    float("inf"),
+    -1,
+    b"6",
+    {"a": 1},
+    ["a", 1],
+    "\ud800",
+]
 
 
 def test_a_checkpoints_config_is_checked_like_a_file():
@@ -356,14 +516,24 @@ def test_each_setting_has_a_meaning_a_default_in_its_range_and_a_key_of_its_own(
 def test_the_estimate_is_the_size_of_the_model():
     classic = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
     assert estimate_parameters(classic, vocab_size=65) == 12 * 6 * 384**2 + (256 + 65) * 384
-    assert estimate_parameters(replace(classic, tied=False, positions="rope"), 65) == 12 * 6 * 384**2 + 130 * 384
-    assert estimate_parameters(replace(classic, token_shifts=2), 65) == 12 * 6 * 384**2 + (256 + 195) * 384
+    assert (
+        estimate_parameters(replace(classic, tied=False, positions="rope"), 65)
+        == 12 * 6 * 384**2 + 130 * 384
+    )
+    assert (
+        estimate_parameters(replace(classic, token_shifts=2), 65)
+        == 12 * 6 * 384**2 + (256 + 195) * 384
+    )
 
 
 def test_loading_a_config_and_help_import_no_torch():
     code = (
-        "import sys; from configs.load import load, load_sample, sample_help, train_help; train_help(); sample_help();"
-        "load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); print('torch' in sys.modules, 'numpy' in sys.modules)"
+        "import sys; from configs.load import load, load_sample, sample_help, train_help; "
+        "train_help(); sample_help();"
+        "load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); print('torch' in sys.modules, "
+        "'numpy' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False False\n"

@@ -70,7 +70,11 @@ def message_of(error, *sources, **settings):
 
 def test_a_file_is_read_split_and_encoded():
     corpus, said = load(write("book.txt", TEXT))
-    assert (corpus.name, corpus.sha256, corpus.characters) == ("book.txt", sha256(TEXT.encode()), len(TEXT))
+    assert (corpus.name, corpus.sha256, corpus.characters) == (
+        "book.txt",
+        sha256(TEXT.encode()),
+        len(TEXT),
+    )
     assert corpus.tokenizer.vocabulary == "".join(sorted(set(TEXT)))
     assert whole_text(corpus) == [TEXT]
     assert corpus.train.segments == ((0, len(TEXT) * 9 // 10),)
@@ -125,11 +129,15 @@ def test_more_than_65535_characters_do_not_overflow():
     assert whole_text(load(write("book.txt", text))[0]) == [text]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"]
+)
 def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(encoding):
     text = "Ναι, 🙂! The quick brown fox jumps over the lazy dog.\r\n" * 20
     content = (
-        text.encode(encoding) if encoding in ("utf-8-sig", "utf-16", "utf-32") else ("\ufeff" + text).encode(encoding)
+        text.encode(encoding)
+        if encoding in ("utf-8-sig", "utf-16", "utf-32")
+        else ("\ufeff" + text).encode(encoding)
     )
     corpus, said = load(write("book.txt", content))
     assert whole_text(corpus) == [text]
@@ -142,7 +150,9 @@ def test_a_byte_order_mark_is_noted_once_and_only_the_first_is_left_out():
     write("folder/b.txt", "\ufeff\ufeffbb")
     corpus, said = load("folder")
     assert whole_text(corpus) == ["aa", "\ufeffbb"]
-    assert [line for line in said if "mark" in line] == ["note: a byte order mark begins 2 file(s) and is left out"]
+    assert [line for line in said if "mark" in line] == [
+        "note: a byte order mark begins 2 file(s) and is left out"
+    ]
 
 
 @pytest.mark.parametrize("text", ["a\r\nb\rc\n" * 10, "a\x85b\u2028c\x0cd\n" * 10])
@@ -152,7 +162,10 @@ def test_line_ends_are_kept_exactly(text):
 
 def test_windows_line_ends_are_noted():
     _, said = load(write("book.txt", "a\r\nb\rc\n" * 10))
-    assert said[1] == r"note: 10 lines end in \r\n, which is kept exactly; data.newlines=unix makes it \n"
+    assert (
+        said[1]
+        == r"note: 10 lines end in \r\n, which is kept exactly; data.newlines=unix makes it \n"
+    )
 
 
 def test_control_characters_are_kept_and_counted():
@@ -162,14 +175,21 @@ def test_control_characters_are_kept_and_counted():
     assert said[1] == "note: control characters are kept: U+0000 once, U+001B 2 times, U+0085 once"
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16-le", "utf-16-be", "utf-32-be", "mac-roman"])
+@pytest.mark.parametrize(
+    "encoding", ["latin-1", "cp1252", "utf-16-le", "utf-16-be", "utf-32-be", "mac-roman"]
+)
 def test_the_encoding_of_files_without_a_mark_can_be_told(encoding):
     text = "naïve café, £5: the quick brown fox jumps.\r\n" * 20
     write("folder/a.txt", text.encode(encoding)), write("folder/b.txt", "\ufeff" + text)
-    assert whole_text(load("folder", encoding=encoding)[0]) == [text, text]  # a mark decides, where there is one
+    assert whole_text(load("folder", encoding=encoding)[0]) == [
+        text,
+        text,
+    ]  # a mark decides, where there is one
 
 
-@pytest.mark.parametrize(("encoding", "text"), [("gb18030", "天地玄黄，宇宙\n"), ("shift-jis", "いろはにほへと\n")])
+@pytest.mark.parametrize(
+    ("encoding", "text"), [("gb18030", "天地玄黄，宇宙\n"), ("shift-jis", "いろはにほへと\n")]
+)
 def test_encodings_of_east_asia_are_read_and_their_mistakes_named(encoding, text):
     content = (text * 20).encode(encoding)
     assert whole_text(load(write("book.txt", content), encoding=encoding)[0]) == [text * 20]
@@ -180,7 +200,9 @@ def test_encodings_of_east_asia_are_read_and_their_mistakes_named(encoding, text
 @pytest.mark.parametrize("encoding", ["utf-7", "unicode-escape"])
 def test_halves_of_surrogate_pairs_are_no_text(encoding):
     half = {"utf-7": b"+2AA-", "unicode-escape": rb"\ud800"}[encoding]
-    assert "surrogate" in message_of(DataError, write("book.txt", b"some text " * 20 + half), encoding=encoding)
+    assert "surrogate" in message_of(
+        DataError, write("book.txt", b"some text " * 20 + half), encoding=encoding
+    )
 
 
 def test_unix_line_ends_are_made_only_where_they_are_asked_for():
@@ -216,15 +238,22 @@ def test_rare_characters_are_folded_counted_and_reported():
     assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "\ufffd"}))
     note = next(line for line in said if "rare" in line)
     assert note == (
-        "note: 3 rare characters, 5 times in all, are read as '\ufffd' (U+FFFD): 'x' (U+0078), 'é' (U+00E9), "
+        "note: 3 rare characters, 5 times in all, are read as '\ufffd' (U+FFFD): 'x' (U+0078), 'é' "
+        "(U+00E9), "
         "'🙂' (U+1F642)"
     )
     assert corpus.tokenizer.vocabulary == load("book.txt", min_count=3)[0].tokenizer.vocabulary
-    again, _ = load("book.txt", min_count=3, vocabulary=corpus.tokenizer.vocabulary)  # a resumed run
+    again, _ = load(
+        "book.txt", min_count=3, vocabulary=corpus.tokenizer.vocabulary
+    )  # a resumed run
     assert np.array_equal(again.train.ids, corpus.train.ids)
-    assert "\ufffd" not in load(write("book.txt"), min_count=2)[0].tokenizer.vocabulary  # nothing is rare
+    assert (
+        "\ufffd" not in load(write("book.txt"), min_count=2)[0].tokenizer.vocabulary
+    )  # nothing is rare
     message = message_of(DataError, "book.txt", min_count=10**6)
-    assert message.startswith("book.txt: nothing to learn: '\ufffd' (U+FFFD) is its only character that occurs")
+    assert message.startswith(
+        "book.txt: nothing to learn: '\ufffd' (U+FFFD) is its only character that occurs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +261,11 @@ def test_rare_characters_are_folded_counted_and_reported():
     [
         ((ROOT / "tests/texts/chinese.txt").read_text(encoding="utf-8"), np.uint8),
         ((ROOT / "tests/texts/emoji.txt").read_text(encoding="utf-8"), np.uint8),
-        ("".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 2 + "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。", np.uint16),
+        (
+            "".join(map(chr, range(0x4E00, 0x4E00 + 3000))) * 2
+            + "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。",
+            np.uint16,
+        ),
         ("👨‍👩‍👧 loves 🙂🎭🇬🇧 and e\u0301, שלום, Ελλάδα, Москва, 키스의 " * 20, np.uint8),
         ("".join(map(chr, [*range(0x3400, 0xD7FF), *range(0x20000, 0x2A000)])), np.uint32),
     ],
@@ -249,10 +282,12 @@ def test_the_report_says_what_was_found():
     assert said == [
         "text: folder, 2 files, 951 characters, 13 distinct",
         "note: control characters are kept: U+0001 50 times",
-        "note: 1 characters of the validation text, once in all, are not in the training text: 'ö' (U+00F6)",
+        "note: 1 characters of the validation text, once in all, are not in the training text: 'ö' "
+        "(U+00F6)",
         "text        903 characters to train on (95.0%), 48 to validate on (5.0%)",
         r"vocabulary  13 characters: \x01\n dehlorwöΩω",
-        "rarest      'ö' (U+00F6) once, '\\x01' (U+0001) 50 times, ' ' (U+0020) 50 times, 'd' (U+0064) 50 times, "
+        "rarest      'ö' (U+00F6) once, '\\x01' (U+0001) 50 times, ' ' (U+0020) 50 times, 'd' "
+        "(U+0064) 50 times, "
         "'e' (U+0065) 50 times",
     ]
 
@@ -262,13 +297,18 @@ def test_characters_that_only_the_validation_text_has_are_counted(large, monkeyp
     monkeypatch.setattr(data.passes, "LARGE", large)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     said = load(write("book.txt", "ab" * 100 + "xxyz"))[1]
-    unseen = "note: 3 characters of the validation text, 4 times in all, are not in the training text: 'x' (U+0078), "
+    unseen = (
+        "note: 3 characters of the validation text, 4 times in all, are not in the training text: "
+        "'x' (U+0078), "
+    )
     assert any(line.startswith(unseen) for line in said)
     said = load(write("other.txt", "ab" * 100), val_sources=["book.txt"])[1]
     assert any(line.startswith(unseen) for line in said)
     assert not any("validation text," in line for line in load("other.txt")[1])
     said = load(write("rare.txt", "ab" * 100 + "xyx"), min_count=2)[1]  # y is folded
-    assert any(line.startswith("note: 2 characters of the validation text, 3 times") for line in said)
+    assert any(
+        line.startswith("note: 2 characters of the validation text, 3 times") for line in said
+    )
 
 
 PRESETS = data.report.PRESETS
@@ -287,9 +327,15 @@ PRESETS = data.report.PRESETS
         (10_700_000, 1_115_394, None),
     ],
 )
-def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(parameters, characters, preset):
+def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(
+    parameters, characters, preset
+):
     line = data.report.fitting(parameters, characters)
-    assert line is None if preset is None else f'the preset "{preset}" of configs/mytext.yaml fits' in line
+    assert (
+        line is None
+        if preset is None
+        else f'the preset "{preset}" of configs/mytext.yaml fits' in line
+    )
 
 
 # What cannot be read
@@ -314,7 +360,8 @@ def test_undecodable_bytes_are_named_with_offset_and_line(content, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["hello, world\n", "Привет, мир. Как дела сегодня?\n", "naïve café\n", "“quoted” text\n"]
+    "text",
+    ["hello, world\n", "Привет, мир. Как дела сегодня?\n", "naïve café\n", "“quoted” text\n"],
 )
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_without_a_byte_order_mark_is_recognised(text, encoding):
@@ -447,16 +494,21 @@ def test_the_first_source_that_is_there_is_taken_and_the_others_accounted_for():
 def test_no_source_left_names_each_and_why():
     message = message_of(DataError, "a.txt", "b\x1b[2J")
     assert message.startswith(
-        r"data.sources: no text can be had: a.txt (no such file or folder), b\x1b[2J (no such file or folder); "
+        r"data.sources: no text can be had: a.txt (no such file or folder), b\x1b[2J (no such file "
+        r"or folder); "
     )
 
 
 def test_a_mistyped_source_is_answered_with_the_nearest_name_in_its_folder():
     write("books/austen.txt"), write("books/other\x1b.txt")
     assert message_of(DataError, "books/austin.txt").endswith("; did you mean books/austen.txt?")
-    assert message_of(DataError, "books/othr\x1b.txt").endswith(r"; did you mean books/other\x1b.txt?")
+    assert message_of(DataError, "books/othr\x1b.txt").endswith(
+        r"; did you mean books/other\x1b.txt?"
+    )
     for far in ("books/x", "nowhere/austen.txt", "boo*/austin.txt"):
-        assert message_of(DataError, far).endswith("; name a file, a folder or an address that is there")
+        assert message_of(DataError, far).endswith(
+            "; name a file, a folder or an address that is there"
+        )
 
 
 def test_a_name_for_people():
@@ -476,7 +528,9 @@ def test_corpora_elsewhere_are_looked_in_after_the_working_folder(monkeypatch, f
     assert whole_text(load("data/mine/input.txt")[0]) == ["from here " * 20]
 
 
-@pytest.mark.parametrize("source", ["mine/input.txt", "data/mine/other.txt", "more/data/mine/input.txt"])
+@pytest.mark.parametrize(
+    "source", ["mine/input.txt", "data/mine/other.txt", "more/data/mine/input.txt"]
+)
 def test_only_data_name_input_txt_is_looked_for_elsewhere(source, monkeypatch, folder):
     monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
     for name in ("input.txt", "other.txt"):
@@ -486,8 +540,14 @@ def test_only_data_name_input_txt_is_looked_for_elsewhere(source, monkeypatch, f
 
 def test_a_resumed_run_takes_its_text_wherever_it_stands():
     write("a.txt", "another text " * 20), write("b.txt"), write("c.txt", "a third text " * 20)
-    for wanted, name in ((TEXT, "b.txt"), ("a third text " * 20, "c.txt"), ("another text " * 20, "a.txt")):
-        corpus, _ = load("missing.txt", "a.txt", "b.txt", "c.txt", wanted_sha256=sha256(wanted.encode()))
+    for wanted, name in (
+        (TEXT, "b.txt"),
+        ("a third text " * 20, "c.txt"),
+        ("another text " * 20, "a.txt"),
+    ):
+        corpus, _ = load(
+            "missing.txt", "a.txt", "b.txt", "c.txt", wanted_sha256=sha256(wanted.encode())
+        )
         assert corpus.name == name and whole_text(corpus) == [wanted]
 
 
@@ -508,7 +568,9 @@ def test_a_given_vocabulary_is_used():
 
 
 def test_characters_that_a_given_vocabulary_lacks_are_named():
-    message = message_of(CheckpointError, write("book.txt", TEXT + "é🙂"), vocabulary="".join(sorted(set(TEXT))))
+    message = message_of(
+        CheckpointError, write("book.txt", TEXT + "é🙂"), vocabulary="".join(sorted(set(TEXT)))
+    )
     assert message.startswith(
         "book.txt: 2 of its characters are not in the checkpoint's vocabulary: 'é' (U+00E9), '🙂'"
     )
@@ -523,38 +585,60 @@ def test_characters_that_a_given_vocabulary_lacks_are_named():
 def test_by_default_the_last_tenth_of_each_file_is_validated_on(length):
     write("folder/a.txt", (TEXT * 20)[:length]), write("folder/b.txt")
     corpus, _ = load("folder")
-    assert [end - start for start, end in corpus.train.segments] == [length * 9 // 10, len(TEXT) * 9 // 10]
+    assert [end - start for start, end in corpus.train.segments] == [
+        length * 9 // 10,
+        len(TEXT) * 9 // 10,
+    ]
     assert [end for _, end in corpus.val.segments] == [length, length + len(TEXT)]
 
 
-@pytest.mark.parametrize(("fraction", "val"), [(0.5, 500), (0.25, 250), (0.001, 1), (0.3, 300), (0.999, 999)])
+@pytest.mark.parametrize(
+    ("fraction", "val"), [(0.5, 500), (0.25, 250), (0.001, 1), (0.3, 300), (0.999, 999)]
+)
 def test_another_fraction_can_be_asked_for(fraction, val):
     corpus, _ = load(write("book.txt", (TEXT * 2)[:1000]), val_fraction=fraction)
     assert (len(corpus.train), len(corpus.val)) == (1000 - val, val)
 
 
 def test_a_text_of_its_own_can_be_validated_on():
-    write("books/a.txt", "aaab" * 50), write("books/b.txt", "abab" * 50), write("val.txt", "abac" * 20)
+    (
+        write("books/a.txt", "aaab" * 50),
+        write("books/b.txt", "abab" * 50),
+        write("val.txt", "abac" * 20),
+    )
     corpus, said = load("books", val_sources=["missing.txt", "val.txt"])
     assert [len(corpus.train), corpus.train.segments] == [400, ((0, 200), (200, 400))]
-    assert corpus.tokenizer.decode(corpus.val.ids) == "abac" * 20 and corpus.val.segments == ((0, 80),)
+    assert corpus.tokenizer.decode(corpus.val.ids) == "abac" * 20 and corpus.val.segments == (
+        (0, 80),
+    )
     assert corpus.tokenizer.vocabulary == "abc"
     assert corpus.val_sha256 == sha256(b"abac" * 20) and corpus.sha256 == load("books")[0].sha256
     assert said[1] == (
-        "validation text: val.txt, 80 characters, 3 distinct; passed over: missing.txt (no such file or folder); "
+        "validation text: val.txt, 80 characters, 3 distinct; passed over: missing.txt (no such "
+        "file or folder); "
         "losses on val.txt do not compare with those on missing.txt"
     )
-    message = message_of(CheckpointError, "books", val_sources=["val.txt"], wanted_val_sha256=sha256(b"other"))
+    message = message_of(
+        CheckpointError, "books", val_sources=["val.txt"], wanted_val_sha256=sha256(b"other")
+    )
     assert message.startswith("data.val_sources: the text changed since the checkpoint")
     message = message_of(DataError, "books", val_sources=["missing.txt"])
     assert message.startswith("data.val_sources: no text can be had")
-    with pytest.raises(DataError, match="stretch of validation text has 80 characters, block_size 80 needs"):
+    with pytest.raises(
+        DataError, match="stretch of validation text has 80 characters, block_size 80 needs"
+    ):
         check_sizes(corpus, 80)
 
 
 @pytest.mark.parametrize(
     ("lengths", "block_size", "fits"),
-    [([1000], 99, True), ([1000], 100, False), ([991], 99, True), ([991, 20], 99, True), ([500, 500], 50, False)],
+    [
+        ([1000], 99, True),
+        ([1000], 100, False),
+        ([991], 99, True),
+        ([991, 20], 99, True),
+        ([500, 500], 50, False),
+    ],
 )
 def test_both_splits_must_hold_a_window(lengths, block_size, fits):
     for i, length in enumerate(lengths):
@@ -568,7 +652,8 @@ def test_both_splits_must_hold_a_window(lengths, block_size, fits):
         longest = max(end - start for start, end in corpus.val.segments)
         assert str(raised.value).startswith(
             f"folder: the longest stretch of validation text has {longest} characters, "
-            f"block_size {block_size} needs {block_size + 1}; the largest block_size that fits is {longest - 1}; "
+            f"block_size {block_size} needs {block_size + 1}; the largest block_size that fits is "
+            f"{longest - 1}; "
         )
         check_sizes(corpus, longest - 1)
 
@@ -579,7 +664,8 @@ def test_a_text_too_short_for_any_block_size_is_said_to_be():
             check_sizes(load(write("book.txt", text))[0], 1)
 
 
-# Downloads, from a server on this machine that speaks plain HTTP where the program believes it speaks https
+# Downloads, from a server on this machine that speaks plain HTTP where the program believes it
+# speaks https
 
 
 class Server(ThreadingHTTPServer):
@@ -620,10 +706,18 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(TEXT.encode()[:-10], length=len(TEXT))
 
     def moved(self):
-        self.answer(b"", code=302, Location=f"https://127.0.0.1:{self.server.server_port}/good/corpus/input.txt")
+        self.answer(
+            b"",
+            code=302,
+            Location=f"https://127.0.0.1:{self.server.server_port}/good/corpus/input.txt",
+        )
 
     def insecure(self):
-        self.answer(b"", code=302, Location=f"http://127.0.0.1:{self.server.server_port}/good/corpus/input.txt")
+        self.answer(
+            b"",
+            code=302,
+            Location=f"http://127.0.0.1:{self.server.server_port}/good/corpus/input.txt",
+        )
 
     def circle(self):
         self.answer(b"", code=302, Location=self.path)
@@ -673,10 +767,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(HTTPSHandler, "https_open", lambda self, request: self.do_open(HTTPConnection, request))
+    monkeypatch.setattr(
+        HTTPSHandler, "https_open", lambda self, request: self.do_open(HTTPConnection, request)
+    )
     monkeypatch.setenv("no_proxy", "*")
     with Server() as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.closing.set()
         server.shutdown()
@@ -687,20 +785,28 @@ def address(server, behaviour, content=TEXT, name="corpus"):
 
 
 def files_in(folder):
-    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.parametrize("behaviour", ["good", "moved", "slow"])
 def test_a_text_is_downloaded_once_and_stored(behaviour, server, folder, capfd, monkeypatch):
     monkeypatch.setattr(data.download, "PATIENCE", 0.5)  # less than the slow one takes in all
-    corpus, said = load("data/corpus/input.txt", address(server, behaviour), write("other.txt", "other " * 20))
+    corpus, said = load(
+        "data/corpus/input.txt", address(server, behaviour), write("other.txt", "other " * 20)
+    )
     assert whole_text(corpus) == [TEXT] and corpus.name == "corpus"
     assert said[0].startswith("text: data/corpus/input.txt, ")
     assert "data/corpus/input.txt (no such file or folder)" in said[0] and "compare" not in said[0]
     assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
     asked = len(server.asked)
     url, digest = address(server, behaviour).split("#")
-    for source in ("data/corpus/input.txt", f"{url}#{digest}", f"{url}#sha256={corpus.sha256.upper()}"):
+    for source in (
+        "data/corpus/input.txt",
+        f"{url}#{digest}",
+        f"{url}#sha256={corpus.sha256.upper()}",
+    ):
         assert load(source)[0].sha256 == corpus.sha256
     assert len(server.asked) == asked
     assert capfd.readouterr() == ("", "")  # the bar is for terminals
@@ -723,7 +829,9 @@ FAILURES = {  # what the server does: the reason that is given
 
 
 @pytest.mark.parametrize("behaviour", FAILURES)
-def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(behaviour, server, folder, monkeypatch):
+def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(
+    behaviour, server, folder, monkeypatch
+):
     monkeypatch.setattr(data.download, "PATIENCE", 0.5)
     monkeypatch.setattr(data.download, "CAP", 1_000_000)
     monkeypatch.setattr(data.download, "LIMIT", 1.0)
@@ -752,11 +860,15 @@ def test_a_name_lookup_that_hangs_is_given_up(server, monkeypatch):
     monkeypatch.setattr(data.download, "PATIENCE", 0.5)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: server.closing.wait(20))
     begin = time.monotonic()
-    corpus, said = load("https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt"))
+    corpus, said = load(
+        "https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt")
+    )
     assert time.monotonic() - begin < 2
     assert corpus.name == "book.txt" and "nothing came for 0.5 seconds" in said[0]
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    assert others and all(thread.daemon for thread in others)  # what still hangs keeps nobody from leaving
+    assert others and all(
+        thread.daemon for thread in others
+    )  # what still hangs keeps nobody from leaving
 
 
 def test_a_refused_connection_is_told_in_plain_words(server):
@@ -775,7 +887,13 @@ def test_a_download_appears_in_one_step(server, folder, monkeypatch):
     seen = []
 
     def replace(source, target):
-        seen.append((Path(source).read_bytes(), Path(target).exists(), Path(source).parent == Path(target).parent))
+        seen.append(
+            (
+                Path(source).read_bytes(),
+                Path(target).exists(),
+                Path(source).parent == Path(target).parent,
+            )
+        )
         real_replace(source, target)
 
     real_replace = os.replace
@@ -814,8 +932,13 @@ def test_a_resumed_run_asks_the_network_last_and_only_for_its_own_text(server):
     write("mine.txt"), write("other.txt", "other text " * 20)
     wanted = sha256(TEXT.encode())
     assert load(address(server, "good"), "mine.txt", wanted_sha256=wanted)[0].name == "mine.txt"
-    assert load(address(server, "good", content="x"), "mine.txt", wanted_sha256=wanted)[0].name == "mine.txt"
-    message_of(CheckpointError, address(server, "good", content="x"), "other.txt", wanted_sha256=wanted)
+    assert (
+        load(address(server, "good", content="x"), "mine.txt", wanted_sha256=wanted)[0].name
+        == "mine.txt"
+    )
+    message_of(
+        CheckpointError, address(server, "good", content="x"), "other.txt", wanted_sha256=wanted
+    )
     assert server.asked == []
     assert load("other.txt", address(server, "good"), wanted_sha256=wanted)[0].name == "corpus"
     assert server.asked == ["/good/corpus/input.txt"]
@@ -823,10 +946,15 @@ def test_a_resumed_run_asks_the_network_last_and_only_for_its_own_text(server):
 
 def test_downloads_at_the_same_time_do_not_disturb_each_other(server, folder):
     corpora = []
-    threads = [threading.Thread(target=lambda: corpora.append(load(address(server, "good"))[0])) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: corpora.append(load(address(server, "good"))[0]))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [np.array_equal(corpus.train.ids, corpora[0].train.ids) for corpus in corpora] == [True] * 8
+    assert [np.array_equal(corpus.train.ids, corpora[0].train.ids) for corpus in corpora] == [
+        True
+    ] * 8
     assert files_in(folder) == ["data/corpus/input.txt"]

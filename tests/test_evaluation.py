@@ -27,9 +27,14 @@ def test_it_is_the_mean_over_every_prediction_of_the_text():
             last = min(first + 8, end - 1)
             logits = model(torch.from_numpy(IDS[first:last].astype(np.int64))[None])[0]
             targets = IDS[first + 1 : last + 1]
-            nats += [-row.log_softmax(0)[target].item() for row, target in zip(logits, targets, strict=True)]
+            nats += [
+                -row.log_softmax(0)[target].item()
+                for row, target in zip(logits, targets, strict=True)
+            ]
     assert len(nats) == 39 + 60
-    assert exact_loss(model, evaluation_windows(SPLIT, 8, 3), CPU) == pytest.approx(sum(nats) / len(nats), abs=1e-6)
+    assert exact_loss(model, evaluation_windows(SPLIT, 8, 3), CPU) == pytest.approx(
+        sum(nats) / len(nats), abs=1e-6
+    )
 
 
 def test_the_batch_size_changes_nothing_but_rounding():

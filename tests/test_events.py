@@ -59,14 +59,21 @@ def test_what_came_after_the_checkpoint_is_gone(tmp_path):
     assert steps(tmp_path, "val/loss") == steps(tmp_path, "samples/text/text_summary") == [4]
 
 
-def test_an_evaluation_that_the_checkpoint_does_not_know_of_is_gone_though_its_step_is_not(tmp_path):
+def test_an_evaluation_that_the_checkpoint_does_not_know_of_is_gone_though_its_step_is_not(
+    tmp_path,
+):
     write(tmp_path, range(1, 9), evaluations=[4, 8])
     cut_back(tmp_path, 8, 4)
     assert steps(tmp_path)[-1] == 8 and steps(tmp_path, "val/loss") == [4]
 
 
 def test_files_are_cut_whatever_their_names_are(tmp_path):
-    for name in ("events.out.tfevents.1", "events.out.tfevents.9999999999.host.1.0", "x.tfevents.v2", "tfevents"):
+    for name in (
+        "events.out.tfevents.1",
+        "events.out.tfevents.9999999999.host.1.0",
+        "x.tfevents.v2",
+        "tfevents",
+    ):
         write(tmp_path, range(1, 6)).path.rename(tmp_path / name)
     with SummaryWriter(tmp_path) as writer:
         for step in range(1, 6):

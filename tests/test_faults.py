@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.campaigns.common import STEPS, at_step, loadable, same, scalars, small, start, step_of, train
+from tests.campaigns.common import (
+    STEPS,
+    at_step,
+    loadable,
+    same,
+    scalars,
+    small,
+    start,
+    step_of,
+    train,
+)
 from training import checkpoint, evaluation, events, report, sealed
 from training.monitor import Monitor
 from training.optimizers import AdamW
@@ -47,7 +57,9 @@ def spoil(*numbers, by=math.nan):
 
 def norms_go_by(patch, norm):
     real = torch.nn.utils.clip_grad_norm_
-    patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda parameters, limit: norm(real(parameters, limit)))
+    patch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda parameters, limit: norm(real(parameters, limit))
+    )
 
 
 def last_line(said):
@@ -55,7 +67,7 @@ def last_line(said):
     return said.splitlines()[-1]
 
 
-# ------------------------------------------------------------------------------------------------- not finite
+# --------------------------------------------------------------------------------------- not finite
 
 
 @pytest.mark.parametrize("by", [math.nan, math.inf, -math.inf])
@@ -64,8 +76,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(by, options, r
     code, said = train(*options, f"--out_dir={run}")
     assert code == 6
     assert re.fullmatch(
-        r"error: after step 5, at rate 0\.001: loss (nan|-?inf), gradient norm nan; both must be finite; "
-        rf"the last good checkpoint is {run}/last\.pt of step 4; try: python train\.py {run}/config\.yaml "
+        r"error: after step 5, at rate 0\.001: loss (nan|-?inf), gradient norm nan; both must be "
+        r"finite; "
+        rf"the last good checkpoint is {run}/last\.pt of step 4; try: python train\.py "
+        rf"{run}/config\.yaml "
         rf"--out_dir={run} --resume --muon_learning_rate=0\.01",
         last_line(said),
     )
@@ -77,8 +91,10 @@ def test_a_gradient_that_is_not_finite_does_so_too(options, run, monkeypatch):
     code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw")
     assert code == 6 and loadable(run) == (0, 0)
     assert re.fullmatch(
-        r"error: after step 0, at rate 0\.0002: loss 4\.\d+, gradient norm inf; both must be finite; there is no "
-        rf"checkpoint yet; try: python train\.py {run}/config\.yaml --out_dir={run} --resume --learning_rate=0\.0005",
+        r"error: after step 0, at rate 0\.0002: loss 4\.\d+, gradient norm inf; both must be "
+        r"finite; there is no "
+        rf"checkpoint yet; try: python train\.py {run}/config\.yaml --out_dir={run} --resume "
+        rf"--learning_rate=0\.0005",
         last_line(said),
     )
 
@@ -91,21 +107,35 @@ def test_the_command_that_is_proposed_works(options, run, monkeypatch):
     assert code == 0 and "train.muon_learning_rate 0.02 -> 0.01" in said and step_of(run) == STEPS
 
 
-def test_steps_that_are_not_finite_may_be_left_out_and_are_counted(options, run, tmp_path, monkeypatch):
+def test_steps_that_are_not_finite_may_be_left_out_and_are_counted(
+    options, run, tmp_path, monkeypatch
+):
     losses_go_by(monkeypatch, spoil(7, 11))
     code, said = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
-    assert code == 0 and re.findall(r"step (\d+): loss nan, gradient norm nan: left out, as (\d) in all", said) == [
+    assert code == 0 and re.findall(
+        r"step (\d+): loss nan, gradient norm nan: left out, as (\d) in all", said
+    ) == [
         ("4", "1"),
         ("6", "2"),
     ]
     assert scalars(run)["train/skipped"][-1] == (STEPS, 2.0)
     progress = sealed.read(run / "last.pt")["progress"]
-    assert (progress["skipped"], progress["skipped_in_a_row"], len(progress["losses"])) == (2, 0, STEPS - 2)
+    assert (progress["skipped"], progress["skipped_in_a_row"], len(progress["losses"])) == (
+        2,
+        0,
+        STEPS - 2,
+    )
 
 
 def test_a_step_that_is_left_out_changes_no_weight(options, run, monkeypatch):
     losses_go_by(monkeypatch, spoil(7))
-    arguments = [*options, f"--out_dir={run}", "--on_nonfinite=skip", "--save_interval=1", "--max_iters=4"]
+    arguments = [
+        *options,
+        f"--out_dir={run}",
+        "--on_nonfinite=skip",
+        "--save_interval=1",
+        "--max_iters=4",
+    ]
     assert train(*arguments, "--schedule=constant")[0] == 0
     before, after = sealed.read(run / "prev.pt"), sealed.read(run / "last.pt")
     assert (before["progress"]["step"], after["progress"]["step"]) == (3, 4)
@@ -116,7 +146,11 @@ def test_a_step_that_is_left_out_changes_no_weight(options, run, monkeypatch):
 def test_more_than_ten_in_a_row_end_the_run_all_the_same(options, run, monkeypatch):
     losses_go_by(monkeypatch, lambda loss, number: loss * math.nan if number >= 8 else loss)
     code, said = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
-    assert code == 6 and said.count("left out") == 10 and last_line(said).startswith("error: after step 14, ")
+    assert (
+        code == 6
+        and said.count("left out") == 10
+        and last_line(said).startswith("error: after step 14, ")
+    )
 
 
 def test_weights_that_an_update_has_spoilt_are_not_saved(options, run, monkeypatch):
@@ -129,11 +163,15 @@ def test_weights_that_an_update_has_spoilt_are_not_saved(options, run, monkeypat
     monkeypatch.setattr(AdamW, "step", spoilt)
     code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw", "--save_interval=1")
     assert code == 6 and loadable(run) == (0, 0)
-    assert last_line(said).startswith("error: after step 1, at rate 0.0002: the weights are no longer finite; there is")
+    assert last_line(said).startswith(
+        "error: after step 1, at rate 0.0002: the weights are no longer finite; there is"
+    )
 
 
 def scaler_of(patch, scale, overflows=()):
-    """Let gradients be scaled as for float16 on a GPU; in the calls that are numbered, one of them has overflown."""
+    """Let gradients be scaled as for float16 on a GPU; in the calls that are numbered, one of them
+    has overflown.
+    """
     numbers = iter(range(10**6))
 
     class Scaler(torch.amp.GradScaler):
@@ -158,9 +196,20 @@ def test_an_overflow_that_the_scaler_answers_is_no_fault(options, run, monkeypat
 
 
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
-def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(optimizer, options, run, monkeypatch):
+def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(
+    optimizer, options, run, monkeypatch
+):
     scaler_of(monkeypatch, 4.0, overflows=[2 * 3 + optimizer])
-    assert train(*options, f"--out_dir={run}", "--max_iters=4", "--save_interval=1", "--schedule=constant")[0] == 0
+    assert (
+        train(
+            *options,
+            f"--out_dir={run}",
+            "--max_iters=4",
+            "--save_interval=1",
+            "--schedule=constant",
+        )[0]
+        == 0
+    )
     before, after = sealed.read(run / "prev.pt"), sealed.read(run / "last.pt")
     assert (before["progress"]["loss_scale"], after["progress"]["loss_scale"]) == (4.0, 2.0)
     for part in ("model", "ema"):
@@ -170,28 +219,44 @@ def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(optimizer, optio
 def test_a_scale_below_1_is_no_answer(options, run, monkeypatch):
     scaler_of(monkeypatch, 1.0, overflows=[6])
     code, said = train(*options, f"--out_dir={run}")
-    assert code == 6 and "after step 3" in last_line(said) and "gradient norm inf" in last_line(said)
+    assert (
+        code == 6 and "after step 3" in last_line(said) and "gradient norm inf" in last_line(said)
+    )
 
 
-def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(options, run, monkeypatch):
+def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(
+    options, run, monkeypatch
+):
     real, numbers = report.losses_by_place, iter(range(100))
     monkeypatch.setattr(
-        report, "losses_by_place", lambda *arguments: real(*arguments) * (math.nan if next(numbers) in (2, 3) else 1)
+        report,
+        "losses_by_place",
+        lambda *arguments: real(*arguments) * (math.nan if next(numbers) in (2, 3) else 1),
     )
     code, said = train(*options, f"--out_dir={run}")
     assert code == 0 and "step 12: train nan, validation nan (nan bits per character)\n" in said
-    assert [math.isnan(value) for _, value in scalars(run)["val/loss"]] == [False, True, False, False]
+    assert [math.isnan(value) for _, value in scalars(run)["val/loss"]] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     assert sealed.read(run / "best.pt")["progress"]["best_step"] == STEPS
 
 
-# ----------------------------------------------------------------------------------------------------- spikes
+# ------------------------------------------------------------------------------------------- spikes
 
 
 def test_a_spike_is_counted_and_told(options, run, monkeypatch):
     losses_go_by(monkeypatch, lambda loss, number: loss * 3 if number == 280 else loss)
-    code, said = train(*options, f"--out_dir={run}", "--max_iters=150", "--eval_interval=150", "--save_interval=50")
+    code, said = train(
+        *options, f"--out_dir={run}", "--max_iters=150", "--eval_interval=150", "--save_interval=50"
+    )
     assert code == 0
-    assert re.findall(r"step (\d+): loss (\S+) is far above the last 128: spike 1\n", said)[0][0] == "141"
+    assert (
+        re.findall(r"step (\d+): loss (\S+) is far above the last 128: spike 1\n", said)[0][0]
+        == "141"
+    )
     assert scalars(run)["train/spikes"][-1] == (150, 1.0)
     assert len(sealed.read(run / "last.pt")["progress"]["losses"]) == WINDOW
 
@@ -202,7 +267,7 @@ def test_six_sigmas_of_a_full_window_are_a_spike():
     assert not is_spike(8.001, window[1:])
 
 
-# ----------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def out_of_memory(*_):
@@ -214,8 +279,10 @@ def test_out_of_memory_at_the_first_step_proposes_smaller_batches(options, run, 
     code, said = train(*options, f"--out_dir={run}")
     assert code == 5 and not list(run.glob("*.pt"))
     assert last_line(said) == (
-        "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at once; there is no "
-        f"checkpoint yet; try: python train.py {run}/config.yaml --out_dir={run} --resume --batch_size=2 "
+        "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
+        "once; there is no "
+        f"checkpoint yet; try: python train.py {run}/config.yaml --out_dir={run} --resume "
+        f"--batch_size=2 "
         "--gradient_accumulation_steps=4"
     )
 
@@ -226,7 +293,10 @@ def test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same
     with monkeypatch.context() as patch:
         losses_go_by(patch, lambda loss, number: out_of_memory() if number == 13 else loss)
         code, said = train(*options, f"--out_dir={run}", "--dropout=0")
-    assert code == 5 and f"; the last checkpoint is {run}/last.pt; try: python train.py " in last_line(said)
+    assert (
+        code == 5
+        and f"; the last checkpoint is {run}/last.pt; try: python train.py " in last_line(said)
+    )
     code, said = train(*last_line(said).partition("try: python train.py ")[2].split())
     assert code == 0 and "train.batch_size 4 -> 2; train.gradient_accumulation_steps 2 -> 4" in said
     assert train(*options, f"--out_dir={tmp_path / 'whole'}", "--dropout=0")[0] == 0
@@ -239,13 +309,21 @@ def test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same
     ("error", "code"),
     [
         (MemoryError(), 5),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"), 5),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
+                "memory"
+            ),
+            5,
+        ),
         (RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB)"), 5),
         (RuntimeError("our own mistake"), None),
     ],
     ids=str,
 )
-def test_memory_that_runs_out_is_known_by_its_names_and_other_errors_are_ours(error, code, options, run, monkeypatch):
+def test_memory_that_runs_out_is_known_by_its_names_and_other_errors_are_ours(
+    error, code, options, run, monkeypatch
+):
     def fail(*_):
         raise error
 
@@ -257,19 +335,22 @@ def test_memory_that_runs_out_is_known_by_its_names_and_other_errors_are_ours(er
         assert train(*options, f"--out_dir={run}", "--batch_size=1")[0] == code
 
 
-# ------------------------------------------------------------------------------------------------------- disk
+# --------------------------------------------------------------------------------------------- disk
 
 
 def full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_training(options, tmp_path, run, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_found_before_training(
+    options, tmp_path, run, monkeypatch
+):
     (tmp_path / "file").write_text("")
     code, said = train(*options, f"--out_dir={tmp_path / 'file' / 'run'}")
     assert code == 5
     assert last_line(said) == (
-        f"error: out_dir: cannot write to {tmp_path}/file/run (Not a directory); choose another --out_dir"
+        f"error: out_dir: cannot write to {tmp_path}/file/run (Not a directory); choose another "
+        f"--out_dir"
     )
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
@@ -286,7 +367,8 @@ def test_a_disk_too_small_for_the_checkpoints_is_found_before_training(options, 
     code, said = train(*options, f"--out_dir={run}")
     assert code == 5 and "step" not in said
     told = (
-        rf"error: out_dir: the checkpoints of this run need (\S+) MB, 0\.1 MB are free at {run}; make room or choose "
+        rf"error: out_dir: the checkpoints of this run need (\S+) MB, 0\.1 MB are free at {run}; "
+        rf"make room or choose "
         "another --out_dir"
     )
     needed = float(re.fullmatch(told, last_line(said))[1]) * 1e6
@@ -294,7 +376,9 @@ def test_a_disk_too_small_for_the_checkpoints_is_found_before_training(options, 
     assert train(*options, f"--out_dir={run}")[0] == 0
     assert 0.3 < needed / (4 * (run / "last.pt").stat().st_size) < 1.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    assert train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0  # in the place of what is there
+    assert (
+        train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0
+    )  # in the place of what is there
 
 
 def full_for(patch, is_full):
@@ -313,27 +397,42 @@ def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, mon
     full_for(monkeypatch, lambda name, number: number < 4)
     code, said = train(*options, f"--out_dir={run}")
     told = re.findall(
-        rf"warning: {run}/(\w+)\.pt: not saved \(No space left on device\): need \S+ MB, \S+ MB free at {run}; what "
-        r"was saved before is whole; make room or choose another --out_dir; training goes on and tries again at the",
+        rf"warning: {run}/(\w+)\.pt: not saved \(No space left on device\): need \S+ MB, \S+ MB "
+        rf"free at {run}; what "
+        r"was saved before is whole; make room or choose another --out_dir; training goes on and "
+        r"tries again at the",
         said,
     )
     assert code == 0 and told == ["last", "best", "best", "best"]
-    assert sealed.read(run / "best.pt")["progress"]["step"] == sealed.read(run / "last.pt")["progress"]["step"] == STEPS
+    assert (
+        sealed.read(run / "best.pt")["progress"]["step"]
+        == sealed.read(run / "last.pt")["progress"]["step"]
+        == STEPS
+    )
 
 
-def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(options, run, monkeypatch):
+def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(
+    options, run, monkeypatch
+):
     values = iter([1.0, 1.0] + [2.0] * 6)
     monkeypatch.setattr(report, "losses_by_place", lambda *_: np.array([[next(values)], [1.0]]))
     tried = []
-    full_for(monkeypatch, lambda name, number: tried.append(name) or tried.count("best") == 1 == (name == "best"))
+    full_for(
+        monkeypatch,
+        lambda name, number: tried.append(name) or tried.count("best") == 1 == (name == "best"),
+    )
     code, said = train(*options, f"--out_dir={run}")
-    assert code == 0 and said.count("warning: ") == 1 and tried[:4] == ["last", "best", "best", "last"]
+    assert (
+        code == 0 and said.count("warning: ") == 1 and tried[:4] == ["last", "best", "best", "last"]
+    )
     assert tried.count("best") == 2
     best = sealed.read(run / "best.pt")["progress"]
     assert best["step"] == best["best_step"] == 6
 
 
-def test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole(options, run, monkeypatch):
+def test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole(
+    options, run, monkeypatch
+):
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     before = (run / "last.pt").read_bytes()
     with monkeypatch.context() as patch:
@@ -341,14 +440,20 @@ def test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole(
         code, said = train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")
     assert code == 5 and (run / "last.pt").read_bytes() == before and not list(run.glob("*.tmp.*"))
     assert re.fullmatch(
-        rf"error: {run}/\w+\.pt: not saved \(No space left on device\): need 0\.\d MB, \S+ MB free at {run}; "
+        rf"error: {run}/\w+\.pt: not saved \(No space left on device\): need 0\.\d MB, \S+ MB free "
+        rf"at {run}; "
         "what was saved before is whole; make room or choose another --out_dir",
         last_line(said),
     )
-    assert train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")[0] == 0 and step_of(run) == 12
+    assert (
+        train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")[0] == 0
+        and step_of(run) == 12
+    )
 
 
-def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(options, run, tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(
+    options, run, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
         patch.setattr(events.EventFile, "flush", full)
         code, said = train(*options, f"--out_dir={run}")
@@ -368,31 +473,43 @@ def test_a_folder_that_is_removed_under_a_run_is_never_silent(options, run, monk
     at_step(monkeypatch, 5, lambda: shutil.rmtree(run))
     code, said = train(*options, f"--out_dir={run}")
     assert code == 5 and said.count("TensorBoard's file cannot be written") == 1
-    assert re.match(rf"error: {run}/best\.pt: not saved \(No such file or directory\): ", last_line(said))
+    assert re.match(
+        rf"error: {run}/best\.pt: not saved \(No such file or directory\): ", last_line(said)
+    )
 
 
-# ------------------------------------------------------------------------------------------------- what is there
+# ------------------------------------------------------------------------------------ what is there
 
 
 def test_a_folder_with_a_run_is_not_begun_anew_unasked(options, run):
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
     code, said = train(*options, f"--out_dir={run}")
-    assert code == 2 and {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"} == before
+    assert (
+        code == 2
+        and {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
+        == before
+    )
     assert last_line(said) == (
-        f"error: out_dir: {run} holds a run already; --resume goes on with it, --overwrite starts afresh in its place, "
+        f"error: out_dir: {run} holds a run already; --resume goes on with it, --overwrite starts "
+        f"afresh in its place, "
         "another --out_dir leaves it alone"
     )
 
 
 def test_the_best_and_the_last_of_one_step_are_one_content(options, run, monkeypatch):
     seals, seal = [], checkpoint.seal
-    monkeypatch.setattr(checkpoint, "seal", lambda saved: seals.append(saved.progress["step"]) or seal(saved))
+    monkeypatch.setattr(
+        checkpoint, "seal", lambda saved: seals.append(saved.progress["step"]) or seal(saved)
+    )
     assert train(*options, f"--out_dir={run}")[0] == 0
-    assert sorted(set(seals)) == seals and (run / "best.pt").read_bytes() == (run / "last.pt").read_bytes()
+    assert (
+        sorted(set(seals)) == seals
+        and (run / "best.pt").read_bytes() == (run / "last.pt").read_bytes()
+    )
 
 
-# --------------------------------------------------------------------------------------------------- speaking
+# ----------------------------------------------------------------------------------------- speaking
 
 
 def test_a_reader_of_the_output_who_leaves_ends_nothing(options, run, tmp_path):
@@ -400,7 +517,9 @@ def test_a_reader_of_the_output_who_leaves_ends_nothing(options, run, tmp_path):
     process.stdout.readline()
     process.stdout.close()
     assert process.wait() == 0
-    assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0 and same(tmp_path / "whole", run)
+    assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0 and same(
+        tmp_path / "whole", run
+    )
 
 
 def test_a_terminal_that_has_gone_ends_nothing(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""Files, arguments, texts and characters at random: all are answered. The short forms of four campaigns."""
+"""Files, arguments, texts and characters at random: all are answered. The short forms of four
+campaigns.
+"""
 
 from tests.campaigns import fuzz_command, fuzz_config, fuzz_text, terminal
 

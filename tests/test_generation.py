@@ -1,4 +1,6 @@
-"""Generation: cached text is uncached text at any length, each sample is its own, and the lean step is GPT.forward."""
+"""Generation: cached text is uncached text at any length, each sample is its own, and the lean step
+is GPT.forward.
+"""
 
 import dataclasses
 import itertools
@@ -25,7 +27,9 @@ def build(**changes):
     model = GPT(dataclasses.replace(SMALL, **changes), V, seed=1).double()
     with torch.no_grad():
         for parameter in model.parameters():  # an initial model hardly prefers anything
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.3)
+            parameter.add_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.3
+            )
     return model
 
 
@@ -38,7 +42,7 @@ def prompts(rows, length, seed=0):
     return torch.randint(V, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------------------------------------ the window
+# --------------------------------------------------------------------------------------- the window
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 8, 64])
@@ -58,12 +62,23 @@ def test_a_text_is_what_the_rule_says_written_out(temperature, window):
     expected, sampler = prompt, Sampler(5, range(2), temperature=temperature)
     sampler.skip(3)
     for n in range(3, 3 + 5 * SMALL.block_size):
-        start = window_start(n, SMALL.block_size) if window == "stepped" else max(0, n - SMALL.block_size)
+        start = (
+            window_start(n, SMALL.block_size)
+            if window == "stepped"
+            else max(0, n - SMALL.block_size)
+        )
         with torch.no_grad():
             ids = sampler(model(expected[:, start:])[:, -1].numpy())
         expected = torch.cat([expected, torch.from_numpy(ids)[:, None]], dim=1)
     for cache in (True, False):
-        found = text(model, prompt, Sampler(5, range(2), temperature=temperature), 40, cache=cache, window=window)
+        found = text(
+            model,
+            prompt,
+            Sampler(5, range(2), temperature=temperature),
+            40,
+            cache=cache,
+            window=window,
+        )
         assert torch.equal(found, expected[:, 3:])
 
 
@@ -137,7 +152,7 @@ def test_one_generation_leaves_no_trace_in_the_next():
     assert torch.equal(text(model, prompts(1, 4), Sampler(3), 20), alone)
 
 
-# ----------------------------------------------------------------------------------------------- the lean step
+# ------------------------------------------------------------------------------------ the lean step
 
 
 @pytest.mark.parametrize("large", [0, 10**9], ids=["panels", "one piece"])
@@ -184,7 +199,9 @@ def test_threads_are_used_where_they_help(monkeypatch):
     assert lean.LeanStep(model).threads == 2 * 4 * model.config.n_layer
 
 
-@pytest.mark.parametrize("seconds, expected", [(lambda n: 0.01 / n, 3), (lambda n: n / 500, 1)], ids=["alone", "busy"])
+@pytest.mark.parametrize(
+    "seconds, expected", [(lambda n: 0.01 / n, 3), (lambda n: n / 500, 1)], ids=["alone", "busy"]
+)
 def test_one_thread_is_taken_where_all_are_slower(seconds, expected):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -209,7 +226,9 @@ def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
 
 def test_only_one_stream_in_float32_with_a_cache_goes_by_the_lean_step(monkeypatch):
     steps, step = [], lean.LeanStep.__call__
-    monkeypatch.setattr(lean.LeanStep, "__call__", lambda self, *read: steps.append(read) or step(self, *read))
+    monkeypatch.setattr(
+        lean.LeanStep, "__call__", lambda self, *read: steps.append(read) or step(self, *read)
+    )
     for model, rows, options, lean_steps in (
         (build().float(), 1, {}, 3),
         (build(), 1, {}, 0),
@@ -222,7 +241,7 @@ def test_only_one_stream_in_float32_with_a_cache_goes_by_the_lean_step(monkeypat
         assert len(steps) == lean_steps
 
 
-# ------------------------------------------------------------------------------------------------- the sampler
+# -------------------------------------------------------------------------------------- the sampler
 
 
 def written_out(logits, temperature, top_k, top_p, min_p):
@@ -237,7 +256,9 @@ def written_out(logits, temperature, top_k, top_p, min_p):
     best = max(keep, key=lambda i: weights[i])
     if top_p < 1:
         cumulative, dropped = 0.0, set()
-        for i in sorted(keep, key=lambda i: weights[i]):  # from the least likely, as long as 1 - top_p is left out
+        for i in sorted(
+            keep, key=lambda i: weights[i]
+        ):  # from the least likely, as long as 1 - top_p is left out
             cumulative += weights[i] / total
             if cumulative <= 1 - top_p and i != best:
                 dropped.add(i)
@@ -275,7 +296,9 @@ LOGIT = st.sampled_from([-1e30, -100.0, -1.0, 0.0, 0.0, 1e-9, 1.0, 80.0, 1e30])
     st.sampled_from([0.0, 0.5, 0.999999]),
 )
 @settings(max_examples=300, deadline=None)
-def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(row, temperature, top_k, top_p, min_p):
+def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(
+    row, temperature, top_k, top_p, min_p
+):
     sampler = Sampler(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     logits = np.array([row], np.float32)
     chosen = sampler(logits).item()
@@ -286,13 +309,17 @@ def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(ro
 
 
 def test_ties_at_the_kth_logit_are_all_kept():
-    assert (Sampler(top_k=2).weights(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0).tolist() == [[True] * 4 + [False]]
+    assert (Sampler(top_k=2).weights(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0).tolist() == [
+        [True] * 4 + [False]
+    ]
 
 
 def test_temperature_zero_is_greedy():
     logits = np.random.default_rng(0).normal(size=(5, V))
     for temperature in (0.0, 1e-7):
-        assert np.array_equal(Sampler(0, range(5), temperature=temperature)(logits), logits.argmax(-1))
+        assert np.array_equal(
+            Sampler(0, range(5), temperature=temperature)(logits), logits.argmax(-1)
+        )
 
 
 def test_draws_follow_the_distribution():

@@ -29,15 +29,26 @@ def test_every_variant_starts_near_ln_v_and_learns_through_every_parameter(varia
     assert loss.item() == pytest.approx(math.log(11), abs=0.15)
     with torch.no_grad():  # zero-initialised branches pass no gradient to what is before them
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
+            parameter.add_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1
+            )
     model(IDS).logsumexp(-1).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in model.parameters()
+    )
 
 
 def test_token_shifts_add_what_stands_before_from_tables_of_their_own():
-    model = build(token_shifts=2, positions="rope", residual_init="zero").double()  # blocks begin as the identity
-    tables = [model.token_embedding.weight, *(embedding.weight for embedding in model.shift_embeddings)]
-    stream = [[sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS]
+    model = build(
+        token_shifts=2, positions="rope", residual_init="zero"
+    ).double()  # blocks begin as the identity
+    tables = [
+        model.token_embedding.weight,
+        *(embedding.weight for embedding in model.shift_embeddings),
+    ]
+    stream = [
+        [sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS
+    ]
     expected = model.output(model.norm(torch.stack([torch.stack(row) for row in stream])))
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
 
@@ -58,28 +69,44 @@ def test_one_seed_gives_the_same_weights_in_every_layout_and_another_seed_others
     for layout in LAYOUTS:
         for ours, theirs in zip(build(bias=True, attention=layout).views(), first, strict=True):
             assert torch.equal(ours, theirs)
-    assert not torch.equal(build(seed=1).token_embedding.weight, build(seed=0).token_embedding.weight)
+    assert not torch.equal(
+        build(seed=1).token_embedding.weight, build(seed=0).token_embedding.weight
+    )
 
 
 def test_initial_weights_do_not_depend_on_the_default_generator():
     torch.manual_seed(1)
     first = build(token_shifts=2).state_dict()
     torch.manual_seed(2)
-    assert all(torch.equal(first[name], tensor) for name, tensor in build(token_shifts=2).state_dict().items())
+    assert all(
+        torch.equal(first[name], tensor)
+        for name, tensor in build(token_shifts=2).state_dict().items()
+    )
 
 
 def test_initialisation_is_gpt2s():
-    model = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64, token_shifts=1, tied=False), 65)
+    model = GPT(
+        ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64, token_shifts=1, tied=False), 65
+    )
     expected = 0.02 / math.sqrt(8)
-    for embedding in (model.token_embedding, model.position_embedding, model.output, *model.shift_embeddings):
+    for embedding in (
+        model.token_embedding,
+        model.position_embedding,
+        model.output,
+        *model.shift_embeddings,
+    ):
         assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.03)
     for block in model.blocks:
         assert block.mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.03)
-        assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(0.02, rel=0.03)
+        assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(
+            0.02, rel=0.03
+        )
         for ending in (block.mlp.down, block.attention.output):
             assert ending.weight.std().item() == pytest.approx(expected, rel=0.03)
     zero = build(residual_init="zero")
-    assert not any(block.mlp.down.weight.any() or block.attention.output.weight.any() for block in zero.blocks)
+    assert not any(
+        block.mlp.down.weight.any() or block.attention.output.weight.any() for block in zero.blocks
+    )
 
 
 def test_sizes_are_nanogpts():
@@ -104,7 +131,9 @@ def test_a_text_that_the_caches_hold_already_is_refused():
     caches = model.new_caches()
     model(IDS[:, :6], caches)
     for read in (IDS[:, 6:], IDS[:, :6]):
-        with pytest.raises(ValueError, match=f"the caches hold 6 tokens, of a text of {read.size(1)}"):
+        with pytest.raises(
+            ValueError, match=f"the caches hold 6 tokens, of a text of {read.size(1)}"
+        ):
             model(read, caches)
 
 
@@ -131,7 +160,9 @@ def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_
     y = drop(x.transpose(0, 2), p)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert y.shape == (333, 3, 1001) and y.dtype == dtype
-    assert torch.equal(gradient, y.transpose(0, 2))  # what was dropped and scaled forwards is so backwards
+    assert torch.equal(
+        gradient, y.transpose(0, 2)
+    )  # what was dropped and scaled forwards is so backwards
     kept = (y != 0).double()
     share = 1 - min(p, 1 - 2**-16)
     assert torch.allclose(y[kept > 0].double(), torch.tensor(1 / share).double(), rtol=5e-3)
@@ -140,6 +171,8 @@ def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_
     for lag in (0, *in_one_draw, *far_apart):
         pairs = flat * flat.roll(lag)
         expected = share if lag == 0 else share**2
-        assert abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5, lag
+        assert (
+            abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5
+        ), lag
     torch.manual_seed(1)
     assert not torch.equal(drop(x.transpose(0, 2), p), y)

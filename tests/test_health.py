@@ -1,4 +1,6 @@
-"""Is the run healthy? Each notice is provoked by a run that deserves it, and said once; a healthy run gets none."""
+"""Is the run healthy? Each notice is provoked by a run that deserves it, and said once; a healthy
+run gets none.
+"""
 
 import re
 import signal
@@ -21,7 +23,9 @@ def options(tmp_path):
 
 
 def told(tmp_path, said):
-    """By name, the steps of every notice in TensorBoard's texts; each is among what was `said` on the console."""
+    """By name, the steps of every notice in TensorBoard's texts; each is among what was `said` on
+    the console.
+    """
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     notices = {}
     for tag in events.Tags()["tensors"]:
@@ -39,7 +43,10 @@ def test_a_first_loss_far_above_ln_v(options, tmp_path, monkeypatch):
     monkeypatch.setattr(gpt, "INIT_STD", 1.0)
     code, said = train(*options, *SHORT)
     assert code == 0 and told(tmp_path, said) == {"first_loss": [1]}
-    assert re.search(r"the first loss is \d\.\d\d, far above ln\(57\) = 4\.04", said) and "warmup_iters" in said
+    assert (
+        re.search(r"the first loss is \d\.\d\d, far above ln\(57\) = 4\.04", said)
+        and "warmup_iters" in said
+    )
 
 
 def test_exploding_and_vanishing_gradients(options, tmp_path, monkeypatch):
@@ -74,7 +81,10 @@ def test_dead_heads(options, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "PATIENCE", 0)
     code, said = train(*options, *SHORT)
     assert code == 0 and told(tmp_path, said) == {"dead_heads": [2]}
-    assert "head 1 of layer 1 attends to everything alike; head 2 of layer 1 attends to everything alike; try" in said
+    assert (
+        "head 1 of layer 1 attends to everything alike; head 2 of layer 1 attends to everything "
+        "alike; try" in said
+    )
 
 
 def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
@@ -85,7 +95,10 @@ def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
     assert health.idleness(even) == "attends to everything alike"
     assert health.idleness(first) == "attends only to place 1"
     assert (
-        health.idleness(back) == "" == health.idleness(torch.eye(T)) == health.idleness(torch.full((T, T), torch.nan))
+        health.idleness(back)
+        == ""
+        == health.idleness(torch.eye(T))
+        == health.idleness(torch.full((T, T), torch.nan))
     )
     for share in (0.2, 0.8):  # partly at work: it is idle only where all of it is
         assert health.idleness(share * even + (1 - share) * back) == ""
@@ -94,7 +107,9 @@ def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
 
 def test_a_text_smaller_than_the_model_wants(options, tmp_path):
     code, said = train(*options, *SHORT, "--n_embd=384")
-    (note,) = re.findall(r"note: \S+ parameters are many for 6,000 characters: .* by heart; the preset .* fits", said)
+    (note,) = re.findall(
+        r"note: \S+ parameters are many for 6,000 characters: .* by heart; the preset .* fits", said
+    )
     (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("run/corpus/text_summary")
     assert code == 0 and note in corpus.tensor_proto.string_val[0].decode()
 
@@ -104,7 +119,11 @@ def test_each_is_told_once_however_often_the_run_is_resumed(options, tmp_path, m
     said = ""
     for _ in range(3):
         with monkeypatch.context() as patch:
-            at_step(patch, 2 + said.count("stopped and saved"), lambda: signal.raise_signal(signal.SIGINT))
+            at_step(
+                patch,
+                2 + said.count("stopped and saved"),
+                lambda: signal.raise_signal(signal.SIGINT),
+            )
             said += train(*options, *SHORT, "--logit_softcap=0.001", "--resume")[1]
     notices = told(tmp_path, said)
     assert notices["vanishing"] == [1] and said.count("gradient vanishes") == 1

@@ -1,4 +1,6 @@
-"""Texts of any size: two passes in little memory, a cache that is right or made again, and windows read from a map."""
+"""Texts of any size: two passes in little memory, a cache that is right or made again, and windows
+read from a map.
+"""
 
 import errno
 import itertools
@@ -88,7 +90,9 @@ def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
         (b"\xff\xfe" + "a\nbc".encode("utf-16-le") + b"x", "not UTF-16-LE at byte 10 (line 2)"),
     ],
 )
-def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_cut(content, words, chunk, monkeypatch):
+def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_cut(
+    content, words, chunk, monkeypatch
+):
     monkeypatch.setattr(sources, "CHUNK", chunk)
     with pytest.raises(DataError, match=r"book\.txt: ") as raised:
         load(write("book.txt", content))
@@ -101,8 +105,13 @@ def test_a_large_text_is_what_a_small_one_is(monkeypatch):
     large = load("books")
     monkeypatch.setattr(passes, "LARGE", 10**9)
     small = load("books")
-    assert isinstance(large.train.ids.base, np.memmap) and not isinstance(small.train.ids.base, np.memmap)
-    assert np.array_equal(large.train.ids, small.train.ids) and large.train.ids.dtype == small.train.ids.dtype
+    assert isinstance(large.train.ids.base, np.memmap) and not isinstance(
+        small.train.ids.base, np.memmap
+    )
+    assert (
+        np.array_equal(large.train.ids, small.train.ids)
+        and large.train.ids.dtype == small.train.ids.dtype
+    )
     assert (large.train.segments, large.val.segments) == (small.train.segments, small.val.segments)
     assert [line for line in large.report if "lies in" not in line] == small.report
 
@@ -128,7 +137,9 @@ def test_batches_are_read_from_the_map_without_a_copy_of_the_corpus():
     assert isinstance(corpus.train.ids.base, np.memmap)
     assert corpus.val.ids.base is corpus.train.ids.base and not corpus.train.ids.flags.writeable
     x, y = Batches(corpus.train, 16, 4, seed=1)(0)
-    assert all(corpus.tokenizer.decode(row) in TEXT for row in np.concatenate([x, y[:, -1:]], axis=1))
+    assert all(
+        corpus.tokenizer.decode(row) in TEXT for row in np.concatenate([x, y[:, -1:]], axis=1)
+    )
 
 
 # The cache
@@ -147,7 +158,11 @@ def test_the_second_start_reads_no_text(no_pass):
 
 def test_another_text_or_other_settings_are_made_anew():
     load(write("book.txt"))
-    for settings in ({"newlines": "unix"}, {"min_count": 41}, {"vocabulary": "".join(sorted({*TEXT, "x", "z", "~"}))}):
+    for settings in (
+        {"newlines": "unix"},
+        {"min_count": 41},
+        {"vocabulary": "".join(sorted({*TEXT, "x", "z", "~"}))},
+    ):
         before = set(kept())
         load("book.txt", **settings)
         assert before < set(kept()), settings
@@ -168,7 +183,9 @@ def test_a_cache_that_was_cut_short_is_made_again():
     counted = census.read_bytes()
     for damaged in (counted[:-1], b"", b"\xff", b"[]", b"{}", b'{"counts": {}, "lengths": 3}'):
         census.write_bytes(damaged)
-        assert text_of(load("book.txt")) == TEXT and json.loads(census.read_bytes()) == json.loads(counted)
+        assert text_of(load("book.txt")) == TEXT and json.loads(census.read_bytes()) == json.loads(
+            counted
+        )
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -177,7 +194,10 @@ def test_a_disk_that_fills_leaves_nothing_and_is_told_with_5(call, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(ResourceError, match=r"cannot be written to .*hornbook \(No space left on device\); make room"):
+    with pytest.raises(
+        ResourceError,
+        match=r"cannot be written to .*hornbook \(No space left on device\); make room",
+    ):
         load(write("book.txt"))
     assert kept() == [] and ResourceError.exit_code == 5
 

@@ -1,5 +1,6 @@
-"""A layout is only a place for the weights: the same model, matrices for the optimizers and training in each, and any
-of them turned into any other without the loss of a bit."""
+"""A layout is only a place for the weights: the same model, matrices for the optimizers and
+training in each, and any of them turned into any other without the loss of a bit.
+"""
 
 import dataclasses
 import functools
@@ -15,7 +16,9 @@ from model.gpt import GPT
 from training.optimizers import build, copy_state
 
 CLASSIC = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8, bias=True)
-MODERN = dataclasses.replace(CLASSIC, bias=False, positions="rope", norm="rmsnorm", mlp="relu2", qk_norm=True)
+MODERN = dataclasses.replace(
+    CLASSIC, bias=False, positions="rope", norm="rmsnorm", mlp="relu2", qk_norm=True
+)
 VOCABULARY = 11
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -27,7 +30,9 @@ def gpt(config=CLASSIC, **changes):
 
 
 def batch(step):
-    """Texts that count upwards by 1, 2 or 3 a character: what comes next is known to who looks back."""
+    """Texts that count upwards by 1, 2 or 3 a character: what comes next is known to who looks
+    back.
+    """
     generator = torch.Generator().manual_seed(step)
     start, hop = (
         torch.randint(VOCABULARY, (4, 1), generator=generator),
@@ -52,7 +57,7 @@ def train(model, optimizers, steps):
     return losses
 
 
-# ------------------------------------------------------------------------------------------ head_weights
+# ------------------------------------------------------------------------------------- head_weights
 
 
 @every_layout
@@ -86,14 +91,16 @@ def test_one_seed_gives_one_layer(layout):
     def drawn(name, generator):
         made = Attention(12, 3, layout=name, head_size=5, bias=True)
         made.reset_parameters(generator, 0.1, 0.2)
-        return [view for h in range(3) for view in made.projection.head_weights(h)] + list(made.output.parameters())
+        return [view for h in range(3) for view in made.projection.head_weights(h)] + list(
+            made.output.parameters()
+        )
 
     for seeded in (lambda: torch.Generator().manual_seed(5), lambda: torch.manual_seed(5) and None):
         for ours, fused in zip(drawn(layout, seeded()), drawn("fused", seeded()), strict=True):
             assert torch.equal(ours, fused) and (ours.any() or ours.dim() == 1)
 
 
-# -------------------------------------------------------------------------------------------- conversion
+# --------------------------------------------------------------------------------------- conversion
 
 
 @pytest.mark.parametrize(("here", "there"), list(itertools.permutations(LAYOUTS, 2)))
@@ -105,7 +112,9 @@ def test_there_and_back_every_bit_is_the_same(here, there):
     for name, parameter in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], parameter), name
     assert [view.shape for view in away.views()] == [view.shape for view in model.views()]
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(away.views(), model.views(), strict=True))
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(away.views(), model.views(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("config", [CLASSIC, MODERN], ids=["classic", "modern"])
@@ -119,25 +128,40 @@ def test_every_pair_is_the_same_function(layout, kernel, config):
 
 def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_memory():
     model = gpt(MODERN, attention="stacked", kernel="loop").bfloat16().eval()
-    for other in (model.with_attention(), model.with_attention("heads"), model.with_attention(kernel="bmm")):
+    for other in (
+        model.with_attention(),
+        model.with_attention("heads"),
+        model.with_attention(kernel="bmm"),
+    ):
         assert not other.training and other.output.weight.dtype == torch.bfloat16
-        assert other.config.kernel in ("loop", "bmm") and other.config.attention in ("stacked", "heads")
+        assert other.config.kernel in ("loop", "bmm") and other.config.attention in (
+            "stacked",
+            "heads",
+        )
         addresses = {parameter.data_ptr() for parameter in model.parameters()}
         assert addresses.isdisjoint(parameter.data_ptr() for parameter in other.parameters())
     with pytest.raises(ValueError, match="unroled"):
         model.with_attention("unroled")
 
 
-# ------------------------------------------------------------------------------------ optimizers, training
+# ----------------------------------------------------------------------------- optimizers, training
 
 
 @every_layout
 def test_the_hidden_matrices_are_the_same_in_every_layout(layout):
     C = CLASSIC.n_embd
-    ours, fused = (list(map(torch.cat, gpt(attention=name).matrices())) for name in (layout, "fused"))
-    assert [tuple(matrix.shape) for matrix in ours] == [*[(C, C)] * 4, (4 * C, C), (C, 4 * C)] * CLASSIC.n_layer
+    ours, fused = (
+        list(map(torch.cat, gpt(attention=name).matrices())) for name in (layout, "fused")
+    )
+    assert [tuple(matrix.shape) for matrix in ours] == [
+        *[(C, C)] * 4,
+        (4 * C, C),
+        (C, 4 * C),
+    ] * CLASSIC.n_layer
     assert all(torch.equal(our, their) for our, their in zip(ours, fused, strict=True))
-    weight = gpt().blocks[1].attention.projection.qkv.weight.chunk(3)  # queries, keys and values of the fused layout
+    weight = (
+        gpt().blocks[1].attention.projection.qkv.weight.chunk(3)
+    )  # queries, keys and values of the fused layout
     assert all(torch.equal(our, whole) for our, whole in zip(ours[6:9], weight, strict=True))
 
 
@@ -149,14 +173,18 @@ def test_weight_decay_pulls_at_the_same_matrices_and_at_no_bias(layout, optimize
         for view in model.views():
             view.add_(torch.rand(view.shape, dtype=torch.float64))
     before = [view.clone() for view in model.views()]
-    settings = TrainConfig(optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.1, weight_decay=0.5)
+    settings = TrainConfig(
+        optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.1, weight_decay=0.5
+    )
     optimizers = build(model, settings, torch.float64)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
         each.step()
     for view, old in zip(model.views(), before, strict=True):
-        assert torch.allclose(view, old * (1 - 0.1 * 0.5) if view.dim() == 2 else old, rtol=0, atol=1e-15)
+        assert torch.allclose(
+            view, old * (1 - 0.1 * 0.5) if view.dim() == 2 else old, rtol=0, atol=1e-15
+        )
 
 
 @functools.cache
@@ -168,10 +196,14 @@ def losses_of_the_default(optimizer, config, dropout):
 @every_layout
 @every_optimizer
 @pytest.mark.parametrize(("config", "dropout"), [(CLASSIC, 0.0), (CLASSIC, 0.2), (MODERN, 0.0)])
-def test_thirty_steps_from_one_seed_have_the_same_losses_in_every_layout(layout, optimizer, config, dropout):
+def test_thirty_steps_from_one_seed_have_the_same_losses_in_every_layout(
+    layout, optimizer, config, dropout
+):
     model = gpt(config, kernel="batched", attention=layout, dropout=dropout)
     losses = train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
-    assert losses == pytest.approx(losses_of_the_default(optimizer, config, dropout), rel=0, abs=1e-9)
+    assert losses == pytest.approx(
+        losses_of_the_default(optimizer, config, dropout), rel=0, abs=1e-9
+    )
     assert losses[-1] < losses[0] - 0.15  # with dropout 0.17 to 0.22, as the masks fall
 
 
@@ -191,10 +223,16 @@ def test_what_an_optimizer_remembers_comes_back_bit_for_bit(here, there, optimiz
     optimizers = build(model, settings, torch.float64)
     train(model, optimizers, range(2))
     away, back = model.with_attention(there), model.with_attention(here)
-    there_optimizers, back_optimizers = (build(each, settings, torch.float64) for each in (away, back))
+    there_optimizers, back_optimizers = (
+        build(each, settings, torch.float64) for each in (away, back)
+    )
     copy_state(model, optimizers, away, there_optimizers)
     copy_state(away, there_optimizers, back, back_optimizers)
     for ours, theirs in zip(back_optimizers, optimizers, strict=True):
-        states = zip(ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True)
+        states = zip(
+            ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True
+        )
         for our, their in states:
-            assert our.keys() == their.keys() and all(torch.equal(our[name], their[name]) for name in our)
+            assert our.keys() == their.keys() and all(
+                torch.equal(our[name], their[name]) for name in our
+            )

@@ -26,7 +26,8 @@ def refusal(folder):
 def test_the_second_is_told_who_the_first_is_and_since_when(tmp_path):
     with only_writer(tmp_path):
         told = (
-            r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; one run at a time writes to a "
+            r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; one run at "
+            r"a time writes to a "
             r"folder; wait for it, stop it or choose another --out_dir"
         )
         assert int(re.fullmatch(told, refusal(tmp_path))[1]) == os.getpid()
@@ -35,7 +36,9 @@ def test_the_second_is_told_who_the_first_is_and_since_when(tmp_path):
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE
+    )
     assert holder.stdout.readline() == b"held\n"
     assert f"pid {holder.pid} since" in refusal(tmp_path)
     holder.kill()
@@ -53,7 +56,10 @@ def test_where_no_folder_can_be_nothing_is_locked(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError) as caught, only_writer(tmp_path / "file" / "run"):
         pass
-    where = f"out_dir: cannot write to {tmp_path / 'file' / 'run'} (Not a directory); choose another --out_dir"
+    where = (
+        f"out_dir: cannot write to {tmp_path / 'file' / 'run'} (Not a directory); choose another "
+        f"--out_dir"
+    )
     assert caught.value.exit_code == 5 and str(caught.value) == where
 
 

@@ -1,4 +1,6 @@
-"""The dashboard: what TensorBoard's own reader and its real server show is what was trained, resumed or not."""
+"""The dashboard: what TensorBoard's own reader and its real server show is what was trained,
+resumed or not.
+"""
 
 import json
 import re
@@ -25,20 +27,37 @@ from training import dashboard, report
 from training.monitor import Monitor
 
 SCALARS = {
-    "train/loss", "train/lr", "train/lr/vectors", "train/lr/hidden", "train/grad_norm", "train/tokens_per_sec",
-    "train/share_of_peak", "train/epoch", "train/spikes", "train/skipped",
-    "val/loss", "val/bpc", "val/gap", "val/train_loss",
-}  # fmt: skip
-TEXTS = {f"{tag}/text_summary" for tag in ("run/config", "run/corpus", "samples/text", "samples/next")}
+    "train/loss",
+    "train/lr",
+    "train/lr/vectors",
+    "train/lr/hidden",
+    "train/grad_norm",
+    "train/tokens_per_sec",
+    "train/share_of_peak",
+    "train/epoch",
+    "train/spikes",
+    "train/skipped",
+    "val/loss",
+    "val/bpc",
+    "val/gap",
+    "val/train_loss",
+}
+TEXTS = {
+    f"{tag}/text_summary" for tag in ("run/config", "run/corpus", "samples/text", "samples/next")
+}
 IMAGES = {"attention/layer_1", "attention/layer_2", "val/loss_by_place"}
 ONCE = {"run/config/text_summary", "run/corpus/text_summary"}
 EVALUATIONS = list(range(6, STEPS + 1, 6))
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the run `whole` and the same in `parts`, stopped twice; and every point that `whole` was told."""
+    """A folder with the run `whole` and the same in `parts`, stopped twice; and every point that
+    `whole` was told.
+    """
     folder, told = tmp_path_factory.mktemp("runs"), {}
     options, scalars = [*small(folder), "--n_layer=2"], Monitor.scalars
 
@@ -65,7 +84,14 @@ def server(request, runs, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = ["-m", "tensorboard.main", f"--logdir={runs[0]}", "--host=127.0.0.1", f"--port={port}", request.param]
+    words = [
+        "-m",
+        "tensorboard.main",
+        f"--logdir={runs[0]}",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        request.param,
+    ]
     with (tmp_path_factory.mktemp("server") / "log").open("w") as log:
         process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}/"
@@ -73,11 +99,17 @@ def server(request, runs, tmp_path_factory):
     def ask(path, post=None, **query):
         content = None if post is None else json.dumps(post).encode()
         request = urllib.request.Request(
-            f"{address}data/{path}?{urllib.parse.urlencode(query)}", content, {"Content-Type": "application/json"}
+            f"{address}data/{path}?{urllib.parse.urlencode(query)}",
+            content,
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
             content = answer.read()
-        return json.loads(content) if answer.headers["Content-Type"].startswith("application/json") else content
+        return (
+            json.loads(content)
+            if answer.headers["Content-Type"].startswith("application/json")
+            else content
+        )
 
     ask.address = address
     try:
@@ -112,10 +144,16 @@ def test_the_event_files_equal_what_was_trained_undisturbed_and_resumed(runs):
 def test_the_curves_mean_what_they_say(runs):
     told = {tag: dict(points) for tag, points in runs[1].items()}
     settings = settings_of(Config)
-    assert told["val/gap"][24] == pytest.approx(told["val/loss"][24] - told["val/train_loss"][24], rel=1e-3)
+    assert told["val/gap"][24] == pytest.approx(
+        told["val/loss"][24] - told["val/train_loss"][24], rel=1e-3
+    )
     assert told["train/epoch"][24] == pytest.approx(24 * 2 * 4 * 16 / 5400)
     assert told["train/lr/hidden"][8] == pytest.approx(settings["train.muon_learning_rate"].default)
-    assert told["train/lr"][8] == told["train/lr/vectors"][8] == pytest.approx(settings["train.learning_rate"].default)
+    assert (
+        told["train/lr"][8]
+        == told["train/lr/vectors"][8]
+        == pytest.approx(settings["train.learning_rate"].default)
+    )
     assert 0 < told["train/share_of_peak"][24] < 1
 
 
@@ -132,52 +170,92 @@ def test_the_server_shows_every_point_once(server, runs, run):
         shown = server("plugin/scalars/scalars", run=run, tag=tag)
         assert [step for _, step, _ in shown] == [step for step, _ in points], tag
         if run == "whole":
-            assert [value for *_, value in shown] == pytest.approx([value for _, value in points]), tag
+            assert [value for *_, value in shown] == pytest.approx(
+                [value for _, value in points]
+            ), tag
     for tag in TEXTS:
         shown = server("plugin/text/text", run=run, tag=tag)
         assert [each["step"] for each in shown] == ([0] if tag in ONCE else EVALUATIONS), tag
     for tag in IMAGES:
-        assert [each["step"] for each in server("plugin/images/images", run=run, tag=tag)] == EVALUATIONS, tag
+        assert [
+            each["step"] for each in server("plugin/images/images", run=run, tag=tag)
+        ] == EVALUATIONS, tag
 
 
 def test_the_server_shows_texts_pictures_settings_and_the_page_of_charts(server):
     config = server("plugin/text/text", run="whole", tag="run/config/text_summary")[0]["text"]
-    assert "<table>" in config and re.search(r"<td>train\.cooldown_iters</td>\s*<td>10</td>", config)
+    assert "<table>" in config and re.search(
+        r"<td>train\.cooldown_iters</td>\s*<td>10</td>", config
+    )
     query = server("plugin/images/images", run="parts", tag="attention/layer_2")[-1]["query"]
-    picture = Image.open(BytesIO(server("plugin/images/individualImage", **dict(urllib.parse.parse_qsl(query)))))
+    picture = Image.open(
+        BytesIO(server("plugin/images/individualImage", **dict(urllib.parse.parse_qsl(query))))
+    )
     assert picture.format == "PNG" and min(picture.size) > 300
-    titles = [chart["title"] for chart in server("plugin/custom_scalars/layout")["category"][0]["chart"]]
+    titles = [
+        chart["title"] for chart in server("plugin/custom_scalars/layout")["category"][0]["chart"]
+    ]
     assert titles == list(dashboard.CHARTS)
 
 
 def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs):
     metrics = [{"name": {"tag": tag}} for tag in dashboard.FINAL]
-    wish = {"experimentName": "", "allowedStatuses": ["STATUS_UNKNOWN"], "colParams": [], "sliceSize": 9}
-    groups = server("plugin/hparams/session_groups", wish | {"colParams": [{"metric": m["name"]} for m in metrics]})
-    assert sorted(group["sessions"][0]["name"] for group in groups["sessionGroups"]) == ["parts", "whole"]
+    wish = {
+        "experimentName": "",
+        "allowedStatuses": ["STATUS_UNKNOWN"],
+        "colParams": [],
+        "sliceSize": 9,
+    }
+    groups = server(
+        "plugin/hparams/session_groups",
+        wish | {"colParams": [{"metric": m["name"]} for m in metrics]},
+    )
+    assert sorted(group["sessions"][0]["name"] for group in groups["sessionGroups"]) == [
+        "parts",
+        "whole",
+    ]
     for group in groups["sessionGroups"]:
         values = {each["name"]["tag"]: each["value"] for each in group["metricValues"]}
         assert values["val/loss"] == pytest.approx(dict(runs[1]["val/loss"])[STEPS])
-        assert group["hparams"]["model.n_layer"] == 2 and group["hparams"]["train.optimizer"] == "muon"
+        assert (
+            group["hparams"]["model.n_layer"] == 2 and group["hparams"]["train.optimizer"] == "muon"
+        )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_shows_it_without_an_error(server, tmp_path):
-    known = r"Multiple instances of Three\.js|software WebGL|is deprecated"  # what TensorBoard's own pages say
+    # what TensorBoard's own pages say
+    known = r"Multiple instances of Three\.js|software WebGL|is deprecated"
     for tab in ("timeseries", "images", "text", "hparams"):
         shot = tmp_path / f"{tab}.png"
-        words = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--screenshot={shot}",
-                 "--window-size=1200,900", "--virtual-time-budget=8000", f"--user-data-dir={shot}.user"]  # fmt: skip
-        seen = subprocess.run([CHROMIUM, *words, f"{server.address}#{tab}"], capture_output=True, timeout=200)
-        said = [line for line in seen.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
+        words = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--screenshot={shot}",
+            "--window-size=1200,900",
+            "--virtual-time-budget=8000",
+            f"--user-data-dir={shot}.user",
+        ]
+        seen = subprocess.run(
+            [CHROMIUM, *words, f"{server.address}#{tab}"], capture_output=True, timeout=200
+        )
+        said = [
+            line for line in seen.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line
+        ]
         assert [line for line in said if not re.search(known, line)] == [], tab
-        assert len(Image.open(shot).convert("RGB").resize((300, 225)).getcolors(10**6)) > 50, f"{tab} is empty"
+        assert len(Image.open(shot).convert("RGB").resize((300, 225)).getcolors(10**6)) > 50, (
+            f"{tab} is empty"
+        )
 
 
-# ---------------------------------------------------------------------------------------------- what it is, said once
+# ---------------------------------------------------------------------------- what it is, said once
 
 
-def test_other_settings_on_the_way_replace_the_introduction_and_the_same_leave_the_files_alone(tmp_path):
+def test_other_settings_on_the_way_replace_the_introduction_and_the_same_leave_the_files_alone(
+    tmp_path,
+):
     options, run = small(tmp_path), tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=14")[0] == 0
     before = {path: path.read_bytes() for path in run.glob("*tfevents*")}
@@ -192,13 +270,18 @@ def test_scalars_alone_keep_the_sample_and_draw_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "draw", None)
     assert train(*small(tmp_path), "--log=scalars", f"--out_dir={tmp_path / 'run'}")[0] == 0
     tags = accumulated(tmp_path / "run").Tags()
-    assert "samples/text/text_summary" in tags["tensors"] and "samples/next/text_summary" not in tags["tensors"]
+    assert (
+        "samples/text/text_summary" in tags["tensors"]
+        and "samples/next/text_summary" not in tags["tensors"]
+    )
     assert set(tags["scalars"]) == SCALARS - {"train/share_of_peak"}
 
 
 def test_tensorflow_is_not_loaded_where_it_is_installed(tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
-    command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training.run, training.monitor"
+    command = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training.run, training.monitor"
+    )
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
 
 

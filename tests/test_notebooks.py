@@ -1,6 +1,8 @@
-"""Five notebooks that people learn attention from: the numbers that they print come out here too, where they are right.
+"""Five notebooks that people learn attention from: the numbers that they print come out here too,
+where they are right.
 
-Seeds, sizes and numbers are theirs. B batch, T queries, S keys, C width of a token, H heads, D head size
+Seeds, sizes and numbers are theirs. B batch, T queries, S keys, C width of a token, H heads, D head
+size
 """
 
 import itertools
@@ -14,7 +16,9 @@ from model.cache import KVCache
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-every_pair = pytest.mark.parametrize(("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS)))
+every_pair = pytest.mark.parametrize(
+    ("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS))
+)
 
 
 def numbers(table):
@@ -26,7 +30,7 @@ def printed(tensor, table):
     return torch.allclose(tensor.flatten(), numbers(table), rtol=0, atol=6e-5)
 
 
-# ---------------------------------------------------------------- one head, then two, by concatenation and stacking
+# ------------------------------------------------ one head, then two, by concatenation and stacking
 
 
 @every_kernel
@@ -50,18 +54,27 @@ def test_one_head_from_seed_123(kernel):
     )
     assert printed(attention_weights(q, k, causal=True)[0, 0, 1, :2], "0.7818 0.2182")
 
-    q, k, v = (torch.stack([torch.randn(2, 4, 8) for _ in range(2)], dim=1) for _ in range(3))  # (B, 2, T, D)
-    apart = [kernel(q[:, h, None], k[:, h, None], v[:, h, None], None, True, 0.0)[:, 0] for h in range(2)]
+    q, k, v = (
+        torch.stack([torch.randn(2, 4, 8) for _ in range(2)], dim=1) for _ in range(3)
+    )  # (B, 2, T, D)
+    apart = [
+        kernel(q[:, h, None], k[:, h, None], v[:, h, None], None, True, 0.0)[:, 0] for h in range(2)
+    ]
     together = kernel(q, k, v, None, True, 0.0)
     assert torch.allclose(merge_heads(together), torch.cat(apart, dim=-1), atol=1e-6)
-    assert torch.allclose(together[:, 1], apart[1], atol=1e-6)  # heads are the second axis: what it printed False for
+    assert torch.allclose(
+        together[:, 1], apart[1], atol=1e-6
+    )  # heads are the second axis: what it printed False for
     assert not torch.allclose(together[1], apart[1], atol=1e-6)  # is this
 
 
 @every_layout
 def test_two_matrices_are_two_heads_of_any_layout(layout):
     torch.manual_seed(0)
-    x, matrices = torch.randn(4, 8, 32), [torch.randn(32, 16) for _ in range(2)]  # Q1 and Q2, (C, D)
+    x, matrices = (
+        torch.randn(4, 8, 32),
+        [torch.randn(32, 16) for _ in range(2)],
+    )  # Q1 and Q2, (C, D)
     projection = LAYOUTS[layout](32, 2, 16, False)
     with torch.no_grad():
         for h, matrix in enumerate(matrices):
@@ -70,7 +83,7 @@ def test_two_matrices_are_two_heads_of_any_layout(layout):
     assert all(torch.allclose(q[:, h], x @ matrix, atol=1e-4) for h, matrix in enumerate(matrices))
 
 
-# --------------------------------------------------------------------- one matrix for q, k and v, an additive mask
+# ------------------------------------------------------ one matrix for q, k and v, an additive mask
 
 
 def test_one_matrix_reshaped_permuted_and_chunked():
@@ -92,18 +105,24 @@ def test_the_softmax_of_its_scores_is_its_weights(kernel):
                  0.3389 0.3142 0.3469 0.0000
                  0.2576 0.1819 0.3013 0.2592"""
     identity = torch.eye(4).expand(1, 1, 4, 4)
-    q = 2 * numbers(scores).nan_to_num(neginf=7.0).view(1, 1, 4, 4)  # so that q k^T / sqrt(4) are the scores
+    q = 2 * numbers(scores).nan_to_num(neginf=7.0).view(
+        1, 1, 4, 4
+    )  # so that q k^T / sqrt(4) are the scores
     mask = torch.full((1, 1, 4, 4), -math.inf).triu(1)
     assert printed(kernel(q, identity, identity, mask, False, 0.0), weights)
     assert printed(kernel(q, identity, identity, None, True, 0.0), weights)
 
 
-# -------------------------------------------------------- heads wider than the tokens, an output width, a KV cache
+# ----------------------------------------- heads wider than the tokens, an output width, a KV cache
 
 
 def layer_of(layout, kernel, n_embd, n_head, head_size, out_features):
-    """A layer in float64 with matrices as the notebooks have them: any numbers, large ones among them."""
-    layer = Attention(n_embd, n_head, layout=layout, kernel=kernel, head_size=head_size, out_features=out_features)
+    """A layer in float64 with matrices as the notebooks have them: any numbers, large ones among
+    them.
+    """
+    layer = Attention(
+        n_embd, n_head, layout=layout, kernel=kernel, head_size=head_size, out_features=out_features
+    )
     layer.reset_parameters(torch.Generator().manual_seed(0), 1.0, 1.0)
     return layer.double()
 
@@ -116,12 +135,16 @@ def test_two_heads_of_size_16_on_12_channels(layout, kernel):
     for h in range(2):
         q_proj, k_proj, v_proj = layer.projection.head_weights(h)
         q, k, v = x @ q_proj.T, x @ k_proj.T, x @ v_proj.T
-        attn = q @ k.transpose(-2, -1) / math.sqrt(16)  # each head its own: the notebook's second reuses the first
+        attn = (
+            q @ k.transpose(-2, -1) / math.sqrt(16)
+        )  # each head its own: the notebook's second reuses the first
         attn = attn.masked_fill(torch.tril(torch.ones(4, 4)) == 0, -math.inf).softmax(dim=-1)
         outs.append(attn @ v)
     y = layer(x)
     assert y.shape == (2, 4, 16)
-    assert torch.allclose(y, torch.cat(outs, dim=-1) @ layer.output.weight.T, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        y, torch.cat(outs, dim=-1) @ layer.output.weight.T, rtol=1e-12, atol=1e-12
+    )
 
 
 @every_pair
@@ -138,7 +161,7 @@ def test_ten_tokens_made_with_a_cache_are_those_made_without(layout, kernel):
     assert torch.allclose(with_cache, without, rtol=1e-12, atol=0)
 
 
-# --------------------------------------------------------------------- bmm and @, weights of (C, H, D) as a matrix
+# ------------------------------------------------------ bmm and @, weights of (C, H, D) as a matrix
 
 
 def test_bmm_is_matmul():
@@ -146,7 +169,9 @@ def test_bmm_is_matmul():
     q, k, v = (torch.randn(2, 4, 5, 3) for _ in range(3))
     for causal in (False, True):
         assert torch.allclose(
-            KERNELS["bmm"](q, k, v, None, causal, 0.0), KERNELS["batched"](q, k, v, None, causal, 0.0), atol=1e-6
+            KERNELS["bmm"](q, k, v, None, causal, 0.0),
+            KERNELS["batched"](q, k, v, None, causal, 0.0),
+            atol=1e-6,
         )
 
 
@@ -181,16 +206,23 @@ def test_the_projected_tables_from_seed_0(layout):
 def test_a_layer_of_its_sizes_reads_texts_of_any_length(layout, kernel, out_features):
     layer = layer_of(layout, kernel, n_embd=3, n_head=2, head_size=2, out_features=out_features)
     x = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    q, k, v = (torch.stack([x @ layer.projection.head_weights(h)[i].T for h in range(2)], dim=1) for i in range(3))
+    q, k, v = (
+        torch.stack([x @ layer.projection.head_weights(h)[i].T for h in range(2)], dim=1)
+        for i in range(3)
+    )
     scores = (q @ k.transpose(-2, -1)) * 2**-0.5
-    weights = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf).softmax(dim=-1)
+    weights = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf).softmax(
+        dim=-1
+    )
     y = layer(x)
     assert y.shape == (2, 5, out_features)
-    assert torch.allclose(y, layer.output((weights @ v).transpose(1, 2).reshape(2, 5, -1)), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        y, layer.output((weights @ v).transpose(1, 2).reshape(2, 5, -1)), rtol=0, atol=1e-12
+    )
     assert torch.allclose(layer(x[:, :2]), y[:, :2], rtol=0, atol=1e-12)  # its mask was of one size
 
 
-# ------------------------------------------------------------------ slices of the channels, queries and keys apart
+# --------------------------------------------------- slices of the channels, queries and keys apart
 
 
 @every_kernel

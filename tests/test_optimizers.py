@@ -20,7 +20,9 @@ def losses(model, optimizers, steps):
     seen = []
     for _ in range(steps):
         ids = torch.randint(VOCABULARY, (4, 9), generator=generator)
-        loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()
+        )
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -38,9 +40,16 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_escape_decay(layout,
     groups = [group for each in optimizers for group in each.param_groups]
     owned = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(owned) == sorted(id(parameter) for parameter in model.parameters())
-    free = sum(parameter.numel() for group in groups if not group["weight_decay"] for parameter in group["params"])
+    free = sum(
+        parameter.numel()
+        for group in groups
+        if not group["weight_decay"]
+        for parameter in group["params"]
+    )
     C, L = MODEL.n_embd, MODEL.n_layer
-    assert free == L * (3 * C + C + 4 * C + C) + (2 * L + 1) * 2 * C  # biases of q k v, output, MLP; norms
+    assert (
+        free == L * (3 * C + C + 4 * C + C) + (2 * L + 1) * 2 * C
+    )  # biases of q k v, output, MLP; norms
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one():
@@ -58,16 +67,25 @@ def test_orthogonalising_keeps_the_singular_vectors():
 
 
 def test_muons_step_is_the_written_out_one():
-    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).requires_grad_()
+    weight = torch.randn(
+        6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    ).requires_grad_()
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
-    muon = Muon([{"params": [weight]}], lambda of=lambda p: p: [[of(weight)]], 0.1, 0.9, 0.5, torch.float64)
+    muon = Muon(
+        [{"params": [weight]}], lambda of=lambda p: p: [[of(weight)]], 0.1, 0.9, 0.5, torch.float64
+    )
     for step in range(3):
-        gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=torch.float64)
+        gradient = torch.randn(
+            6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=torch.float64
+        )
         weight.grad = gradient.clone()
         muon.step()
         momentum = 0.9 * momentum + 0.1 * gradient
         update = 0.9 * momentum + 0.1 * gradient
-        expected = expected * (1 - 0.1 * 0.5) - 0.1 * (6 / 4) ** 0.5 * orthogonalise(update[None], torch.float64)[0]
+        expected = (
+            expected * (1 - 0.1 * 0.5)
+            - 0.1 * (6 / 4) ** 0.5 * orthogonalise(update[None], torch.float64)[0]
+        )
         assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
 
 
@@ -107,18 +125,24 @@ def test_a_run_that_changes_its_layout_goes_on_as_if_it_had_not(layout, optimize
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adamws_step_is_the_written_out_one(dtype):
-    weight = torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=dtype).requires_grad_()
+    weight = torch.randn(
+        6, 4, generator=torch.Generator().manual_seed(2), dtype=dtype
+    ).requires_grad_()
     expected, mean, square = weight.detach().clone().double(), 0.0, 0.0
     adamw = AdamW([{"params": [weight], "weight_decay": 0.5}], 0.1, (0.8, 0.9))
     for step in range(1, 5):
-        gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=dtype)
+        gradient = torch.randn(
+            6, 4, generator=torch.Generator().manual_seed(10 + step), dtype=dtype
+        )
         weight.grad = gradient.clone()
         adamw.step()
         gradient = gradient.double()
         mean, square = 0.8 * mean + 0.2 * gradient, 0.9 * square + 0.1 * gradient**2
         update = mean / (1 - 0.8**step) / ((square / (1 - 0.9**step)).sqrt() + 1e-8)
         expected = expected * (1 - 0.1 * 0.5) - 0.1 * update
-        assert torch.allclose(weight.double(), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14)
+        assert torch.allclose(
+            weight.double(), expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14
+        )
     adamw.zero_grad()
     assert weight.grad is None
 
@@ -135,4 +159,7 @@ def test_a_training_step_does_without_pytorchs_compiler():
         "[(each.step(), each.zero_grad()) for each in optimizers]\n"
         "print('torch._dynamo' in sys.modules)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )

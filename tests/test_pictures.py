@@ -1,4 +1,6 @@
-"""The pictures: attention maps are those of the model, labelled with their characters, and large enough to read."""
+"""The pictures: attention maps are those of the model, labelled with their characters, and large
+enough to read.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_maps_are_what_the_layers_attend_by(layout, kernel):
     """With values that name their place, a layer's output before the output matrix is its map."""
-    model = GPT(ModelConfig(**CONFIG, attention=layout, kernel=kernel, positions="rope", qk_norm=True), 7).eval()
+    model = GPT(
+        ModelConfig(**CONFIG, attention=layout, kernel=kernel, positions="rope", qk_norm=True), 7
+    ).eval()
     ids, seen = torch.randint(7, (8,), generator=torch.Generator().manual_seed(1)), []
     for block in model.blocks:
         with torch.no_grad():
@@ -35,7 +39,15 @@ def test_the_maps_are_what_the_layers_attend_by(layout, kernel):
 
 
 def test_what_cannot_be_drawn_is_named():
-    wanted = {"a": "a", "~": "~", "\n": "newline", "\t": "tab", " ": "space", "中": "U+4E2D", "\x1b": "U+001B"}
+    wanted = {
+        "a": "a",
+        "~": "~",
+        "\n": "newline",
+        "\t": "tab",
+        " ": "space",
+        "中": "U+4E2D",
+        "\x1b": "U+001B",
+    }
     wanted |= {"\u0301": "U+0301", "\u202e": "U+202E", "\U0001f600": "U+1F600", "\r": "U+000D"}
     assert {each: pictures.name(each) for each in wanted} == wanted
 
@@ -48,12 +60,20 @@ def test_a_map_has_a_cell_for_each_pair_darker_for_more_weight_and_none_for_what
     width, height = (page.width - pictures.CELL) // 2, (page.height - 3 * pictures.CELL) // 2
     margin = width - side - pictures.CELL
     left, top = width + margin + pictures.CELL, 3 * pictures.CELL  # of head 2, beside head 1
-    cells = np.array(page)[top : top + side, left : left + side][pictures.CELL // 2 :: pictures.CELL]
+    cells = np.array(page)[top : top + side, left : left + side][
+        pictures.CELL // 2 :: pictures.CELL
+    ]
     cells = cells[:, pictures.CELL // 2 :: pictures.CELL]
     assert cells[3].tolist() == [pictures.FAINT, pictures.INK, pictures.FAINT, pictures.FAINT]
-    assert (cells[np.triu_indices(4, 1)] == pictures.PAPER).all() and 0 < cells[2, 0] < pictures.FAINT
-    labels = np.array(page)[top : top + side, left - margin : left].reshape(4, pictures.CELL, margin)
-    widths = (labels < pictures.FAINT).any(axis=1).sum(axis=1)  # columns of ink beside each row of cells
+    assert (cells[np.triu_indices(4, 1)] == pictures.PAPER).all() and 0 < cells[
+        2, 0
+    ] < pictures.FAINT
+    labels = np.array(page)[top : top + side, left - margin : left].reshape(
+        4, pictures.CELL, margin
+    )
+    widths = (
+        (labels < pictures.FAINT).any(axis=1).sum(axis=1)
+    )  # columns of ink beside each row of cells
     assert widths[1] > 3 * max(widths[[0, 2, 3]]) and widths.min() > 0
     assert height > side and page.getpalette()[-3:] == [255, 255, 255]
 

@@ -1,4 +1,6 @@
-"""Several ranks make the run that one process makes: the same steps, one voice, one decision to stop."""
+"""Several ranks make the run that one process makes: the same steps, one voice, one decision to
+stop.
+"""
 
 import os
 import re
@@ -34,7 +36,9 @@ EQUAL = ["--dropout=0", f"--max_iters={STEPS}", "--eval_interval=25", "--positio
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The small run by two ranks; what they said is in 10, 11 (standard output of each), 20 and 21."""
+    """The small run by two ranks; what they said is in 10, 11 (standard output of each),
+    20 and 21.
+    """
     folder = tmp_path_factory.mktemp("undisturbed")
     words = [*small(folder), f"--out_dir={folder / 'run'}"]
     assert [code for code, *_ in ranks(folder, words, words)] == [0, 0]
@@ -44,10 +48,12 @@ def undisturbed(tmp_path_factory):
 def among(size: int, rank: int = 0) -> Ranks:
     """This process as torchrun would have it, on one machine."""
     told = dict(zip(TOLD, (rank, size, rank, size, 1), strict=True))
-    return Ranks(Stop(), {"TORCHELASTIC_RUN_ID": "x"} | {name: str(value) for name, value in told.items()})
+    return Ranks(
+        Stop(), {"TORCHELASTIC_RUN_ID": "x"} | {name: str(value) for name, value in told.items()}
+    )
 
 
-# --------------------------------------------------------------------------------------------------- the same numbers
+# --------------------------------------------------------------------------------- the same numbers
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -57,7 +63,9 @@ def test_two_ranks_take_the_steps_of_one_process(optimizer, each, within, tmp_pa
     found = []
     for size in (1, 2):
         words = [*options, f"--out_dir={tmp_path / f'{size}'}"]
-        assert [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=each)] == [0] * size
+        assert [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=each)] == [
+            0
+        ] * size
         progress = sealed.read(tmp_path / f"{size}" / "last.pt")["progress"]
         found.append([*progress["losses"], progress["best_loss"]])
     one, two = found
@@ -66,13 +74,17 @@ def test_two_ranks_take_the_steps_of_one_process(optimizer, each, within, tmp_pa
 
 
 def evaluated(folder: Path, ranks: Ranks) -> None:
-    """Write down the exact loss of an untrained model over a random text, and in how many batches it was had."""
+    """Write down the exact loss of an untrained model over a random text, and in how many batches
+    it was had.
+    """
     ids = np.random.default_rng(0).integers(0, 7, 5001).astype(np.uint8)
     where = runtime.choose("cpu", "float32", ranks)
     model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 7)
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    nats, count = losses_by_place(model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), where).sum(axis=1)
+    nats, count = losses_by_place(
+        model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), where
+    ).sum(axis=1)
     (folder / f"loss{ranks.size}{ranks.rank}").write_text(f"{float(nats / count)!r} {len(calls)}")
 
 
@@ -107,7 +119,9 @@ def count_sums(folder: Path, rank: int) -> None:
         def hook(_, bucket):
             with open(folder / f"sums{rank}", "a") as file:
                 file.write("x")
-            work = torch.distributed.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
+            work = torch.distributed.all_reduce(
+                bucket.buffer().div_(group.size()), group=group, async_op=True
+            )
             return work.get_future().then(lambda done: done.value()[0])
 
         self.register_comm_hook(None, hook)
@@ -116,18 +130,27 @@ def count_sums(folder: Path, rank: int) -> None:
 
 
 def test_gradients_are_averaged_once_a_step_however_many_parts_it_has(tmp_path):
-    words = [*small(tmp_path), "--gradient_accumulation_steps=4", "--max_iters=4", "--warmup_iters=0"]
+    words = [
+        *small(tmp_path),
+        "--gradient_accumulation_steps=4",
+        "--max_iters=4",
+        "--warmup_iters=0",
+    ]
     words += [f"--out_dir={tmp_path / 'run'}"]
-    assert [code for code, *_ in ranks(tmp_path, words, words, each=partial(count_sums, tmp_path))] == [0, 0]
+    assert [
+        code for code, *_ in ranks(tmp_path, words, words, each=partial(count_sums, tmp_path))
+    ] == [0, 0]
     before_the_first_step = 1
-    assert [len((tmp_path / f"sums{rank}").read_text()) for rank in (0, 1)] == [4 + before_the_first_step] * 2
+    assert [len((tmp_path / f"sums{rank}").read_text()) for rank in (0, 1)] == [
+        4 + before_the_first_step
+    ] * 2
 
 
 def test_each_rank_drops_other_units(undisturbed):
     assert len({runtime.step_seed(1, step, rank) for step in range(9) for rank in range(9)}) == 81
 
 
-# ------------------------------------------------------------------------------------------------- one voice, one file
+# ------------------------------------------------------------------------------ one voice, one file
 
 
 def test_the_first_alone_writes_and_speaks(undisturbed):
@@ -140,8 +163,12 @@ def test_the_first_alone_writes_and_speaks(undisturbed):
 
 def test_a_checkpoint_does_not_tell_the_number_of_ranks(undisturbed, tmp_path):
     assert train(*small(tmp_path), f"--out_dir={tmp_path / 'run'}")[0] == 0
-    one, two = (sealed.read(folder / "last.pt") for folder in (tmp_path / "run", undisturbed / "run"))
-    assert {name: t.shape for name, t in one["model"].items()} == {name: t.shape for name, t in two["model"].items()}
+    one, two = (
+        sealed.read(folder / "last.pt") for folder in (tmp_path / "run", undisturbed / "run")
+    )
+    assert {name: t.shape for name, t in one["model"].items()} == {
+        name: t.shape for name, t in two["model"].items()
+    }
     assert one["environment"] | {"ranks": 2} == two["environment"]
 
 
@@ -154,15 +181,29 @@ def patient(_: int) -> None:
     "changes, code, error",
     [
         ([["--n_laier=3"], ["--n_laier=3"]], 2, r"error: .*n_laier.*"),
-        ([["--batch_size=3"], ["--batch_size=3"]], 2, r"error: batch_size 3 .* multiples of 2; nearest above: 4"),
-        ([["--n_layer=1"], ["--n_layer=2"]], 2, r"error: process 1 of .*model.n_layer 1 -> 2.*same command"),
-        ([["--data.sources=data/plays/admiral.txt"], []], 2, r"error: process 1 of .*data.sha256 \w{64} -> \w{64}.*"),
+        (
+            [["--batch_size=3"], ["--batch_size=3"]],
+            2,
+            r"error: batch_size 3 .* multiples of 2; nearest above: 4",
+        ),
+        (
+            [["--n_layer=1"], ["--n_layer=2"]],
+            2,
+            r"error: process 1 of .*model.n_layer 1 -> 2.*same command",
+        ),
+        (
+            [["--data.sources=data/plays/admiral.txt"], []],
+            2,
+            r"error: process 1 of .*data.sha256 \w{64} -> \w{64}.*",
+        ),
         ([[], ["--data.sources=nowhere"]], 3, r"error: data.sources: .*nowhere.*"),
     ],
 )
 def test_what_is_wrong_is_said_once_and_ends_all(changes, code, error, tmp_path):
     words = [*SMALL, f"--out_dir={tmp_path / 'run'}"]
-    (first, _, said), (second, _, nothing) = ranks(tmp_path, *([*words, *change] for change in changes), each=patient)
+    (first, _, said), (second, _, nothing) = ranks(
+        tmp_path, *([*words, *change] for change in changes), each=patient
+    )
     assert first == code and second and not nothing  # torchrun may end the second before it knows
     assert re.fullmatch(error + "\n", said) and not list((tmp_path / "run").glob("*.pt"))
 
@@ -176,27 +217,39 @@ def test_a_folder_with_a_run_is_refused_once(undisturbed, tmp_path):
 def test_more_ranks_than_gpus_are_refused_with_their_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ResourceError, match=r"3 processes .* its 2 GPUs; .*--nproc_per_node=2") as caught:
+    with pytest.raises(
+        ResourceError, match=r"3 processes .* its 2 GPUs; .*--nproc_per_node=2"
+    ) as caught:
         runtime.choose("auto", "float32", among(3))
     assert caught.value.exit_code == 5
 
 
 def test_the_rows_of_all_ranks_are_the_batch():
     rows = list(range(12))
-    assert [row for rank in range(4) for row in rows[among(4, rank).rows(12)]] == rows == rows[ALONE.rows(12)]
+    assert (
+        [row for rank in range(4) for row in rows[among(4, rank).rows(12)]]
+        == rows
+        == rows[ALONE.rows(12)]
+    )
     with pytest.raises(ConfigError):
         among(5).rows(12)
 
 
 def listening(folder: Path, rank: int) -> None:
-    """At the first step, write down the interface that was chosen and the addresses at which this process listens."""
+    """At the first step, write down the interface that was chosen and the addresses at which this
+    process listens.
+    """
 
     def look():
         links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        tables = [Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        tables = [
+            Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")
+        ]
         rows = [line.split() for table in tables for line in table]
         mine = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
-        (folder / f"sockets{rank}").write_text(" ".join([os.environ.get("GLOO_SOCKET_IFNAME", "any"), *mine]))
+        (folder / f"sockets{rank}").write_text(
+            " ".join([os.environ.get("GLOO_SOCKET_IFNAME", "any"), *mine])
+        )
 
     at_step(pytest.MonkeyPatch(), 0, look)
 
@@ -204,11 +257,15 @@ def listening(folder: Path, rank: int) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_on_one_machine_the_ranks_listen_on_the_loopback_interface_alone(tmp_path):
     words = [*small(tmp_path), "--max_iters=1", "--warmup_iters=0", f"--out_dir={tmp_path / 'run'}"]
-    assert [code for code, *_ in ranks(tmp_path, words, words, each=partial(listening, tmp_path))] == [0, 0]
-    assert re.fullmatch(r"lo( 0100007F:\w{4})+", (tmp_path / "sockets1").read_text())  # in the first is the store, too
+    assert [
+        code for code, *_ in ranks(tmp_path, words, words, each=partial(listening, tmp_path))
+    ] == [0, 0]
+    assert re.fullmatch(
+        r"lo( 0100007F:\w{4})+", (tmp_path / "sockets1").read_text()
+    )  # in the first is the store, too
 
 
-# ---------------------------------------------------------------------------------------------- stopping and going on
+# ---------------------------------------------------------------------------- stopping and going on
 
 
 def signalled(phase: str, call: int, hit: int, rank: int) -> None:
@@ -216,8 +273,12 @@ def signalled(phase: str, call: int, hit: int, rank: int) -> None:
         send_at(phase, "SIGTERM", call)
 
 
-@pytest.mark.parametrize("phase, call, hit", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 5, 0)])
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_nothing_is_lost(phase, call, hit, undisturbed, tmp_path):
+@pytest.mark.parametrize(
+    "phase, call, hit", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 5, 0)]
+)
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_nothing_is_lost(
+    phase, call, hit, undisturbed, tmp_path
+):
     words = [*small(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
     stopped = ranks(tmp_path, words, words, each=partial(signalled, phase, call, hit))
     assert [code for code, *_ in stopped] == [143, 143]
@@ -232,12 +293,17 @@ def dying(rank: int) -> None:
         at_step(pytest.MonkeyPatch(), 10, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_end(undisturbed, tmp_path):
+def test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_end(
+    undisturbed, tmp_path
+):
     words = [*small(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
     began = time.monotonic()
     (first, _, error), (second, *_) = ranks(tmp_path, words, words, each=dying)
     assert (first, second) == (5, -signal.SIGKILL) and time.monotonic() - began < 30
-    assert re.search(r"error: another process of this run has ended.*the last checkpoint is .*; try: torch", error)
+    assert re.search(
+        r"error: another process of this run has ended.*the last checkpoint is .*; try: torch",
+        error,
+    )
     there, good = loadable(tmp_path / "run")
     assert there == good == 3 and not list((tmp_path / "run").glob("*.tmp.*"))
     assert [code for code, *_ in ranks(tmp_path, words, words)] == [0, 0]
@@ -246,7 +312,12 @@ def test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_en
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a launcher is slow to start")
 def test_torchrun_passes_sigterm_on_and_one_process_goes_on_with_what_two_have_begun(tmp_path):
-    words = [*small(tmp_path), f"--out_dir={tmp_path / 'run'}", "--max_iters=2000", "--warmup_iters=0"]
+    words = [
+        *small(tmp_path),
+        f"--out_dir={tmp_path / 'run'}",
+        "--max_iters=2000",
+        "--warmup_iters=0",
+    ]
     process = torchrun(2, *words)
     next(line for line in process.stdout if line.startswith("first loss"))
     time.sleep(0.3)

@@ -1,4 +1,6 @@
-"""The README promises nothing that is not there: its commands are understood, its links lead somewhere."""
+"""The README promises nothing that is not there: its commands are understood, its links lead
+somewhere.
+"""
 
 import re
 import shlex
@@ -9,12 +11,21 @@ from configs.load import load, load_sample
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("data/*/README.md")])
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-COMMANDS = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines() if line.startswith("python ")]
+BLOCKS = re.findall(
+    r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+)
+COMMANDS = [
+    line
+    for block in BLOCKS
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("python ")
+]
 
 
 def test_the_readme_has_both_commands():
-    assert any("train.py" in command for command in COMMANDS) and any("sample.py" in command for command in COMMANDS)
+    assert any("train.py" in command for command in COMMANDS) and any(
+        "sample.py" in command for command in COMMANDS
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -38,4 +49,6 @@ def test_every_link_to_a_file_leads_to_one(document):
 
 def test_no_document_names_a_place_of_one_machine():
     for document in DOCUMENTS:
-        assert not re.search(r"(?<![\w.])/(work|root|home|tmp)/", document.read_text(encoding="utf-8")), document
+        assert not re.search(
+            r"(?<![\w.])/(work|root|home|tmp)/", document.read_text(encoding="utf-8")
+        ), document

@@ -1,4 +1,6 @@
-"""Going on: any sequence of stops and resumes ends, to the last bit, as the run that never stopped."""
+"""Going on: any sequence of stops and resumes ends, to the last bit, as the run that never
+stopped.
+"""
 
 import random
 import re
@@ -8,17 +10,40 @@ import signal
 import pytest
 import torch
 
-from tests.campaigns.common import STEPS, at_step, loadable, outcome, same, scalars, small, step_of, train
+from tests.campaigns.common import (
+    STEPS,
+    at_step,
+    loadable,
+    outcome,
+    same,
+    scalars,
+    small,
+    step_of,
+    train,
+)
 from tests.campaigns.fields import DIVERGING
 from training import sealed
 
 RECIPES = {
     "adamw-cosine": ["--optimizer=adamw", "--schedule=cosine"],
     "adamw-constant-no-average": ["--optimizer=adamw", "--schedule=constant", "--ema=0"],
-    "adamw-trapezoid-rope": ["--optimizer=adamw", "--positions=rope", "--mlp=swiglu", "--norm=rmsnorm"],
-    "muon-cosine-no-dropout": ["--schedule=cosine", "--dropout=0", "--gradient_accumulation_steps=1"],
+    "adamw-trapezoid-rope": [
+        "--optimizer=adamw",
+        "--positions=rope",
+        "--mlp=swiglu",
+        "--norm=rmsnorm",
+    ],
+    "muon-cosine-no-dropout": [
+        "--schedule=cosine",
+        "--dropout=0",
+        "--gradient_accumulation_steps=1",
+    ],
     "muon-trapezoid": ["--schedule=trapezoid"],
-    "muon-constant-attention-dropout": ["--schedule=constant", "--attention_dropout=0.3", "--kernel=batched"],
+    "muon-constant-attention-dropout": [
+        "--schedule=constant",
+        "--attention_dropout=0.3",
+        "--kernel=batched",
+    ],
     "early stopping": [*DIVERGING, "--save_interval=4", "--patience=1"],
     "seldom saved": ["--save_interval=1000", "--eval_interval=5", "--log_interval=3"],
 }
@@ -52,7 +77,11 @@ def test_stopping_and_going_on_changes_no_bit(recipe, options, tmp_path):
 
 def test_the_state_of_float16_scaling_goes_on_too(options, tmp_path, monkeypatch):
     scaler = torch.amp.GradScaler
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda *_, **__: scaler("cpu", init_scale=2.0**127, growth_interval=5))
+    monkeypatch.setattr(
+        torch.amp,
+        "GradScaler",
+        lambda *_, **__: scaler("cpu", init_scale=2.0**127, growth_interval=5),
+    )
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     for step in (3, 10):
         stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
@@ -64,18 +93,29 @@ def test_the_state_of_float16_scaling_goes_on_too(options, tmp_path, monkeypatch
 def test_prev_is_the_last_before(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=13")[0] == 0
-    assert [sealed.read(run / name)["progress"]["step"] for name in ("prev.pt", "last.pt")] == [12, 13]
+    assert [sealed.read(run / name)["progress"]["step"] for name in ("prev.pt", "last.pt")] == [
+        12,
+        13,
+    ]
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()])
-def test_without_a_whole_last_checkpoint_the_one_before_is_taken_with_one_line(damage, options, tmp_path):
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()]
+)
+def test_without_a_whole_last_checkpoint_the_one_before_is_taken_with_one_line(
+    damage, options, tmp_path
+):
     whole, other = tmp_path / "whole", tmp_path / "other"
     assert train(*options, f"--out_dir={whole}")[0] == 0
     shutil.copytree(whole, other)
     damage(other / "last.pt")
     code, said = train(*options, f"--out_dir={other}", "--resume")
     note = said.splitlines()[0]
-    assert code == 0 and f"{other / 'last.pt'}: " in note and f"; reading {other / 'prev.pt'} instead" in note
+    assert (
+        code == 0
+        and f"{other / 'last.pt'}: " in note
+        and f"; reading {other / 'prev.pt'} instead" in note
+    )
     assert same(whole, other)
 
 
@@ -96,10 +136,14 @@ def test_a_finished_run_is_left_as_it_is(options, tmp_path):
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
     code, said = train(*options, f"--out_dir={run}", "--resume")
     assert code == 0 and "best validation loss" in said
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"} == before
+    assert {
+        path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"
+    } == before
 
 
-def test_a_run_that_died_before_its_first_save_leaves_no_points_behind(options, tmp_path, monkeypatch):
+def test_a_run_that_died_before_its_first_save_leaves_no_points_behind(
+    options, tmp_path, monkeypatch
+):
     def die():
         raise ZeroDivisionError
 
@@ -131,13 +175,24 @@ def test_another_environment_is_named_difference_by_difference(options, tmp_path
     saved["environment"] |= {"threads": 7, "torch": "1.0", "cpu_capability": "\x1b[2J"}
     saved["data"]["name"] = "x.txt"
     sealed.write(run / "last.pt", sealed.seal(saved))
-    code, said = train(*options, f"--out_dir={run}", "--resume", "--max_iters=8", "--kernel=loop", "--dtype=bfloat16")
+    code, said = train(
+        *options,
+        f"--out_dir={run}",
+        "--resume",
+        "--max_iters=8",
+        "--kernel=loop",
+        "--dtype=bfloat16",
+    )
     (line,) = (line for line in said.splitlines() if line.startswith("going on"))
     assert code == 0
     for difference in (
-        "model.kernel sdpa -> loop", "dtype float32 -> bfloat16", r"cpu_capability \x1b[2J -> ", "threads 7 -> 1",
-        f"torch 1.0 -> {torch.__version__}", "data.name x.txt -> text.txt",
-    ):  # fmt: skip
+        "model.kernel sdpa -> loop",
+        "dtype float32 -> bfloat16",
+        r"cpu_capability \x1b[2J -> ",
+        "threads 7 -> 1",
+        f"torch 1.0 -> {torch.__version__}",
+        "data.name x.txt -> text.txt",
+    ):
         assert f"; {difference}" in line
     assert line.endswith("; so it is not the same run to the last bit")
 
@@ -150,9 +205,18 @@ def test_in_the_same_environment_nothing_is_said_of_it(options, tmp_path):
 
 
 IMPOSSIBLE = {
-    "step": -1, "evaluated": STEPS + 1, "best_step": STEPS, "stale": 1.0, "best_loss": float("nan"),
-    "told": ["x"], "known_at_best": -1.0, "losses": [1.0, "x"], "skipped_in_a_row": 1, "skipped": 10**9, "more\x1b": 1,
-}  # fmt: skip
+    "step": -1,
+    "evaluated": STEPS + 1,
+    "best_step": STEPS,
+    "stale": 1.0,
+    "best_loss": float("nan"),
+    "told": ["x"],
+    "known_at_best": -1.0,
+    "losses": [1.0, "x"],
+    "skipped_in_a_row": 1,
+    "skipped": 10**9,
+    "more\x1b": 1,
+}
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
@@ -163,7 +227,9 @@ def test_a_progress_that_cannot_be_is_refused(name, options, tmp_path):
     saved["progress"][name] = IMPOSSIBLE[name]
     sealed.write(run / "last.pt", sealed.seal(saved))
     code, said = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 4 and re.search(r"error: \S+/last.pt: this cannot be the progress of a run: .+\n\Z", said)
+    assert code == 4 and re.search(
+        r"error: \S+/last.pt: this cannot be the progress of a run: .+\n\Z", said
+    )
     assert "\x1b" not in said
 
 
@@ -174,4 +240,6 @@ def test_parameters_that_took_different_numbers_of_steps_are_refused(options, tm
     saved["optimizers"][0]["state"][1]["step"] += 1
     sealed.write(run / "last.pt", sealed.seal(saved))
     code, said = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 4 and said.endswith("optimizer 0: its parameters took different numbers of steps\n")
+    assert code == 4 and said.endswith(
+        "optimizer 0: its parameters took different numbers of steps\n"
+    )

@@ -1,4 +1,6 @@
-"""The device and the dtype: what this machine has not is refused with what it has; `auto` is what it has."""
+"""The device and the dtype: what this machine has not is refused with what it has; `auto` is what
+it has.
+"""
 
 import platform
 import subprocess
@@ -18,7 +20,9 @@ def machine(monkeypatch):
     def has(*devices):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in devices)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+        )
 
     return has
 
@@ -28,7 +32,11 @@ def machine(monkeypatch):
     [
         ([], "cuda", "device: no CUDA device on this machine; available: cpu; use device: auto"),
         ([], "mps", "device: no MPS device on this machine; available: cpu; use device: auto"),
-        (["cuda"], "mps", "device: no MPS device on this machine; available: cpu, cuda; use device: auto"),
+        (
+            ["cuda"],
+            "mps",
+            "device: no MPS device on this machine; available: cpu, cuda; use device: auto",
+        ),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(machine, has, device, words):
@@ -43,18 +51,26 @@ def test_float16_on_a_cpu_is_refused_with_what_fits(machine, device):
     machine()
     with pytest.raises(ResourceError) as caught:
         runtime.choose(device, "float16")
-    assert "dtype: float16" in str(caught.value) and "allowed: float32, bfloat16" in str(caught.value)
+    assert "dtype: float16" in str(caught.value) and "allowed: float32, bfloat16" in str(
+        caught.value
+    )
     assert caught.value.exit_code == 5
 
 
-@pytest.mark.parametrize("has, found", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "mps"), (["cuda", "mps"], "cuda")])
+@pytest.mark.parametrize(
+    "has, found", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "mps"), (["cuda", "mps"], "cuda")]
+)
 def test_auto_is_the_fastest_device_that_is_there(machine, has, found):
     machine(*has)
     assert runtime.choose("auto", "float32").device.type == found
 
 
-@pytest.mark.parametrize("has_instructions, dtype", [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_is_bfloat16_only_where_there_are_instructions_for_it(machine, monkeypatch, has_instructions, dtype):
+@pytest.mark.parametrize(
+    "has_instructions, dtype", [(True, torch.bfloat16), (False, torch.float32)]
+)
+def test_auto_is_bfloat16_only_where_there_are_instructions_for_it(
+    machine, monkeypatch, has_instructions, dtype
+):
     machine("cuda")
     monkeypatch.setattr(runtime, "_cpu_has_bf16", lambda: has_instructions)
     assert runtime.choose("cpu", "auto").dtype == dtype
@@ -76,4 +92,6 @@ step(), step(), step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert int(done.stdout) < 36_864 / 4, "new pages for memory that was there before, as if all 36,864 were"
+    assert int(done.stdout) < 36_864 / 4, (
+        "new pages for memory that was there before, as if all 36,864 were"
+    )

@@ -1,4 +1,6 @@
-"""sample.py as a user meets it: every row D of the faults, stop texts, conversations, scores, terminals and pipes."""
+"""sample.py as a user meets it: every row D of the faults, stop texts, conversations, scores,
+terminals and pipes.
+"""
 
 import io
 import os
@@ -29,11 +31,23 @@ from training.evaluation import exact_loss
 LONG = "a" * 200
 
 ROWS = [  # row of faults.md, arguments, standard input, exit code, what standard error must say
-    ("D1", ["--prompt=caf\xe9"], None, 2, ["not in the vocabulary: '\xe9' (U+00E9) at 3", "leave that character out"]),
+    (
+        "D1",
+        ["--prompt=caf\xe9"],
+        None,
+        2,
+        ["not in the vocabulary: '\xe9' (U+00E9) at 3", "leave that character out"],
+    ),
     ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["left out: 1 characters"]),
     ("D2", ["--prompt="], None, 0, []),
     ("D2", ["--prompt=\xe9", "--unknown=skip"], None, 0, ["left out"]),
-    ("D3", [f"--prompt={LONG}"], None, 0, ["the prompt has 200 characters; the model sees the last 64 at most"]),
+    (
+        "D3",
+        [f"--prompt={LONG}"],
+        None,
+        0,
+        ["the prompt has 200 characters; the model sees the last 64 at most"],
+    ),
     ("D4", ["--temperature=0"], None, 0, []),
     ("D5", ["--temperature=-1"], None, 2, ["[0, 1e6], but is -1.0"]),
     ("D6", ["--temperature=nan"], None, 2, ["not finite"]),
@@ -92,7 +106,9 @@ def speak(smoke, capsys, monkeypatch):
 
 @pytest.fixture(scope="session")
 def loud(tmp_path_factory):
-    """A checkpoint whose model says, whatever it has read, each character of its vocabulary equally often."""
+    """A checkpoint whose model says, whatever it has read, each character of its vocabulary equally
+    often.
+    """
     out = tmp_path_factory.mktemp("loud") / "last.pt"
     vocabulary = "\x07\t\n\r\x1b ab\u202e\u3042"
     config = Config(model=ModelConfig(n_layer=1, n_head=1, n_embd=4, block_size=8))
@@ -109,8 +125,12 @@ def loud(tmp_path_factory):
 # ----------------------------------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize("row, arguments, stdin, code, fragments", ROWS, ids=[f"{row[0]}-{row[1][0]}" for row in ROWS])
-def test_every_row_has_its_exit_code_and_its_line(smoke, capsys, monkeypatch, row, arguments, stdin, code, fragments):
+@pytest.mark.parametrize(
+    "row, arguments, stdin, code, fragments", ROWS, ids=[f"{row[0]}-{row[1][0]}" for row in ROWS]
+)
+def test_every_row_has_its_exit_code_and_its_line(
+    smoke, capsys, monkeypatch, row, arguments, stdin, code, fragments
+):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "stdin", Input(stdin or b""))
     arguments = [each if isinstance(each, str) else os.fsdecode(each) for each in arguments]
@@ -120,12 +140,17 @@ def test_every_row_has_its_exit_code_and_its_line(smoke, capsys, monkeypatch, ro
         found, said = error.exit_code, str(error)
     said += capsys.readouterr().err
     assert found == code, said
-    assert len(said.splitlines()) == (code != 0 or fragments != []) and printable(said, keep="\n") == said
+    assert (
+        len(said.splitlines()) == (code != 0 or fragments != [])
+        and printable(said, keep="\n") == said
+    )
     for fragment in fragments:
         assert fragment in said
 
 
-@pytest.mark.parametrize("arguments, code", [(["--help"], 0), (["--temp=1"], 2), (["--ckpt=x", "--prompt=FILE:x"], 2)])
+@pytest.mark.parametrize(
+    "arguments, code", [(["--help"], 0), (["--temp=1"], 2), (["--ckpt=x", "--prompt=FILE:x"], 2)]
+)
 def test_help_and_mistakes_are_answered_without_torch_and_numpy(run, arguments, code):
     probe = (
         "import runpy, sys; sys.argv = sys.argv[1:]\n"
@@ -142,13 +167,21 @@ def test_a_sample_is_the_prompt_and_the_characters_asked_for(speak):
     assert speak("--prompt=ROMEO:", "--max-new-tokens=0") == "ROMEO:\n"
     text = speak("--prompt=ROMEO:", "--max-new-tokens=100")
     assert text.startswith("ROMEO:") and len(text) == len("ROMEO:") + 100 + 1
-    assert text == speak("--start", "ROMEO:", "--max-new-tokens=100") != speak("--prompt=ROMEO:", "--seed=8")
+    assert (
+        text
+        == speak("--start", "ROMEO:", "--max-new-tokens=100")
+        != speak("--prompt=ROMEO:", "--seed=8")
+    )
 
 
 def test_a_prompt_is_a_text_a_file_or_standard_input(speak, tmp_path):
     text = speak("--prompt=Now\ngo")
     (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfNow\ngo")
-    assert speak(f"--prompt=FILE:{tmp_path / 'prompt.txt'}") == text == speak("--prompt=-", stdin=b"Now\ngo")
+    assert (
+        speak(f"--prompt=FILE:{tmp_path / 'prompt.txt'}")
+        == text
+        == speak("--prompt=-", stdin=b"Now\ngo")
+    )
 
 
 def test_an_empty_prompt_is_begun_as_a_new_line_is(speak):
@@ -172,7 +205,9 @@ def test_the_exact_window_is_told_apart_only_past_the_context(speak):
 def test_without_cache_nothing_is_cached(speak, monkeypatch):
     made = []
     keep = KVCache.__init__
-    monkeypatch.setattr(KVCache, "__init__", lambda self, capacity: made.append(capacity) or keep(self, capacity))
+    monkeypatch.setattr(
+        KVCache, "__init__", lambda self, capacity: made.append(capacity) or keep(self, capacity)
+    )
     speak("--prompt=Now", "--max-new-tokens=5", "--no-cache")
     assert not made
     speak("--prompt=Now", "--max-new-tokens=5")
@@ -208,7 +243,9 @@ def test_stats_tell_how_many_characters_a_second(speak, smoke, capsys):
 
 
 def cut(text: str, begin: int, stops) -> str:
-    """What may be shown of `text` from `begin` on: up to the first stop text that ends after `begin`."""
+    """What may be shown of `text` from `begin` on: up to the first stop text that ends after
+    `begin`.
+    """
     for end in range(begin + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -217,7 +254,9 @@ def cut(text: str, begin: int, stops) -> str:
 
 
 @given(
-    st.text("ab", max_size=4), st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+    st.text("ab", max_size=4),
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
 @settings(max_examples=1000, deadline=None)
 def test_a_sample_ends_at_its_first_stop_text_across_any_boundary(before, text, stops):
@@ -226,7 +265,9 @@ def test_a_sample_ends_at_its_first_stop_text_across_any_boundary(before, text, 
         shown += end.show(character)
         assert (before + text)[len(before) :].startswith(shown)
     assert shown + end.held == cut(before + text, len(before), stops)
-    assert end.reached == any(s in (before + text)[-len(text) - len(s) + 1 :] for s in stops if text)
+    assert end.reached == any(
+        s in (before + text)[-len(text) - len(s) + 1 :] for s in stops if text
+    )
 
 
 def test_what_might_have_become_a_stop_text_is_shown_at_the_end(speak):
@@ -236,10 +277,15 @@ def test_what_might_have_become_a_stop_text_is_shown_at_the_end(speak):
 
 def test_every_sample_of_a_batch_ends_at_its_own_stop(speak):
     plain, ended = (
-        re.split(r"-+ sample \d -+\n", speak("--prompt=So ", "--num-samples=4", "--max-new-tokens=60", *stops))[1:]
+        re.split(
+            r"-+ sample \d -+\n",
+            speak("--prompt=So ", "--num-samples=4", "--max-new-tokens=60", *stops),
+        )[1:]
         for stops in ([], ["--stop=e", "--stop=th"])
     )
-    assert [text[:-1] for text in ended] == ["So " + cut(text[:-1], 3, ["e", "th"]) for text in plain]
+    assert [text[:-1] for text in ended] == [
+        "So " + cut(text[:-1], 3, ["e", "th"]) for text in plain
+    ]
     assert plain != ended
 
 
@@ -268,7 +314,7 @@ def test_an_unknown_character_does_not_end_a_conversation(speak, smoke, capsys, 
     assert printed.out == speak("--interactive", "--max-new-tokens=30", stdin=b"Stay\n")
 
 
-# -------------------------------------------------------------------------------------------- scores
+# ------------------------------------------------------------------------------------------- scores
 
 
 def test_a_score_is_trainings_exact_loss(speak, smoke, tmp_path):
@@ -279,7 +325,10 @@ def test_a_score_is_trainings_exact_loss(speak, smoke, tmp_path):
     model = checkpoint.build_model(saved, ema=saved.ema is not None)
     nats = exact_loss(model, windows, runtime.choose("cpu", "float32"))
     printed = speak(f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu")
-    assert printed == f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} predictions\n"
+    assert printed == (
+        f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} "
+        f"predictions\n"
+    )
 
 
 @pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
@@ -290,7 +339,7 @@ def test_a_text_that_cannot_be_scored_is_refused(smoke, tmp_path, content, code)
     assert caught.value.exit_code == code
 
 
-# ------------------------------------------------------------------------------- pipes and terminals
+# ------------------------------------------------------------------------------ pipes and terminals
 
 
 def start(checkpoint_path, *arguments, **options):
@@ -300,7 +349,12 @@ def start(checkpoint_path, *arguments, **options):
 
 def test_a_pipe_gets_every_character_exactly_and_ascii_gets_escapes(loud):
     raw, ascii_only = (
-        start(loud, "--max-new-tokens=300", stdout=subprocess.PIPE, env=os.environ | {"PYTHONIOENCODING": encoding})
+        start(
+            loud,
+            "--max-new-tokens=300",
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
         for encoding in ("utf-8", "ascii")
     )
     text, escaped = raw.communicate()[0].decode(), ascii_only.communicate()[0].decode("ascii")
@@ -340,7 +394,9 @@ def test_a_terminal_is_not_steered(loud):
     os.close(theirs)
     shown = seen(ours)
     assert process.wait() == 0 and not set(shown) & set("\x07\r\x1b\u202e")
-    assert all(escape in shown for escape in (r"\x07", r"\r", r"\x1b", r"\u202e", "\t", "\n", "\u3042"))
+    assert all(
+        escape in shown for escape in (r"\x07", r"\r", r"\x1b", r"\u202e", "\t", "\n", "\u3042")
+    )
 
 
 def test_a_reader_that_goes_ends_it_silently(smoke):

@@ -1,4 +1,6 @@
-"""The sealed file: what comes back is what was written or nothing, and a save that fails or is killed loses nothing."""
+"""The sealed file: what comes back is what was written or nothing, and a save that fails or is
+killed loses nothing.
+"""
 
 import errno
 import gzip
@@ -76,7 +78,7 @@ def write_sealed(path, archive, version=1):
     path.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
 
 
-# ------------------------------------------------------------------------------------------- whole or refused
+# --------------------------------------------------------------------------------- whole or refused
 
 
 def test_what_is_read_is_what_was_written(file):
@@ -90,14 +92,22 @@ def test_plain_torch_load_opens_the_file(file):
 
 def test_every_tensor_is_written_dense_and_without_gradient(file):
     base = torch.arange(12.0).reshape(3, 4).requires_grad_()
-    sealed.write(file, sealed.seal({"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)}))
+    sealed.write(
+        file, sealed.seal({"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)})
+    )
     back = sealed.read(file)
-    for name, tensor in {"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)}.items():
+    for name, tensor in {
+        "view": base[:2],
+        "turned": base.T,
+        "broadcast": base[0].expand(5, 4),
+    }.items():
         assert torch.equal(back[name], tensor)
         assert sealed.is_dense(back[name]) and not back[name].requires_grad
 
 
-@pytest.mark.parametrize("value", [torch.zeros(1).numpy()[0], {1, 2}, b"x", torch.float32, print], ids=type)
+@pytest.mark.parametrize(
+    "value", [torch.zeros(1).numpy()[0], {1, 2}, b"x", torch.float32, print], ids=type
+)
 def test_what_is_not_plain_is_not_written(file, value):
     before = file.read_bytes()
     with pytest.raises(TypeError, match=type(value).__name__):
@@ -124,7 +134,9 @@ def test_every_truncation_is_refused(file):
     content = file.read_bytes()
     for length in (*range(0, len(content) - 128, 37), *range(len(content) - 128, len(content))):
         file.write_bytes(content[:length])
-        assert ("empty file (interrupted save?)" if length == 0 else "not a checkpoint") in refusal(file)
+        assert ("empty file (interrupted save?)" if length == 0 else "not a checkpoint") in refusal(
+            file
+        )
 
 
 def test_what_is_appended_is_refused(file):
@@ -165,21 +177,30 @@ def test_a_newer_format_is_named_before_anything_of_it_is_read(file):
 def test_what_is_no_readable_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
-    expected = {"": "not a regular file", "fifo": "not a regular file", "loop": "symbolic link", "none": "no such file"}
+    expected = {
+        "": "not a regular file",
+        "fifo": "not a regular file",
+        "loop": "symbolic link",
+        "none": "no such file",
+    }
     for name, words in expected.items():
         assert words in refusal(tmp_path / name)
 
 
-# ---------------------------------------------------------------------- forged: a right digest over bad content
+# ---------------------------------------------------------- forged: a right digest over bad content
 
 
 def forged(pickle):
     return packed({PICKLE: b"\x80\x02" + pickle + b".", "archive/version": b"3\n"})
 
 
-def tensor_pickle(numel=b"K\x06", size=b"K\x02K\x03\x86", stride=b"K\x03K\x01\x86", storage=b"FloatStorage"):
+def tensor_pickle(
+    numel=b"K\x06", size=b"K\x02K\x03\x86", stride=b"K\x03K\x01\x86", storage=b"FloatStorage"
+):
     """The pickle of one tensor over the record archive/data/0."""
-    persistent = b"(X\x07\0\0\0storagectorch\n" + storage + b"\nX\x01\0\0\x000X\x03\0\0\0cpu" + numel + b"tQ"
+    persistent = (
+        b"(X\x07\0\0\0storagectorch\n" + storage + b"\nX\x01\0\0\x000X\x03\0\0\0cpu" + numel + b"tQ"
+    )
     return (
         b"ctorch._utils\n_rebuild_tensor_v2\n("
         + persistent
@@ -196,7 +217,10 @@ def huge(number):
 
 BOMBS = {
     "a call": (forged(b"cos\nsystem\nX\x0c\0\0\0touch harmed\x85R"), "foreign object os system"),
-    "a large allocation": (forged(b"cbuiltins\nbytearray\n" + huge(3 * 10**9) + b"\x85R"), "builtins bytearray"),
+    "a large allocation": (
+        forged(b"cbuiltins\nbytearray\n" + huge(3 * 10**9) + b"\x85R"),
+        "builtins bytearray",
+    ),
     "a name with an escape": (forged(b"c\x1b[2J\nx\n"), r"foreign object \x1b[2J x"),
     "a list of itself, doubled": (forged(b"]" + b"q\0h\0h\0\x86" * 40), "an object used twice"),
     "tuples in tuples": (forged(b")" + b"\x85" * 10**6), "nested more than 100 deep"),
@@ -211,9 +235,17 @@ BOMBS = {
         packed({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10**7)}, zipfile.ZIP_DEFLATED),
         "compressed records",
     ),
-    "names that differ in case": (packed({PICKLE: b"\x80\x02}.", PICKLE.upper(): b"x"}), "two records of one name"),
+    "names that differ in case": (
+        packed({PICKLE: b"\x80\x02}.", PICKLE.upper(): b"x"}),
+        "two records of one name",
+    ),
     "a record too small": (
-        packed({PICKLE: b"\x80\x02" + tensor_pickle(numel=huge(10**10)) + b".", "archive/data/0": bytes(24)}),
+        packed(
+            {
+                PICKLE: b"\x80\x02" + tensor_pickle(numel=huge(10**10)) + b".",
+                "archive/data/0": bytes(24),
+            }
+        ),
         "not a checkpoint of this program",
     ),
 }
@@ -233,12 +265,17 @@ def test_a_forged_file_is_refused_and_nothing_in_it_runs_or_grows(name, file, mo
 
 
 def test_overlapping_records_are_refused(file):
-    """Each of many central entries names the same bytes: nothing is compressed, and yet it grows."""
+    """Each of many central entries names the same bytes: nothing is compressed, and yet it
+    grows.
+    """
     content = packed({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10_000)})
     start = content.index(b"PK\1\2", content.index(b"PK\1\2") + 1)
     end = content.index(b"PK\5\6")
     copies = b"".join(content[start:end].replace(b"data/0", b"data/%d" % i) for i in range(1, 10))
-    count, size = (11).to_bytes(2, "little"), (end - content.index(b"PK\1\2") + len(copies)).to_bytes(4, "little")
+    count, size = (
+        (11).to_bytes(2, "little"),
+        (end - content.index(b"PK\1\2") + len(copies)).to_bytes(4, "little"),
+    )
     tail = content[end : end + 8] + count + count + size + content[end + 16 :]
     write_sealed(file, content[:end] + copies + tail)
     assert "overlapping records" in refusal(file)
@@ -247,7 +284,14 @@ def test_overlapping_records_are_refused(file):
 def test_a_tensor_of_few_numbers_and_a_large_shape_costs_nothing_to_read(file):
     pickle = tensor_pickle(size=huge(10**6) * 2 + b"\x86", stride=b"K\0K\0\x86")
     write_sealed(
-        file, packed({PICKLE: b"\x80\x02" + pickle + b".", "archive/data/0": bytes(24), "archive/version": b"3"})
+        file,
+        packed(
+            {
+                PICKLE: b"\x80\x02" + pickle + b".",
+                "archive/data/0": bytes(24),
+                "archive/version": b"3",
+            }
+        ),
     )
     tensor = sealed.read(file)
     assert tensor.shape == (10**6, 10**6) and not sealed.is_dense(tensor)
@@ -261,7 +305,7 @@ def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(file):
     assert equal(sealed.read(file), PAYLOAD)
 
 
-# -------------------------------------------------------------------------------------------- faults of a save
+# --------------------------------------------------------------------------------- faults of a save
 
 
 class Killed(BaseException):
@@ -269,7 +313,9 @@ class Killed(BaseException):
 
 
 class System:
-    """The system calls of a save. The one numbered `fatal` raises `fault`; `calls` lists those that were made."""
+    """The system calls of a save. The one numbered `fatal` raises `fault`; `calls` lists those that
+    were made.
+    """
 
     def __init__(self, monkeypatch, fault=None, fatal=-1):
         self.calls, self.fault, self.fatal, self.dead = [], fault, fatal, False
@@ -293,7 +339,9 @@ class System:
     def happens(self, name, *arguments):
         if self.dead:
             raise Killed
-        self.calls.append((name, *(Path(each).name for each in arguments if isinstance(each, (str, Path)))))
+        self.calls.append(
+            (name, *(Path(each).name for each in arguments if isinstance(each, (str, Path))))
+        )
         if len(self.calls) - 1 == self.fatal:
             self.dead = isinstance(self.fault, Killed)
             raise self.fault
@@ -369,8 +417,12 @@ FATAL = range(14)  # one more than a save has calls
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
-@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "I/O error")], ids=str)
-def test_whichever_call_of_a_save_fails_the_old_or_the_new_is_whole(folder, monkeypatch, fault, links):
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "I/O error")], ids=str
+)
+def test_whichever_call_of_a_save_fails_the_old_or_the_new_is_whole(
+    folder, monkeypatch, fault, links
+):
     refused = 0
     for fatal in FATAL:
         save(folder, 1)

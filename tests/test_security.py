@@ -1,7 +1,9 @@
-"""What comes from outside is looked at and never obeyed: by rules about the source, and tried with a forged checkpoint.
+"""What comes from outside is looked at and never obeyed: by rules about the source, and tried with
+a forged checkpoint.
 
-That a terminal obeys nothing that is printed is shown in tests/campaigns/terminal.py, that nothing in a damaged or
-forged file runs or grows in test_sealed.py, and that downloads are pinned and https in test_data.py.
+That a terminal obeys nothing that is printed is shown in tests/campaigns/terminal.py, that nothing
+in a damaged or forged file runs or grows in test_sealed.py, and that downloads are pinned and https
+in test_data.py.
 """
 
 import ast
@@ -18,8 +20,19 @@ from configs.errors import printable
 from tests.conftest import ROOT
 from training import sealed
 
-OURS = [path for path in ROOT.rglob("*.py") if not {"tests", ".venv", "out"} & set(path.relative_to(ROOT).parts)]
-TEXTS = [*OURS, *ROOT.rglob("*.yaml"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "Makefile", ROOT / ".ci/run"]
+OURS = [
+    path
+    for path in ROOT.rglob("*.py")
+    if not {"tests", ".venv", "out"} & set(path.relative_to(ROOT).parts)
+]
+TEXTS = [
+    *OURS,
+    *ROOT.rglob("*.yaml"),
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    ROOT / "Makefile",
+    ROOT / ".ci/run",
+]
 FORBIDDEN = re.compile(
     r"builtins\.(eval|exec|compile|__import__)|importlib(\..*)?|runpy(\..*)?|code(\..*)?|ctypes(\..*)?"
     r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*|startfile)|subprocess\.(getoutput|getstatusoutput)"
@@ -36,7 +49,10 @@ def offences(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             given = {each.arg: ast.unparse(each.value) for each in node.keywords}
-            wanted = {"torch.load": ("weights_only", "True"), "yaml.parse": ("Loader", "yaml.SafeLoader")}
+            wanted = {
+                "torch.load": ("weights_only", "True"),
+                "yaml.parse": ("Loader", "yaml.SafeLoader"),
+            }
             option, value = wanted.get(_name(node.func, aliases), (None, None))
             if option and given.get(option) == value:
                 right.add(node.func)
@@ -44,7 +60,9 @@ def offences(source: str) -> list[str]:
                 found.append(f"line {node.lineno}: a shell")
     for node in ast.walk(tree):
         name = _name(node, aliases)
-        if FORBIDDEN.fullmatch(name) or (name in ("torch.load", "yaml.parse") and node not in right):
+        if FORBIDDEN.fullmatch(name) or (
+            name in ("torch.load", "yaml.parse") and node not in right
+        ):
             found.append(f"line {node.lineno}: {name}")
     return found
 
@@ -74,7 +92,11 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
 
 ON_PURPOSE = {
     "benchmarks/decode.py": ["importlib.util"],  # runs the checkout of nanoGPT that its user names
-    "training/runtime.py": ["ctypes", "ctypes.CDLL", "ctypes"],  # tells the C library that is loaded to keep memory
+    "training/runtime.py": [
+        "ctypes",
+        "ctypes.CDLL",
+        "ctypes",
+    ],  # tells the C library that is loaded to keep memory
 }
 
 WRONG = [
@@ -128,8 +150,13 @@ def test_nothing_of_ours_can_run_or_unpickle_what_somebody_else_wrote(path):
 
 
 def test_the_one_place_that_unpickles_is_where_files_are_looked_at():
-    users = {path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))}
-    assert users == {"sealed.py", "time_to_loss.py"}  # the latter a file that nanoGPT has just written, weights only
+    users = {
+        path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))
+    }
+    assert users == {
+        "sealed.py",
+        "time_to_loss.py",
+    }  # the latter a file that nanoGPT has just written, weights only
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -139,8 +166,12 @@ def test_every_address_is_https_and_tensorboard_stays_on_this_machine(path):
     assert not re.search(r"bind_all|0\.0\.0\.0|--host\b", text)
 
 
-ACTS = re.compile(r"open|os\.\w+|shutil\.\w+|socket\.\w+|subprocess\.\w+|glob\.\w+|import|tempfile\.\w+|urllib\.\w+")
-watched: list[str] | None = None  # what is done while somebody looks; Python's audit hooks stay for ever
+ACTS = re.compile(
+    r"open|os\.\w+|shutil\.\w+|socket\.\w+|subprocess\.\w+|glob\.\w+|import|tempfile\.\w+|urllib\.\w+"
+)
+watched: list[str] | None = (
+    None  # what is done while somebody looks; Python's audit hooks stay for ever
+)
 
 
 def _watch(event: str, arguments: tuple) -> None:
@@ -158,7 +189,9 @@ def acts(monkeypatch):
 
 @pytest.fixture
 def forged(smoke, tmp_path):
-    """A run whose checkpoints name, wherever they may hold a text, a file that is there and an address."""
+    """A run whose checkpoints name, wherever they may hold a text, a file that is there and an
+    address.
+    """
     folder = shutil.copytree(smoke, tmp_path / "run")
     canary = tmp_path / "canary.txt"
     canary.write_text("never read " * 100)
@@ -166,19 +199,33 @@ def forged(smoke, tmp_path):
     for name in ("last.pt", "prev.pt", "best.pt"):
         payload = torch.load(folder / name, weights_only=True)
         payload["config"]["out_dir"] = str(canary.with_name("canary"))
-        payload["config"]["data"]["sources"] = [str(canary), f"https://canary.invalid/a/b#sha256={'0' * 64}"]
+        payload["config"]["data"]["sources"] = [
+            str(canary),
+            f"https://canary.invalid/a/b#sha256={'0' * 64}",
+        ]
         payload["data"]["name"] = text
-        payload["environment"] |= {"device_name": text, str(canary): str(canary), "python": f"../../{canary.name}"}
+        payload["environment"] |= {
+            "device_name": text,
+            str(canary): str(canary),
+            "python": f"../../{canary.name}",
+        }
         sealed.write(folder / name, sealed.seal(payload))
     return folder
 
 
-def test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obeyed(forged, acts, capsys, monkeypatch):
+def test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obeyed(
+    forged, acts, capsys, monkeypatch
+):
     monkeypatch.chdir(ROOT)
     assert sample.main([f"--ckpt={forged}", "--max-new-tokens=5"]) == 0
     resumed = ["configs/smoke.yaml", f"--out_dir={forged}", "--max_iters=61", "--dtype=float32"]
     assert train.main([*resumed, "--resume"]) == 0
-    first = [*resumed[:1], f"--out_dir={forged.parent / 'new'}", "--max_iters=1", "--warmup_iters=0"]
+    first = [
+        *resumed[:1],
+        f"--out_dir={forged.parent / 'new'}",
+        "--max_iters=1",
+        "--warmup_iters=0",
+    ]
     assert train.main([*first, f"--init_from={forged}"]) == 0
     assert any("last.pt" in act for act in acts)
     assert [act for act in acts if "canary" in act] == []

@@ -1,4 +1,6 @@
-"""A run that is asked to stop: it finishes its step, saves, says how to go on, and loses nothing."""
+"""A run that is asked to stop: it finishes its step, saves, says how to go on, and loses
+nothing.
+"""
 
 import os
 import re
@@ -29,7 +31,7 @@ def undisturbed(tmp_path_factory):
     return folder / "run"
 
 
-# ------------------------------------------------------------------------------------------------- signals
+# ------------------------------------------------------------------------------------------ signals
 
 
 @pytest.mark.parametrize("name", SIGNALS)
@@ -39,7 +41,10 @@ def test_a_signal_sets_a_flag_and_says_so_at_once(name, capfd):
         assert not stop.wanted and stop.exit_code == 0
         signal.raise_signal(getattr(signal, name))
         assert stop.wanted and stop.exit_code == CODES[name]
-        assert capfd.readouterr().err == "\nstopping: this step is finished and saved; Ctrl-C again leaves at once\n"
+        assert (
+            capfd.readouterr().err
+            == "\nstopping: this step is finished and saved; Ctrl-C again leaves at once\n"
+        )
 
 
 def test_the_second_ctrl_c_leaves_at_once():
@@ -89,7 +94,9 @@ def test_in_each_phase_a_signal_ends_the_run_and_the_rest_is_as_if_it_had_not(
     there, good = loadable(run)
     assert there == good and not list(run.glob("*.tmp.*"))
     if phase != "load" and not kind.endswith("twice"):
-        command = shlex.split(re.search(r"stopped and saved at step \d+; .*:\n  python (.*)\n", said)[1])
+        command = shlex.split(
+            re.search(r"stopped and saved at step \d+; .*:\n  python (.*)\n", said)[1]
+        )
         assert command[1:] == [str(run / "config.yaml"), f"--out_dir={run}", "--resume"]
         assert train(*command[1:])[0] == 0
     else:
@@ -103,7 +110,9 @@ def test_a_signal_finishes_the_step_and_saves_it(options, tmp_path, monkeypatch)
     assert step_of(tmp_path / "run") == 3
 
 
-def test_an_evaluation_is_left_and_made_when_the_run_goes_on(options, tmp_path, monkeypatch, undisturbed):
+def test_an_evaluation_is_left_and_made_when_the_run_goes_on(
+    options, tmp_path, monkeypatch, undisturbed
+):
     run, loss = tmp_path / "run", report.losses_by_place
 
     def interrupted(model, windows, runtime):
@@ -143,16 +152,22 @@ def test_what_is_watched_ends_as_soon_as_the_run_is_to_stop():
         assert seen == [0, 1, 2]
 
 
-# ------------------------------------------------------------------------------------------------- time limit
+# --------------------------------------------------------------------------------------- time limit
 
 
-def test_when_the_time_is_up_the_run_saves_and_ends_with_0(options, tmp_path, monkeypatch, undisturbed):
+def test_when_the_time_is_up_the_run_saves_and_ends_with_0(
+    options, tmp_path, monkeypatch, undisturbed
+):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         at_step(patch, 5, lambda: time.sleep(2.1))
         code, said = train(*options, f"--out_dir={run}", "--time_limit=0.035")
     assert code == 0 and step_of(run) <= 6
-    assert re.search(r"stopped and saved at step \d; this goes on with it:\n  python train.py \S+ \S+ --resume\n", said)
+    assert re.search(
+        r"stopped and saved at step \d; this goes on with it:\n  python train.py \S+ \S+ "
+        r"--resume\n",
+        said,
+    )
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
     assert same(undisturbed, run)
 

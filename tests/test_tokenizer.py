@@ -1,4 +1,6 @@
-"""The tokenizer: what it encodes it decodes, in the fewest bytes, and what it does not know it names."""
+"""The tokenizer: what it encodes it decodes, in the fewest bytes, and what it does not know it
+names.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,16 @@ from hypothesis import strategies as st
 from data.tokenizer import CharTokenizer, UnknownCharacter
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
-SAMPLES = ["hello", "\n", "\r\n\0\x1b", "naïve café", "天地玄黄", "🙂 👨‍👩‍👧 🙂", "Ελλάδα, Москва", "\U0010ffff!"]
+SAMPLES = [
+    "hello",
+    "\n",
+    "\r\n\0\x1b",
+    "naïve café",
+    "天地玄黄",
+    "🙂 👨‍👩‍👧 🙂",
+    "Ελλάδα, Москва",
+    "\U0010ffff!",
+]
 
 
 @pytest.mark.parametrize("text", SAMPLES)
@@ -68,7 +79,9 @@ def test_ids_are_of_the_smallest_type_that_holds_them_all(size, dtype):
 def test_the_first_unknown_character_is_named_with_its_place(text, message):
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer.from_text("hello ").encode(text)
-    assert str(raised.value).startswith(f"not in the vocabulary: {message}; its 5 characters are:  ehlo; ")
+    assert str(raised.value).startswith(
+        f"not in the vocabulary: {message}; its 5 characters are:  ehlo; "
+    )
     assert raised.value.exit_code == 2
 
 

@@ -18,7 +18,9 @@ from training.sealed import write
 
 def scalars(folder):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def same_training(a, b):
@@ -45,7 +47,16 @@ def test_a_run_leaves_its_config_checkpoints_and_events(smoke):
 
 def test_a_run_says_what_a_person_wants_to_know(smoke):
     printed = (smoke / "printed.txt").read_text()
-    for word in ("plays", "vocabulary", "parameters", "operations", "float32", "ln(61)", "step 60", "bits per"):
+    for word in (
+        "plays",
+        "vocabulary",
+        "parameters",
+        "operations",
+        "float32",
+        "ln(61)",
+        "step 60",
+        "bits per",
+    ):
         assert word in printed
     assert "  | " in printed  # a sample
     assert "\r" not in printed and "\x1b" not in printed  # no terminal: no bar, no colours
@@ -60,8 +71,13 @@ def test_the_first_loss_is_near_ln_v_and_the_last_far_below(smoke):
 def test_tensorboard_holds_the_promised_tags(smoke):
     tags = scalars(smoke)
     assert tags.keys() >= {
-        "train/loss", "val/loss", "val/bpc", "train/lr", "train/grad_norm", "train/tokens_per_sec",
-    }  # fmt: skip
+        "train/loss",
+        "val/loss",
+        "val/bpc",
+        "train/lr",
+        "train/grad_norm",
+        "train/tokens_per_sec",
+    }
     assert [step for step, _ in tags["val/loss"]] == [20, 40, 60]
     events = EventAccumulator(str(smoke)).Reload()
     assert "samples/text/text_summary" in events.Tags()["tensors"]
@@ -84,8 +100,16 @@ EXACT = {
 
 @pytest.mark.parametrize("recipe", EXACT)
 def test_stopping_and_going_on_changes_no_bit(tmp_path, monkeypatch, recipe):
-    options = ["configs/smoke.yaml", "--dtype=float32", "--dropout=0.1", "--max_iters=24", "--warmup_iters=4",
-               "--eval_interval=8", "--sample_chars=20", *EXACT[recipe]]  # fmt: skip
+    options = [
+        "configs/smoke.yaml",
+        "--dtype=float32",
+        "--dropout=0.1",
+        "--max_iters=24",
+        "--warmup_iters=4",
+        "--eval_interval=8",
+        "--sample_chars=20",
+        *EXACT[recipe],
+    ]
     monkeypatch.chdir(ROOT)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert main([*options, f"--out_dir={whole}"]) == 0
@@ -113,14 +137,27 @@ def test_an_existing_run_is_never_overwritten_unasked(run, smoke):
 
 def test_overwrite_starts_afresh(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
-    run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--overwrite", "--max_iters=3", "--warmup_iters=1")
+    run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={out}",
+        "--overwrite",
+        "--max_iters=3",
+        "--warmup_iters=1",
+    )
     assert load(out / "last.pt").progress["step"] == 3
     assert max(step for step, _ in scalars(out)["train/loss"]) == 3
 
 
 def test_resume_in_an_empty_folder_starts_from_the_beginning_with_a_line(run, tmp_path):
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={tmp_path}", "--resume",
-               "--max_iters=2", "--warmup_iters=1")  # fmt: skip
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={tmp_path}",
+        "--resume",
+        "--max_iters=2",
+        "--warmup_iters=1",
+    )
     assert "starting from the beginning" in done.stdout
     assert load(tmp_path / "last.pt").progress["step"] == 2
 
@@ -128,30 +165,54 @@ def test_resume_in_an_empty_folder_starts_from_the_beginning_with_a_line(run, tm
 def test_resume_into_another_layout_and_kernel_converts(run, smoke, tmp_path):
     out = tmp_path / "other"
     done = run(
-        "train.py", "configs/smoke.yaml", f"--out_dir={out}", f"--resume={smoke}", "--dtype=float32",
-        "--attention=unrolled", "--kernel=loop", "--max_iters=62",
-    )  # fmt: skip
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={out}",
+        f"--resume={smoke}",
+        "--dtype=float32",
+        "--attention=unrolled",
+        "--kernel=loop",
+        "--max_iters=62",
+    )
     assert "model.attention" in done.stdout and "unrolled" in done.stdout
     assert load(out / "last.pt").progress["step"] == 62
 
 
 def test_resume_with_another_architecture_is_refused_with_the_difference(run, smoke):
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={smoke}", "--resume", "--n_layer=3", check=4)
+    done = run(
+        "train.py", "configs/smoke.yaml", f"--out_dir={smoke}", "--resume", "--n_layer=3", check=4
+    )
     assert "model.n_layer 2 -> 3" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_resume_names_a_changed_rate_in_one_line(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--dtype=float32",
-               "--learning_rate=0.0005", "--max_iters=61")  # fmt: skip
-    assert re.search(r"going on from .* at step 60; .*train.learning_rate \S+ -> 0.0005", done.stdout)
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={out}",
+        "--resume",
+        "--dtype=float32",
+        "--learning_rate=0.0005",
+        "--max_iters=61",
+    )
+    assert re.search(
+        r"going on from .* at step 60; .*train.learning_rate \S+ -> 0.0005", done.stdout
+    )
 
 
 def test_a_new_run_starts_from_anothers_weights_and_vocabulary(run, smoke, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Who goes there? None but I, and the wind.\n" * 40)
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={tmp_path / 'new'}", f"--init_from={smoke}",
-               f"--data.sources={text}", "--max_iters=1", "--warmup_iters=0")  # fmt: skip
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={tmp_path / 'new'}",
+        f"--init_from={smoke}",
+        f"--data.sources={text}",
+        "--max_iters=1",
+        "--warmup_iters=0",
+    )
     assert load(tmp_path / "new" / "last.pt").vocabulary == load(smoke / "last.pt").vocabulary
     assert "ln(61)" in done.stdout
 
@@ -159,8 +220,14 @@ def test_a_new_run_starts_from_anothers_weights_and_vocabulary(run, smoke, tmp_p
 def test_a_new_run_from_weights_that_lack_a_character_is_refused_by_name(run, smoke, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Café, naïve; and so on, and on.\n" * 40, encoding="utf-8")
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={tmp_path / 'new'}", f"--init_from={smoke}",
-               f"--data.sources={text}", check=4)  # fmt: skip
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={tmp_path / 'new'}",
+        f"--init_from={smoke}",
+        f"--data.sources={text}",
+        check=4,
+    )
     assert "U+00E9" in done.stderr and "U+00EF" in done.stderr
 
 
@@ -168,7 +235,14 @@ def test_resuming_on_a_changed_text_is_refused(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
     text = tmp_path / "text.txt"
     text.write_text("Another text.\n" * 100)
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", f"--data.sources={text}", check=4)
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={out}",
+        "--resume",
+        f"--data.sources={text}",
+        check=4,
+    )
     assert "SHA-256" in done.stderr or "changed" in done.stderr
 
 
@@ -176,26 +250,53 @@ def test_a_changed_text_is_gone_on_with_where_that_is_asked_for(run, smoke, tmp_
     out = shutil.copytree(smoke, tmp_path / "copy")
     text = tmp_path / "text.txt"
     text.write_text("Another text.\n" * 200)
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--allow-data-change",
-               f"--data.sources={text}", "--max_iters=61", "--dtype=float32")  # fmt: skip
-    assert re.search(r"going on from .* at step 60; .*data.sha256 \w{64} -> \w{64}.*not the same run", done.stdout)
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={out}",
+        "--resume",
+        "--allow-data-change",
+        f"--data.sources={text}",
+        "--max_iters=61",
+        "--dtype=float32",
+    )
+    assert re.search(
+        r"going on from .* at step 60; .*data.sha256 \w{64} -> \w{64}.*not the same run",
+        done.stdout,
+    )
     assert load(out / "last.pt").progress["step"] == 61
     text.write_text("Encyclopædia.\n" * 200, encoding="utf-8")
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--allow-data-change",
-               f"--data.sources={text}", check=4)  # fmt: skip
+    done = run(
+        "train.py",
+        "configs/smoke.yaml",
+        f"--out_dir={out}",
+        "--resume",
+        "--allow-data-change",
+        f"--data.sources={text}",
+        check=4,
+    )
     assert "'æ' (U+00E6)" in done.stderr
 
 
 def test_a_changed_text_to_validate_on_is_refused_too(run, tmp_path):
     book, val = tmp_path / "book.txt", tmp_path / "val.txt"
     book.write_text("Some text.\n" * 200), val.write_text("More text.\n" * 20)
-    options = ["configs/smoke.yaml", f"--out_dir={tmp_path / 'out'}", f"--data.sources={book}", "--max_iters=1",
-               f"--data.val_sources={val}", "--warmup_iters=0"]  # fmt: skip
+    options = [
+        "configs/smoke.yaml",
+        f"--out_dir={tmp_path / 'out'}",
+        f"--data.sources={book}",
+        "--max_iters=1",
+        f"--data.val_sources={val}",
+        "--warmup_iters=0",
+    ]
     run("train.py", *options)
     assert load(tmp_path / "out" / "last.pt").data["val_sha256"]
     val.write_text("Less text.\n" * 20)
     done = run("train.py", *options, "--resume", check=4)
-    assert done.stderr.startswith("error: data.val_sources: the text changed") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: data.val_sources: the text changed")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_a_wrong_device_is_named_with_what_there_is(run):
@@ -221,9 +322,11 @@ def test_a_compiler_that_fails_is_done_without_after_one_line(monkeypatch):
 
 
 def test_settings_are_answered_before_torch_is_imported(run):
-    probe = "import sys; sys.argv = sys.argv[1:]; import runpy\n" \
-            "try: runpy.run_path(sys.argv[0], run_name='__main__')\n" \
-            "finally: print('torch' in sys.modules)"  # fmt: skip
+    probe = (
+        "import sys; sys.argv = sys.argv[1:]; import runpy\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally: print('torch' in sys.modules)"
+    )
     for arguments, code in (
         (["train.py", "configs/smoke.yaml", "--n_laier=3"], 2),
         (["train.py", "--help"], 0),

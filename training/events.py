@@ -1,7 +1,9 @@
-"""TensorBoard's event files: written record by record, and cut back to the checkpoint that a run goes on from.
+"""TensorBoard's event files: written record by record, and cut back to the checkpoint that a run
+goes on from.
 
-TensorBoard shows whatever is in any of them: what came after the checkpoint would stay, beside what comes in its place.
-A record is TFRecord's: length, masked CRC-32C of the length, data, masked CRC-32C of the data. The data is an Event.
+TensorBoard shows whatever is in any of them: what came after the checkpoint would stay, beside what
+comes in its place. A record is TFRecord's: length, masked CRC-32C of the length, data, masked
+CRC-32C of the data. The data is an Event.
 """
 
 import io
@@ -19,19 +21,29 @@ from tensorboard.summary.writer.record_writer import RecordWriter, masked_crc32c
 from training import sealed
 
 FILES = "*tfevents*"  # TensorBoard's own rule
-INTRODUCTION = ("run/", "_hparams_/", "custom_scalars__config__")  # tags of step 0 that say what the run is
+INTRODUCTION = (
+    "run/",
+    "_hparams_/",
+    "custom_scalars__config__",
+)  # tags of step 0 that say what the run is
 HEADER, FOOTER = struct.Struct("<QI"), 4  # bytes
 
 
 class EventFile:
-    """A new file in `folder`; its name comes after all that are there, since TensorBoard reads them in that order.
+    """A new file in `folder`; its name comes after all that are there, since TensorBoard reads them
+    in that order.
 
     Records wait in memory until `flush` finds room for them.
     """
 
     def __init__(self, folder: Path):
-        numbers = [int(n) for path in folder.glob(FILES) for n in re.findall(r"tfevents\.(\d+)", path.name)]
-        self.path = folder / f"events.out.tfevents.{max(int(time.time()), *(n + 1 for n in [-1, *numbers])):010d}"
+        numbers = [
+            int(n) for path in folder.glob(FILES) for n in re.findall(r"tfevents\.(\d+)", path.name)
+        ]
+        self.path = (
+            folder
+            / f"events.out.tfevents.{max(int(time.time()), *(n + 1 for n in [-1, *numbers])):010d}"
+        )
         self.size = 0  # bytes that are safe in the file
         self.waiting = io.BytesIO()
 
@@ -56,17 +68,22 @@ class EventFile:
 
 
 def cut_back(folder: Path, step: int, evaluated: int) -> None:
-    """Drop what came after a checkpoint: tags of train/ after its `step`, the rest after its last evaluation.
+    """Drop what came after a checkpoint: tags of train/ after its `step`, the rest after its last
+    evaluation.
 
-    A record that a kill has torn ends its file. Files with nothing to drop are left alone; ResourceError where one
-    that is cut cannot be written.
+    A record that a kill has torn ends its file. Files with nothing to drop are left alone;
+    ResourceError where one that is cut cannot be written.
     """
     _drop(folder, lambda event: _is_later(event, step, evaluated))
 
 
 def is_introduced(folder: Path, summaries: Sequence[Summary]) -> bool:
-    """Whether the files introduce the run with just these summaries; another introduction is dropped from them."""
-    events = (event for path in sorted(folder.glob(FILES)) for event, _ in _records(path.read_bytes()))
+    """Whether the files introduce the run with just these summaries; another introduction is
+    dropped from them.
+    """
+    events = (
+        event for path in sorted(folder.glob(FILES)) for event, _ in _records(path.read_bytes())
+    )
     same = [event.summary for event in events if _introduces(event)] == list(summaries)
     if not same:
         _drop(folder, _introduces)

@@ -19,23 +19,33 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in CHECKPOINTS)
 
 
-def open_folder(folder: Path, resume: str | None, overwrite: bool) -> tuple[Path | None, str | None]:
-    """Make the run's folder ready to be written; which checkpoint to go on from, and a line to say, if any.
+def open_folder(
+    folder: Path, resume: str | None, overwrite: bool
+) -> tuple[Path | None, str | None]:
+    """Make the run's folder ready to be written; which checkpoint to go on from, and a line to say,
+    if any.
 
-    `resume` is None, "auto" (this folder's own) or the path of a checkpoint or run. ConfigError (exit 2) where a run
-    would be overwritten unasked, ResourceError (exit 5) where nothing can be written.
+    `resume` is None, "auto" (this folder's own) or the path of a checkpoint or run. ConfigError
+    (exit 2) where a run would be overwritten unasked, ResourceError (exit 5) where nothing can be
+    written.
     """
     shown = printable(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
         note = f"nothing to resume in {shown}: starting from the beginning"
     elif resume:
-        source, note = checkpoints.resolve(folder if resume == "auto" else Path(resume), prefer="last")
+        source, note = checkpoints.resolve(
+            folder if resume == "auto" else Path(resume), prefer="last"
+        )
         if holds_run(folder) and source.parent.resolve() != folder.resolve():
-            raise ConfigError(f"out_dir: {shown} holds another run than {printable(source)}; choose another --out_dir")
+            raise ConfigError(
+                f"out_dir: {shown} holds another run than {printable(source)}; choose another "
+                f"--out_dir"
+            )
     elif holds_run(folder) and not overwrite:
         raise ConfigError(
-            f"out_dir: {shown} holds a run already; --resume goes on with it, --overwrite starts afresh in its place, "
+            f"out_dir: {shown} holds a run already; --resume goes on with it, --overwrite starts "
+            f"afresh in its place, "
             "another --out_dir leaves it alone"
         )
     _probe(folder)
@@ -46,32 +56,44 @@ def open_folder(folder: Path, resume: str | None, overwrite: bool) -> tuple[Path
 
 
 def check_space(folder: Path, size: int) -> None:
-    """ResourceError unless last.pt, prev.pt, best.pt and the one being written, of `size` bytes each, find room."""
+    """ResourceError unless last.pt, prev.pt, best.pt and the one being written, of `size` bytes
+    each, find room.
+    """
     files = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in files)
     needed = (len(CHECKPOINTS) + 1) * size
     if free < needed:
         raise ResourceError(
-            f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free at "
+            f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} "
+            f"MB are free at "
             f"{printable(folder)}; make room or choose another --out_dir"
         )
 
 
 def going_on(folder: Path, ranks: Ranks) -> str:
     """The command that goes on with the run in `folder`."""
-    words = [*ranks.launcher, "train.py", str(folder / "config.yaml"), f"--out_dir={folder}", "--resume"]
+    words = [
+        *ranks.launcher,
+        "train.py",
+        str(folder / "config.yaml"),
+        f"--out_dir={folder}",
+        "--resume",
+    ]
     return printable(subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words))
 
 
 def _probe(folder: Path) -> None:
-    """Write and remove a file, so that a full or read-only disk is found before hours of training."""
+    """Write and remove a file, so that a full or read-only disk is found before hours of
+    training.
+    """
     probe = folder / f"probe.tmp.{os.getpid()}"
     try:
         probe.write_bytes(b"x" * 4096)
         probe.unlink()
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {printable(folder)} ({error.strerror}); choose another --out_dir"
+            f"out_dir: cannot write to {printable(folder)} ({error.strerror}); choose another "
+            f"--out_dir"
         ) from error
 
 

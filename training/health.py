@@ -1,7 +1,8 @@
 """Is this run healthy? Each check answers with plain words and one suggestion, or with nothing.
 
-What was told is kept in the checkpoint, so that each is told once in a run, however often the run is resumed. Whether
-the model fits the text is known before the first step, and said by data/report.py.
+What was told is kept in the checkpoint, so that each is told once in a run, however often the run
+is resumed. Whether the model fits the text is known before the first step, and said by
+data/report.py.
 """
 
 import math
@@ -18,28 +19,48 @@ def of_step(step: int, loss: float, norm: float, vocabulary: int) -> Iterator[No
     """After a step: its loss, and the length of its gradient before clipping."""
     guess = math.log(vocabulary)
     if step == 1 and loss > guess + 0.5:
-        words = f"the first loss is {loss:.2f}, far above ln({vocabulary}) = {guess:.2f}: sure of itself, and wrong"
+        words = (
+            f"the first loss is {loss:.2f}, far above ln({vocabulary}) = {guess:.2f}: sure of "
+            f"itself, and wrong"
+        )
         yield "first loss", f"{words}; try a longer train.warmup_iters"
     if norm > LONG:
         words = f"the gradient explodes: it was {norm:,.0f} long in step {step:,}"
         yield "exploding", f"{words}; try half of train.learning_rate"
     if norm < SHORT and loss > 0.1:
-        words = f"the gradient vanishes: it was {norm:.0e} long in step {step:,}, at a loss of {loss:.2f}"
+        words = (
+            f"the gradient vanishes: it was {norm:.0e} long in step {step:,}, at a loss of "
+            f"{loss:.2f}"
+        )
         yield "vanishing", f"{words}; start again with half of train.learning_rate"
 
 
 def of_losses(stale: int, best_step: int, known_at_best: float, known: float) -> Iterator[Notice]:
-    """After an evaluation, the `stale`th since the best one; `known` is the loss on text that was trained on."""
+    """After an evaluation, the `stale`th since the best one; `known` is the loss on text that was
+    trained on.
+    """
     if stale >= 3 and known < known_at_best - 0.01:
-        words = f"while the training text has, from {known_at_best:.4f} to {known:.4f}: it is learnt by heart"
-        yield "overfitting", f"validation has not improved since step {best_step:,}, {words}; try more model.dropout"
+        words = (
+            f"while the training text has, from {known_at_best:.4f} to {known:.4f}: it is learnt "
+            f"by heart"
+        )
+        yield (
+            "overfitting",
+            f"validation has not improved since step {best_step:,}, {words}; try more "
+            f"model.dropout",
+        )
     elif stale >= 3:
-        words = f"a plateau: neither validation nor the training text has improved since step {best_step:,}"
+        words = (
+            f"a plateau: neither validation nor the training text has improved since step "
+            f"{best_step:,}"
+        )
         yield "plateau", f"{words}; try half of train.learning_rate"
 
 
 def of_maps(maps: Sequence[Tensor]) -> Iterator[Notice]:
-    """Late in a run: heads that tell characters apart no more. `maps` are (H, T, T), layer by layer."""
+    """Late in a run: heads that tell characters apart no more. `maps` are (H, T, T), layer by
+    layer.
+    """
     dead = [
         f"head {h} of layer {layer} {kind}"
         for layer, heads in enumerate(maps, 1)
@@ -48,17 +69,26 @@ def of_maps(maps: Sequence[Tensor]) -> Iterator[Notice]:
     ]
     if dead:
         few = "; ".join(dead[:5]) + (f"; and {len(dead) - 5} more" if len(dead) > 5 else "")
-        yield "dead heads", f"heads that tell nothing apart: {few}; try fewer of them (model.n_head)"
+        yield (
+            "dead heads",
+            f"heads that tell nothing apart: {few}; try fewer of them (model.n_head)",
+        )
 
 
 def idleness(weights: Tensor) -> str:
-    """Whether a head's (T, T) attention is the same whatever it reads: even, or all on one place; empty if neither."""
+    """Whether a head's (T, T) attention is the same whatever it reads: even, or all on one place;
+    empty if neither.
+    """
     T = len(weights)
     if T < 4:
         return ""
-    entropies = -(weights * weights.clamp_min(1e-30).log()).sum(-1)[1:]  # of row t at most ln(t + 1)
+    entropies = -(weights * weights.clamp_min(1e-30).log()).sum(-1)[
+        1:
+    ]  # of row t at most ln(t + 1)
     shares = entropies / (1 + weights.new_tensor(range(1, T))).log()
     if shares.mean() > 0.9995:
         return "attends to everything alike"
-    place = weights[T // 2 :, : T // 2].mean(0)  # the later half of the rows, on the earlier half of the places
+    place = weights[T // 2 :, : T // 2].mean(
+        0
+    )  # the later half of the rows, on the earlier half of the places
     return f"attends only to place {place.argmax() + 1}" if place.max() > 0.99 else ""

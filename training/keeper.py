@@ -13,7 +13,8 @@ from training.run import Progress, Run
 class Keeper:
     """Saves a run. Where the disk refuses, it says so, and tries again with the next save.
 
-    `kept` is the progress that last.pt holds; None where it is not there, or not the one that this run goes on from.
+    `kept` is the progress that last.pt holds; None where it is not there, or not the one that this
+    run goes on from.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None], kept: Progress | None):
@@ -22,9 +23,11 @@ class Keeper:
         self.unsaved_best: bytes | None = None
 
     def keep(self, run: Run, *, best: bool, last: bool, final: bool) -> None:
-        """Save the run as best.pt, as last.pt, or as both; ResourceError only where it is the `final` time.
+        """Save the run as best.pt, as last.pt, or as both; ResourceError only where it is the
+        `final` time.
 
-        best.pt comes first, and without it there is no last.pt: what names a best loss has its best.pt beside it.
+        best.pt comes first, and without it there is no last.pt: what names a best loss has its
+        best.pt beside it.
         """
         last = last and run.progress != self.kept
         content = checkpoints.seal(run.checkpoint()) if best or last else None
@@ -46,4 +49,5 @@ class Keeper:
         """Where the run can be taken up again, for messages."""
         if self.kept is None:
             return "there is no checkpoint yet"
-        return f"the last good checkpoint is {printable(self.folder / 'last.pt')} of step {self.kept.step:,}"
+        last = printable(self.folder / "last.pt")
+        return f"the last good checkpoint is {last} of step {self.kept.step:,}"

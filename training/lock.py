@@ -1,4 +1,6 @@
-"""One writer per run folder, by a lock that the system releases when its holder ends, however it ends."""
+"""One writer per run folder, by a lock that the system releases when its holder ends, however it
+ends.
+"""
 
 import os
 import time
@@ -16,22 +18,24 @@ BEYOND = 2**30  # Windows forbids others to read what is locked, so lock a byte 
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold `folder`, which is made where there is none, for as long as the block lasts.
 
-    RunInUseError (exit 7) names the process that holds it already; ResourceError (exit 5) where it cannot be written.
-    A file system that knows no locks is trusted to have one writer.
+    RunInUseError (exit 7) names the process that holds it already; ResourceError (exit 5) where it
+    cannot be written. A file system that knows no locks is trusted to have one writer.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {printable(folder)} ({error.strerror}); choose another --out_dir"
+            f"out_dir: cannot write to {printable(folder)} ({error.strerror}); choose another "
+            f"--out_dir"
         ) from error
     with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
             raise RunInUseError(
-                f"out_dir: {printable(folder)} is in use by {_holder(file)}; one run at a time writes to a folder; "
+                f"out_dir: {printable(folder)} is in use by {_holder(file)}; one run at a time "
+                f"writes to a folder; "
                 "wait for it, stop it or choose another --out_dir"
             ) from None
         except OSError:

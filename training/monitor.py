@@ -1,4 +1,5 @@
-"""What a run says: curves, texts and pictures to TensorBoard, lines and a progress bar to the terminal.
+"""What a run says: curves, texts and pictures to TensorBoard, lines and a progress bar to the
+terminal.
 
 None of it can stop a run: where the disk is full or nobody reads any more, the run goes on without.
 """
@@ -18,7 +19,9 @@ from training.events import EventFile, is_introduced
 
 
 def say(line: str) -> None:
-    """A line for people, above the bar; where the reader of the output has gone, nothing from now on."""
+    """A line for people, above the bar; where the reader of the output has gone, nothing from now
+    on.
+    """
     try:
         tqdm.write(line, file=sys.stdout)
         sys.stdout.flush()
@@ -44,7 +47,9 @@ class Monitor:
     def __init__(self, folder: Path, first_step: int, last_step: int):
         self.events = EventFile(folder)
         self.warned = False
-        self.bar = tqdm(total=last_step, initial=first_step, unit="step", disable=not sys.stderr.isatty())
+        self.bar = tqdm(
+            total=last_step, initial=first_step, unit="step", disable=not sys.stderr.isatty()
+        )
 
     def progress(self, step: int, loss: float, speed: float) -> None:
         """Move the bar to `step`, the number of steps done; `speed` is in characters per second."""
@@ -54,7 +59,10 @@ class Monitor:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Tag by tag, such as train/loss, to TensorBoard."""
-        self.events.add(Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]), step)
+        self.events.add(
+            Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]),
+            step,
+        )
         self.flush()
 
     def introduce(self, summaries: Sequence[Summary]) -> None:
@@ -74,12 +82,16 @@ class Monitor:
         self.show(step, [dashboard.text(tag, words)])
 
     def sample(self, step: int, text: str) -> None:
-        """A generated text, to the terminal and, as Markdown that changes nothing in it, to TensorBoard."""
+        """A generated text, to the terminal and, as Markdown that changes nothing in it, to
+        TensorBoard.
+        """
         self.show(step, [dashboard.text("samples/text", dashboard.verbatim(text.split("\n")))])
         say("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
-        """Bring what was written to the disk; where that fails, one warning, and another attempt with the next."""
+        """Bring what was written to the disk; where that fails, one warning, and another attempt
+        with the next.
+        """
         try:
             self.events.flush()
         except OSError as error:

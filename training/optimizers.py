@@ -1,4 +1,5 @@
-"""AdamW and Muon over the same matrices in every attention layout, and the moving average of the weights.
+"""AdamW and Muon over the same matrices in every attention layout, and the moving average of the
+weights.
 
 R rows, C columns of a matrix, N matrices of one shape
 """
@@ -14,9 +15,11 @@ from model.gpt import GPT, copy_views
 
 
 class Optimizer:
-    """Groups of parameters, each with its settings, and what is remembered of each parameter: at first zeros.
+    """Groups of parameters, each with its settings, and what is remembered of each parameter: at
+    first zeros.
 
-    In place of torch.optim.Optimizer, at whose first step PyTorch's compiler is imported: more than a second.
+    In place of torch.optim.Optimizer, at whose first step PyTorch's compiler is imported: more than
+    a second.
     """
 
     moments: tuple[str, ...]
@@ -31,25 +34,40 @@ class Optimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict:
-        """What steps have made, by the number of the parameter; rates and decays are settings, and no state."""
+        """What steps have made, by the number of the parameter; rates and decays are settings, and
+        no state.
+        """
         numbers = {parameter: i for i, parameter in enumerate(self.state)}
-        groups = [{"params": [numbers[parameter] for parameter in group["params"]]} for group in self.param_groups]
+        groups = [
+            {"params": [numbers[parameter] for parameter in group["params"]]}
+            for group in self.param_groups
+        ]
         return {"state": dict(enumerate(self.state.values())), "param_groups": groups}
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict) -> None:
-        """Take over what `state_dict` gave; that it fits is checked by `checkpoint.load_optimizers`."""
+        """Take over what `state_dict` gave; that it fits is checked by
+        `checkpoint.load_optimizers`.
+        """
         for i, state in enumerate(self.state.values()):
             for name, value in state.items():
                 value.copy_(saved["state"][i][name])
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), by PyTorch's fused kernel."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), by PyTorch's
+    fused kernel.
+    """
 
     moments = ("exp_avg", "exp_avg_sq")
 
-    def __init__(self, groups: Sequence[dict], lr: float, betas: tuple[float, float], weight_decay: float = 0.0):
+    def __init__(
+        self,
+        groups: Sequence[dict],
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float = 0.0,
+    ):
         super().__init__(groups, lr=lr, weight_decay=weight_decay)
         self.beta1, self.beta2 = betas
         for parameter, moments in self.state.items():
@@ -59,7 +77,9 @@ class AdamW(Optimizer):
     def step(self) -> None:
         for group in self.param_groups:
             states = [self.state[parameter] for parameter in group["params"]]
-            means, squares, steps = ([state[name] for state in states] for name in (*self.moments, "step"))
+            means, squares, steps = (
+                [state[name] for state in states] for name in (*self.moments, "step")
+            )
             torch._foreach_add_(steps, 1)
             torch._fused_adamw_(
                 group["params"],
@@ -79,11 +99,13 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Momentum, orthogonalised: each update has nearly equal singular values (Jordan et al. 2024, Muon).
+    """Momentum, orthogonalised: each update has nearly equal singular values (Jordan et al. 2024,
+    Muon).
 
-    `matrices(of)` gives the matrices that lie in `groups`' parameters, each as its blocks of rows, which are views of
-    `of(parameter)` (see `GPT.matrices`): so queries, keys and values are the same (H*D, C) matrices in every layout.
-    Matrices of one shape are orthogonalised as one batch, in `dtype`.
+    `matrices(of)` gives the matrices that lie in `groups`' parameters, each as its blocks of rows,
+    which are views of `of(parameter)` (see `GPT.matrices`): so queries, keys and values are the
+    same (H*D, C) matrices in every layout. Matrices of one shape are orthogonalised as one batch,
+    in `dtype`.
     """
 
     moments = ("momentum",)
@@ -109,13 +131,17 @@ class Muon(Optimizer):
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
         by_shape = defaultdict(list)
-        in_rows = self.matrices(of=lambda parameter: updates.get(parameter, parameter))  # biases are not ours
+        in_rows = self.matrices(
+            of=lambda parameter: updates.get(parameter, parameter)
+        )  # biases are not ours
         for rows, update in zip(self.matrices(), map(torch.cat, in_rows), strict=True):
             by_shape[update.shape].append((rows, update))
         for (R, C), same in by_shape.items():
             directions = orthogonalise(torch.stack([update for _, update in same]), self.dtype)
             for (rows, _), direction in zip(same, directions, strict=True):
-                for block, part in zip(rows, direction.split([len(block) for block in rows]), strict=True):
+                for block, part in zip(
+                    rows, direction.split([len(block) for block in rows]), strict=True
+                ):
                     block.mul_(1 - lr * group["weight_decay"])
                     block.add_(part, alpha=-lr * max(1.0, R / C) ** 0.5)
 
@@ -123,8 +149,9 @@ class Muon(Optimizer):
 def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
     """(N, R, C) -> (N, R, C), each with its singular values moved close to 1.
 
-    Newton-Schulz iteration with the quintic of Jordan et al. 2024, whose coefficients trade exactness (values end
-    between about 0.7 and 1.2) for speed from small values. Computed in `dtype`.
+    Newton-Schulz iteration with the quintic of Jordan et al. 2024, whose coefficients trade
+    exactness (values end between about 0.7 and 1.2) for speed from small values. Computed in
+    `dtype`.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
@@ -140,8 +167,9 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
 def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
     """The optimizers of a run: AdamW alone, or Muon for the hidden matrices and AdamW for the rest.
 
-    Weight decay pulls at matrices and embeddings, never at gains and biases: decided by what a parameter is for, not by
-    its name or shape. Each group keeps its peak rate as `peak_lr`, of which the schedule takes a share.
+    Weight decay pulls at matrices and embeddings, never at gains and biases: decided by what a
+    parameter is for, not by its name or shape. Each group keeps its peak rate as `peak_lr`, of
+    which the schedule takes a share.
     """
     hidden, embeddings = model.hidden_parameters(), model.embeddings()
     matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
@@ -157,7 +185,14 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     if by_muon:
         moved = [{"name": "hidden", "params": hidden}]
         optimizers.append(
-            Muon(moved, model.matrices, train.muon_learning_rate, train.muon_momentum, train.weight_decay, dtype)
+            Muon(
+                moved,
+                model.matrices,
+                train.muon_learning_rate,
+                train.muon_momentum,
+                train.weight_decay,
+                dtype,
+            )
         )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -179,7 +214,8 @@ def copy_state(
     target: GPT,
     target_optimizers: Sequence[Optimizer],
 ) -> None:
-    """Give each target optimizer the state of its source: what moments and steps they keep, whatever the layouts.
+    """Give each target optimizer the state of its source: what moments and steps they keep,
+    whatever the layouts.
 
     Rates and decays stay those of the target: they are settings, not state.
     """
@@ -195,5 +231,7 @@ def copy_state(
 def _moment(optimizer: Optimizer, name: str) -> Callable[[Tensor], Tensor]:
     """For `GPT.views`: a parameter's moment, or zeros where another optimizer has the parameter."""
     return lambda parameter: (
-        optimizer.state[parameter][name] if parameter in optimizer.state else torch.zeros_like(parameter)
+        optimizer.state[parameter][name]
+        if parameter in optimizer.state
+        else torch.zeros_like(parameter)
     )

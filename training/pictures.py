@@ -1,4 +1,5 @@
-"""What a model attends to, and what context is worth, drawn with one ink on its own paper: readable in light and dark.
+"""What a model attends to, and what context is worth, drawn with one ink on its own paper: readable
+in light and dark.
 
 H heads, T characters
 """
@@ -11,7 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 CELL = 15  # pixels a character
 PAPER, FAINT, INK = 255, 242, 0  # of a palette that runs from dark blue to white
 STOPS = np.array([[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]])
-PALETTE = np.stack([np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in STOPS.T], axis=1)
+PALETTE = np.stack(
+    [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in STOPS.T], axis=1
+)
 FONT, LARGE = ImageFont.load_default(12), ImageFont.load_default(15)
 NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 
@@ -24,7 +27,9 @@ def name(character: str) -> str:
 
 
 def attention(maps: np.ndarray, characters: str, title: str) -> Image.Image:
-    """The maps (H, T, T) of a layer, head by head: row by row, who is read by the character before the row."""
+    """The maps (H, T, T) of a layer, head by head: row by row, who is read by the character before
+    the row.
+    """
     H, T = maps.shape[:2]
     rows, columns = _labels(characters)
     margin, side = rows.width, T * CELL
@@ -43,7 +48,9 @@ def attention(maps: np.ndarray, characters: str, title: str) -> Image.Image:
 
 
 def curve(x: np.ndarray, y: np.ndarray, highest: float, title: str) -> Image.Image:
-    """`y` from 0 to `highest` or above, over `x` from 1 on a logarithmic axis; what lies at `highest` is dashed."""
+    """`y` from 0 to `highest` or above, over `x` from 1 on a logarithmic axis; what lies at
+    `highest` is dashed.
+    """
     width, height, margin = 720, 400, 48
     top = max(highest, *y) * 1.05
     page = Image.new("L", (width, height), PAPER)
@@ -51,7 +58,9 @@ def curve(x: np.ndarray, y: np.ndarray, highest: float, title: str) -> Image.Ima
 
     def at(x, y):
         across = np.log(x) / max(math.log(x_last), 1e-9)
-        return margin + across * (width - 2 * margin), height - margin - y / top * (height - 2 * margin)
+        return margin + across * (width - 2 * margin), height - margin - y / top * (
+            height - 2 * margin
+        )
 
     x_last = x[-1]
     for tick in range(math.floor(top) + 1):
@@ -67,14 +76,18 @@ def curve(x: np.ndarray, y: np.ndarray, highest: float, title: str) -> Image.Ima
 
 
 def _cells(weights: np.ndarray) -> np.ndarray:
-    """(T, T) weights -> (T * CELL, T * CELL) shades, darker by the square root; what is still to come stays paper."""
+    """(T, T) weights -> (T * CELL, T * CELL) shades, darker by the square root; what is still to
+    come stays paper.
+    """
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - INK)
     shades = np.where(np.tri(len(weights), dtype=bool), shades, PAPER)
     return np.kron(shades, np.ones((CELL, CELL))).astype(np.uint8)
 
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
-    """The characters as a strip to the left of a map, and as one below it, where names stand upright."""
+    """The characters as a strip to the left of a map, and as one below it, where names stand
+    upright.
+    """
     names = [name(character) for character in characters]
     margin = 8 + max(math.ceil(FONT.getlength(each)) for each in names)
     rows = Image.new("L", (margin, len(names) * CELL), PAPER)

@@ -1,7 +1,8 @@
 """What a run tells people: what it is, how it goes, and what it has learnt whenever it looks.
 
-The curves, texts and pictures in TensorBoard all come from here. Tags that begin with `run/` are said once, those with
-`train/` come from steps and the others from evaluations: so events.py knows what a run that goes on must take back.
+The curves, texts and pictures in TensorBoard all come from here. Tags that begin with `run/` are
+said once, those with `train/` come from steps and the others from evaluations: so events.py knows
+what a run that goes on must take back.
 """
 
 import math
@@ -24,7 +25,7 @@ from training.stop import Stop
 LENGTH = 32  # characters of the fixed text whose attention is shown
 PATIENCE = 300  # steps at least that a head has time to find its work
 
-# ------------------------------------------------------------------------------------------- before the first step
+# ---------------------------------------------------------------------------- before the first step
 
 
 def introduce(run: Run, monitor: Monitor) -> None:
@@ -33,16 +34,21 @@ def introduce(run: Run, monitor: Monitor) -> None:
     parameters = model.parameter_count()
     lines = [
         *corpus.report,
-        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} for each character of text; "
+        f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} for each "
+        f"character of text; "
         f"{model.flops_per_token() / 1e6:.1f} million operations to train on one",
         *filter(None, [fitting(parameters, corpus.characters)]),
         f"device      {run.runtime}",
-        f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every character equally likely",
+        f"first loss  should be near ln({vocabulary}) = {math.log(vocabulary):.3f}: every "
+        f"character equally likely",
     ]
     for line in lines:
         say(line)
     if run.config.train.log == "pictures":
-        say(f"peak        {run.runtime.peak / 1e9:,.0f} billion operations a second, measured with a matrix product")
+        say(
+            f"peak        {run.runtime.peak / 1e9:,.0f} billion operations a second, measured with "
+            f"a matrix product"
+        )
     known, origin = resolved(run), f"corpus      {printable(corpus.name)}, SHA-256 {corpus.sha256}"
     monitor.introduce(
         [
@@ -67,23 +73,34 @@ def resolved(run: Run) -> dict[str, bool | int | float | str]:
     return known | {name: value for name, value in automatic.items() if known[name] == "auto"}
 
 
-# --------------------------------------------------------------------------------------------------- step by step
+# ------------------------------------------------------------------------------------- step by step
 
 
 def log(run: Run, monitor: Monitor, loss: float, norm: float, speed: float) -> None:
-    """The curves of training; `norm` is the gradient's length before clipping, `speed` in characters per second."""
+    """The curves of training; `norm` is the gradient's length before clipping, `speed` in
+    characters per second.
+    """
     step = run.progress.step
-    values = {"loss": loss, "grad_norm": norm, "tokens_per_sec": speed, "epoch": readings(run, step)}
+    values = {
+        "loss": loss,
+        "grad_norm": norm,
+        "tokens_per_sec": speed,
+        "epoch": readings(run, step),
+    }
     values |= {"spikes": run.progress.spikes, "skipped": run.progress.skipped}
     values |= {"lr": run.rate} | {f"lr/{name}": rate for name, rate in run.other_rates.items()}
     if run.config.train.log == "pictures":
-        values["share_of_peak"] = speed * run.model.flops_per_token() / (run.runtime.peak * run.runtime.ranks.size)
+        values["share_of_peak"] = (
+            speed * run.model.flops_per_token() / (run.runtime.peak * run.runtime.ranks.size)
+        )
     monitor.scalars(step, {f"train/{name}": value for name, value in values.items()})
 
 
 def check_step(run: Run, monitor: Monitor, loss: float, norm: float) -> None:
     """Whether the step that was just done looks healthy."""
-    _tell(run, monitor, "train", health.of_step(run.progress.step, loss, norm, run.model.vocab_size))
+    _tell(
+        run, monitor, "train", health.of_step(run.progress.step, loss, norm, run.model.vocab_size)
+    )
 
 
 def readings(run: Run, steps: int) -> float:
@@ -93,24 +110,35 @@ def readings(run: Run, steps: int) -> float:
     return windows * run.config.model.block_size / len(run.corpus.train)
 
 
-# -------------------------------------------------------------------------------------------------- what it has learnt
+# ------------------------------------------------------------------------------- what it has learnt
 
 
 def look(run: Run, stop: Stop, monitor: Monitor) -> bool:
-    """Evaluate: exact losses of the validation text and of as much known text, and a sample. Is it the best so far?
+    """Evaluate: exact losses of the validation text and of as much known text, and a sample. Is it
+    the best so far?
 
     Interrupted, with nothing told or changed, where the run is to stop first.
     """
     progress, train, val = run.progress, run.corpus.train, run.corpus.val
-    texts = (evaluation_windows(each, run.config.model.block_size, 64) for each in (val, train.stretch(len(val) // 10)))
+    texts = (
+        evaluation_windows(each, run.config.model.block_size, 64)
+        for each in (val, train.stretch(len(val) // 10))
+    )
     places = [losses_by_place(run.best_model, stop.watched(each), run.runtime) for each in texts]
-    val_loss, known_loss = (float(nats / predictions) for nats, predictions in (each.sum(axis=1) for each in places))
+    val_loss, known_loss = (
+        float(nats / predictions) for nats, predictions in (each.sum(axis=1) for each in places)
+    )
     length = run.config.train.sample_chars if math.isfinite(val_loss) else 0
     text = run.runtime.ranks.of_first(sample, run, length, stop)
 
     step, progress.evaluated = progress.step, progress.step
     better = val_loss < progress.best_loss
-    values = {"loss": val_loss, "bpc": val_loss * BITS, "train_loss": known_loss, "gap": val_loss - known_loss}
+    values = {
+        "loss": val_loss,
+        "bpc": val_loss * BITS,
+        "train_loss": known_loss,
+        "gap": val_loss - known_loss,
+    }
     monitor.scalars(step, {f"val/{name}": value for name, value in values.items()})
     say(
         f"step {step:,}: train {known_loss:.4f}, validation {val_loss:.4f} "
@@ -121,7 +149,9 @@ def look(run: Run, stop: Stop, monitor: Monitor) -> bool:
     progress.stale = 0 if better else progress.stale + 1
     if better:
         progress.best_loss, progress.best_step, progress.known_at_best = val_loss, step, known_loss
-    notices = health.of_losses(progress.stale, progress.best_step, progress.known_at_best, known_loss)
+    notices = health.of_losses(
+        progress.stale, progress.best_step, progress.known_at_best, known_loss
+    )
     _tell(run, monitor, "val", notices)
     if math.isfinite(val_loss):
         look_inside(run, monitor, places[0])
@@ -131,7 +161,9 @@ def look(run: Run, stop: Stop, monitor: Monitor) -> bool:
 def sample(run: Run, length: int, stop: Stop) -> str:
     """What the model writes now, from a fixed seed: one can watch it improve."""
     tokenizer = run.corpus.tokenizer
-    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None].to(run.runtime.device)
+    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None].to(
+        run.runtime.device
+    )
     ids = generate(run.best_model, start, Sampler(run.config.seed, temperature=0.8), length)
     return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.watched(ids))
 
@@ -147,16 +179,24 @@ def look_inside(run: Run, monitor: Monitor, places: np.ndarray) -> None:
         monitor.show(step, draw(run, ids, maps, places))
 
 
-def draw(run: Run, ids: torch.Tensor, maps: list[torch.Tensor], places: np.ndarray) -> Iterator[Summary]:
-    """`ids` is the fixed text, `maps` its attention layer by layer; `places` comes from `losses_by_place`."""
+def draw(
+    run: Run, ids: torch.Tensor, maps: list[torch.Tensor], places: np.ndarray
+) -> Iterator[Summary]:
+    """`ids` is the fixed text, `maps` its attention layer by layer; `places` comes from
+    `losses_by_place`.
+    """
     characters = run.corpus.tokenizer.decode(ids.cpu())
     yield dashboard.text("samples/next", dashboard.verbatim(expected(run, ids, characters)))
     for layer, heads in enumerate(maps, 1):
         title = f"layer {layer} of {len(maps)}: what each character (left) reads (below)"
-        yield dashboard.picture(f"attention/layer_{layer}", pictures.attention(heads.numpy(), characters, title))
+        yield dashboard.picture(
+            f"attention/layer_{layer}", pictures.attention(heads.numpy(), characters, title)
+        )
     nats, predictions = places[:, places[1] > 0]
     title = "validation loss at each place of the window, in nats; dashed: nothing is known"
-    chart = pictures.curve(1 + np.arange(len(nats)), nats / predictions, math.log(run.model.vocab_size), title)
+    chart = pictures.curve(
+        1 + np.arange(len(nats)), nats / predictions, math.log(run.model.vocab_size), title
+    )
     yield dashboard.picture("val/loss_by_place", chart)
 
 
@@ -165,14 +205,19 @@ def expected(run: Run, ids: torch.Tensor, characters: str) -> list[str]:
     """The five characters that the model thinks likeliest after a text."""
     probabilities, best = run.best_model(ids[None])[0, -1].float().softmax(-1).sort(descending=True)
     rows = zip(probabilities[:5].tolist(), run.corpus.tokenizer.decode(best[:5].cpu()), strict=True)
-    return [f"after {printable(characters)}", *(f"{share:6.1%}  {pictures.name(each)}" for share, each in rows)]
+    return [
+        f"after {printable(characters)}",
+        *(f"{share:6.1%}  {pictures.name(each)}" for share, each in rows),
+    ]
 
 
 def fixed_text(run: Run) -> torch.Tensor:
     """The beginning of the longest stretch of validation text, as ids (T,)."""
     start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
     length = min(LENGTH, run.config.model.block_size, end - start)
-    return torch.from_numpy(run.corpus.val.ids[start : start + length].astype("int64")).to(run.runtime.device)
+    return torch.from_numpy(run.corpus.val.ids[start : start + length].astype("int64")).to(
+        run.runtime.device
+    )
 
 
 def _tell(run: Run, monitor: Monitor, section: str, notices: Iterable[health.Notice]) -> None:

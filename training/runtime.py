@@ -1,4 +1,6 @@
-"""Where and how a run computes: device, dtype, autocast, ranks, and the fingerprint of it that a checkpoint keeps."""
+"""Where and how a run computes: device, dtype, autocast, ranks, and the fingerprint of it that a
+checkpoint keeps.
+"""
 
 import contextlib
 import ctypes
@@ -20,7 +22,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Runtime:
-    """The device and the dtype of its matrix products. Weights, optimizer and loss are float32 in every case.
+    """The device and the dtype of its matrix products. Weights, optimizer and loss are float32 in
+    every case.
 
     `ranks` are the processes of the run, each with a device of its own.
     """
@@ -31,18 +34,28 @@ class Runtime:
     ranks: Ranks = ALONE
 
     def __str__(self) -> str:
-        among = "" if self.ranks.alone else f", {self.ranks.size} processes on {self.ranks.machines} machine(s)"
-        return f"{self.device.type}, {str(self.dtype).removeprefix('torch.')} ({self.reason}){among}"
+        among = (
+            ""
+            if self.ranks.alone
+            else f", {self.ranks.size} processes on {self.ranks.machines} machine(s)"
+        )
+        return (
+            f"{self.device.type}, {str(self.dtype).removeprefix('torch.')} ({self.reason}){among}"
+        )
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """The context for forward passes: matrix products in `dtype`, the rest as PyTorch's autocast has it."""
+        """The context for forward passes: matrix products in `dtype`, the rest as PyTorch's
+        autocast has it.
+        """
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     @cached_property
     def peak(self) -> float:
-        """Operations a second in large matrix products, measured: what the speed of training can be compared with."""
+        """Operations a second in large matrix products, measured: what the speed of training can be
+        compared with.
+        """
         size = 8192 if self.device.type == "cuda" else 512
         matrix = torch.ones(size, size, dtype=self.dtype, device=self.device)
         seconds = []
@@ -58,7 +71,9 @@ class Runtime:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "device": self.device.type,
-            "device_name": torch.cuda.get_device_name() if self.device.type == "cuda" else _cpu_name(),
+            "device_name": torch.cuda.get_device_name()
+            if self.device.type == "cuda"
+            else _cpu_name(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -67,13 +82,23 @@ class Runtime:
 
 
 def choose(device: str, dtype: str, ranks: Ranks = ALONE) -> Runtime:
-    """The Runtime that the settings name; ResourceError (exit 5) where this machine does not have it."""
-    mps = torch.backends.mps.is_available() and ranks.alone  # PyTorch's distributed engine does not know it
+    """The Runtime that the settings name; ResourceError (exit 5) where this machine does not have
+    it.
+    """
+    mps = (
+        torch.backends.mps.is_available() and ranks.alone
+    )  # PyTorch's distributed engine does not know it
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps}
-    name = next(each for each in ("cuda", "mps", "cpu") if available[each]) if device == "auto" else device
+    name = (
+        next(each for each in ("cuda", "mps", "cpu") if available[each])
+        if device == "auto"
+        else device
+    )
     if not available[name]:
         fits = ", ".join(each for each in available if available[each])
-        raise ResourceError(f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto")
+        raise ResourceError(
+            f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto"
+        )
     gpus = torch.cuda.device_count()
     if name == "cuda" and not ranks.alone and ranks.on_machine > gpus:
         raise ResourceError(
@@ -85,7 +110,9 @@ def choose(device: str, dtype: str, ranks: Ranks = ALONE) -> Runtime:
     else:
         reason = "as set"
     if dtype == "float16" and name == "cpu":
-        raise ResourceError("dtype: float16 does not train on a CPU; allowed: float32, bfloat16; use dtype: auto")
+        raise ResourceError(
+            "dtype: float16 does not train on a CPU; allowed: float32, bfloat16; use dtype: auto"
+        )
     if name == "cuda" and not ranks.alone:
         torch.cuda.set_device(ranks.local)
     return Runtime(torch.device(name), DTYPES[dtype], reason, ranks)
@@ -94,8 +121,8 @@ def choose(device: str, dtype: str, ranks: Ranks = ALONE) -> Runtime:
 def keep_memory() -> None:
     """Have the C library keep the memory that is freed, for the next step takes as much again.
 
-    By default glibc returns large pieces to the system, which hands them out anew page by page, each filled with zeros
-    at the first touch. Elsewhere than in glibc nothing changes (mallopt(3)).
+    By default glibc returns large pieces to the system, which hands them out anew page by page,
+    each filled with zeros at the first touch. Elsewhere than in glibc nothing changes (mallopt(3)).
     """
     trim_threshold, mmap_threshold = -1, -3
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -120,12 +147,16 @@ def _cpu_has_bf16() -> bool:
     """Instructions that multiply bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
-        return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16"))
+        return any(
+            capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16")
+        )
     return torch.cpu._is_avx512_bf16_supported()
 
 
 def _cpu_name() -> str:
-    """Libraries choose their kernels by the model of the processor, not by its instructions alone."""
+    """Libraries choose their kernels by the model of the processor, not by its
+    instructions alone.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -133,8 +164,12 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def compiled(model: torch.nn.Module, say: Callable[[str], None]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """`torch.compile` of the model; where that fails, at whichever call, the model itself and one line."""
+def compiled(
+    model: torch.nn.Module, say: Callable[[str], None]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`torch.compile` of the model; where that fails, at whichever call, the model itself and one
+    line.
+    """
     faster = torch.compile(model)
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
@@ -152,5 +187,7 @@ def compiled(model: torch.nn.Module, say: Callable[[str], None]) -> Callable[[to
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """What the default generator is seeded with at each step, so that dropout needs no saved state."""
+    """What the default generator is seeded with at each step, so that dropout needs no
+    saved state.
+    """
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])

@@ -1,8 +1,9 @@
-"""A file that is whole or refused: written in one stroke, sealed with its own checksum, read with suspicion.
+"""A file that is whole or refused: written in one stroke, sealed with its own checksum, read with
+suspicion.
 
-The payload is a tree of dicts, lists, plain values and tensors. The file is what torch.save makes of it, and plain
-torch.load still opens it; its seal is the comment of the zip archive: a format tag, the format version, and the
-SHA-256 of every byte before it.
+The payload is a tree of dicts, lists, plain values and tensors. The file is what torch.save makes
+of it, and plain torch.load still opens it; its seal is the comment of the zip archive: a format
+tag, the format version, and the SHA-256 of every byte before it.
 """
 
 import hashlib
@@ -28,32 +29,38 @@ SEAL = re.compile(rb"hornbook checkpoint format ([1-9][0-9]{0,8}) sha256 ([0-9a-
 LONGEST_SEAL = 128
 PLAIN = (int, float, str, bool, type(None))
 GLOBALS = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
-PICKLE = "archive/data.pkl"  # where torch.save puts the structure; each tensor's numbers are a record of their own
+# where torch.save puts the structure; each tensor's numbers are a record of their own
+PICKLE = "archive/data.pkl"
 MAX_FILE = 2**36  # bytes
 MAX_PICKLE = 2**22  # bytes, of which each may become an object of 64: enough for 25,000 tensors
 MAX_DEPTH = 100  # Python ends in a segmentation fault where it hashes tuples nested a million deep
 
-# ------------------------------------------------------------------------------------------------ writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 def seal(payload: object) -> bytes:
-    """The bytes of the file; TypeError for a payload that could not be read again, which is our own mistake."""
+    """The bytes of the file; TypeError for a payload that could not be read again, which is our own
+    mistake.
+    """
     buffer = io.BytesIO()
     torch.save(_portable(payload), buffer)
     with zipfile.ZipFile(buffer) as archive:
         _inspect(archive.read(PICKLE))  # what could not be read again is not written
-    buffer.seek(-2, io.SEEK_END)  # a zip archive ends with the length of its comment and the comment
+    buffer.seek(
+        -2, io.SEEK_END
+    )  # a zip archive ends with the length of its comment and the comment
     buffer.write((len(TAG) + 64).to_bytes(2, "little") + TAG)
     buffer.write(hashlib.sha256(buffer.getvalue()).hexdigest().encode())
     return buffer.getvalue()
 
 
 def write(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Put `content` in the place of `path`, which at every instant is the old file or the new, whole.
+    """Put `content` in the place of `path`, which at every instant is the old file or the new,
+    whole.
 
-    The old file lives on as `previous`, if that is given. It moves there only once the new one is in place: a damaged
-    one must not push out the last good one. ResourceError where the disk is full or refuses, with nothing lost or left
-    behind.
+    The old file lives on as `previous`, if that is given. It moves there only once the new one is
+    in place: a damaged one must not push out the last good one. ResourceError where the disk is
+    full or refuses, with nothing lost or left behind.
     """
     try:
         with _temporary(path) as new:
@@ -87,7 +94,9 @@ def _portable(value: object) -> object:
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
     if type(value) not in PLAIN:
-        raise TypeError(f"a {type(value).__name__} does not belong in a checkpoint; make it a plain value")
+        raise TypeError(
+            f"a {type(value).__name__} does not belong in a checkpoint; make it a plain value"
+        )
     return value
 
 
@@ -100,7 +109,9 @@ def is_dense(tensor: Tensor) -> bool:
 def _temporary(path: Path) -> Iterator[Path]:
     """A name beside `path` for a file in the making; whatever happens, nothing is left of it."""
     name = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    name.unlink(missing_ok=True)  # of a dead process that had our number, as every first one in a container has
+    name.unlink(
+        missing_ok=True
+    )  # of a dead process that had our number, as every first one in a container has
     try:
         yield name
     finally:
@@ -159,7 +170,7 @@ def _is_running(pid: int) -> bool:
     return pid != os.getpid()
 
 
-# ------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 def verify(path: Path) -> None:
@@ -171,7 +182,8 @@ def verify(path: Path) -> None:
 def read(path: Path) -> object:
     """The payload of a sealed file, of which nothing is built before all of it has been looked at.
 
-    CheckpointError for a file that is missing, damaged, foreign, of a newer format, or larger unpacked than packed.
+    CheckpointError for a file that is missing, damaged, foreign, of a newer format, or larger
+    unpacked than packed.
     """
     with _refusals_of(path):
         return torch.load(_repacked(_content(path)), map_location="cpu", weights_only=True)
@@ -185,8 +197,12 @@ def _refusals_of(path: Path) -> Iterator[None]:
     except CheckpointError as error:
         raise CheckpointError(f"{printable(path)}: {error}") from None
     except OSError as error:
-        raise CheckpointError(f"{printable(path)}: {(error.strerror or 'cannot be read').lower()}") from error
-    except Exception as error:  # zipfile, pickletools and torch raise a dozen kinds for what is not theirs
+        raise CheckpointError(
+            f"{printable(path)}: {(error.strerror or 'cannot be read').lower()}"
+        ) from error
+    except (
+        Exception
+    ) as error:  # zipfile, pickletools and torch raise a dozen kinds for what is not theirs
         raise CheckpointError(
             f"{printable(path)}: not a checkpoint of this program ({type(error).__name__})"
         ) from error
@@ -207,7 +223,9 @@ def _content(path: Path) -> bytes:
     if hashlib.sha256(memoryview(content)[:-64]).hexdigest().encode() != seal[2]:
         raise CheckpointError("checksum mismatch: the file is damaged")
     if int(seal[1]) != VERSION:
-        raise CheckpointError(f"written by version {int(seal[1])} of the format, this reads <= {VERSION}; upgrade")
+        raise CheckpointError(
+            f"written by version {int(seal[1])} of the format, this reads <= {VERSION}; upgrade"
+        )
     return content
 
 
@@ -223,7 +241,9 @@ def _unsealed(size: int, magic: bytes) -> str:
 
 
 def _repacked(content: bytes) -> io.BytesIO:
-    """The archive packed again from the records that were looked at, lest torch should read it in another way."""
+    """The archive packed again from the records that were looked at, lest torch should read it in
+    another way.
+    """
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(packed, "w") as copy:
         records = archive.infolist()
@@ -243,17 +263,23 @@ def _repacked(content: bytes) -> io.BytesIO:
 def _inspect(pickle: bytes) -> None:
     """Refuse a pickle that this program would not write, before anything is built from it.
 
-    `weights_only` lets through a `bytearray(3 * 10**9)`, a list that holds another twice, which holds another twice,
-    and tuples nested so deep that to hash them ends the process. So: no globals but those of tensors; nothing but
-    names is used again, which makes what is built a tree, no larger than the pickle; and the tree is not deep.
+    `weights_only` lets through a `bytearray(3 * 10**9)`, a list that holds another twice, which
+    holds another twice, and tuples nested so deep that to hash them ends the process. So: no
+    globals but those of tensors; nothing but names is used again, which makes what is built a tree,
+    no larger than the pickle; and the tree is not deep.
     """
     if len(pickle) > MAX_PICKLE:
         raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
-    heights, marks = [], []  # how deep what lies on the unpickler's stack is nested, and where its marks are
+    heights, marks = (
+        [],
+        [],
+    )  # how deep what lies on the unpickler's stack is nested, and where its marks are
     kept, latest = {}, ""  # by which opcode each thing was made that is kept to be used again
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
-            raise CheckpointError(f"foreign object {printable(argument[:80])}; allowed: tensors and plain values")
+            raise CheckpointError(
+                f"foreign object {printable(argument[:80])}; allowed: tensors and plain values"
+            )
         if opcode.name in ("BINPUT", "LONG_BINPUT"):
             kept[argument] = latest
             continue
@@ -264,7 +290,11 @@ def _inspect(pickle: bytes) -> None:
             marks.append(len(heights))
             continue
         inputs = opcode.stack_before
-        first = marks.pop() - inputs.index(markobject) if markobject in inputs else len(heights) - len(inputs)
+        first = (
+            marks.pop() - inputs.index(markobject)
+            if markobject in inputs
+            else len(heights) - len(inputs)
+        )
         height = 1 + max(heights[first:], default=0)
         if height > MAX_DEPTH:
             raise CheckpointError(f"nested more than {MAX_DEPTH} deep")

@@ -1,4 +1,6 @@
-"""A loss that stands out: more than 6 standard deviations above the mean of those before it (as OLMo and llm.c do)."""
+"""A loss that stands out: more than 6 standard deviations above the mean of those before it (as
+OLMo and llm.c do).
+"""
 
 import math
 
@@ -6,7 +8,9 @@ WINDOW, SIGMAS = 128, 6
 
 
 def is_spike(loss: float, window: list[float]) -> bool:
-    """Whether `loss` is far above the last WINDOW losses, which `window` must hold; before that nothing is."""
+    """Whether `loss` is far above the last WINDOW losses, which `window` must hold; before that
+    nothing is.
+    """
     if len(window) < WINDOW:
         return False
     mean = math.fsum(window) / WINDOW

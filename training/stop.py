@@ -9,7 +9,12 @@ from contextlib import suppress
 from types import FrameType
 
 TIME_IS_UP = 1
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGBREAK": 143}  # of those that the system has
+EXIT_CODES = {
+    "SIGINT": 130,
+    "SIGTERM": 143,
+    "SIGHUP": 143,
+    "SIGBREAK": 143,
+}  # of those that the system has
 ANSWER = b"\nstopping: this step is finished and saved; Ctrl-C again leaves at once\n"
 
 
@@ -18,12 +23,14 @@ class Interrupted(Exception):
 
 
 class Stop:
-    """`with Stop() as stop:` answers signals; a run that is to end sees `stop.wanted`, saves and ends itself.
+    """`with Stop() as stop:` answers signals; a run that is to end sees `stop.wanted`, saves and
+    ends itself.
 
-    Before `gently` is called there is nothing to save, and a signal ends the process at once. After it, a signal sets a
-    flag and no more, so nothing is ever torn; only a second one that is a Ctrl-C leaves at once, as KeyboardInterrupt.
-    A signal that is ignored when the run starts, as nohup does with SIGHUP, stays ignored. Among ranks, which must stop
-    at the same step, `agreed` is what they all know of; what one of them has `heard` waits until then.
+    Before `gently` is called there is nothing to save, and a signal ends the process at once. After
+    it, a signal sets a flag and no more, so nothing is ever torn; only a second one that is a
+    Ctrl-C leaves at once, as KeyboardInterrupt. A signal that is ignored when the run starts, as
+    nohup does with SIGHUP, stays ignored. Among ranks, which must stop at the same step, `agreed`
+    is what they all know of; what one of them has `heard` waits until then.
     """
 
     def __init__(self):
@@ -54,8 +61,14 @@ class Stop:
 
     @property
     def heard(self) -> int:
-        """Why this process is to stop: TIME_IS_UP or the exit code of a signal; 0 where it may go on."""
-        return EXIT_CODES[self.signal] if self.signal else TIME_IS_UP * (time.monotonic() >= self.deadline)
+        """Why this process is to stop: TIME_IS_UP or the exit code of a signal; 0 where it may go
+        on.
+        """
+        return (
+            EXIT_CODES[self.signal]
+            if self.signal
+            else TIME_IS_UP * (time.monotonic() >= self.deadline)
+        )
 
     @property
     def reason(self) -> int:

@@ -1,7 +1,8 @@
 """Is cached text uncached text? python -m tests.campaigns.cached_text [--cases N] [--characters N]
 
-Random models, prompts, batches and samplers in float64: the same characters, and logits within 1e-12. Then one stream
-in float32, by the lean step: how often rounding makes it choose another character than GPT.forward would.
+Random models, prompts, batches and samplers in float64: the same characters, and logits within
+1e-12. Then one stream in float32, by the lean step: how often rounding makes it choose another
+character than GPT.forward would.
 """
 
 import argparse
@@ -26,7 +27,9 @@ class Listening(Sampler):
 
 
 def random_model(rng: random.Random, **fixed) -> GPT:
-    """A small model of any kind, whose weights are far enough from zero to prefer some characters."""
+    """A small model of any kind, whose weights are far enough from zero to prefer some
+    characters.
+    """
     n_head = rng.choice([1, 2, 3])
     choices = {
         "attention": rng.choice(LAYOUTS),
@@ -69,7 +72,8 @@ def random_sampler(rng: random.Random, rows: int):
 def compare(cached: Text, uncached: Text, characters: int) -> tuple[int, float]:
     """Steps at which two texts chose differently, and the largest difference of their logits.
 
-    After each step the second goes on from what the first chose, so that one difference makes no more.
+    After each step the second goes on from what the first chose, so that one difference makes no
+    more.
     """
     different, largest = 0, 0.0
     for _ in range(characters):
@@ -88,7 +92,9 @@ def campaign(cases: int, **fixed) -> dict[str, float]:
         model, rows = random_model(rng, **fixed).double(), rng.choice([1, 1, 2, 5])
         sampler, window = random_sampler(rng, rows), rng.choice(["stepped", "stepped", "exact"])
         block_size = model.config.block_size
-        prompt = np.array([[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3 * block_size))]] * rows)
+        prompt = np.array(
+            [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3 * block_size))]] * rows
+        )
         texts = [Text(model, sampler(), cache=cache, window=window) for cache in (True, False)]
         for text in texts:
             text.read(prompt)
@@ -101,7 +107,9 @@ def campaign(cases: int, **fixed) -> dict[str, float]:
 
 def flips(characters: int) -> dict[str, float]:
     """What was counted over one long text in float32, at temperature 0.8."""
-    model = random_model(random.Random(0), n_layer=2, n_head=4, n_embd=64, block_size=64, kernel="sdpa")
+    model = random_model(
+        random.Random(0), n_layer=2, n_head=4, n_embd=64, block_size=64, kernel="sdpa"
+    )
     texts = [Text(model, Listening(1, temperature=0.8), cache=cache) for cache in (True, False)]
     for text in texts:
         text.read(np.zeros((1, 1), np.int64))

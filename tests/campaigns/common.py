@@ -1,4 +1,6 @@
-"""What the campaigns share: a run small enough to be made a thousand times, and all that must be equal at its end."""
+"""What the campaigns share: a run small enough to be made a thousand times, and all that must be
+equal at its end.
+"""
 
 import io
 import os
@@ -21,11 +23,25 @@ from training import schedule, sealed
 ROOT = Path(__file__).parents[2]
 STEPS = 24
 SMALL = [
-    "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=16", "--block_size=16", "--batch_size=4",
-    f"--max_iters={STEPS}", "--warmup_iters=4", "--eval_interval=6", "--save_interval=4", "--log_interval=1",
-    "--sample_chars=8", "--optimizer=muon", "--schedule=trapezoid", "--ema=0.9", "--dropout=0.1",
-    "--gradient_accumulation_steps=2", "--patience=100",
-]  # fmt: skip
+    "configs/smoke.yaml",
+    "--dtype=float32",
+    "--n_layer=1",
+    "--n_embd=16",
+    "--block_size=16",
+    "--batch_size=4",
+    f"--max_iters={STEPS}",
+    "--warmup_iters=4",
+    "--eval_interval=6",
+    "--save_interval=4",
+    "--log_interval=1",
+    "--sample_chars=8",
+    "--optimizer=muon",
+    "--schedule=trapezoid",
+    "--ema=0.9",
+    "--dropout=0.1",
+    "--gradient_accumulation_steps=2",
+    "--patience=100",
+]
 TIMES = {"train/tokens_per_sec", "train/share_of_peak"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -34,7 +50,10 @@ def small(folder: Path) -> list[str]:
     """The arguments of the small run, on a text that is put into `folder`."""
     text = folder / "text.txt"
     if not text.exists():
-        text.write_text((ROOT / "data" / "plays" / "admiral.txt").read_text(encoding="utf-8")[:6000], encoding="utf-8")
+        text.write_text(
+            (ROOT / "data" / "plays" / "admiral.txt").read_text(encoding="utf-8")[:6000],
+            encoding="utf-8",
+        )
     return [*SMALL, f"--data.sources={text}"]
 
 
@@ -62,7 +81,12 @@ def start(*arguments: object) -> subprocess.Popen:
     """A command of its own: `start("train.py", ...)`; both outputs in one pipe."""
     words = [sys.executable, *map(str, arguments)]
     return subprocess.Popen(
-        words, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        words,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
@@ -92,12 +116,19 @@ def loadable(folder: Path) -> tuple[int, int]:
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """By tag, every (step, value) that TensorBoard's own reader finds, but for times and places."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    tags = {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    tags = {
+        tag: [(each.step, each.value) for each in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
     texts = {
         tag: [(each.step, list(each.tensor_proto.string_val)) for each in events.Tensors(tag)]
         for tag in events.Tags()["tensors"]
     }
-    return {tag: values for tag, values in (tags | texts).items() if tag not in TIMES and not tag.startswith("run/")}
+    return {
+        tag: values
+        for tag, values in (tags | texts).items()
+        if tag not in TIMES and not tag.startswith("run/")
+    }
 
 
 def outcome(folder: Path) -> dict:

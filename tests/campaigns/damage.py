@@ -1,7 +1,8 @@
 """Damaged and hostile checkpoints: python -m tests.campaigns.damage [--full]
 
-Every other one is sealed again, as a forger would who knows the format. What is not must be refused; what is must be
-refused too, or be a model and optimizers with finite numbers of the right shape and dtype. Nothing runs, nothing grows.
+Every other one is sealed again, as a forger would who knows the format. What is not must be
+refused; what is must be refused too, or be a model and optimizers with finite numbers of the right
+shape and dtype. Nothing runs, nothing grows.
 """
 
 import gzip
@@ -23,7 +24,8 @@ from training import checkpoint, optimizers, sealed
 from training.run import Progress
 
 SEAL = len(sealed.TAG) + 64
-MEMORY = 300_000_000  # bytes that loading may take beside 3 times the file: 4 MB of structure become so many of objects
+# bytes that loading may take beside 3 times the file: 4 MB of structure become so many of objects
+MEMORY = 300_000_000
 
 
 def campaign(full: bool) -> str:
@@ -58,8 +60,10 @@ def campaign(full: bool) -> str:
         assert not list(trap.iterdir()), "something was executed"
     assert not counts[False, False], f"{counts[False, False]} damaged files were loaded"
     return (
-        f"{counts[False, True]} damaged files: all refused; {counts[True, True] + counts[True, False]} sealed again: "
-        f"{counts[True, True]} refused, {counts[True, False]} loaded with finite numbers of the right kind; "
+        f"{counts[False, True]} damaged files: all refused; "
+        f"{counts[True, True] + counts[True, False]} sealed again: "
+        f"{counts[True, True]} refused, {counts[True, False]} loaded with finite numbers of the "
+        f"right kind; "
         f"through the commands: {counts['command', 4]} refused, {counts['command', 0]} used, "
         f"{counts['command', 6]} ended with 6 for what they made of it; nothing was executed; "
         f"memory grew by {(_peak_memory() - peak) / 1e6:.0f} MB"
@@ -67,7 +71,9 @@ def campaign(full: bool) -> str:
 
 
 def refused(path: Path) -> bool:
-    """Whether the functions of the commands refuse a file. If not, what they make of it must be sound."""
+    """Whether the functions of the commands refuse a file. If not, what they make of it must be
+    sound.
+    """
     try:
         saved = checkpoint.load(path)
         model = checkpoint.build_model(saved, ema=saved.ema is not None)
@@ -93,7 +99,9 @@ def write(path: Path, archive: bytes, whole: bytes, again: bool) -> None:
 
 
 def damaged(archive: bytes, chance: random.Random) -> bytes:
-    """A zip archive that ends with the length of its comment, in one of many ways not what it was."""
+    """A zip archive that ends with the length of its comment, in one of many ways not what
+    it was.
+    """
     return chance.choice(DAMAGES)(archive, chance)
 
 
@@ -120,7 +128,13 @@ def foreign(_: bytes, chance: random.Random) -> bytes:
     torch.save({"model": {"weight": torch.zeros(3)}, "iter_num": 7}, stored)
     noise = chance.randbytes(chance.randrange(2, 5000))
     return chance.choice(
-        [noise, gzip.compress(noise), b"First Citizen:\n" * 100, packed({"read.me": noise}), stored.getvalue()]
+        [
+            noise,
+            gzip.compress(noise),
+            b"First Citizen:\n" * 100,
+            packed({"read.me": noise}),
+            stored.getvalue(),
+        ]
     )
 
 
@@ -143,15 +157,25 @@ def numbers(archive: bytes, chance: random.Random) -> bytes:
     name = chance.choice([each for each in records if "/data/" in each])
     content = bytearray(records[name])
     start = chance.randrange(len(content)) // 4 * 4
-    content[start : start + 4] = chance.choice([b"\0\0\xc0\x7f", b"\0\0\x80\xff", chance.randbytes(4)])
+    content[start : start + 4] = chance.choice(
+        [b"\0\0\xc0\x7f", b"\0\0\x80\xff", chance.randbytes(4)]
+    )
     return packed(records | {name: bytes(content)})
 
 
 def shapes(_: bytes, chance: random.Random) -> bytes:
     """One tensor of any size and stride over a few bytes."""
-    size, stride = (b"\x8a\x08" + chance.choice([0, 1, 3, 10**6, 2**62]).to_bytes(8, "little") for _ in range(2))
+    size, stride = (
+        b"\x8a\x08" + chance.choice([0, 1, 3, 10**6, 2**62]).to_bytes(8, "little") for _ in range(2)
+    )
     pickle = tensor_pickle(numel=b"K\x06", size=size * 2 + b"\x86", stride=stride * 2 + b"\x86")
-    return packed({PICKLE: b"\x80\x02" + pickle + b".", "archive/data/0": bytes(24), "archive/version": b"3\n"})
+    return packed(
+        {
+            PICKLE: b"\x80\x02" + pickle + b".",
+            "archive/data/0": bytes(24),
+            "archive/version": b"3\n",
+        }
+    )
 
 
 def records(archive: bytes, chance: random.Random) -> bytes:

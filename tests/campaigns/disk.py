@@ -34,7 +34,9 @@ def campaign(full: bool) -> str:
             shutil.rmtree(out, ignore_errors=True)
             shutil.copytree(begun, out)
             room = need * size // (sizes - 1)
-            with pytest.MonkeyPatch.context() as patch:  # full once it trains: as it starts it looks for room itself
+            with (
+                pytest.MonkeyPatch.context() as patch
+            ):  # full once it trains: as it starts it looks for room itself
                 at_step(patch, 8, lambda room=room: filled(room))
                 code, said = train(*options, f"--out_dir={out}", "--resume")
             filled(None)
@@ -45,19 +47,26 @@ def campaign(full: bool) -> str:
             assert sealed.read(path)["progress"]["step"] == (12 if code == 0 else 8)
             assert not list(out.glob("*.tmp.*"))
             assert train(*options, f"--out_dir={out}", "--resume")[0] == 0
-            assert same(undisturbed, out) or code == 0  # the log may have found no room where the checkpoint did
+            assert (
+                same(undisturbed, out) or code == 0
+            )  # the log may have found no room where the checkpoint did
     assert 0 < saved < sizes
     return (
-        f"{sizes} sizes of a disk ({how}) that fills up under a run: {saved} runs saved, {sizes - saved} ended with 5; "
+        f"{sizes} sizes of a disk ({how}) that fills up under a run: {saved} runs saved, "
+        f"{sizes - saved} ended with 5; "
         f"{sizes} old or new checkpoints load, and go on when there is room"
     )
 
 
 @contextmanager
 def _disk(folder: Path) -> Iterator[tuple[str, Callable[[int | None], None]]]:
-    """A place to fill: what it is, and the function that leaves so many bytes of room, or all with None."""
+    """A place to fill: what it is, and the function that leaves so many bytes of room, or all with
+    None.
+    """
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder], capture_output=True
+    ).returncode:
         yield "limited files", _limit_files
         return
     try:

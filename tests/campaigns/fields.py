@@ -1,6 +1,7 @@
 """Each field of a checkpoint left out, or changed: python -m tests.campaigns.fields [--full]
 
-The test of resuming must notice every time: by a refusal, by a line that tells of a difference, or by another end.
+The test of resuming must notice every time: by a refusal, by a line that tells of a difference, or
+by another end.
 """
 
 import copy
@@ -15,13 +16,17 @@ from torch import Tensor
 from tests.campaigns.common import STEPS, command, same, small, train
 from training import sealed
 
-DIVERGING = [  # a rate that rises too far: the second evaluation has the best loss, and the last two are stale
+# a rate that rises too far: the second evaluation has the best loss, and the last two are stale
+DIVERGING = [
     "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=5", "--muon_learning_rate=5",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
 WHERE_IT_LIES = {  # the same run elsewhere
-    ("config", "out_dir"), ("config", "data"), ("config", "data", "sources"), ("config", "data", "val_sources"),
-}  # fmt: skip
+    ("config", "out_dir"),
+    ("config", "data"),
+    ("config", "data", "sources"),
+    ("config", "data", "val_sources"),
+}
 
 
 def campaign(full: bool) -> str:
@@ -31,7 +36,11 @@ def campaign(full: bool) -> str:
         options = [*small(folder), *DIVERGING]
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
         half_way = sealed.read(undisturbed / "prev.pt")
-        assert [half_way["progress"][name] for name in ("step", "evaluated", "stale")] == [18, 18, 1]
+        assert [half_way["progress"][name] for name in ("step", "evaluated", "stale")] == [
+            18,
+            18,
+            1,
+        ]
         assert sealed.read(undisturbed / "last.pt")["progress"]["stale"] == 2
 
         def noticed(payload: dict) -> bool:
@@ -44,20 +53,30 @@ def campaign(full: bool) -> str:
         assert not noticed(half_way), "nothing was changed, and yet it is noticed"
         changes = [(path, leave_out) for path in paths(half_way) for leave_out in (True, False)]
         changes = [(path, out) for path, out in changes if path not in WHERE_IT_LIES]
-        changes = [(path, out) for path, out in changes if not (out and path[0] == "config" and len(path) > 1)]
+        changes = [
+            (path, out)
+            for path, out in changes
+            if not (out and path[0] == "config" and len(path) > 1)
+        ]
         if not full:
             changes = random.Random(0).sample(changes, 12)
-        unnoticed = [(path, out) for path, out in changes if not noticed(without(half_way, path, out))]
+        unnoticed = [
+            (path, out) for path, out in changes if not noticed(without(half_way, path, out))
+        ]
         assert not unnoticed, f"not noticed: {unnoticed}"
     left_out = sum(out for _, out in changes)
     return (
-        f"{left_out} fields left out, {len(changes) - left_out} changed: the resume test failed {len(changes)} times "
-        "of as many; a config that lacks a setting has its default, and may say otherwise where it and its text lie"
+        f"{left_out} fields left out, {len(changes) - left_out} changed: the resume test failed "
+        f"{len(changes)} times "
+        "of as many; a config that lacks a setting has its default, and may say otherwise where it "
+        "and its text lie"
     )
 
 
 def paths(value: object, path: tuple = ()) -> Iterator[tuple]:
-    """The way to every part of a checkpoint: sections, and what is in them; a list of numbers is one part."""
+    """The way to every part of a checkpoint: sections, and what is in them; a list of numbers is
+    one part.
+    """
     if path:
         yield path
     if isinstance(value, dict):
@@ -69,7 +88,9 @@ def paths(value: object, path: tuple = ()) -> Iterator[tuple]:
 
 
 def without(payload: dict, path: tuple, leave_out: bool) -> dict:
-    """A copy in which one part is missing, or another; what shares its numbers with that part changes too."""
+    """A copy in which one part is missing, or another; what shares its numbers with that part
+    changes too.
+    """
     payload = copy.deepcopy(payload)
     inside = payload
     for key in path[:-1]:

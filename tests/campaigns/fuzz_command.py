@@ -1,4 +1,5 @@
-"""Fuzzed command lines of train.py and sample.py: each is understood, or refused in one line before torch is imported.
+"""Fuzzed command lines of train.py and sample.py: each is understood, or refused in one line before
+torch is imported.
 
 In one process up to where torch would be needed, and every hundredth line as a real command.
 """
@@ -36,9 +37,36 @@ SAMPLE = settings_of(SampleConfig)
 ALIASES = {alias: this for this in SAMPLE.values() for alias in this.metadata["aliases"]}
 OPTIONS = {"train.py": settings_of(Actions) | settings_of(Config), "sample.py": SAMPLE | ALIASES}
 START = {"train.py": ["configs/smoke.yaml"], "sample.py": ["--ckpt=nowhere"]}
-STRAY = ["configs/shakespeare.yaml", "configs", "configs/smoke.yml", "README.md", "/dev/null", "/dev/zero", "train.py"]
-STRAY += ["-", "--", "-h", "--help", "---seed=1", "--=1", "--.=1", "--model", "--model.=1", "seed=1", "—resume"]
-STRAY += ["ROMEO:", "\udcff", "--prompt=-", "--prompt=FILE:none", "--prompt=FILE:", "--prompt=FILE:configs"]
+STRAY = [
+    "configs/shakespeare.yaml",
+    "configs",
+    "configs/smoke.yml",
+    "README.md",
+    "/dev/null",
+    "/dev/zero",
+    "train.py",
+]
+STRAY += [
+    "-",
+    "--",
+    "-h",
+    "--help",
+    "---seed=1",
+    "--=1",
+    "--.=1",
+    "--model",
+    "--model.=1",
+    "seed=1",
+    "—resume",
+]
+STRAY += [
+    "ROMEO:",
+    "\udcff",
+    "--prompt=-",
+    "--prompt=FILE:none",
+    "--prompt=FILE:",
+    "--prompt=FILE:configs",
+]
 STRAY += ["--score=README.md", "--score=configs", "--interactive", "--stats"]
 
 
@@ -47,7 +75,9 @@ def written(rng: random.Random, options: dict[str, Field]) -> list[str]:
     name = rng.choice(list(options))
     value = likely_value(rng, options[name])
     name = rng.choice([name, name, name.rpartition(".")[2], name.replace("_", "-")])
-    return rng.choice([[f"--{name}={value}"], [f"--{name}={value}"], [f"--{name}", value], [f"--{name}"]])
+    return rng.choice(
+        [[f"--{name}={value}"], [f"--{name}={value}"], [f"--{name}", value], [f"--{name}"]]
+    )
 
 
 def options_of(rng: random.Random, script: str) -> list[str]:
@@ -65,7 +95,21 @@ def mutated(rng: random.Random, script: str) -> list[str]:
     for _ in range(rng.choice([1, 1, 2, 4])):
         i = rng.randrange(len(words))
         word, at = words[i], rng.randint(0, len(words[i]))
-        piece = rng.choice(["", "", "-", "=", ".", "_", " ", ",", "x", rng.choice(AWKWARD), chr(rng.randrange(0x3000))])
+        piece = rng.choice(
+            [
+                "",
+                "",
+                "-",
+                "=",
+                ".",
+                "_",
+                " ",
+                ",",
+                "x",
+                rng.choice(AWKWARD),
+                chr(rng.randrange(0x3000)),
+            ]
+        )
         changed = word[:at] + piece + word[at + rng.choice([0, 1]) :]
         words[i : i + 1] = rng.choice([[changed], [changed], [changed], [], [word, word]])
         words = words or [""]
@@ -78,7 +122,9 @@ def nonsense(rng: random.Random, script: str) -> list[str]:
     """Words of all kinds."""
     names = [f"--{name}" for name in OPTIONS[script]]
     words = [rng.choice([*names, *STRAY, *AWKWARD, *PLAUSIBLE]) for _ in range(rng.randint(0, 6))]
-    return [rng.choice([word, word, f"--{word}", f"{word}={rng.choice(AWKWARD)}"]) for word in words]
+    return [
+        rng.choice([word, word, f"--{word}", f"{word}={rng.choice(AWKWARD)}"]) for word in words
+    ]
 
 
 NAMES = [f"--{name}" for options in OPTIONS.values() for name in options]
@@ -124,16 +170,25 @@ def run(cases: int) -> Tally:
             for kind, make in KINDS.items():
                 for number in range(each):
                     check(script, kind, number, make(chance(kind, number), script))
-            of_hypothesis(LINES, each, lambda words, s=script: check(s, "hypothesis", 0, START[s] + words))
+            of_hypothesis(
+                LINES, each, lambda words, s=script: check(s, "hypothesis", 0, START[s] + words)
+            )
     return tally
 
 
 def really(script: str, argv: list[str], expected: Answer) -> Answer:
-    """The answer of the command itself, which must be the same; one that was understood is only asked to print it."""
+    """The answer of the command itself, which must be the same; one that was understood is only
+    asked to print it.
+    """
     if expected.code == 0 and not expected.out:
         argv = [*argv, "--print-config" if script == "train.py" else "--help"]
     found = real(script, *argv)
-    assert found.code == expected.code and found.err == expected.err, (script, argv, found, expected)
+    assert found.code == expected.code and found.err == expected.err, (
+        script,
+        argv,
+        found,
+        expected,
+    )
     return found
 
 

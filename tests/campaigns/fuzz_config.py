@@ -1,6 +1,8 @@
-"""Fuzzed config files: each is printed complete, as the settings of a run, or refused in one line, without torch.
+"""Fuzzed config files: each is printed complete, as the settings of a run, or refused in one line,
+without torch.
 
-All go through `python train.py FILE --print-config` in one process, and every hundredth also in one of its own.
+All go through `python train.py FILE --print-config` in one process, and every hundredth also in one
+of its own.
 """
 
 import random
@@ -31,9 +33,50 @@ from tests.conftest import ROOT
 
 SHIPPED = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.yaml"))]
 KNOWN = settings_of(Config)
-PIECES = [b"", b"\t", b"\0", b": ", b"- ", b"? ", b"[", b"]", b"{", b"}", b",", b"&a ", b"*a", b"!!int ", b"!", b"'"]
-PIECES += [b'"', b"|\n", b">-\n", b"\n", b"\n\n", b"\r", b"\n---\n", b"\n...\n", b"%YAML 9\n", b"%TAG ! x\n", b"#"]
-PIECES += [b" ", b"    ", b"<<: ", b"1e400", b".nan", b"010", b"\x1b[2J", b"\xff", b"\xef\xbb\xbf", b"\xc2\x85", b"\\"]
+PIECES = [
+    b"",
+    b"\t",
+    b"\0",
+    b": ",
+    b"- ",
+    b"? ",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b",",
+    b"&a ",
+    b"*a",
+    b"!!int ",
+    b"!",
+    b"'",
+]
+PIECES += [
+    b'"',
+    b"|\n",
+    b">-\n",
+    b"\n",
+    b"\n\n",
+    b"\r",
+    b"\n---\n",
+    b"\n...\n",
+    b"%YAML 9\n",
+    b"%TAG ! x\n",
+    b"#",
+]
+PIECES += [
+    b" ",
+    b"    ",
+    b"<<: ",
+    b"1e400",
+    b".nan",
+    b"010",
+    b"\x1b[2J",
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\xc2\x85",
+    b"\\",
+]
 PIECES += [b"%YAML " + b"9" * 5000 + b".1\n---\n"]
 ENCODINGS = ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "utf-7", "cp500"]
 
@@ -43,7 +86,9 @@ def mutated(rng: random.Random) -> bytes:
     content = rng.choice(SHIPPED)
     for _ in range(rng.choice([1, 1, 2, 5])):
         at, cut = rng.randint(0, len(content)), rng.choice([0, 0, 1, 5, 50])
-        piece = rng.choice([*PIECES, rng.randbytes(rng.randint(1, 8))]) * rng.choice([1, 1, 1, 1, 30, 3000])
+        piece = rng.choice([*PIECES, rng.randbytes(rng.randint(1, 8))]) * rng.choice(
+            [1, 1, 1, 1, 30, 3000]
+        )
         content = content[:at] + piece + content[at + cut :]
         if rng.random() < 0.4:
             lines = content.splitlines(keepends=True)
@@ -80,13 +125,17 @@ def grown(rng: random.Random) -> bytes:
 def _node(rng: random.Random, depth: int) -> list[str]:
     shape = rng.choice(["scalar", "mapping", "sequence"]) if depth < 12 else "scalar"
     if shape == "scalar":
-        style = rng.choice(["{}", "{}", "'{}'", '"{}"', "|\n  {}", ">\n  {}", "&a {}", "!!str {}", "{} # x"])
+        style = rng.choice(
+            ["{}", "{}", "'{}'", '"{}"', "|\n  {}", ">\n  {}", "&a {}", "!!str {}", "{} # x"]
+        )
         return [style.format(rng.choice([*AWKWARD, *PLAUSIBLE, *KNOWN]))]
     lines = []
     for _ in range(rng.choice([1, 2, 3])):
         first, *rest = _node(rng, depth + 1)
         key = rng.choice(["model", "train", "data", *KNOWN, *AWKWARD]).rpartition(".")[2]
-        lines.append((f"{key}:" if shape == "mapping" else "-") + rng.choice([" ", "\n  ", "", "\t"]) + first)
+        lines.append(
+            (f"{key}:" if shape == "mapping" else "-") + rng.choice([" ", "\n  ", "", "\t"]) + first
+        )
         lines += [f"  {line}" for line in rest]
     return lines
 
@@ -97,19 +146,32 @@ def foreign(rng: random.Random) -> bytes:
     if kind == "bytes":
         return rng.randbytes(rng.choice([1, 10, 100, 10_000]))
     if kind == "text":
-        return "".join(chr(rng.choice([rng.randrange(0xD800), 0x1F600])) for _ in range(rng.randint(0, 200))).encode()
+        return "".join(
+            chr(rng.choice([rng.randrange(0xD800), 0x1F600])) for _ in range(rng.randint(0, 200))
+        ).encode()
     if kind == "encoded":
         return rng.choice(SHIPPED).decode().encode(rng.choice(ENCODINGS), errors="replace")
     if kind == "cut":
         content = rng.choice(SHIPPED)
         return content[: rng.randint(0, len(content))]
-    return rng.choice([b"a: ", b"[", b"- ", b"x", b"#", b"\n", b"{a: ", b"'", b" "]) * rng.choice([100, 10_000])
+    return rng.choice([b"a: ", b"[", b"- ", b"x", b"#", b"\n", b"{a: ", b"'", b" "]) * rng.choice(
+        [100, 10_000]
+    )
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from([*KNOWN, *PLAUSIBLE])
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from([*KNOWN, *PLAUSIBLE])
+)
 KEYS = st.sampled_from([*KNOWN, "model", "train"])
 TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
-YAML = st.builds(lambda tree, flow: yaml.safe_dump(tree, default_flow_style=flow).encode(), TREES, st.booleans())
+YAML = st.builds(
+    lambda tree, flow: yaml.safe_dump(tree, default_flow_style=flow).encode(), TREES, st.booleans()
+)
 KINDS: dict[str, Callable[[random.Random], bytes]] = {
     "shipped ones mutated": mutated,
     "settings and values": values,
@@ -131,7 +193,9 @@ def run(cases: int) -> Tally:
             tally.add(kind, number, content, found)
             if tally.is_sampled:
                 again = real("train.py", str(file), "--print-config")
-                assert (again.code, again.out, again.err) == (found.code, found.out, found.err), again
+                assert (again.code, again.out, again.err) == (found.code, found.out, found.err), (
+                    again
+                )
                 tally.add("in a process of its own", number, content, again)
             if found.code == 0:
                 _check_printed(file, found.out)
@@ -139,7 +203,11 @@ def run(cases: int) -> Tally:
         for kind, make in KINDS.items():
             for number in range(each):
                 check(kind, number, make(chance(kind, number)))
-        of_hypothesis(YAML | st.binary(), cases - each * len(KINDS), lambda content: check("hypothesis", 1, content))
+        of_hypothesis(
+            YAML | st.binary(),
+            cases - each * len(KINDS),
+            lambda content: check("hypothesis", 1, content),
+        )
     return tally
 
 

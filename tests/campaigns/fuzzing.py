@@ -1,6 +1,8 @@
-"""What the fuzzing campaigns share: a command called in this process, what it may answer, and the count of its answers.
+"""What the fuzzing campaigns share: a command called in this process, what it may answer, and the
+count of its answers.
 
-A case is made by a generator of chance seeded with its kind and number, so that one that fails can be made again.
+A case is made by a generator of chance seeded with its kind and number, so that one that fails can
+be made again.
 """
 
 import argparse
@@ -31,17 +33,113 @@ sys.modules["torch"] = None  # to import it is an error now
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-PLAUSIBLE = ["0", "0.1", "0.5", "1", "2", "4", "6.0", "8", "64", "1e-3", "1e3", "2000", "true", "false", "auto"]
-AWKWARD = ["", " ", "-1", "010", "1:30", "on", "Yes", "null", "~", "None", ".nan", "-.inf", "1e400", "0x10", "1_000"]
-AWKWARD += ["６", "9" * 50, "9" * 5000, "[a, b]", "[", "]", "{a: 1}", "{", "*a", "&a x", "!!int 1", "!x", "'", '"']
-AWKWARD += ["a=b", "=", "--", "-", "#", " #x", ": ", ":", "%", "@", "`", "|", ">", "?", ",", "\\", "\t", "\n", "\r"]
-AWKWARD += ["\0", "\x1b[2J", "\x9b", "\x85", "\u2028", "\u202e", "\ufeff", "\ufffe", "é", "e\u0301", "🙂", "👨‍👩‍👧"]
-AWKWARD += ['"\\UFFFFFFFF"', "\ud800", "2024-13-45", "..", "/", "/dev/null", "~root", "$HOME", "%s", "{0}", "x" * 300]
+PLAUSIBLE = [
+    "0",
+    "0.1",
+    "0.5",
+    "1",
+    "2",
+    "4",
+    "6.0",
+    "8",
+    "64",
+    "1e-3",
+    "1e3",
+    "2000",
+    "true",
+    "false",
+    "auto",
+]
+AWKWARD = [
+    "",
+    " ",
+    "-1",
+    "010",
+    "1:30",
+    "on",
+    "Yes",
+    "null",
+    "~",
+    "None",
+    ".nan",
+    "-.inf",
+    "1e400",
+    "0x10",
+    "1_000",
+]
+AWKWARD += [
+    "６",
+    "9" * 50,
+    "9" * 5000,
+    "[a, b]",
+    "[",
+    "]",
+    "{a: 1}",
+    "{",
+    "*a",
+    "&a x",
+    "!!int 1",
+    "!x",
+    "'",
+    '"',
+]
+AWKWARD += [
+    "a=b",
+    "=",
+    "--",
+    "-",
+    "#",
+    " #x",
+    ": ",
+    ":",
+    "%",
+    "@",
+    "`",
+    "|",
+    ">",
+    "?",
+    ",",
+    "\\",
+    "\t",
+    "\n",
+    "\r",
+]
+AWKWARD += [
+    "\0",
+    "\x1b[2J",
+    "\x9b",
+    "\x85",
+    "\u2028",
+    "\u202e",
+    "\ufeff",
+    "\ufffe",
+    "é",
+    "e\u0301",
+    "🙂",
+    "👨‍👩‍👧",
+]
+AWKWARD += [
+    '"\\UFFFFFFFF"',
+    "\ud800",
+    "2024-13-45",
+    "..",
+    "/",
+    "/dev/null",
+    "~root",
+    "$HOME",
+    "%s",
+    "{0}",
+    "x" * 300,
+]
 
 
 def likely_value(rng: random.Random, this: Field) -> str:
-    """What somebody may write for a setting: mostly its default or one of its choices, and now and then nonsense."""
-    default = str(this.default).lower() if isinstance(this.default, (bool, int, float, str)) else "x"
+    """What somebody may write for a setting: mostly its default or one of its choices, and now and
+    then nonsense.
+    """
+    default = (
+        str(this.default).lower() if isinstance(this.default, (bool, int, float, str)) else "x"
+    )
     right = [default, *this.metadata["choices"]]
     return rng.choice(rng.choices([right, PLAUSIBLE, AWKWARD], weights=[16, 3, 1])[0])
 
@@ -57,8 +155,12 @@ class Answer:
 
 
 def call(main: Callable[[list[str]], int], *argv: str) -> Answer:
-    """What a command answers, called in this process as its script does, with no input; a traceback is exit code 1."""
-    stdin, out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(3))
+    """What a command answers, called in this process as its script does, with no input; a traceback
+    is exit code 1.
+    """
+    stdin, out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(3)
+    )
     began = time.perf_counter()
     with patch.multiple(sys, argv=["command", *argv], stdin=stdin, stdout=out, stderr=err):
         try:
@@ -75,10 +177,14 @@ def _written(stream: io.TextIOWrapper) -> str:
 
 
 def real(script: str, *argv: str, torch: bool = False) -> Answer:
-    """What the command answers in a process of its own, in which torch cannot be imported unless `torch`."""
+    """What the command answers in a process of its own, in which torch cannot be imported unless
+    `torch`.
+    """
     before = [] if torch else ["-c", WITHOUT_TORCH]
     command = [sys.executable, *before, script, *argv]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=300
+    )
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
@@ -91,9 +197,11 @@ def can_be_real(argv: Collection[str]) -> bool:
 
 
 class Tally:
-    """The answers counted, by kind of case and exit code. A broken promise ends the campaign with its case.
+    """The answers counted, by kind of case and exit code. A broken promise ends the campaign with
+    its case.
 
-    One case in a hundred is `is_sampled`, to be tried as a real command too, which takes far longer.
+    One case in a hundred is `is_sampled`, to be tried as a real command too, which takes far
+    longer.
     """
 
     def __init__(self, name: str, allowed: Collection[int]):
@@ -115,7 +223,9 @@ class Tally:
             return f"exit code {found.code}"
         if not {*said}.isdisjoint({*CONTROLS} - {"\n", "\t"}):
             return "a control character"
-        if found.code and not (err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")):
+        if found.code and not (
+            err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
+        ):
             return "not one line"
         if len(err) > LONGEST:
             return "more than one line's worth"
@@ -130,10 +240,14 @@ class Tally:
     def __str__(self) -> str:
         codes = sorted({code for _, code in self.counts})
         seconds = time.monotonic() - self.began
-        lines = [f"{self.name}: {self.counts.total():,} cases in {seconds:,.0f} s, no promise broken"]
+        lines = [
+            f"{self.name}: {self.counts.total():,} cases in {seconds:,.0f} s, no promise broken"
+        ]
         lines.append(f"{'exit code':<24}" + "".join(f"{code:>8}" for code in codes))
         for kind in dict.fromkeys(kind for kind, _ in self.counts):
-            lines.append(f"{kind:<24}" + "".join(f"{self.counts[kind, code]:>8,}" for code in codes))
+            lines.append(
+                f"{kind:<24}" + "".join(f"{self.counts[kind, code]:>8,}" for code in codes)
+            )
         seconds, case = self.slowest
         return "\n".join([*lines, f"slowest: {seconds:.3f} s ({case})"] if seconds else lines)
 
@@ -144,7 +258,9 @@ def chance(kind: str, number: int) -> random.Random:
 
 
 def of_hypothesis(strategy: SearchStrategy, cases: int, check: Callable[[object], None]) -> None:
-    """`check` what hypothesis makes of `strategy`, about `cases` times; one that fails is made as small as it goes."""
+    """`check` what hypothesis makes of `strategy`, about `cases` times; one that fails is made as
+    small as it goes.
+    """
 
     @given(strategy)
     @settings(

@@ -1,6 +1,7 @@
 """kill -9 at random moments, resume, until done: python -m tests.campaigns.kills [--full]
 
-Each run is killed and resumed until it reaches its end, which must be that of a run that nobody disturbed.
+Each run is killed and resumed until it reaches its end, which must be that of a run that nobody
+disturbed.
 """
 
 import random
@@ -31,13 +32,16 @@ def campaign(full: bool) -> str:
                 assert good == there, f"{there - good} unloadable files after kill {kills}"
                 files += there
                 lost = max(lost, _reached(killed) - _saved(killed))
-                assert lost <= SAVE_INTERVAL, f"kill {kills} lost {lost} steps, saved every {SAVE_INTERVAL}"
+                assert lost <= SAVE_INTERVAL, (
+                    f"kill {kills} lost {lost} steps, saved every {SAVE_INTERVAL}"
+                )
             assert start("train.py", *options, f"--out_dir={killed}", "--resume").wait() == 0
             runs += 1
             assert same(undisturbed, killed), f"run {runs} does not end as the undisturbed one"
             shutil.rmtree(killed)
     return (
-        f"{kills} kills in {runs} runs: {runs} of {runs} end to the last bit as the undisturbed run; "
+        f"{kills} kills in {runs} runs: {runs} of {runs} end to the last bit as the undisturbed "
+        f"run; "
         f"at most {lost} steps lost, saved every {SAVE_INTERVAL}; 0 of {files} files unloadable"
     )
 

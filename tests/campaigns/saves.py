@@ -1,6 +1,8 @@
-"""Every system call of a run's saves made to fail, or to be its last: python -m tests.campaigns.saves [--full]
+"""Every system call of a run's saves made to fail, or to be its last: python -m
+tests.campaigns.saves [--full]
 
-By patched calls in this process; and, in the full form where strace is installed, by strace in a process of its own.
+By patched calls in this process; and, in the full form where strace is installed, by strace in a
+process of its own.
 """
 
 import errno
@@ -24,7 +26,12 @@ FAULTS = {
     "ENOSPC": OSError(errno.ENOSPC, "No space left on device"),
     "kill": Killed(),
 }
-TRACED = {"fsync": "fsync", "rename": "rename,renameat,renameat2", "link": "link,linkat", "unlink": "unlink,unlinkat"}
+TRACED = {
+    "fsync": "fsync",
+    "rename": "rename,renameat,renameat2",
+    "link": "link,linkat",
+    "unlink": "unlink,unlinkat",
+}
 OPTIONS = ["--max_iters=12", "--save_interval=8"]
 
 
@@ -46,7 +53,8 @@ def campaign(full: bool) -> str:
         patched = _patched(options, begun, other, survives, every=1 if full else 11)
         traced = _traced(options, begun, other, survives) if full and shutil.which("strace") else 0
     return (
-        f"{patched} calls patched and {traced} calls traced, to fail with EIO, with ENOSPC, or to be the last: "
+        f"{patched} calls patched and {traced} calls traced, to fail with EIO, with ENOSPC, or to "
+        f"be the last: "
         "each time the old or the new checkpoint was whole, and the run went on to the same end"
     )
 
@@ -76,13 +84,27 @@ def _traced(options, begun, other, survives) -> int:
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(begun, other)
         log = other.with_suffix(".strace")
-        words = ["strace", "-f", "-o", log, *inject, sys.executable, "train.py", *options, f"--out_dir={other}"]
-        subprocess.run([*map(str, words), "--resume"], cwd=ROOT, env=ENVIRONMENT, capture_output=True)
+        words = [
+            "strace",
+            "-f",
+            "-o",
+            log,
+            *inject,
+            sys.executable,
+            "train.py",
+            *options,
+            f"--out_dir={other}",
+        ]
+        subprocess.run(
+            [*map(str, words), "--resume"], cwd=ROOT, env=ENVIRONMENT, capture_output=True
+        )
         return log.read_text()
 
     count = 0
     for calls in TRACED.values():
-        made = len(re.findall(rf"(?m)^\d+ +({calls.replace(',', '|')})\(", run("-e", f"trace={calls}")))
+        made = len(
+            re.findall(rf"(?m)^\d+ +({calls.replace(',', '|')})\(", run("-e", f"trace={calls}"))
+        )
         for when in range(1, made + 1):
             for fault in ("error=EIO", "error=ENOSPC", "signal=KILL"):
                 run("-e", f"trace={calls}", "-e", f"inject={calls}:{fault}:when={when}")

@@ -1,6 +1,7 @@
 """Signals in each phase of a run: python -m tests.campaigns.signals [--full]
 
-A run sends itself the signal at a random call of a function that only that phase uses, and is then resumed.
+A run sends itself the signal at a random call of a function that only that phase uses, and is then
+resumed.
 """
 
 import importlib
@@ -41,21 +42,32 @@ def campaign(full: bool) -> str:
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
         for phase, kind in cases:
             call = FIRST.get(phase, 1) + chance.randrange(CALLS.get(phase, 6))
-            run = start("-m", "tests.campaigns.signals", phase, kind, call, *options, f"--out_dir={stopped}")
+            run = start(
+                "-m", "tests.campaigns.signals", phase, kind, call, *options, f"--out_dir={stopped}"
+            )
             said = run.communicate()[0]
             ended = time.monotonic()
-            assert run.returncode == CODES[kind], f"{phase}, {kind}: exit code {run.returncode}\n{said}"
+            assert run.returncode == CODES[kind], (
+                f"{phase}, {kind}: exit code {run.returncode}\n{said}"
+            )
             assert "Traceback" not in said, said
-            sent = next(float(line.split()[1]) for line in said.splitlines() if line.startswith("sent "))
+            sent = next(
+                float(line.split()[1]) for line in said.splitlines() if line.startswith("sent ")
+            )
             slowest = max(slowest, ended - sent)
             there, good = loadable(stopped)
-            assert there == good and not list(stopped.glob("*.tmp.*")), f"{phase}, {kind}: torn files"
+            assert there == good and not list(stopped.glob("*.tmp.*")), (
+                f"{phase}, {kind}: torn files"
+            )
             assert train(*options, f"--out_dir={stopped}", "--resume")[0] == 0
-            assert same(undisturbed, stopped), f"{phase}, {kind}: does not end as the undisturbed run"
+            assert same(undisturbed, stopped), (
+                f"{phase}, {kind}: does not end as the undisturbed run"
+            )
             shutil.rmtree(stopped)
     assert slowest < SECONDS
     return (
-        f"{len(cases)} signals in {len(PHASES)} phases: {len(cases)} right exit codes, after {slowest:.1f} s at most; "
+        f"{len(cases)} signals in {len(PHASES)} phases: {len(cases)} right exit codes, after "
+        f"{slowest:.1f} s at most; "
         f"{len(cases)} resumed to the last bit of the undisturbed run"
     )
 

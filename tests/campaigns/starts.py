@@ -16,9 +16,15 @@ def campaign(full: bool) -> str:
             said = {process.pid: process.communicate()[0] for process in both}
             assert sorted(process.returncode for process in both) == [0, 7], said
             first, second = sorted(both, key=lambda process: process.returncode)
-            told = r"error: out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; .*\n"
+            told = (
+                r"error: out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; "
+                r".*\n"
+            )
             assert int(re.fullmatch(told, said[second.pid])[1]) == first.pid, said
-    return f"{pairs} pairs of starts: in {pairs} exactly one trained, and the other ended with 7 and named it"
+    return (
+        f"{pairs} pairs of starts: in {pairs} exactly one trained, "
+        "and the other ended with 7 and named it"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A terminal obeys no character that came from outside, whatever it came as; a pipe gets every text byte for byte.
+"""A terminal obeys no character that came from outside, whatever it came as; a pipe gets every text
+byte for byte.
 
-Both commands are called on a real pseudo-terminal, with every control character of C0, C1 and the bidirectional ones,
-and with strings of many awkward kinds, as each thing that they might print. The checkpoint is of a model that answers
-each character of its vocabulary, control characters and all, with the next.
+Both commands are called on a real pseudo-terminal, with every control character of C0, C1 and the
+bidirectional ones, and with strings of many awkward kinds, as each thing that they might print. The
+checkpoint is of a model that answers each character of its vocabulary, control characters and all,
+with the next.
 """
 
 import json
@@ -31,8 +33,27 @@ from training import sealed
 
 NEW = 3  # characters to generate
 VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
-SEQUENCES = ["\x1b[2J", "\x1b]0;title\x07", "\x1b[6n", "\x1bP+q\x1b\\", "\x9b31m", "\x1b[?1049h", "\x1bc", "\x0e"]
-SEQUENCES += ["\r\n", "b\b", "a\u0301\u0327", "👨‍👩‍👧", "مرحبا", "\u202eabc\u202c", "\udcff", "\U000e0041", "\uffff"]
+SEQUENCES = [
+    "\x1b[2J",
+    "\x1b]0;title\x07",
+    "\x1b[6n",
+    "\x1bP+q\x1b\\",
+    "\x9b31m",
+    "\x1b[?1049h",
+    "\x1bc",
+    "\x0e",
+]
+SEQUENCES += [
+    "\r\n",
+    "b\b",
+    "a\u0301\u0327",
+    "👨‍👩‍👧",
+    "مرحبا",
+    "\u202eabc\u202c",
+    "\udcff",
+    "\U000e0041",
+    "\uffff",
+]
 
 
 def awkward(number: int) -> str:
@@ -43,9 +64,17 @@ def awkward(number: int) -> str:
 
 
 def make_checkpoint(path: Path) -> None:
-    """A model that answers each character with the next of its vocabulary, and the last with the first."""
+    """A model that answers each character with the next of its vocabulary, and the last with the
+    first.
+    """
     config = ModelConfig(
-        n_layer=1, n_head=1, positions="rope", norm="rmsnorm", mlp="relu2", tied=False, residual_init="zero"
+        n_layer=1,
+        n_head=1,
+        positions="rope",
+        norm="rmsnorm",
+        mlp="relu2",
+        tied=False,
+        residual_init="zero",
     )
     model = GPT(config, len(VOCABULARY))  # what its block adds is zero at first
     with torch.no_grad():
@@ -65,7 +94,9 @@ def make_checkpoint(path: Path) -> None:
 
 
 class Cases:
-    """What is asked of a string in each place where it may turn up: the script and its arguments."""
+    """What is asked of a string in each place where it may turn up: the script and its
+    arguments.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.checkpoint, self.files = folder, folder / "model.pt", 0
@@ -96,7 +127,12 @@ class Cases:
         return ["sample.py", "--ckpt=x", f" {string}"]
 
     def source(self, string: str) -> list[str]:
-        return ["train.py", "configs/smoke.yaml", f"--data.sources=none{string}", f"--out_dir={self.folder / 'out'}"]
+        return [
+            "train.py",
+            "configs/smoke.yaml",
+            f"--data.sources=none{string}",
+            f"--out_dir={self.folder / 'out'}",
+        ]
 
     def text_file(self, string: str) -> list[str]:
         """A folder with an empty text of that name, as far as names may go."""
@@ -104,7 +140,12 @@ class Cases:
         texts = self.folder / f"{self.files}.texts"
         texts.mkdir()
         (texts / (re.sub("[/\0\ud800-\udfff]", "_", string)[:60] + ".txt")).touch()
-        return ["train.py", "configs/smoke.yaml", f"--data.sources={texts}", f"--out_dir={self.folder / 'out'}"]
+        return [
+            "train.py",
+            "configs/smoke.yaml",
+            f"--data.sources={texts}",
+            f"--out_dir={self.folder / 'out'}",
+        ]
 
     def run_folder(self, string: str) -> list[str]:
         return ["train.py", "configs/smoke.yaml", f"--out_dir=/dev/null/{string}"]
@@ -113,11 +154,18 @@ class Cases:
         return ["sample.py", f"--ckpt=none{string}"]
 
     def prompt(self, string: str) -> list[str]:
-        return ["sample.py", f"--ckpt={self.checkpoint}", f"--prompt= {string}", "--max-new-tokens=0"]
+        return [
+            "sample.py",
+            f"--ckpt={self.checkpoint}",
+            f"--prompt= {string}",
+            "--max-new-tokens=0",
+        ]
 
     def generated(self, string: str) -> list[str]:
         """What comes in the vocabulary after the string, so far as a prompt can hold that."""
-        prompt = "".join(c for c in string if c in VOCABULARY[1:]) or VOCABULARY[-1]  # no argument holds a NUL
+        prompt = (
+            "".join(c for c in string if c in VOCABULARY[1:]) or VOCABULARY[-1]
+        )  # no argument holds a NUL
         options = ["--temperature=0", f"--max-new-tokens={NEW}"]
         return ["sample.py", f"--ckpt={self.checkpoint}", f"--prompt={prompt}", *options]
 
@@ -139,7 +187,9 @@ PLACES: list[Callable[[Cases, str], list[str]]] = [
 
 
 def speak(file: str) -> None:
-    """Call each command of a list of them, in this process, whose output is a terminal or a pipe."""
+    """Call each command of a list of them, in this process, whose output is a terminal or
+    a pipe.
+    """
     for number, (script, *argv) in enumerate(json.loads(Path(file).read_text())):
         print(f"<case {number}>", flush=True)
         sys.argv = [script, *argv]
@@ -148,16 +198,26 @@ def speak(file: str) -> None:
         print(f"<exit code {code}>", flush=True)
 
 
-def spoken(folder: Path, commands: list[list[str]], terminal: bool, errors: bool) -> list[tuple[int, str]]:
-    """The exit code of each command and what it wrote to a terminal or a pipe, with its errors or without them."""
+def spoken(
+    folder: Path, commands: list[list[str]], terminal: bool, errors: bool
+) -> list[tuple[int, str]]:
+    """The exit code of each command and what it wrote to a terminal or a pipe, with its errors or
+    without them.
+    """
     file = folder / "commands.json"
     file.write_text(json.dumps(commands))
-    words = [sys.executable, "-c", f"from tests.campaigns.terminal import speak; speak({str(file)!r})"]
+    words = [
+        sys.executable,
+        "-c",
+        f"from tests.campaigns.terminal import speak; speak({str(file)!r})",
+    ]
     reader, writer = pty.openpty() if terminal else os.pipe()
     if terminal:
         tty.setraw(writer)  # what is written arrives as it is, without a return before each newline
     stderr = writer if errors else subprocess.DEVNULL
-    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=writer, stderr=stderr) as process:
+    with subprocess.Popen(
+        words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=writer, stderr=stderr
+    ) as process:
         os.close(writer)
         content = b"".join(iter(lambda: _read(reader), b""))
     assert process.returncode == 0, content[-2000:].decode(errors="replace")
@@ -188,7 +248,12 @@ def run(cases: int) -> Tally:
         tally.add("as a text to train on", 0, VOCABULARY, trained(folder))
     for i, (place, string) in enumerate(tried):
         (code, text), (same_code, raw) = shown[i], written[i]
-        tally.add(f"as {place.replace('_', ' ')}", i, string, Answer(code, "" if code else text, text if code else ""))
+        tally.add(
+            f"as {place.replace('_', ' ')}",
+            i,
+            string,
+            Answer(code, "" if code else text, text if code else ""),
+        )
         assert same_code == code
         if place == "prompt":
             assert code or raw == f" {string}\n", (string, raw)
@@ -200,11 +265,20 @@ def run(cases: int) -> Tally:
 
 
 def trained(folder: Path) -> Answer:
-    """A short run on a text of control characters, whose vocabulary and sample are shown; its bar is not looked at."""
+    """A short run on a text of control characters, whose vocabulary and sample are shown; its bar
+    is not looked at.
+    """
     text = folder / "controls.txt"
     text.write_text(VOCABULARY * 40, encoding="utf-8", newline="")
-    options = [f"--data.sources={text}", f"--out_dir={folder / 'trained'}", "--max_iters=2", "--warmup_iters=0"]
-    [(code, shown)] = spoken(folder, [["train.py", "configs/smoke.yaml", *options]], terminal=True, errors=False)
+    options = [
+        f"--data.sources={text}",
+        f"--out_dir={folder / 'trained'}",
+        "--max_iters=2",
+        "--warmup_iters=0",
+    ]
+    [(code, shown)] = spoken(
+        folder, [["train.py", "configs/smoke.yaml", *options]], terminal=True, errors=False
+    )
     assert printable(VOCABULARY[:100]) in shown and "  | " in shown
     return Answer(code, shown, "")
 
