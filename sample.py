@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from configs.errors import ConfigError, DataError, UserError, answer, printable
-from configs.load import load_sample, sample_help
+from common.errors import ConfigError, DataError, UserError, answer, printable
+from configs.cli import load_sample, sample_help
 from configs.schema import SampleConfig
 
 os.environ.setdefault(
@@ -96,8 +96,8 @@ class Voice:
     """A checkpoint's model and alphabet, speaking as the options say; it counts what it says."""
 
     def __init__(self, options: SampleConfig):
+        from checkpointing import checkpoint as checkpoints
         from data.tokenizer import CharTokenizer
-        from training import checkpoint as checkpoints
         from training import runtime
 
         self.options, self.where = options, runtime.choose(options.device, options.dtype)
@@ -183,9 +183,8 @@ class Voice:
         """Print how well the model predicts `text`: training's exact loss, in training's
         precision.
         """
-        from data.batches import evaluation_windows
-        from data.corpus import Split
-        from training.evaluation import BITS, exact_loss
+        from data.batches import Split, evaluation_windows
+        from training.evaluate import BITS, exact_loss
 
         ids = self.tokenizer.encode(self.known(text))
         if len(ids) < 2:

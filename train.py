@@ -12,18 +12,18 @@ from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import answer, printable
-from configs.load import Command, load, train_help
+from common.errors import answer, printable
+from common.lock import only_writer
+from common.signals import Interrupted, Stop
+from configs.cli import Command, load, train_help
 from configs.strict_yaml import to_yaml
-from training.lock import only_writer
-from training.ranks import Ranks
-from training.stop import Interrupted, Stop
+from training.distributed import Ranks
 
 if TYPE_CHECKING:
-    from training.keeper import Keeper
-    from training.monitor import Monitor
-    from training.run import Run
+    from checkpointing.run_dir import Keeper
+    from dashboard.logger import Monitor
     from training.runtime import Runtime
+    from training.state import Run
 
 MOST_SKIPPED = 10  # steps in a row that are not finite: more do not pass by themselves
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
             try:
                 train(command, stop, ranks)
             except (RuntimeError, MemoryError) as error:
-                from training.faults import explain
+                from checkpointing.failures import explain
 
                 explain(error, command, ranks)
                 raise
@@ -56,11 +56,13 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
         "GOMP_SPINCOUNT", "10000"
     )  # on a busy machine threads wait asleep; read as torch loads
 
-    from training import events, folder, runtime, sealed
-    from training.keeper import Keeper
-    from training.monitor import Monitor, Silence, say
-    from training.report import introduce
-    from training.run import settings
+    from checkpointing import file_format, run_dir
+    from checkpointing.run_dir import Keeper
+    from dashboard import event_file
+    from dashboard.logger import Monitor, Silence, say
+    from dashboard.report import introduce
+    from training import runtime
+    from training.state import settings
 
     # ---------------------------------------------------------------- before the first step
     config, out = command.config, Path(command.out_dir)
@@ -68,7 +70,7 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     where = runtime.choose(config.device, config.dtype, ranks)
     ranks.meet(where.device)
     ranks.check_same(settings(config))
-    source, note = ranks.of_first(folder.open_folder, out, command.resume, command.overwrite)
+    source, note = ranks.of_first(run_dir.open_folder, out, command.resume, command.overwrite)
     if note:
         say(note)
     run, changes = ranks.in_turn(begin, command, source, where)
@@ -76,10 +78,10 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     ranks.check_same(texts | {"dtype": where.dtype, "step": run.progress.step})
     with ranks.together():
         if ranks.first:
-            folder.check_space(out, run.bytes)
-            sealed.write(out / "config.yaml", to_yaml(config).encode())
+            run_dir.check_space(out, run.bytes)
+            file_format.write(out / "config.yaml", to_yaml(config).encode())
             if source:
-                events.cut_back(out, run.progress.step, run.progress.evaluated)
+                event_file.cut_back(out, run.progress.step, run.progress.evaluated)
     if source:
         so = ["so it is not the same run to the last bit"] if changes else []
         say(
@@ -99,7 +101,7 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
     if stop.wanted:
         say(
             f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  "
-            f"{folder.going_on(out, ranks)}"
+            f"{run_dir.going_on(out, ranks)}"
         )
         return
     say(
@@ -114,11 +116,11 @@ def train(command: Command, stop: Stop, ranks: Ranks) -> None:
 
 def begin(command: Command, source: Path | None, where: "Runtime") -> tuple["Run", list[str]]:
     """A new run, or the one that `source` keeps; and what is not as it was then."""
+    from checkpointing import checkpoint as checkpoints
+    from dashboard.logger import say
     from data.corpus import check_sizes, load_corpus
     from model.gpt import GPT
-    from training import checkpoint as checkpoints
-    from training.monitor import say
-    from training.run import Run, check_same_model, differences, environment_changes
+    from training.state import Run, check_same_model, differences, environment_changes
 
     config = command.config
     saved = checkpoints.load(source) if source else None
@@ -159,15 +161,15 @@ def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
     """The loop: look, keep, learn, tell; until the last step, or until the run is to stop."""
     import torch
 
+    from checkpointing.failures import not_finite
+    from dashboard.logger import say
+    from dashboard.report import check_step, log, look
     from data.batches import Batches
     from training import runtime
-    from training.evaluation import cross_entropy
-    from training.faults import not_finite
-    from training.monitor import say
+    from training.evaluate import cross_entropy
+    from training.health import WINDOW, is_spike
     from training.optimizers import set_rate
-    from training.report import check_step, log, look
     from training.schedule import rate
-    from training.spikes import WINDOW, is_spike
 
     config, settings, model, progress = run.config, run.config.train, run.model, run.progress
     device, ranks, accumulation = (

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from model.attention import KERNELS, LAYOUTS, Attention
-from model.cache import KVCache
+from model.kv_cache import KVCache
 
 SIZES = {  # B, T, C, H
     "toy": (2, 8, 16, 2),

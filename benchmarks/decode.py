@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from configs.schema import ModelConfig
+from model.fast_decode import LeanStep
 from model.generate import Sampler, Text
 from model.gpt import GPT
-from model.lean import LeanStep
 
 VOCABULARY = 65
 SHAPES = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training import checkpoint, sealed
+from checkpointing import checkpoint, file_format
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         for _ in range(5):
             began = time.perf_counter()
-            sealed.write(Path(place) / "last.pt", checkpoint.seal(saved))
+            file_format.write(Path(place) / "last.pt", checkpoint.seal(saved))
             seconds.append(time.perf_counter() - began)
     a_save, total = statistics.median(seconds), speeds[-1].wall_time - speeds[0].wall_time
     saves = 2 * len(

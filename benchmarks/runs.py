@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training import checkpoint
+from checkpointing import checkpoint
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from benchmarks.decode import VOCABULARY, nanogpt_module
 from configs.schema import ModelConfig, TrainConfig
 from model.gpt import GPT
 from training import runtime
-from training.evaluation import cross_entropy
+from training.evaluate import cross_entropy
 from training.optimizers import build
 
 MODERN = {

@@ -22,10 +22,9 @@ import torch
 
 from benchmarks.decode import nanogpt_module
 from benchmarks.runs import course
-from data.batches import evaluation_windows
-from data.corpus import Split
+from data.batches import Split, evaluation_windows
 from training import runtime
-from training.evaluation import exact_loss
+from training.evaluate import exact_loss
 
 # nanoGPT's README, "I only have a macbook"
 MACBOOK = {

@@ -1,0 +1,1 @@
+"""Every setting once: its type, default and range; YAML files and command lines read into them."""

@@ -10,8 +10,8 @@ import os
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
-from configs.errors import ConfigError
-from configs.setting import Checked, did_you_mean, setting, shown
+from common.errors import ConfigError
+from configs.fields import Checked, did_you_mean, setting, shown
 
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import yaml
 
-from configs.errors import ConfigError, printable
+from common.errors import ConfigError, printable
+from configs.fields import Written, did_you_mean, place, read, settings_of, shown
 from configs.schema import Config, to_dict
-from configs.setting import Written, did_you_mean, place, read, settings_of, shown
 
 MAX_BYTES, MAX_DEPTH = 1_000_000, 10
 MAX_EVENTS = 10_000  # a config has a few hundred, and PyYAML takes 10 microseconds or more for each

@@ -8,14 +8,40 @@ resumed, or spread over ranks, sees the same batches.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from data.corpus import Split
-
 _ROUNDS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The part of a corpus to train on, or to validate on.
+
+    `ids` is a whole text, perhaps shared by both splits and perhaps memory-mapped; `segments` are
+    the (start, end) in it that belong to this split, one for each file. No window crosses the end
+    of a segment.
+    """
+
+    ids: np.ndarray
+    segments: tuple[tuple[int, int], ...]
+
+    def __len__(self) -> int:
+        return sum(end - start for start, end in self.segments)
+
+    def stretch(self, predictions: int) -> "Split":
+        """The beginning of this split with so many predictions, at least one: a fixed text to
+        measure a loss on.
+        """
+        segments, left = [], max(1, predictions)
+        for start, end in self.segments:
+            end = min(end, start + left + 1) if left else start
+            segments.append((start, end))
+            left -= max(0, end - start - 1)
+        return Split(self.ids, tuple(segments))
 
 
 class Batches:

@@ -10,39 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.errors import CheckpointError, DataError, printable
+from common.errors import CheckpointError, DataError, printable
+from data.batches import Split
 from data.download import Unavailable
-from data.passes import Passes
-from data.report import counts_of, few, report
-from data.sources import Source, Text
+from data.streaming import Passes
+from data.summary import counts_of, few, report
+from data.text_files import Source, Text
 from data.tokenizer import FOLDED, CharTokenizer, named
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """The part of a corpus to train on, or to validate on.
-
-    `ids` is a whole text, perhaps shared by both splits and perhaps memory-mapped; `segments` are
-    the (start, end) in it that belong to this split, one for each file. No window crosses the end
-    of a segment.
-    """
-
-    ids: np.ndarray
-    segments: tuple[tuple[int, int], ...]
-
-    def __len__(self) -> int:
-        return sum(end - start for start, end in self.segments)
-
-    def stretch(self, predictions: int) -> "Split":
-        """The beginning of this split with so many predictions, at least one: a fixed text to
-        measure a loss on.
-        """
-        segments, left = [], max(1, predictions)
-        for start, end in self.segments:
-            end = min(end, start + left + 1) if left else start
-            segments.append((start, end))
-            left -= max(0, end - start - 1)
-        return Split(self.ids, tuple(segments))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +24,7 @@ class Corpus:
     """A text, split and encoded.
 
     name        for people: `tinyshakespeare`, `plays`, `book.txt`
-    sha256      of its bytes, as `data.sources.Text` has it
+    sha256      of its bytes, as `data.text_files.Text` has it
     val_sha256  the same of the text to validate on, where that is one of its own
     characters  in all files together
     report      what was found, in lines for people

@@ -16,8 +16,8 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 from tqdm import tqdm
 
-from configs.errors import printable
-from data.cache import store
+from common.errors import printable
+from data.disk_cache import store
 
 # seconds in which something must come: from the start to the first byte, then from byte to byte
 PATIENCE = 9.0

@@ -4,7 +4,7 @@ characters.
 
 import numpy as np
 
-from configs.errors import UserError, printable
+from common.errors import UserError, printable
 
 FOLDED = (
     "\ufffd"  # the replacement character: it stands for every character that is too rare to learn

@@ -1,0 +1,1 @@
+"""The GPT: token ids in, logits out, and text from the logits."""

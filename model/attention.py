@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.cache import KVCache
 from model.dropout import drop
+from model.kv_cache import KVCache
 from model.rotary import Rotary
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.fast_decode import LeanStep
 from model.gpt import GPT
-from model.lean import LeanStep
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:

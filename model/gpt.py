@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from configs.schema import ModelConfig
 from model.attention import Attention, attention_weights, draw_, itself
-from model.cache import KVCache
 from model.dropout import drop
+from model.kv_cache import KVCache
 from model.rotary import Rotary
 
 NORMS = {

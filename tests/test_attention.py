@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from configs import schema
 from configs.schema import ModelConfig
 from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, unit_rms
-from model.cache import KVCache
 from model.gpt import GPT
+from model.kv_cache import KVCache
 from model.rotary import Rotary
 from tests import reference
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from data.batches import Batches, evaluation_windows, permute, splitmix
-from data.corpus import Split
+from data.batches import Batches, Split, evaluation_windows, permute, splitmix
 
 SHAPES = [  # segments' lengths, block_size, batch_size
     ([1000], 16, 4),

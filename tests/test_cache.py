@@ -9,8 +9,8 @@ import torch
 
 from configs.schema import ModelConfig
 from model.attention import KERNELS, LAYOUTS
-from model.cache import KVCache
 from model.gpt import GPT
+from model.kv_cache import KVCache
 
 
 def tokens(length, *, B=2, H=3, D=4, dtype=torch.float32, seed=0):

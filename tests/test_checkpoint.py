@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from configs.errors import CheckpointError
+from checkpointing import checkpoint as checkpoints
+from checkpointing import file_format
+from checkpointing.checkpoint import Checkpoint
+from common.errors import CheckpointError
 from configs.schema import Config, ModelConfig, TrainConfig
 from model.gpt import GPT
-from training import checkpoint as checkpoints
-from training import optimizers, sealed
-from training.checkpoint import Checkpoint
+from training import optimizers
 
 VOCABULARY = "\n abc"
 CONFIG = Config(model=ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4, bias=True))
@@ -93,7 +94,7 @@ def same_tensors(a, b):
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 def test_everything_comes_back_to_the_last_bit(config, tmp_path):
     before = made(config)
-    sealed.write(tmp_path / "best.pt", checkpoints.seal(before))
+    file_format.write(tmp_path / "best.pt", checkpoints.seal(before))
     after = checkpoints.load(tmp_path / "best.pt")
     for name in ("config", "vocabulary", "data", "progress", "environment"):
         assert getattr(after, name) == getattr(before, name)
@@ -110,7 +111,9 @@ def test_everything_comes_back_to_the_last_bit(config, tmp_path):
 def test_a_run_that_stops_and_goes_on_ends_with_the_same_weights(config, step, tmp_path):
     model, opts = fresh(config)
     train(model, opts, step, seed=1)
-    sealed.write(tmp_path / "last.pt", checkpoints.seal(checkpoint_of(model, opts, config, step)))
+    file_format.write(
+        tmp_path / "last.pt", checkpoints.seal(checkpoint_of(model, opts, config, step))
+    )
     train(model, opts, 4, seed=2)
 
     saved = checkpoints.load(tmp_path / "last.pt")
@@ -165,7 +168,7 @@ def test_a_compiled_or_distributed_model_is_saved_as_what_it_wraps(prefix, tmp_p
     wrapped = dataclasses.replace(
         plain, model={prefix + name: tensor for name, tensor in plain.model.items()}
     )
-    sealed.write(tmp_path / "last.pt", checkpoints.seal(wrapped))
+    file_format.write(tmp_path / "last.pt", checkpoints.seal(wrapped))
     assert same_tensors(torch.load(tmp_path / "last.pt", weights_only=True)["model"], plain.model)
 
 
@@ -187,10 +190,10 @@ def run(tmp_path):
     folder = tmp_path / "out" / "plays"
     folder.mkdir(parents=True)
     for step in (1, 2):
-        sealed.write(
+        file_format.write(
             folder / "last.pt", checkpoints.seal(made(step=step)), previous=folder / "prev.pt"
         )
-    sealed.write(folder / "best.pt", checkpoints.seal(made(step=1)))
+    file_format.write(folder / "best.pt", checkpoints.seal(made(step=1)))
     return folder
 
 
@@ -273,7 +276,7 @@ def test_names_with_control_characters_are_shown_escaped(tmp_path):
     folder = tmp_path / "a\nb\x1b[2J"
     folder.mkdir()
     assert r"a\nb\x1b[2J" in refusal(checkpoints.resolve, folder, "last")
-    sealed.write(folder / "last.pt", checkpoints.seal(made(step=1)))
+    file_format.write(folder / "last.pt", checkpoints.seal(made(step=1)))
     note = checkpoints.resolve(folder, "best")[1]
     assert "\n" not in note and "\x1b" not in note
     saved = checkpoints.load(folder / "last.pt")
@@ -343,18 +346,18 @@ WRONG_PARTS = {
 @pytest.mark.parametrize("case", WRONG_PARTS)
 def test_a_part_of_the_wrong_kind_is_refused_by_name(case, tmp_path):
     path = tmp_path / "last.pt"
-    sealed.write(path, checkpoints.seal(made()))
+    file_format.write(path, checkpoints.seal(made()))
     payload = payload_of(path)
     change, words = WRONG_PARTS[case]
     change(payload)
-    sealed.write(path, sealed.seal(payload))
+    file_format.write(path, file_format.seal(payload))
     message = refusal(checkpoints.load, path)
     assert message.startswith(f"{path}: ") and words in message
 
 
 @pytest.mark.parametrize("payload", [None, 7, "text", [1, 2], torch.zeros(3), {}, {1: 2}], ids=repr)
 def test_a_sealed_file_with_another_payload_is_refused(payload, tmp_path):
-    sealed.write(tmp_path / "last.pt", sealed.seal(payload))
+    file_format.write(tmp_path / "last.pt", file_format.seal(payload))
     assert "not a checkpoint of this program" in refusal(checkpoints.load, tmp_path / "last.pt")
 
 

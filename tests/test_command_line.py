@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError, printable
-from configs.load import Actions, Command, load, load_sample, sample_help, train_help
+from common.errors import ConfigError, printable
+from configs.cli import Actions, Command, load, load_sample, sample_help, train_help
+from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
-from configs.setting import settings_of
 from tests.conftest import ROOT
 
 SMOKE = str(ROOT / "configs/smoke.yaml")

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.errors import ConfigError, printable
 from configs import strict_yaml
-from configs.errors import ConfigError, printable
-from configs.load import load
+from configs.cli import load
+from configs.fields import checked, kind, settings_of
 from configs.schema import (
     Config,
     DataConfig,
@@ -25,9 +26,8 @@ from configs.schema import (
     from_dict,
     to_dict,
 )
-from configs.setting import checked, kind, settings_of
 from configs.strict_yaml import to_yaml
-from data.report import PRESETS, fitting
+from data.summary import PRESETS, fitting
 from tests.conftest import ROOT
 
 TOO_LARGE = (
@@ -528,7 +528,7 @@ def test_the_estimate_is_the_size_of_the_model():
 
 def test_loading_a_config_and_help_import_no_torch():
     code = (
-        "import sys; from configs.load import load, load_sample, sample_help, train_help; "
+        "import sys; from configs.cli import load, load_sample, sample_help, train_help; "
         "train_help(); sample_help();"
         "load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); print('torch' in sys.modules, "
         "'numpy' in sys.modules)"

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import data.download
-import data.passes
-import data.report
-from configs.errors import CheckpointError, ConfigError, DataError
+import data.streaming
+import data.summary
+from common.errors import CheckpointError, ConfigError, DataError
 from data.corpus import check_sizes, load_corpus
 from tests.conftest import ROOT
 
@@ -294,7 +294,7 @@ def test_the_report_says_what_was_found():
 
 @pytest.mark.parametrize("large", [0, 10**9])
 def test_characters_that_only_the_validation_text_has_are_counted(large, monkeypatch, folder):
-    monkeypatch.setattr(data.passes, "LARGE", large)
+    monkeypatch.setattr(data.streaming, "LARGE", large)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     said = load(write("book.txt", "ab" * 100 + "xxyz"))[1]
     unseen = (
@@ -311,7 +311,7 @@ def test_characters_that_only_the_validation_text_has_are_counted(large, monkeyp
     )
 
 
-PRESETS = data.report.PRESETS
+PRESETS = data.summary.PRESETS
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ PRESETS = data.report.PRESETS
 def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(
     parameters, characters, preset
 ):
-    line = data.report.fitting(parameters, characters)
+    line = data.summary.fitting(parameters, characters)
     assert (
         line is None
         if preset is None

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from configs.schema import ModelConfig
-from data.batches import evaluation_windows
-from data.corpus import Split
+from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from training.evaluation import BITS, exact_loss
+from training.evaluate import BITS, exact_loss
 from training.runtime import choose
 
 CPU = choose("cpu", "float32")

@@ -9,7 +9,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import masked_crc32c
 from torch.utils.tensorboard import SummaryWriter, summary
 
-from training.events import EventFile, cut_back
+from dashboard.event_file import EventFile, cut_back
 
 
 def scalar(tag, value):

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from checkpointing import checkpoint, file_format
+from dashboard import event_file, report
+from dashboard.logger import Monitor
 from tests.campaigns.common import (
     STEPS,
     at_step,
@@ -24,10 +27,9 @@ from tests.campaigns.common import (
     step_of,
     train,
 )
-from training import checkpoint, evaluation, events, report, sealed
-from training.monitor import Monitor
+from training import evaluate
+from training.health import WINDOW, is_spike
 from training.optimizers import AdamW
-from training.spikes import WINDOW, is_spike
 
 
 @pytest.fixture
@@ -42,13 +44,13 @@ def run(tmp_path):
 
 def losses_go_by(patch, change):
     """Every loss of training, numbered from 0, becomes `change(loss, number)`; two make a step."""
-    real, numbers = evaluation.cross_entropy, iter(range(10**6))
+    real, numbers = evaluate.cross_entropy, iter(range(10**6))
 
     def changed(logits, targets, reduction="mean"):
         loss = real(logits, targets, reduction)
         return change(loss, next(numbers)) if reduction == "mean" else loss
 
-    patch.setattr(evaluation, "cross_entropy", changed)
+    patch.setattr(evaluate, "cross_entropy", changed)
 
 
 def spoil(*numbers, by=math.nan):
@@ -119,7 +121,7 @@ def test_steps_that_are_not_finite_may_be_left_out_and_are_counted(
         ("6", "2"),
     ]
     assert scalars(run)["train/skipped"][-1] == (STEPS, 2.0)
-    progress = sealed.read(run / "last.pt")["progress"]
+    progress = file_format.read(run / "last.pt")["progress"]
     assert (progress["skipped"], progress["skipped_in_a_row"], len(progress["losses"])) == (
         2,
         0,
@@ -137,7 +139,7 @@ def test_a_step_that_is_left_out_changes_no_weight(options, run, monkeypatch):
         "--max_iters=4",
     ]
     assert train(*arguments, "--schedule=constant")[0] == 0
-    before, after = sealed.read(run / "prev.pt"), sealed.read(run / "last.pt")
+    before, after = file_format.read(run / "prev.pt"), file_format.read(run / "last.pt")
     assert (before["progress"]["step"], after["progress"]["step"]) == (3, 4)
     for part in ("model", "ema"):
         assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
@@ -192,7 +194,7 @@ def test_an_overflow_that_the_scaler_answers_is_no_fault(options, run, monkeypat
     assert code == 0 and "left out" not in said
     norms = [norm for _, norm in scalars(run)["train/grad_norm"]]
     assert not math.isfinite(norms[0]) and math.isfinite(norms[-1])
-    assert sealed.read(run / "last.pt")["progress"]["skipped"] == 0
+    assert file_format.read(run / "last.pt")["progress"]["skipped"] == 0
 
 
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
@@ -210,7 +212,7 @@ def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(
         )[0]
         == 0
     )
-    before, after = sealed.read(run / "prev.pt"), sealed.read(run / "last.pt")
+    before, after = file_format.read(run / "prev.pt"), file_format.read(run / "last.pt")
     assert (before["progress"]["loss_scale"], after["progress"]["loss_scale"]) == (4.0, 2.0)
     for part in ("model", "ema"):
         assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
@@ -241,7 +243,7 @@ def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(
         False,
         False,
     ]
-    assert sealed.read(run / "best.pt")["progress"]["best_step"] == STEPS
+    assert file_format.read(run / "best.pt")["progress"]["best_step"] == STEPS
 
 
 # ------------------------------------------------------------------------------------------- spikes
@@ -258,7 +260,7 @@ def test_a_spike_is_counted_and_told(options, run, monkeypatch):
         == "141"
     )
     assert scalars(run)["train/spikes"][-1] == (150, 1.0)
-    assert len(sealed.read(run / "last.pt")["progress"]["losses"]) == WINDOW
+    assert len(file_format.read(run / "last.pt")["progress"]["losses"]) == WINDOW
 
 
 def test_six_sigmas_of_a_full_window_are_a_spike():
@@ -383,14 +385,14 @@ def test_a_disk_too_small_for_the_checkpoints_is_found_before_training(options, 
 
 def full_for(patch, is_full):
     """No room for the files, of those of a save numbered from 0, that `is_full(name, number)`."""
-    write, numbers = sealed._write_new, iter(range(10**6))
+    write, numbers = file_format._write_new, iter(range(10**6))
 
     def written(path, content):
         if path.name.startswith(("last.pt", "best.pt")) and is_full(path.name[:4], next(numbers)):
             full()
         write(path, content)
 
-    patch.setattr(sealed, "_write_new", written)
+    patch.setattr(file_format, "_write_new", written)
 
 
 def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, monkeypatch):
@@ -405,8 +407,8 @@ def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, mon
     )
     assert code == 0 and told == ["last", "best", "best", "best"]
     assert (
-        sealed.read(run / "best.pt")["progress"]["step"]
-        == sealed.read(run / "last.pt")["progress"]["step"]
+        file_format.read(run / "best.pt")["progress"]["step"]
+        == file_format.read(run / "last.pt")["progress"]["step"]
         == STEPS
     )
 
@@ -426,7 +428,7 @@ def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(
         code == 0 and said.count("warning: ") == 1 and tried[:4] == ["last", "best", "best", "last"]
     )
     assert tried.count("best") == 2
-    best = sealed.read(run / "best.pt")["progress"]
+    best = file_format.read(run / "best.pt")["progress"]
     assert best["step"] == best["best_step"] == 6
 
 
@@ -455,7 +457,7 @@ def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(
     options, run, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(events.EventFile, "flush", full)
+        patch.setattr(event_file.EventFile, "flush", full)
         code, said = train(*options, f"--out_dir={run}")
     assert code == 0 and not list(run.glob("*tfevents*"))
     (warning,) = re.findall("warning: .*", said)
@@ -465,7 +467,7 @@ def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(
         warning,
     )
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
-    a, b = (sealed.read(each / "last.pt")["model"] for each in (run, tmp_path / "whole"))
+    a, b = (file_format.read(each / "last.pt")["model"] for each in (run, tmp_path / "whole"))
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
-from model import lean
+from model import fast_decode
 from model.generate import Sampler, Text, generate, window_start
 from model.gpt import GPT
 from tests.campaigns.cached_text import campaign, flips
@@ -157,7 +157,7 @@ def test_one_generation_leaves_no_trace_in_the_next():
 
 @pytest.mark.parametrize("large", [0, 10**9], ids=["panels", "one piece"])
 def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
-    monkeypatch.setattr(lean, "LARGE", large)
+    monkeypatch.setattr(fast_decode, "LARGE", large)
     ids = prompts(1, 8)
     for values in itertools.product(*CHOICES.values()):
         variant = dict(zip(CHOICES, values, strict=True))
@@ -166,7 +166,7 @@ def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
             expected, model = model(ids)[0].numpy(), model.float()
             caches = model.new_caches()
             model(ids[:, :2], caches)
-        step = lean.LeanStep(model)
+        step = fast_decode.LeanStep(model)
         found = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
         np.testing.assert_allclose(found, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
         assert found.dtype == np.float32 and all(cache.length == 8 for cache in caches)
@@ -182,7 +182,7 @@ def test_the_lean_step_takes_the_weights_from_any_layout(layout):
         for cache in caches:  # of which other layouts may round differently
             cache.keys.fill_(0.5)
             cache.values.fill_(0.5)
-        logits.append(lean.LeanStep(each)(prompts(1, 3)[0].numpy(), caches))
+        logits.append(fast_decode.LeanStep(each)(prompts(1, 3)[0].numpy(), caches))
     assert np.array_equal(*logits)
 
 
@@ -193,10 +193,10 @@ def test_a_long_text_by_the_lean_step_is_the_one_by_gpt_forward():
 
 def test_threads_are_used_where_they_help(monkeypatch):
     model = build().float()
-    monkeypatch.setattr(lean, "quickest", lambda calls: 2 * len(calls))
-    assert lean.LeanStep(model).threads == 1
-    monkeypatch.setattr(lean, "LARGE", 0)
-    assert lean.LeanStep(model).threads == 2 * 4 * model.config.n_layer
+    monkeypatch.setattr(fast_decode, "quickest", lambda calls: 2 * len(calls))
+    assert fast_decode.LeanStep(model).threads == 1
+    monkeypatch.setattr(fast_decode, "LARGE", 0)
+    assert fast_decode.LeanStep(model).threads == 2 * 4 * model.config.n_layer
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,10 @@ def test_one_thread_is_taken_where_all_are_slower(seconds, expected):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert lean.quickest([lambda: time.sleep(seconds(torch.get_num_threads()))] * 2) == expected
+        assert (
+            fast_decode.quickest([lambda: time.sleep(seconds(torch.get_num_threads()))] * 2)
+            == expected
+        )
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -217,7 +220,7 @@ def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
     caches = model.new_caches()
     with torch.inference_mode():
         model(ids[:, :3], caches)
-        step = lean.LeanStep(model)
+        step = fast_decode.LeanStep(model)
         for i in (3, 4):
             step(ids[0, : i + 1].numpy(), caches)
         found = model(ids, caches)
@@ -225,9 +228,11 @@ def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
 
 
 def test_only_one_stream_in_float32_with_a_cache_goes_by_the_lean_step(monkeypatch):
-    steps, step = [], lean.LeanStep.__call__
+    steps, step = [], fast_decode.LeanStep.__call__
     monkeypatch.setattr(
-        lean.LeanStep, "__call__", lambda self, *read: steps.append(read) or step(self, *read)
+        fast_decode.LeanStep,
+        "__call__",
+        lambda self, *read: steps.append(read) or step(self, *read),
     )
     for model, rows, options, lean_steps in (
         (build().float(), 1, {}, 3),

@@ -10,9 +10,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from dashboard import report
 from model import gpt
 from tests.campaigns.common import at_step, small, train
-from training import health, report
+from training import health
 
 SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]
 

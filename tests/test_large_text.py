@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.errors import DataError, ResourceError
-from data import cache, passes, sources
+from common.errors import DataError, ResourceError
+from data import disk_cache, streaming, text_files
 from data.batches import Batches, evaluation_windows
 from data.corpus import load_corpus
-from data.passes import Passes
-from data.sources import Source
+from data.streaming import Passes
+from data.text_files import Source
 from data.tokenizer import CharTokenizer
 
 TEXT = "Ναι, 🙂! The quick brown fox jumps over the lazy dog.\r\n天地玄黄，宇宙洪荒。\r" * 40
@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
     """An empty working folder with a cache of its own, in which every text is a large one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(passes, "LARGE", 0)
+    monkeypatch.setattr(streaming, "LARGE", 0)
     return tmp_path
 
 
@@ -39,8 +39,8 @@ def kept():
     return sorted(path.name for path in Path("cache/hornbook").glob("*"))
 
 
-def load(*sources, **settings):
-    return load_corpus(sources, say=print, **settings)
+def load(*text_files, **settings):
+    return load_corpus(text_files, say=print, **settings)
 
 
 def write(name, text=TEXT, encoding="utf-8"):
@@ -70,7 +70,7 @@ def no_pass(monkeypatch):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
 def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
-    monkeypatch.setattr(sources, "CHUNK", chunk)
+    monkeypatch.setattr(text_files, "CHUNK", chunk)
     write("book.txt", TEXT, encoding)
     marked = encoding in ("utf-8-sig", "utf-16", "utf-32")
     corpus = load("book.txt", encoding="utf-8" if marked else encoding)
@@ -93,7 +93,7 @@ def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
 def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_cut(
     content, words, chunk, monkeypatch
 ):
-    monkeypatch.setattr(sources, "CHUNK", chunk)
+    monkeypatch.setattr(text_files, "CHUNK", chunk)
     with pytest.raises(DataError, match=r"book\.txt: ") as raised:
         load(write("book.txt", content))
     assert words in str(raised.value)
@@ -103,7 +103,7 @@ def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_c
 def test_a_large_text_is_what_a_small_one_is(monkeypatch):
     write("books/a.txt"), write("books/b.txt", TEXT[::-1])
     large = load("books")
-    monkeypatch.setattr(passes, "LARGE", 10**9)
+    monkeypatch.setattr(streaming, "LARGE", 10**9)
     small = load("books")
     assert isinstance(large.train.ids.base, np.memmap) and not isinstance(
         small.train.ids.base, np.memmap
@@ -242,7 +242,7 @@ def test_what_has_long_been_unused_is_removed():
     os.utime("cache/hornbook/killed.part", (week, week))
     load(write("book.txt"))
     assert "killed.part" not in kept() and set(old) < set(kept())
-    ages = time.time() - (cache.UNUSED + 1) * 86400
+    ages = time.time() - (disk_cache.UNUSED + 1) * 86400
     for name in kept():
         os.utime(Path("cache/hornbook", name), (ages, ages))
     load("old.txt")  # a use
@@ -273,7 +273,7 @@ def test_a_text_that_goes_away_between_the_passes_is_an_error():
 
 @pytest.mark.parametrize("large", [0, 10**9])
 def test_a_text_that_is_cut_short_or_removed_during_training_changes_nothing(large, monkeypatch):
-    monkeypatch.setattr(passes, "LARGE", large)
+    monkeypatch.setattr(streaming, "LARGE", large)
     corpus = load(write("book.txt"))
     expected = [Batches(corpus.train, 16, 4, seed=1)(step) for step in range(20)]
     os.truncate("book.txt", 10)

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from configs.errors import ResourceError, RunInUseError
+from common import lock
+from common.errors import ResourceError, RunInUseError
+from common.lock import only_writer
 from tests.conftest import ROOT
-from training import lock
-from training.lock import only_writer
 
-HOLD = "from pathlib import Path; import sys, time; from training.lock import only_writer\n" \
+HOLD = "from pathlib import Path; import sys, time; from common.lock import only_writer\n" \
        "with only_writer(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"  # fmt: skip
 
 

@@ -19,12 +19,12 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from configs.fields import settings_of
 from configs.schema import Config
-from configs.setting import settings_of
+from dashboard import report, summaries
+from dashboard.logger import Monitor
 from tests.campaigns.common import STEPS, at_step, same, small, train
 from tests.conftest import ROOT
-from training import dashboard, report
-from training.monitor import Monitor
 
 SCALARS = {
     "train/loss",
@@ -195,11 +195,11 @@ def test_the_server_shows_texts_pictures_settings_and_the_page_of_charts(server)
     titles = [
         chart["title"] for chart in server("plugin/custom_scalars/layout")["category"][0]["chart"]
     ]
-    assert titles == list(dashboard.CHARTS)
+    assert titles == list(summaries.CHARTS)
 
 
 def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs):
-    metrics = [{"name": {"tag": tag}} for tag in dashboard.FINAL]
+    metrics = [{"name": {"tag": tag}} for tag in summaries.FINAL]
     wish = {
         "experimentName": "",
         "allowedStatuses": ["STATUS_UNKNOWN"],
@@ -279,12 +279,11 @@ def test_scalars_alone_keep_the_sample_and_draw_nothing(tmp_path, monkeypatch):
 
 def test_tensorflow_is_not_loaded_where_it_is_installed(tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
-    command = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import training.run, training.monitor"
-    )
+    modules = "training.state, dashboard.logger"
+    command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {modules}"
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
 
 
 def test_a_table_shows_any_characters_as_they_are():
-    text = dashboard.table({"a_b": "x|y *z* [c](d)", "n": 0.5}, ("setting", "value"))
+    text = summaries.table({"a_b": "x|y *z* [c](d)", "n": 0.5}, ("setting", "value"))
     assert text.splitlines()[2:] == [r"| a\_b | x\|y \*z\* \[c\]\(d\) |", r"| n | 0\.5 |"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, merge_heads, split_heads
-from model.cache import KVCache
+from model.kv_cache import KVCache
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

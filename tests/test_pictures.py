@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from configs.schema import ModelConfig
+from dashboard import plots
 from model.attention import KERNELS, LAYOUTS
 from model.gpt import GPT
-from training import pictures
 
 CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
 
@@ -49,30 +49,24 @@ def test_what_cannot_be_drawn_is_named():
         "\x1b": "U+001B",
     }
     wanted |= {"\u0301": "U+0301", "\u202e": "U+202E", "\U0001f600": "U+1F600", "\r": "U+000D"}
-    assert {each: pictures.name(each) for each in wanted} == wanted
+    assert {each: plots.name(each) for each in wanted} == wanted
 
 
 def test_a_map_has_a_cell_for_each_pair_darker_for_more_weight_and_none_for_what_comes_later():
     weights = np.tril(np.full((3, 4, 4), 0.25))
     weights[1, 3] = [0.0, 1.0, 0.0, 0.0]
-    page = pictures.attention(weights, "a\nbc", "title")
-    side = 4 * pictures.CELL
-    width, height = (page.width - pictures.CELL) // 2, (page.height - 3 * pictures.CELL) // 2
-    margin = width - side - pictures.CELL
-    left, top = width + margin + pictures.CELL, 3 * pictures.CELL  # of head 2, beside head 1
-    cells = np.array(page)[top : top + side, left : left + side][
-        pictures.CELL // 2 :: pictures.CELL
-    ]
-    cells = cells[:, pictures.CELL // 2 :: pictures.CELL]
-    assert cells[3].tolist() == [pictures.FAINT, pictures.INK, pictures.FAINT, pictures.FAINT]
-    assert (cells[np.triu_indices(4, 1)] == pictures.PAPER).all() and 0 < cells[
-        2, 0
-    ] < pictures.FAINT
-    labels = np.array(page)[top : top + side, left - margin : left].reshape(
-        4, pictures.CELL, margin
-    )
+    page = plots.attention(weights, "a\nbc", "title")
+    side = 4 * plots.CELL
+    width, height = (page.width - plots.CELL) // 2, (page.height - 3 * plots.CELL) // 2
+    margin = width - side - plots.CELL
+    left, top = width + margin + plots.CELL, 3 * plots.CELL  # of head 2, beside head 1
+    cells = np.array(page)[top : top + side, left : left + side][plots.CELL // 2 :: plots.CELL]
+    cells = cells[:, plots.CELL // 2 :: plots.CELL]
+    assert cells[3].tolist() == [plots.FAINT, plots.INK, plots.FAINT, plots.FAINT]
+    assert (cells[np.triu_indices(4, 1)] == plots.PAPER).all() and 0 < cells[2, 0] < plots.FAINT
+    labels = np.array(page)[top : top + side, left - margin : left].reshape(4, plots.CELL, margin)
     widths = (
-        (labels < pictures.FAINT).any(axis=1).sum(axis=1)
+        (labels < plots.FAINT).any(axis=1).sum(axis=1)
     )  # columns of ink beside each row of cells
     assert widths[1] > 3 * max(widths[[0, 2, 3]]) and widths.min() > 0
     assert height > side and page.getpalette()[-3:] == [255, 255, 255]
@@ -80,12 +74,12 @@ def test_a_map_has_a_cell_for_each_pair_darker_for_more_weight_and_none_for_what
 
 def test_pictures_of_the_smallest_and_of_odd_sizes_are_drawn():
     for T, H in ((1, 1), (2, 5), (32, 7)):
-        pictures.attention(np.full((H, T, T), 1 / T), "x" * T, "t")
+        plots.attention(np.full((H, T, T), 1 / T), "x" * T, "t")
     for n in (1, 2, 3, 1000):
-        assert pictures.curve(1 + np.arange(n), np.linspace(5, 1, n), 4.0, "t").size == (720, 400)
+        assert plots.curve(1 + np.arange(n), np.linspace(5, 1, n), 4.0, "t").size == (720, 400)
 
 
 def test_the_curve_falls_where_its_numbers_do():
-    page = np.array(pictures.curve(np.array([1, 2, 4]), np.array([4.0, 1.0, 1.0]), 4.0, ""))
+    page = np.array(plots.curve(np.array([1, 2, 4]), np.array([4.0, 1.0, 1.0]), 4.0, ""))
     ink = [np.flatnonzero(page[48:352, x] < 60).mean() for x in (60, 500, 650)]
     assert ink[0] < ink[1] - 50 and ink[1] == pytest.approx(ink[2], abs=2)

@@ -15,19 +15,19 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from configs.errors import ConfigError, ResourceError
+from checkpointing import file_format
+from common.errors import ConfigError, ResourceError
+from common.signals import Stop
 from configs.schema import ModelConfig
-from data.batches import evaluation_windows
-from data.corpus import Split
+from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from tests.campaigns.common import SMALL, at_step, loadable, same, scalars, small, step_of, train
 from tests.campaigns.ranks import in_float64, ranks, torchrun
 from tests.campaigns.signals import send_at
-from training import ranks as training_ranks
-from training import runtime, sealed
-from training.evaluation import losses_by_place
-from training.ranks import ALONE, TOLD, Ranks
-from training.stop import Stop
+from training import distributed as training_ranks
+from training import runtime
+from training.distributed import ALONE, TOLD, Ranks
+from training.evaluate import losses_by_place
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 STEPS = 50
@@ -66,7 +66,7 @@ def test_two_ranks_take_the_steps_of_one_process(optimizer, each, within, tmp_pa
         assert [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=each)] == [
             0
         ] * size
-        progress = sealed.read(tmp_path / f"{size}" / "last.pt")["progress"]
+        progress = file_format.read(tmp_path / f"{size}" / "last.pt")["progress"]
         found.append([*progress["losses"], progress["best_loss"]])
     one, two = found
     assert len(one) == len(two) == STEPS + 1
@@ -164,7 +164,7 @@ def test_the_first_alone_writes_and_speaks(undisturbed):
 def test_a_checkpoint_does_not_tell_the_number_of_ranks(undisturbed, tmp_path):
     assert train(*small(tmp_path), f"--out_dir={tmp_path / 'run'}")[0] == 0
     one, two = (
-        sealed.read(folder / "last.pt") for folder in (tmp_path / "run", undisturbed / "run")
+        file_format.read(folder / "last.pt") for folder in (tmp_path / "run", undisturbed / "run")
     )
     assert {name: t.shape for name, t in one["model"].items()} == {
         name: t.shape for name, t in two["model"].items()

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from configs.load import load, load_sample
+from configs.cli import load, load_sample
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("data/*/README.md")])

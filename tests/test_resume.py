@@ -10,6 +10,7 @@ import signal
 import pytest
 import torch
 
+from checkpointing import file_format
 from tests.campaigns.common import (
     STEPS,
     at_step,
@@ -22,7 +23,6 @@ from tests.campaigns.common import (
     train,
 )
 from tests.campaigns.fields import DIVERGING
-from training import sealed
 
 RECIPES = {
     "adamw-cosine": ["--optimizer=adamw", "--schedule=cosine"],
@@ -93,7 +93,9 @@ def test_the_state_of_float16_scaling_goes_on_too(options, tmp_path, monkeypatch
 def test_prev_is_the_last_before(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=13")[0] == 0
-    assert [sealed.read(run / name)["progress"]["step"] for name in ("prev.pt", "last.pt")] == [
+    assert [
+        file_format.read(run / name)["progress"]["step"] for name in ("prev.pt", "last.pt")
+    ] == [
         12,
         13,
     ]
@@ -171,10 +173,10 @@ def test_from_another_folder_it_goes_on_in_a_new_one(options, tmp_path):
 def test_another_environment_is_named_difference_by_difference(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
-    saved = sealed.read(run / "last.pt")
+    saved = file_format.read(run / "last.pt")
     saved["environment"] |= {"threads": 7, "torch": "1.0", "cpu_capability": "\x1b[2J"}
     saved["data"]["name"] = "x.txt"
-    sealed.write(run / "last.pt", sealed.seal(saved))
+    file_format.write(run / "last.pt", file_format.seal(saved))
     code, said = train(
         *options,
         f"--out_dir={run}",
@@ -223,9 +225,9 @@ IMPOSSIBLE = {
 def test_a_progress_that_cannot_be_is_refused(name, options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
-    saved = sealed.read(run / "last.pt")
+    saved = file_format.read(run / "last.pt")
     saved["progress"][name] = IMPOSSIBLE[name]
-    sealed.write(run / "last.pt", sealed.seal(saved))
+    file_format.write(run / "last.pt", file_format.seal(saved))
     code, said = train(*options, f"--out_dir={run}", "--resume")
     assert code == 4 and re.search(
         r"error: \S+/last.pt: this cannot be the progress of a run: .+\n\Z", said
@@ -236,9 +238,9 @@ def test_a_progress_that_cannot_be_is_refused(name, options, tmp_path):
 def test_parameters_that_took_different_numbers_of_steps_are_refused(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
-    saved = sealed.read(run / "last.pt")
+    saved = file_format.read(run / "last.pt")
     saved["optimizers"][0]["state"][1]["step"] += 1
-    sealed.write(run / "last.pt", sealed.seal(saved))
+    file_format.write(run / "last.pt", file_format.seal(saved))
     code, said = train(*options, f"--out_dir={run}", "--resume")
     assert code == 4 and said.endswith(
         "optimizer 0: its parameters took different numbers of steps\n"

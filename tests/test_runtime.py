@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from configs.errors import ResourceError
+from common.errors import ResourceError
 from training import runtime
 
 

@@ -17,16 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sample
-from configs.errors import UserError, printable
+from checkpointing import checkpoint, file_format
+from common.errors import UserError, printable
 from configs.schema import Config, ModelConfig
-from data.batches import evaluation_windows
-from data.corpus import Split
+from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
-from model.cache import KVCache
 from model.gpt import GPT
+from model.kv_cache import KVCache
 from tests.conftest import ROOT
-from training import checkpoint, runtime, sealed
-from training.evaluation import exact_loss
+from training import runtime
+from training.evaluate import exact_loss
 
 LONG = "a" * 200
 
@@ -118,7 +118,7 @@ def loud(tmp_path_factory):
             parameter.zero_()
     text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
     parts = config, vocabulary, text, model.state_dict(), None, [], {}, {}
-    sealed.write(out, checkpoint.seal(checkpoint.Checkpoint(*parts)))
+    file_format.write(out, checkpoint.seal(checkpoint.Checkpoint(*parts)))
     return out
 
 

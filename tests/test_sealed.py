@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.errors import CheckpointError, ResourceError
-from training import sealed
+from checkpointing import file_format
+from common.errors import CheckpointError, ResourceError
 
 PAYLOAD = {
     "weights": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)},
@@ -34,7 +34,7 @@ PICKLE = "archive/data.pkl"
 def refusal(path):
     """What is said of a file that must be refused; on one line, with its name in front."""
     with pytest.raises(CheckpointError) as caught:
-        sealed.read(path)
+        file_format.read(path)
     assert caught.value.exit_code == 4
     message = str(caught.value)
     assert message.startswith(f"{path}: ") and "\n" not in message and "weights_only" not in message
@@ -54,7 +54,7 @@ def equal(a, b):
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "last.pt"
-    sealed.write(path, sealed.seal(PAYLOAD))
+    file_format.write(path, file_format.seal(PAYLOAD))
     return path
 
 
@@ -82,8 +82,8 @@ def write_sealed(path, archive, version=1):
 
 
 def test_what_is_read_is_what_was_written(file):
-    assert equal(sealed.read(file), PAYLOAD)
-    assert sealed.verify(file) is None
+    assert equal(file_format.read(file), PAYLOAD)
+    assert file_format.verify(file) is None
 
 
 def test_plain_torch_load_opens_the_file(file):
@@ -92,17 +92,18 @@ def test_plain_torch_load_opens_the_file(file):
 
 def test_every_tensor_is_written_dense_and_without_gradient(file):
     base = torch.arange(12.0).reshape(3, 4).requires_grad_()
-    sealed.write(
-        file, sealed.seal({"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)})
+    file_format.write(
+        file,
+        file_format.seal({"view": base[:2], "turned": base.T, "broadcast": base[0].expand(5, 4)}),
     )
-    back = sealed.read(file)
+    back = file_format.read(file)
     for name, tensor in {
         "view": base[:2],
         "turned": base.T,
         "broadcast": base[0].expand(5, 4),
     }.items():
         assert torch.equal(back[name], tensor)
-        assert sealed.is_dense(back[name]) and not back[name].requires_grad
+        assert file_format.is_dense(back[name]) and not back[name].requires_grad
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_every_tensor_is_written_dense_and_without_gradient(file):
 def test_what_is_not_plain_is_not_written(file, value):
     before = file.read_bytes()
     with pytest.raises(TypeError, match=type(value).__name__):
-        sealed.write(file, sealed.seal({"value": value}))
+        file_format.write(file, file_format.seal({"value": value}))
     assert file.read_bytes() == before
 
 
@@ -125,7 +126,7 @@ def test_every_flipped_bit_is_refused(file):
             damaged[position] ^= 1 << bit
             file.write_bytes(damaged)
             with pytest.raises(CheckpointError) as caught:
-                sealed.verify(file)
+                file_format.verify(file)
             if position < seal and position > 3:
                 assert "checksum mismatch" in str(caught.value)
 
@@ -293,8 +294,8 @@ def test_a_tensor_of_few_numbers_and_a_large_shape_costs_nothing_to_read(file):
             }
         ),
     )
-    tensor = sealed.read(file)
-    assert tensor.shape == (10**6, 10**6) and not sealed.is_dense(tensor)
+    tensor = file_format.read(file)
+    assert tensor.shape == (10**6, 10**6) and not file_format.is_dense(tensor)
 
 
 def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(file):
@@ -302,7 +303,7 @@ def test_a_checkpoint_of_a_gpu_is_read_on_a_cpu(file):
     assert b"X\x03\0\0\0cpu" in records[PICKLE]
     records[PICKLE] = records[PICKLE].replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
     write_sealed(file, packed(records))
-    assert equal(sealed.read(file), PAYLOAD)
+    assert equal(file_format.read(file), PAYLOAD)
 
 
 # --------------------------------------------------------------------------------- faults of a save
@@ -321,7 +322,7 @@ class System:
         self.calls, self.fault, self.fatal, self.dead = [], fault, fatal, False
         for name in ("link", "replace", "unlink", "fsync", "open", "close"):
             monkeypatch.setattr(os, name, self.watched(name, getattr(os, name)))
-        monkeypatch.setattr(sealed, "open", self.opened, raising=False)
+        monkeypatch.setattr(file_format, "open", self.opened, raising=False)
 
     def watched(self, name, call):
         def run(*arguments, **options):
@@ -367,7 +368,7 @@ def payload(step):
 def step_of(path):
     """The step of a whole file, None of a damaged or missing one."""
     try:
-        read = sealed.read(path)
+        read = file_format.read(path)
     except CheckpointError:
         return None
     assert equal(read, payload(read["step"]))
@@ -384,7 +385,9 @@ def folder(tmp_path):
 
 
 def save(folder, step):
-    sealed.write(folder / "last.pt", sealed.seal(payload(step)), previous=folder / "prev.pt")
+    file_format.write(
+        folder / "last.pt", file_format.seal(payload(step)), previous=folder / "prev.pt"
+    )
 
 
 def names(folder):
@@ -471,7 +474,7 @@ def test_killed_at_any_call_of_a_save_a_run_has_a_whole_file(folder, monkeypatch
         last, prev = step_of(folder / "last.pt"), step_of(folder / "prev.pt")
         assert last in ((None, 3) if damaged else (2, 3))
         assert prev == 1 or last == 3
-        sealed.remove_stale(folder)
+        file_format.remove_stale(folder)
         assert names(folder) == ["last.pt", "prev.pt"]
     assert killed >= 12
 
@@ -490,7 +493,7 @@ def test_only_the_unfinished_files_of_dead_processes_are_removed(tmp_path):
     others = [f"last.pt.tmp.{os.getppid()}", "last.pt", "notes.tmp.txt"]
     for name in stale + others:
         (tmp_path / name).write_bytes(b"")
-    sealed.remove_stale(tmp_path)
+    file_format.remove_stale(tmp_path)
     assert names(tmp_path) == sorted(others)
 
 
@@ -521,7 +524,7 @@ def test_a_reader_beside_a_trainer_sees_only_whole_files(folder):
 
     def reads():
         while not done.is_set():
-            seen.append(sealed.read(folder / "last.pt")["step"])
+            seen.append(file_format.read(folder / "last.pt")["step"])
 
     reader = threading.Thread(target=reads)
     reader.start()

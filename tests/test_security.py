@@ -16,9 +16,9 @@ import torch
 
 import sample
 import train
-from configs.errors import printable
+from checkpointing import file_format
+from common.errors import printable
 from tests.conftest import ROOT
-from training import sealed
 
 OURS = [
     path
@@ -154,7 +154,7 @@ def test_the_one_place_that_unpickles_is_where_files_are_looked_at():
         path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))
     }
     assert users == {
-        "sealed.py",
+        "file_format.py",
         "time_to_loss.py",
     }  # the latter a file that nanoGPT has just written, weights only
 
@@ -209,7 +209,7 @@ def forged(smoke, tmp_path):
             str(canary): str(canary),
             "python": f"../../{canary.name}",
         }
-        sealed.write(folder / name, sealed.seal(payload))
+        file_format.write(folder / name, file_format.seal(payload))
     return folder
 
 

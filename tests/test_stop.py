@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import pytest
 
+from checkpointing import file_format
+from common.signals import Interrupted, Stop
+from dashboard import report
 from tests.campaigns.common import STEPS, at_step, loadable, same, small, start, step_of, train
 from tests.campaigns.signals import CODES, PHASES, send_at
-from training import report, sealed
-from training.stop import Interrupted, Stop
 
 SIGNALS = [name for name in CODES if hasattr(signal, name)]
 
@@ -123,7 +124,7 @@ def test_an_evaluation_is_left_and_made_when_the_run_goes_on(
         patch.setattr(report, "losses_by_place", interrupted)
         code, said = train(*options, f"--out_dir={run}")
     assert code == 143 and "validation 6" not in said and "bits per character" not in said
-    saved = sealed.read(run / "last.pt")["progress"]
+    saved = file_format.read(run / "last.pt")["progress"]
     assert (saved["step"], saved["evaluated"]) == (6, 0) and not (run / "best.pt").exists()
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
     assert same(undisturbed, run)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from checkpointing import file_format
+from checkpointing.checkpoint import load
+from checkpointing.file_format import write
 from tests.conftest import ROOT
 from train import main
-from training import sealed
-from training.checkpoint import load
 from training.runtime import compiled
-from training.sealed import write
 
 
 def scalars(folder):
@@ -121,7 +121,7 @@ def test_stopping_and_going_on_changes_no_bit(tmp_path, monkeypatch, recipe):
 
     for _ in range(2):  # stopped at 8, and again at 16
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(sealed, "write", save_and_stop)
+            patch.setattr(file_format, "write", save_and_stop)
             main([*options, f"--out_dir={parts}", "--resume"])
     assert load(parts / "last.pt").progress["step"] == 16
     assert main([*options, f"--out_dir={parts}", "--resume"]) == 0

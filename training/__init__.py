@@ -1,0 +1,1 @@
+"""The training recipe: everything that a researcher would change."""

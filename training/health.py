@@ -2,7 +2,7 @@
 
 What was told is kept in the checkpoint, so that each is told once in a run, however often the run
 is resumed. Whether the model fits the text is known before the first step, and said by
-data/report.py.
+data/summary.py.
 """
 
 import math
@@ -92,3 +92,18 @@ def idleness(weights: Tensor) -> str:
         0
     )  # the later half of the rows, on the earlier half of the places
     return f"attends only to place {place.argmax() + 1}" if place.max() > 0.99 else ""
+
+
+# a spike: a loss more than 6 standard deviations above the mean of those before it (OLMo, llm.c)
+WINDOW, SIGMAS = 128, 6
+
+
+def is_spike(loss: float, window: list[float]) -> bool:
+    """Whether `loss` is far above the last WINDOW losses, which `window` must hold; before that
+    nothing is.
+    """
+    if len(window) < WINDOW:
+        return False
+    mean = math.fsum(window) / WINDOW
+    sigma = math.sqrt(math.fsum((each - mean) ** 2 for each in window) / WINDOW)
+    return loss > mean + SIGMAS * sigma

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.errors import ResourceError
-from training.ranks import ALONE, Ranks
+from common.errors import ResourceError
+from training.distributed import ALONE, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -14,11 +14,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from configs.errors import UserError
+from checkpointing import file_format
+from common.errors import UserError
 from configs.schema import TrainConfig
 from tests.test_sealed import equal
 from train import main
-from training import schedule, sealed
+from training import schedule
 
 ROOT = Path(__file__).parents[2]
 STEPS = 24
@@ -104,13 +105,13 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) ->
 
 def step_of(folder: Path) -> int:
     """How far last.pt is."""
-    return sealed.read(folder / "last.pt")["progress"]["step"]
+    return file_format.read(folder / "last.pt")["progress"]["step"]
 
 
 def loadable(folder: Path) -> tuple[int, int]:
     """How many checkpoints lie in a folder, and how many of them load."""
     files = list(folder.glob("*.pt"))
-    return len(files), sum(1 for file in files if sealed.read(file))
+    return len(files), sum(1 for file in files if file_format.read(file))
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -133,7 +134,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def outcome(folder: Path) -> dict:
     """All that a run leaves, but for times, and for where it and its text lie."""
-    left = {name: sealed.read(folder / name) for name in ("last.pt", "best.pt")}
+    left = {name: file_format.read(folder / name) for name in ("last.pt", "best.pt")}
     for checkpoint in left.values():
         del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
     return left | {"scalars": repr(scalars(folder))}  # a NaN equals itself in words alone

@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.errors import CheckpointError
+from checkpointing import checkpoint, file_format
+from common.errors import CheckpointError
 from tests.campaigns.common import command, small, start, train
 from tests.test_sealed import BOMBS, PICKLE, packed, tensor_pickle, write_sealed
-from training import checkpoint, optimizers, sealed
-from training.run import Progress
+from training import optimizers
+from training.state import Progress
 
-SEAL = len(sealed.TAG) + 64
+SEAL = len(file_format.TAG) + 64
 # bytes that loading may take beside 3 times the file: 4 MB of structure become so many of objects
 MEMORY = 300_000_000
 

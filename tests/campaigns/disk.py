@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from checkpointing import checkpoint, file_format
 from tests.campaigns.common import at_step, command, same, small, train
-from training import checkpoint, sealed
 
 OPTIONS = ["--max_iters=12", "--save_interval=8"]
 DISK = 2**24  # bytes
@@ -44,7 +44,7 @@ def campaign(full: bool) -> str:
             assert code == 0 or "MB free at " in said.splitlines()[-1], said
             saved += code == 0
             path, _ = checkpoint.resolve(out, "last")
-            assert sealed.read(path)["progress"]["step"] == (12 if code == 0 else 8)
+            assert file_format.read(path)["progress"]["step"] == (12 if code == 0 else 8)
             assert not list(out.glob("*.tmp.*"))
             assert train(*options, f"--out_dir={out}", "--resume")[0] == 0
             assert (

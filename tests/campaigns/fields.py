@@ -13,12 +13,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from checkpointing import file_format
 from tests.campaigns.common import STEPS, command, same, small, train
-from training import sealed
 
 # a rate that rises too far: the second evaluation has the best loss, and the last two are stale
 DIVERGING = [
-    "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=5", "--muon_learning_rate=5",
+    "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=1", "--muon_learning_rate=1",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
 WHERE_IT_LIES = {  # the same run elsewhere
@@ -35,18 +35,18 @@ def campaign(full: bool) -> str:
         undisturbed, other = folder / "undisturbed", folder / "other"
         options = [*small(folder), *DIVERGING]
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
-        half_way = sealed.read(undisturbed / "prev.pt")
+        half_way = file_format.read(undisturbed / "prev.pt")
         assert [half_way["progress"][name] for name in ("step", "evaluated", "stale")] == [
             18,
             18,
             1,
         ]
-        assert sealed.read(undisturbed / "last.pt")["progress"]["stale"] == 2
+        assert file_format.read(undisturbed / "last.pt")["progress"]["stale"] == 2
 
         def noticed(payload: dict) -> bool:
             shutil.rmtree(other, ignore_errors=True)
             shutil.copytree(undisturbed, other)
-            sealed.write(other / "last.pt", sealed.seal(payload))
+            file_format.write(other / "last.pt", file_format.seal(payload))
             code, said = train(*options, f"--out_dir={other}", "--resume")
             return code != 0 or "not the same run" in said or not same(undisturbed, other)
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import sample
 import train
-from configs.load import Actions
+from configs.cli import Actions
+from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
-from configs.setting import settings_of
 from tests.campaigns.fuzzing import (
     AWKWARD,
     PLAUSIBLE,

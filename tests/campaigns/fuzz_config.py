@@ -16,8 +16,8 @@ import yaml
 from hypothesis import strategies as st
 
 import train
+from configs.fields import settings_of
 from configs.schema import Config
-from configs.setting import settings_of
 from tests.campaigns.fuzzing import (
     AWKWARD,
     PLAUSIBLE,

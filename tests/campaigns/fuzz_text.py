@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
-from configs.errors import printable
+from common.errors import printable
 from data.corpus import Corpus, check_sizes, load_corpus
 from tests.campaigns.fuzzing import Answer, Tally, call, chance, main, of_hypothesis, real
 

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from configs.errors import answer
+from common.errors import answer
 from tests.conftest import ROOT
 
 BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]

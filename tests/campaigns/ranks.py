@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from configs.errors import answer
+from common.errors import answer
 from tests.campaigns.common import ENVIRONMENT, ROOT, command, loadable, same, small, step_of
 from train import main
-from training import evaluation, runtime
+from training import evaluate, runtime
 
 PLAIN = ["--dropout=0", "--batch_size=4", "--eval_interval=20", "--save_interval=10"]
 
@@ -44,7 +44,7 @@ def ranks(
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "training.report", "torch._dynamo"])
+    context.set_forkserver_preload([__name__, "dashboard.report", "torch._dynamo"])
     told = (len(arguments), _free_port(), folder)
     processes = [
         context.Process(target=_rank, args=(rank, *told, [str(word) for word in words], each))
@@ -109,7 +109,7 @@ def in_float64(_: int) -> None:
     runtime.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
     torch.Tensor.float = torch.Tensor.double
     assert (
-        evaluation.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64)).dtype
+        evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64)).dtype
         == torch.float64
     )
 

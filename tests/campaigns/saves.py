@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from checkpointing import checkpoint, file_format
 from tests.campaigns.common import ENVIRONMENT, ROOT, command, same, small, train
 from tests.test_sealed import Killed, System
-from training import checkpoint, sealed
 
 FAULTS = {
     "EIO": OSError(errno.EIO, "Input/output error"),
@@ -46,7 +46,7 @@ def campaign(full: bool) -> str:
 
         def survives(fault: str) -> None:
             path, _ = checkpoint.resolve(other, "last")
-            assert sealed.read(path)["progress"]["step"] in (8, 12), fault
+            assert file_format.read(path)["progress"]["step"] in (8, 12), fault
             assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, fault
             assert same(undisturbed, other), f"{fault}: does not end as the undisturbed run"
 

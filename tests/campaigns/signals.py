@@ -21,8 +21,8 @@ from tests.campaigns.common import command, loadable, same, small, start, train
 PHASES = {
     "load": ("data.corpus", "load_corpus"),
     "step": ("training.schedule", "rate"),
-    "evaluate": ("training.report", "losses_by_place"),
-    "sample": ("training.report", "generate"),
+    "evaluate": ("dashboard.report", "losses_by_place"),
+    "sample": ("dashboard.report", "generate"),
     "save": ("os", "fsync"),
 }
 FIRST = {"save": 3}  # the first two are of config.yaml
@@ -90,7 +90,7 @@ def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:
-        from configs.errors import answer
+        from common.errors import answer
         from train import main
 
         phase, kind, call, *sys.argv[1:] = sys.argv[1:]

@@ -23,13 +23,13 @@ import yaml
 
 import sample
 import train
-from configs.errors import answer, printable
+from checkpointing import checkpoint as checkpoints
+from checkpointing import file_format
+from common.errors import answer, printable
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Answer, Tally, chance, main
 from tests.conftest import ROOT
-from training import checkpoint as checkpoints
-from training import sealed
 
 NEW = 3  # characters to generate
 VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
@@ -90,7 +90,7 @@ def make_checkpoint(path: Path) -> None:
         progress={"step": 0},
         environment={},
     )
-    sealed.write(path, checkpoints.seal(saved))
+    file_format.write(path, checkpoints.seal(saved))
 
 
 class Cases:

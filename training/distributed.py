@@ -18,8 +18,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from configs.errors import ConfigError, UserError, printable
-from training.stop import Interrupted, Stop
+from common.errors import ConfigError, UserError, printable
+from common.signals import Interrupted, Stop
 
 if TYPE_CHECKING:
     import torch

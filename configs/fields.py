@@ -10,7 +10,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from types import UnionType
 from typing import get_args, get_origin
 
-from configs.errors import ConfigError, printable
+from common.errors import ConfigError, printable
 
 WORDS = {
     int: "an integer",

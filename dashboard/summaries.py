@@ -22,8 +22,8 @@ from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.plugins.hparams.api_pb2 import Experiment, HParamInfo, MetricInfo, MetricName
 from tensorboard.plugins.text import metadata as texts
 
+from configs.fields import settings_of
 from configs.schema import Config
-from configs.setting import settings_of
 
 CHARTS = {
     "loss": ["train/loss", "val/loss", "val/train_loss"],

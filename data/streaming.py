@@ -19,10 +19,9 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from configs.errors import DataError, printable
-from data import cache
-from data.decoding import decoded, mark_of
-from data.sources import Text
+from common.errors import DataError, printable
+from data import disk_cache
+from data.text_files import Text, decoded, mark_of
 from data.tokenizer import CharTokenizer, code_points
 
 LARGE = (
@@ -44,9 +43,7 @@ class Census:
 
 @dataclass(frozen=True)
 class Passes:
-    """A text and how its bytes are read: `encoding` and `newlines` as `data.decoding.decoded` takes
-    them.
-    """
+    """A text and how its bytes are read: `encoding` and `newlines` as `decoded` takes them."""
 
     text: Text
     encoding: str = "utf-8"
@@ -67,12 +64,12 @@ class Passes:
         if not self.is_large:
             return self._count()
         name = f"{self._key()}.json"
-        if known := cache.recall(name):
+        if known := disk_cache.recall(name):
             with suppress(ValueError, TypeError):  # of a file that was damaged
                 return Census(**json.loads(known.read_bytes()))
         census = self._count()
         content = json.dumps(asdict(census)).encode()
-        cache.keep(name, len(content), lambda file: file.write(content))
+        disk_cache.keep(name, len(content), lambda file: file.write(content))
         return census
 
     def ids(self, tokenizer: CharTokenizer, fold: bool) -> np.ndarray:
@@ -85,7 +82,7 @@ class Passes:
             return np.frombuffer(memory.getvalue(), tokenizer.dtype)
         name = f"{self._key(tokenizer.vocabulary)}.ids"
         size = sum(self.census.lengths) * tokenizer.dtype.itemsize
-        path = cache.recall(name, size) or cache.keep(
+        path = disk_cache.recall(name, size) or disk_cache.keep(
             name, size, lambda file: self._encode(tokenizer, fold, file)
         )
         return np.asarray(np.memmap(path, tokenizer.dtype, mode="r"))

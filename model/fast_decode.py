@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.cache import KVCache
 from model.gpt import GPT, Block
+from model.kv_cache import KVCache
 
 LARGE = 2**22  # weights: more than these 16 MB come from memory, not from the processor's caches
 PANEL = 16  # columns

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from configs.errors import CheckpointError, ConfigError, printable
+from checkpointing import file_format
+from common.errors import CheckpointError, ConfigError, printable
+from configs.fields import shown
 from configs.schema import Config, estimate_parameters, from_dict, to_dict
-from configs.setting import shown
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from training import sealed
 from training.optimizers import Optimizer
 
 FALLBACK = {"last": ("last.pt", "prev.pt"), "best": ("best.pt", "last.pt", "prev.pt")}
@@ -86,7 +86,7 @@ class Checkpoint:
             self._refuse(name, "a mapping", values)
         for key, value in values.items():
             for each in value if type(value) is list else [value]:
-                if type(key) is not str or type(each) not in sealed.PLAIN:
+                if type(key) is not str or type(each) not in file_format.PLAIN:
                     self._refuse(name, "numbers and texts by name", each)
 
     def _refuse(self, name: str, allowed: str, value: object):
@@ -103,14 +103,14 @@ def seal(checkpoint: Checkpoint) -> bytes:
         for each in fields(checkpoint)
         if each.name != "origin"
     }
-    return sealed.seal(parts | {"config": to_dict(checkpoint.config)})
+    return file_format.seal(parts | {"config": to_dict(checkpoint.config)})
 
 
 def load(path: Path) -> Checkpoint:
     """The checkpoint in a file; CheckpointError where there is none, or none that this program
     wrote.
     """
-    payload, origin = sealed.read(path), printable(path)
+    payload, origin = file_format.read(path), printable(path)
     names = [each.name for each in fields(Checkpoint) if each.name != "origin"]
     if type(payload) is not dict or set(payload) != set(names):
         raise CheckpointError(
@@ -135,7 +135,7 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
     faults = []
     for choice in choices:
         try:
-            sealed.verify(choice)
+            file_format.verify(choice)
         except CheckpointError as error:
             faults.append(str(error))
         else:
@@ -168,7 +168,7 @@ def _nearby(path: Path) -> list[Path]:
 
 def _is_whole(path: Path) -> bool:
     try:
-        sealed.verify(path)
+        file_format.verify(path)
     except CheckpointError:
         return False
     return True
@@ -268,7 +268,7 @@ def _kind(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype} {tuple(value.shape)}" + ("" if sealed.is_dense(value) else ", not dense")
+    return f"{dtype} {tuple(value.shape)}" + ("" if file_format.is_dense(value) else ", not dense")
 
 
 def _has_groups(saved: object, groups: list[dict]) -> bool:

@@ -21,7 +21,7 @@ from pickletools import genops, markobject
 import torch
 from torch import Tensor
 
-from configs.errors import CheckpointError, ResourceError, printable
+from common.errors import CheckpointError, ResourceError, printable
 
 VERSION = 1
 TAG = f"hornbook checkpoint format {VERSION} sha256 ".encode()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from configs.errors import ResourceError, RunInUseError, printable
+from common.errors import ResourceError, RunInUseError, printable
 
 BEYOND = 2**30  # Windows forbids others to read what is locked, so lock a byte that nobody reads
 

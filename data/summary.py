@@ -5,17 +5,14 @@ for it.
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.errors import printable
-from data import cache
-from data.passes import Passes
+from common.errors import printable
+from data import disk_cache
+from data.batches import Split
+from data.streaming import Passes
 from data.tokenizer import FOLDED, CharTokenizer, named
-
-if TYPE_CHECKING:
-    from data.corpus import Split
 
 PIECE = 2**20  # ids that are counted at a time
 # of configs/mytext.yaml: up to so many characters of text, models of so many parameters fit
@@ -28,7 +25,7 @@ PRESETS = (
 
 
 def report(
-    texts: Sequence[Passes], tokenizer: CharTokenizer, train: "Split", val: "Split"
+    texts: Sequence[Passes], tokenizer: CharTokenizer, train: Split, val: Split
 ) -> list[str]:
     """What a person wants to know of a text before it is learnt from; what is unusual about it
     comes first.
@@ -75,7 +72,7 @@ def few(things: Iterable[str]) -> str:
 
 
 def _notes(
-    texts: Sequence[Passes], counts: Counter[str], vocabulary: str, val: "Split"
+    texts: Sequence[Passes], counts: Counter[str], vocabulary: str, val: Split
 ) -> Iterator[str]:
     """What is unusual about a text and no error."""
     if marked := sum(text.marked for text in texts):
@@ -100,10 +97,11 @@ def _notes(
             f"training text: {few(map(named, unseen))}"
         )
     if any(text.is_large for text in texts):
-        yield f"the encoded text lies in {cache.folder()} for the next start, and may be deleted"
+        place = disk_cache.folder()
+        yield f"the encoded text lies in {place} for the next start, and may be deleted"
 
 
-def _unseen(counts: Counter[str], vocabulary: str, val: "Split") -> dict[str, int]:
+def _unseen(counts: Counter[str], vocabulary: str, val: Split) -> dict[str, int]:
     """The characters, with their number, that occur nowhere but in the validation text."""
     folded = sum(counts.values()) - sum(counts[c] for c in vocabulary if c != FOLDED)
     everywhere = counts | {FOLDED: folded}
@@ -111,7 +109,7 @@ def _unseen(counts: Counter[str], vocabulary: str, val: "Split") -> dict[str, in
     return {c: count for c, count in here if 0 < count == everywhere[c]}
 
 
-def _count(split: "Split", size: int) -> np.ndarray:
+def _count(split: Split, size: int) -> np.ndarray:
     counts = np.zeros(size, dtype=np.int64)
     for start, end in split.segments:
         for first in range(start, end, PIECE):

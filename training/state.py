@@ -9,13 +9,13 @@ from typing import get_args, get_origin
 
 import torch
 
-from configs.errors import CheckpointError, printable
+from checkpointing import checkpoint as checkpoints
+from checkpointing.checkpoint import Checkpoint
+from common.errors import CheckpointError, printable
 from configs.schema import Config
 from data.corpus import Corpus
 from model.gpt import GPT, copy_views
-from training import checkpoint as checkpoints
 from training import optimizers
-from training.checkpoint import Checkpoint
 from training.health import NOTICES
 from training.runtime import Runtime
 

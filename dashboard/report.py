@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from configs.errors import printable
+from common.errors import printable
+from common.signals import Stop
+from dashboard import plots, summaries
+from dashboard.logger import Monitor, say
 from data.batches import evaluation_windows
-from data.report import fitting
+from data.summary import fitting
 from model.generate import Sampler, generate
-from training import dashboard, health, pictures
-from training.evaluation import BITS, losses_by_place
-from training.monitor import Monitor, say
-from training.run import Run, settings
-from training.stop import Stop
+from training import health
+from training.evaluate import BITS, losses_by_place
+from training.state import Run, settings
 
 LENGTH = 32  # characters of the fixed text whose attention is shown
 PATIENCE = 300  # steps at least that a head has time to find its work
@@ -52,10 +53,10 @@ def introduce(run: Run, monitor: Monitor) -> None:
     known, origin = resolved(run), f"corpus      {printable(corpus.name)}, SHA-256 {corpus.sha256}"
     monitor.introduce(
         [
-            dashboard.text("run/config", dashboard.table(known, ("setting", "value"))),
-            dashboard.text("run/corpus", dashboard.verbatim([origin, *lines])),
-            dashboard.charts(),
-            dashboard.settings(known),
+            summaries.text("run/config", summaries.table(known, ("setting", "value"))),
+            summaries.text("run/corpus", summaries.verbatim([origin, *lines])),
+            summaries.charts(),
+            summaries.settings(known),
         ]
     )
 
@@ -186,18 +187,18 @@ def draw(
     `losses_by_place`.
     """
     characters = run.corpus.tokenizer.decode(ids.cpu())
-    yield dashboard.text("samples/next", dashboard.verbatim(expected(run, ids, characters)))
+    yield summaries.text("samples/next", summaries.verbatim(expected(run, ids, characters)))
     for layer, heads in enumerate(maps, 1):
         title = f"layer {layer} of {len(maps)}: what each character (left) reads (below)"
-        yield dashboard.picture(
-            f"attention/layer_{layer}", pictures.attention(heads.numpy(), characters, title)
+        yield summaries.picture(
+            f"attention/layer_{layer}", plots.attention(heads.numpy(), characters, title)
         )
     nats, predictions = places[:, places[1] > 0]
     title = "validation loss at each place of the window, in nats; dashed: nothing is known"
-    chart = pictures.curve(
+    chart = plots.curve(
         1 + np.arange(len(nats)), nats / predictions, math.log(run.model.vocab_size), title
     )
-    yield dashboard.picture("val/loss_by_place", chart)
+    yield summaries.picture("val/loss_by_place", chart)
 
 
 @torch.inference_mode()
@@ -207,7 +208,7 @@ def expected(run: Run, ids: torch.Tensor, characters: str) -> list[str]:
     rows = zip(probabilities[:5].tolist(), run.corpus.tokenizer.decode(best[:5].cpu()), strict=True)
     return [
         f"after {printable(characters)}",
-        *(f"{share:6.1%}  {pictures.name(each)}" for share, each in rows),
+        *(f"{share:6.1%}  {plots.name(each)}" for share, each in rows),
     ]
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
-from configs.errors import printable
-from training import dashboard
-from training.events import EventFile, is_introduced
+from common.errors import printable
+from dashboard import summaries
+from dashboard.event_file import EventFile, is_introduced
 
 
 def say(line: str) -> None:
@@ -79,13 +79,13 @@ class Monitor:
     def notice(self, step: int, tag: str, words: str) -> None:
         """Something odd, once and in plain words, to the terminal and to TensorBoard."""
         say(words)
-        self.show(step, [dashboard.text(tag, words)])
+        self.show(step, [summaries.text(tag, words)])
 
     def sample(self, step: int, text: str) -> None:
         """A generated text, to the terminal and, as Markdown that changes nothing in it, to
         TensorBoard.
         """
-        self.show(step, [dashboard.text("samples/text", dashboard.verbatim(text.split("\n")))])
+        self.show(step, [summaries.text("samples/text", summaries.verbatim(text.split("\n")))])
         say("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from configs.errors import ResourceError, printable
+from common.errors import ResourceError, printable
 
 UNUSED = 30  # days without a use after which a file is removed
 ABANDONED = 1  # days after which that which was never completed is

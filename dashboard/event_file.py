@@ -18,7 +18,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter, masked_crc32c
 
-from training import sealed
+from checkpointing import file_format
 
 FILES = "*tfevents*"  # TensorBoard's own rule
 INTRODUCTION = (
@@ -95,7 +95,7 @@ def _drop(folder: Path, dropped: Callable[[Event], bool]) -> None:
         content = path.read_bytes()
         kept = b"".join(record for event, record in _records(content) if not dropped(event))
         if kept != content:
-            sealed.write(path, kept)
+            file_format.write(path, kept)
 
 
 def _introduces(event: Event) -> bool:

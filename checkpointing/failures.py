@@ -4,12 +4,11 @@ to try.
 
 from pathlib import Path
 
-from configs.errors import NonFiniteError, ResourceError, printable
-from configs.load import Command
-from training.folder import going_on
-from training.keeper import Keeper
-from training.ranks import Ranks
-from training.run import Run
+from checkpointing.run_dir import Keeper, going_on
+from common.errors import NonFiniteError, ResourceError, printable
+from configs.cli import Command
+from training.distributed import Ranks
+from training.state import Run
 
 
 def not_finite(run: Run, keeper: Keeper, what: str) -> NonFiniteError:

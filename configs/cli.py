@@ -11,9 +11,8 @@ from collections import Counter
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
-from configs.errors import ConfigError
-from configs.schema import Config, SampleConfig, check_memory, from_dict
-from configs.setting import (
+from common.errors import ConfigError
+from configs.fields import (
     Checked,
     Written,
     allowed,
@@ -26,6 +25,7 @@ from configs.setting import (
     settings_of,
     shown,
 )
+from configs.schema import Config, SampleConfig, check_memory, from_dict
 from configs.strict_yaml import parse, read_config
 
 TRAIN_USAGE = """\

@@ -1,0 +1,1 @@
+"""Checkpoints and the run folder: what makes sure that no run is lost."""

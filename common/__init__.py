@@ -1,0 +1,1 @@
+"""Helpers without settings and without torch, which every other package may import."""
