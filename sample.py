@@ -1,26 +1,28 @@
-"""Continue a prompt from a checkpoint: python sample.py --ckpt out/shakespeare --prompt
-"ROMEO:"
-"""
+"""Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:" """
 
+import dataclasses
 import os
-import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, DataError, UserError, answer, printable
+from common.errors import ConfigError, DataError, UserError, printable, run_command
+from common.files import read_regular
 from configs.cli import load_sample, sample_help
 from configs.schema import SampleConfig
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # NumPy multiplies one character's numbers: too few to share
-BATCH = 64  # samples drawn at once, at most
-HELD = (
-    2**24
-)  # their characters, at most: longer samples are drawn one at a time, each printed as it comes
-LONGEST_FILE = 2**28  # bytes
+if TYPE_CHECKING:
+    import numpy as np
+
+    from model.generate import Generation
+
+# Single-token products are too small to multithread; read when NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+MAX_BATCH = 64  # samples
+MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
+MAX_FILE = 2**28  # bytes
 
 
 def main(argv: list[str]) -> int:
@@ -28,116 +30,116 @@ def main(argv: list[str]) -> int:
         print(sample_help())
         return 0
     options = load_sample(argv)
-    text = read_file(options.score, DataError) if options.score else read_prompt(options.prompt)
-    voice = Voice(options)
+    text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)
+    session = Session(options)
     if options.score:
-        voice.score(text)
+        session.score(text)
     elif options.interactive:
-        converse(voice, text)
+        chat(session, text)
     else:
-        speak(voice, text)
+        print_samples(session, text)
     if options.stats:
-        print(
-            f"{voice.drawn:,} characters, {voice.drawn / max(voice.seconds, 1e-9):,.0f} a second",
-            file=sys.stderr,
-        )
+        rate = session.drawn / max(session.seconds, 1e-9)
+        print(f"{session.drawn:,} characters, {rate:,.0f} a second", file=sys.stderr)
     return 0
 
 
-def speak(voice: "Voice", prompt: str) -> None:
-    """Print the samples: one alone as it comes, several in batches, each batch when it is
-    complete.
-    """
-    options, prompt, seen = voice.options, voice.known(prompt), voice.model.config.block_size
-    if len(prompt) > seen:
+def print_samples(session: "Session", prompt: str) -> None:
+    """Print a single sample as it is drawn, several in batches, each batch when it is complete."""
+    options, ids = session.options, session.encode(prompt)
+    block_size = session.model.config.block_size
+    if len(ids) > block_size:
         print(
-            f"the prompt has {len(prompt):,} characters; the model sees the last {seen:,} at most",
+            f"the prompt has {len(ids):,} characters; the model sees at most the last "
+            f"{block_size:,}",
             file=sys.stderr,
         )
-    at_once = min(BATCH, max(1, HELD // max(1, options.max_new_tokens)))
-    for first in range(0, options.num_samples, at_once):
-        samples = range(first, min(first + at_once, options.num_samples))
-        steps = voice.go_on(voice.begin(samples, prompt))
-        columns = zip(*steps, strict=True) if len(samples) > 1 else [(piece for (piece,) in steps)]
-        for i, column in zip(samples, columns, strict=True):
-            say(f"---------- sample {i + 1} ----------\n" * (options.num_samples > 1) + prompt)
-            for piece in column:
-                say(piece)
-            say("\n")
+    prompt = session.tokenizer.decode(ids)
+    batch = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
+    for first in range(0, options.num_samples, batch):
+        samples = range(first, min(first + batch, options.num_samples))
+        steps = session.generate(session.begin(samples, ids))
+        if len(samples) == 1:
+            columns = [(piece for (piece,) in steps)]
+        else:
+            columns = zip(*steps, strict=True)
+        for i, pieces in zip(samples, columns, strict=True):
+            heading = f"---------- sample {i + 1} ----------\n" * (options.num_samples > 1)
+            write(heading + prompt)
+            for piece in pieces:
+                write(piece)
+            write("\n")
 
 
-def converse(voice: "Voice", prompt: str) -> None:
-    """Take turns until Ctrl-D: a typed line begins the text, or a new line of it, and the model
-    goes on from there; after an empty one it goes on from where it stopped. A stop text ends its
-    turn, and stays in the text unseen.
+def chat(session: "Session", prompt: str) -> None:
+    """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
+
+    After an empty line the model continues from where it stopped. A stop string ends the turn; it
+    stays in the context but is not printed.
     """
-    prompt = voice.known(prompt)
-    text = voice.begin([0], prompt) if prompt else None
-    say(prompt)
+    ids = session.encode(prompt)
+    generation = session.begin([0], ids) if len(ids) else None
+    prompt = session.tokenizer.decode(ids)
+    write(prompt)
     end_line(prompt)
-    while (line := typed()) is not None:
+    while (line := read_line()) is not None:
         try:
-            line = voice.known(line)
+            ids = session.encode(line)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             continue
-        if text is None:
-            text = voice.begin([0], line)
+        if generation is None:
+            generation = session.begin([0], ids)
         else:
-            voice.add_line(text, line)
-        said = ""
-        for (piece,) in voice.go_on(text):
-            say(piece)
-            said = piece or said
-        end_line(said)
+            session.append_line(generation, ids)
+        last = ""
+        for (piece,) in session.generate(generation):
+            write(piece)
+            last = piece or last
+        end_line(last)
 
 
-class Voice:
-    """A checkpoint's model and alphabet, speaking as the options say; it counts what it says."""
+class Session:
+    """The model and tokenizer of a checkpoint, used as the options say, and what was drawn."""
 
     def __init__(self, options: SampleConfig):
         from checkpointing import checkpoint as checkpoints
         from data.tokenizer import CharTokenizer
         from training import runtime
 
-        self.options, self.where = options, runtime.choose(options.device, options.dtype)
+        self.options = options
+        self.runtime = runtime.select_runtime(options.device, options.dtype)
         path, note = checkpoints.resolve(Path(options.ckpt), "best")
         if note:
             print(note, file=sys.stderr)
         saved = checkpoints.load(path)
-        layout, kernel = (
-            None if name == "saved" else name for name in (options.attention, options.kernel)
-        )
-        model = checkpoints.build_model(saved, ema=saved.ema is not None).with_attention(
-            layout, kernel
-        )
-        self.model, self.tokenizer = model.to(self.where.device), CharTokenizer(saved.vocabulary)
-        self.drawn, self.seconds = 0, 0.0
+        chosen = {"attention": options.attention, "kernel": options.kernel}
+        chosen = {name: value for name, value in chosen.items() if value != "saved"}
+        model = checkpoints.build_model(saved, dataclasses.replace(saved.config.model, **chosen))
+        self.model = model.to(self.runtime.device)
+        self.tokenizer = CharTokenizer(saved.vocabulary)
+        self.drawn, self.seconds = 0, 0.0  # characters, and the time for them
 
-    def known(self, text: str) -> str:
-        """`text`, without unknown characters if they are to be skipped; UnknownCharacter (exit 2)
-        if not.
-        """
-        if self.options.unknown == "error":
-            self.tokenizer.encode(text)
-            return text
-        alphabet = frozenset(self.tokenizer.vocabulary)
-        known = "".join(c for c in text if c in alphabet)
-        if len(known) < len(text):
-            print(
-                f"left out: {len(text) - len(known):,} characters not in the vocabulary",
-                file=sys.stderr,
-            )
-        return known
+    def encode(self, text: str) -> "np.ndarray":
+        """Encode a text, without its unknown characters if they are to be skipped.
 
-    def begin(self, samples: Sequence[int], prompt: str):
-        """The `Text` of these samples, with the prompt in it; an empty one is begun as a new line
-        is.
+        Raises UnknownCharacter (exit 2) if they are not.
         """
+        if self.options.unknown == "skip":
+            vocabulary = frozenset(self.tokenizer.vocabulary)
+            known = "".join(c for c in text if c in vocabulary)
+            if len(known) < len(text):
+                skipped = len(text) - len(known)
+                print(f"skipped {skipped:,} characters not in the vocabulary", file=sys.stderr)
+            text = known
+        return self.tokenizer.encode(text)
+
+    def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
+        """Start the samples of these numbers with the prompt, or with a newline if it is empty."""
         import numpy as np
         import torch
 
-        from model.generate import Sampler, Text
+        from model.generate import Generation, Sampler
 
         options = self.options
         sampler = Sampler(
@@ -148,148 +150,146 @@ class Voice:
             top_p=options.top_p,
             min_p=options.min_p,
         )
-        text = Text(
-            self.model.to(self.where.dtype), sampler, cache=options.cache, window=options.window
+        generation = Generation(
+            self.model.to(self.runtime.dtype),
+            sampler,
+            cache=options.cache,
+            window=options.window,
+            notify=lambda line: print(line, file=sys.stderr),
         )
-        if text.lean:
-            torch.set_num_threads(text.lean.threads)
-        text.read(np.tile(self.tokenizer.encode(prompt or self.tokenizer.start), (len(samples), 1)))
-        return text
+        if generation.decoder:
+            torch.set_num_threads(generation.decoder.threads)
+        if not len(ids):
+            ids = self.tokenizer.encode(self.tokenizer.start)
+        generation.append(np.tile(ids, (len(samples), 1)))
+        return generation
 
-    def add_line(self, text, line: str) -> None:
-        """Let `text` go on with a line that somebody typed."""
-        at_start = (
-            self.tokenizer.decode(text.ids[0, -1:]) == "\n" or "\n" not in self.tokenizer.vocabulary
-        )
-        text.read(self.tokenizer.encode(line if at_start or not line else "\n" + line)[None])
+    def append_line(self, generation: "Generation", ids: "np.ndarray") -> None:
+        """Append a typed line to the text, on a line of its own."""
+        import numpy as np
 
-    def go_on(self, text) -> Iterator[list[str]]:
-        """Let the model write: step by step, what may be shown of each sample, until all have
-        ended.
-        """
-        before = self.tokenizer.decode(text.ids[0])
-        ends = [End(self.options.stop, before) for _ in text.ids]
+        at_start = self.tokenizer.decode(generation.ids[0, -1:]) == "\n"
+        if len(ids) and not at_start and "\n" in self.tokenizer.vocabulary:
+            ids = np.concatenate([self.tokenizer.encode("\n"), ids])
+        generation.append(ids[None])
+
+    def generate(self, generation: "Generation") -> Iterator[list[str]]:
+        """Draw characters until all samples have ended; yield what each adds to the output."""
+        context = self.tokenizer.decode(generation.ids[0])
+        stops = [StopStrings(self.options.stop, context) for _ in generation.ids]
         for _ in range(self.options.max_new_tokens):
             began = time.perf_counter()
-            characters = self.tokenizer.decode(text.draw())
+            characters = self.tokenizer.decode(generation.step())
             self.seconds += time.perf_counter() - began
-            self.drawn += sum(not end.reached for end in ends)
-            yield [end.show(character) for end, character in zip(ends, characters, strict=True)]
-            if all(end.reached for end in ends):
+            self.drawn += sum(not stop.reached for stop in stops)
+            yield [stop.feed(each) for stop, each in zip(stops, characters, strict=True)]
+            if all(stop.reached for stop in stops):
                 return
-        yield [end.held for end in ends]
+        yield [stop.pending for stop in stops]
 
     def score(self, text: str) -> None:
-        """Print how well the model predicts `text`: training's exact loss, in training's
-        precision.
-        """
+        """Print the exact loss of a text, in training's precision."""
         from data.batches import Split, evaluation_windows
-        from training.evaluate import BITS, exact_loss
+        from training.evaluate import BATCH_SIZE, BITS_PER_NAT, exact_loss
 
-        ids = self.tokenizer.encode(self.known(text))
+        ids = self.encode(text)
         if len(ids) < 2:
             raise DataError(
-                f"{printable(self.options.score)}: {len(ids)} known characters; at least 2 are "
-                f"needed"
+                f"{printable(self.options.score)}: {len(ids)} known characters; "
+                "at least 2 are needed"
             )
-        windows = evaluation_windows(
-            Split(ids, ((0, len(ids)),)), self.model.config.block_size, BATCH
-        )
-        nats = exact_loss(self.model, windows, self.where)
+        split = Split(ids, ((0, len(ids)),))
+        windows = evaluation_windows(split, self.model.config.block_size, BATCH_SIZE)
+        nats = exact_loss(self.model, windows, self.runtime)
         print(
-            f"{nats:.4f} nats, {nats * BITS:.4f} bits per character, over {len(ids) - 1:,} "
-            f"predictions"
+            f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "
+            f"over {len(ids) - 1:,} predictions"
         )
 
 
-class End:
-    """Where a sample ends: at a stop text, which may have begun before it. What could become one is
-    held back.
+class StopStrings:
+    """The end of a sample at a stop string, which may have begun in the context.
+
+    Text that may be the start of a stop string is buffered, in `pending`.
     """
 
-    def __init__(self, stops: Sequence[str], before: str):
+    def __init__(self, stops: Sequence[str], context: str):
         self.stops, self.longest = stops, max(map(len, stops), default=0)
-        self.text, self.held, self.reached = before[max(0, len(before) - self.longest) :], "", False
+        self.tail = context[max(0, len(context) - self.longest) :]
+        self.pending, self.reached = "", False
 
-    def show(self, character: str) -> str:
-        """One character more -> what is certain not to belong to a stop text."""
+    def feed(self, character: str) -> str:
+        """Take one more character; return what is certain not to belong to a stop string."""
         if not self.stops or self.reached:
             return "" if self.reached else character
-        self.text, self.held = (self.text + character)[-self.longest :], self.held + character
-        stop = max(filter(self.text.endswith, self.stops), key=len, default="")
+        self.tail = (self.tail + character)[-self.longest :]
+        self.pending += character
+        stop = max(filter(self.tail.endswith, self.stops), key=len, default="")
         if stop:
-            self.reached, certain = True, len(self.held) - len(stop)
+            self.reached, certain = True, len(self.pending) - len(stop)
         else:
-            tails = (self.text[-n:] for n in range(len(self.text), 0, -1))
-            start = next(
-                (tail for tail in tails if any(each.startswith(tail) for each in self.stops)), ""
-            )
-            certain = len(self.held) - len(start)
-        shown, self.held = (
-            self.held[: max(certain, 0)],
-            "" if stop else self.held[max(certain, 0) :],
-        )
-        return shown
+            certain = len(self.pending) - len(self._possible_start())
+        certain = max(certain, 0)
+        output, self.pending = self.pending[:certain], "" if stop else self.pending[certain:]
+        return output
+
+    def _possible_start(self) -> str:
+        """Return the longest end of the text that a stop string starts with."""
+        for n in range(len(self.tail), 0, -1):
+            if any(stop.startswith(self.tail[-n:]) for stop in self.stops):
+                return self.tail[-n:]
+        return ""
 
 
 def read_prompt(prompt: str) -> str:
-    """The text that `--prompt` stands for: itself, what is in a file, or what comes from standard
-    input.
-    """
+    """Return the text that --prompt stands for: itself, a file's, or that of standard input."""
     if prompt == "-":
         return decode(sys.stdin.buffer.read(), "standard input", ConfigError)
-    return (
-        read_file(prompt.removeprefix("FILE:"), ConfigError)
-        if prompt.startswith("FILE:")
-        else prompt
-    )
+    if prompt.startswith("FILE:"):
+        return read_text(prompt.removeprefix("FILE:"), ConfigError)
+    return prompt
 
 
-def read_file(name: str, kind: type[UserError]) -> str:
+def read_text(name: str, error_type: type[UserError]) -> str:
+    """Read a text file; raise `error_type` if it cannot be read."""
     try:
-        if not stat.S_ISREG(
-            os.stat(name).st_mode
-        ):  # a pipe would wait for its writer, a device never end
-            raise kind(f"{printable(name)}: not a regular file; name a text file")
-        with open(name, "rb") as file:
-            content = file.read(LONGEST_FILE + 1)
+        content = read_regular(name, MAX_FILE)
     except OSError as error:
-        raise kind(
+        raise error_type(
             f"{printable(name)}: {error.strerror}; name a text file that can be read"
         ) from None
-    if len(content) > LONGEST_FILE:
-        raise kind(f"{printable(name)}: more than {LONGEST_FILE:,} bytes; give a part of it")
-    return decode(content, name, kind)
+    return decode(content, name, error_type)
 
 
-def decode(content: bytes, where: str, kind: type[UserError]) -> str:
+def decode(content: bytes | bytearray, source: str, error_type: type[UserError]) -> str:
+    """Decode UTF-8; raise `error_type` if it is not."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise kind(
-            f"{printable(where)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+        raise error_type(
+            f"{printable(source)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
         ) from None
 
 
-def typed() -> str | None:
-    """The next line from standard input, asked for if somebody sits there; None at its end."""
+def read_line() -> str | None:
+    """Read the next line from standard input, with a prompt on a terminal; None at the end."""
     if sys.stdin.isatty():
-        say("> ")
+        write("> ")
     line = sys.stdin.buffer.readline()
     if not line and sys.stdin.isatty():
-        say("\n")
+        write("\n")
     return decode(line, "standard input", ConfigError).rstrip("\r\n") if line else None
 
 
-def say(text: str) -> None:
-    """Print at once: as it is, but on a terminal with escapes for what would steer it."""
+def write(text: str) -> None:
+    """Print at once: unchanged, but with control characters escaped on a terminal."""
     print(printable(text, keep="\n\t") if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def end_line(text: str) -> None:
     if text and not text.endswith("\n"):
-        say("\n")
+        write("\n")
 
 
 if __name__ == "__main__":
-    sys.exit(answer(main))
+    sys.exit(run_command(main))

@@ -1,266 +1,178 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-Read it top to bottom: it is the story of a run. Settings are checked before torch is imported,
+`train` sets a run up, `loop` is the training loop. Settings are checked before torch is imported,
 which takes seconds.
 """
 
-import math
 import os
 import sys
-import time
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import answer, printable
+from common.errors import NonFiniteError, printable, run_command
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
 from configs.strict_yaml import to_yaml
-from training.distributed import Ranks
+from training.distributed import World
 
 if TYPE_CHECKING:
-    from checkpointing.run_dir import Keeper
-    from dashboard.logger import Monitor
+    from checkpointing.checkpoint import Checkpoint
+    from checkpointing.run_dir import CheckpointManager
+    from dashboard.report import Report
     from training.runtime import Runtime
     from training.state import Run
-
-MOST_SKIPPED = 10  # steps in a row that are not finite: more do not pass by themselves
 
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(train_help())
         return 0
-    with Stop() as stop, Ranks(stop, os.environ) as ranks:
+    with Stop() as stop, World(stop, os.environ) as world:
         command = load(argv)
         if command.print_config:
             print(to_yaml(command.config), end="")
             return 0
-        ranks.rows(command.config.train.batch_size)  # refused now rather than after the start
-        stop.within(command.time_limit)
-        with only_writer(Path(command.out_dir)) if ranks.first else nullcontext():
+        world.batch_slice(command.config.train.batch_size)  # refuse it before the slow imports
+        stop.set_time_limit(command.time_limit)
+        with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
-                train(command, stop, ranks)
-            except (RuntimeError, MemoryError) as error:
-                from checkpointing.failures import explain
+                train(command, stop, world)
+            except (NonFiniteError, RuntimeError, MemoryError) as error:
+                from checkpointing.failures import raise_user_error
 
-                explain(error, command, ranks)
+                raise_user_error(error, command, world)
                 raise
         return stop.exit_code
 
 
-def train(command: Command, stop: Stop, ranks: Ranks) -> None:
-    """One run, from a checked command to its last checkpoint."""
-    os.environ.setdefault(
-        "GOMP_SPINCOUNT", "10000"
-    )  # on a busy machine threads wait asleep; read as torch loads
+def train(command: Command, stop: Stop, world: World) -> None:
+    """Set up a run, train it, and print what to do with the result."""
+    # On a busy machine OpenMP threads should sleep while they wait; read when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-    from checkpointing import file_format, run_dir
-    from checkpointing.run_dir import Keeper
-    from dashboard import event_file
-    from dashboard.logger import Monitor, Silence, say
-    from dashboard.report import introduce
+    from checkpointing import run_dir
+    from common.files import write_atomic
+    from configs.schema import flat_settings
+    from dashboard.event_file import DESCRIPTION, truncate_events
+    from dashboard.logger import Logger, info
+    from dashboard.report import Report
     from training import runtime
-    from training.state import settings
 
-    # ---------------------------------------------------------------- before the first step
-    config, out = command.config, Path(command.out_dir)
-    runtime.keep_memory()
-    where = runtime.choose(config.device, config.dtype, ranks)
-    ranks.meet(where.device)
-    ranks.check_same(settings(config))
-    source, note = ranks.of_first(run_dir.open_folder, out, command.resume, command.overwrite)
+    # the device, and the other processes
+    config, folder = command.config, Path(command.out_dir)
+    runtime.keep_freed_memory()
+    selected = runtime.select_runtime(config.device, config.dtype, world)
+    world.init_process_group(selected.device)
+    world.check_same(flat_settings(config))
+
+    # the run: a new one, or the one in a checkpoint
+    source, note = world.on_rank_0(
+        run_dir.prepare_run_dir, folder, command.resume, command.overwrite
+    )
     if note:
-        say(note)
-    run, changes = ranks.in_turn(begin, command, source, where)
-    texts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
-    ranks.check_same(texts | {"dtype": where.dtype, "step": run.progress.step})
-    with ranks.together():
-        if ranks.first:
-            run_dir.check_space(out, run.bytes)
-            file_format.write(out / "config.yaml", to_yaml(config).encode())
-            if source:
-                event_file.cut_back(out, run.progress.step, run.progress.evaluated)
+        info(note)
+    run, saved, changes = world.local_rank_0_first(build_run, command, source, selected)
+    facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
+    world.check_same(facts | {"dtype": selected.dtype, "step": run.progress.step})
+    in_place = source is not None and source.parent.resolve() == folder.resolve()
+    with world.raise_on_all():
+        if world.is_main:
+            run_dir.check_space(folder, run.checkpoint_bytes)
+            write_atomic(folder / run_dir.CONFIG, to_yaml(config).encode())
+            if in_place:
+                truncate_events(folder, saved.events)
     if source:
-        so = ["so it is not the same run to the last bit"] if changes else []
-        say(
-            "; ".join(
-                [f"going on from {printable(source)} at step {run.progress.step:,}", *changes, *so]
-            )
-        )
+        inexact = ["so it is not the same run to the last bit"] if changes else []
+        line = f"resuming from {printable(source)} at step {run.progress.step:,}"
+        info("; ".join([line, *changes, *inexact]))
 
-    # ---------------------------------------------------------------- from step to step
-    keeper = Keeper(out, say, run.progress if source == out / "last.pt" else None)
-    stop.gently(aloud=ranks.first)
-    with closing(
-        Monitor(out, run.progress.step, config.train.max_iters) if ranks.first else Silence()
-    ) as monitor:
-        introduce(run, monitor)
-        learn(run, stop, monitor, keeper)
-    if stop.wanted:
-        say(
-            f"stopped and saved at step {run.progress.step:,}; this goes on with it:\n  "
-            f"{run_dir.going_on(out, ranks)}"
-        )
-        return
-    say(
-        f"best validation loss {run.progress.best_loss:.4f} at step {run.progress.best_step:,}; "
-        f"now try:"
-    )
-    say(
-        f"  python sample.py --ckpt {printable(out)}\n  tensorboard --logdir "
-        f"{printable(out.parent)}"
-    )
+    # training
+    stop.defer(verbose=world.is_main)
+    log_folder = folder if world.is_main else None
+    with closing(Logger(log_folder, run.progress.step, config.train.max_iters)) as logger:
+        report = Report(run, logger)
+        described = in_place and not changes and (folder / DESCRIPTION).exists()
+        report.log_start(describe=not described)
+        saved_progress = run.progress if source == folder / run_dir.LAST else None
+        manager = run_dir.CheckpointManager(folder, info, logger.position, saved_progress)
+        loop(run, stop, report, manager)
+    if stop.requested:
+        command_line = run_dir.resume_command(folder, world)
+        info(f"stopped and saved at step {run.progress.step:,}; to resume:\n  {command_line}")
+    else:
+        report.log_end(folder)
 
 
-def begin(command: Command, source: Path | None, where: "Runtime") -> tuple["Run", list[str]]:
-    """A new run, or the one that `source` keeps; and what is not as it was then."""
+def build_run(
+    command: Command, source: Path | None, selected: "Runtime"
+) -> tuple["Run", "Checkpoint | None", list[str]]:
+    """Start a run, or restore it from `source`; also return its checkpoint and what has changed."""
     from checkpointing import checkpoint as checkpoints
-    from dashboard.logger import say
+    from dashboard.logger import info
     from data.corpus import check_sizes, load_corpus
     from model.gpt import GPT
-    from training.state import Run, check_same_model, differences, environment_changes
+    from training.state import Run
 
     config = command.config
     saved = checkpoints.load(source) if source else None
-    parent = (
-        checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
-        if command.init_from
-        else None
-    )
-    for origin in (each for each in (saved, parent) if each):
-        check_same_model(source or command.init_from, origin.config, config)
+    parent = None
+    if command.init_from:
+        parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
+    origin = saved or parent
+    if origin:
+        checkpoints.check_same_model(source or command.init_from, origin.config, config)
     wanted = saved.data if saved and not command.allow_data_change else {}
     corpus = load_corpus(
         **vars(config.data),
-        say=say,
+        notify=info,
         wanted_sha256=wanted.get("sha256"),
         wanted_val_sha256=wanted.get("val_sha256"),
-        vocabulary=next((origin.vocabulary for origin in (saved, parent) if origin), None),
+        vocabulary=origin.vocabulary if origin else None,
     )
     check_sizes(corpus, config.model.block_size)
     if saved:
         changes = [
-            *differences(saved.config, config).values(),
-            *environment_changes(saved, corpus, where),
+            *checkpoints.config_changes(saved.config, config).values(),
+            *checkpoints.environment_changes(saved, corpus, selected),
         ]
-        return Run.resume(saved, config, corpus, where), changes
+        return checkpoints.restore(saved, config, corpus, selected), saved, changes
     if parent:
-        weights = checkpoints.build_model(parent, ema=parent.ema is not None)
-        return Run(
-            weights.with_attention(config.model.attention, config.model.kernel),
-            config,
-            corpus,
-            where,
-        ), []
-    return Run(GPT(config.model, len(corpus.tokenizer), config.seed), config, corpus, where), []
+        model = checkpoints.build_model(parent, config.model)
+    else:
+        model = GPT(config.model, len(corpus.tokenizer), config.seed)
+    return Run(model, config, corpus, selected), None, []
 
 
-def learn(run: "Run", stop: Stop, monitor: "Monitor", keeper: "Keeper") -> None:
-    """The loop: look, keep, learn, tell; until the last step, or until the run is to stop."""
-    import torch
+def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager") -> None:
+    """Train until the last step, or until the run is asked to stop."""
+    from dashboard.logger import info
+    from training.evaluate import evaluate
+    from training.step import TrainStep
 
-    from checkpointing.failures import not_finite
-    from dashboard.logger import say
-    from dashboard.report import check_step, log, look
-    from data.batches import Batches
-    from training import runtime
-    from training.evaluate import cross_entropy
-    from training.health import WINDOW, is_spike
-    from training.optimizers import set_rate
-    from training.schedule import rate
-
-    config, settings, model, progress = run.config, run.config.train, run.model, run.progress
-    device, ranks, accumulation = (
-        run.runtime.device,
-        run.runtime.ranks,
-        settings.gradient_accumulation_steps,
-    )
-    batches = Batches(run.corpus.train, config.model.block_size, settings.batch_size, config.seed)
-    rows, network = ranks.rows(settings.batch_size), ranks.spread(model)
-    forward = runtime.compiled(network, say) if config.compile else network
-    characters, seconds = 0, 0.0  # trained on since the last line of the log
-
+    world, max_iters = run.runtime.world, run.config.train.max_iters
+    step = TrainStep(run, notify=info)
     while True:
-        # ----------------------------------------------------- look: what has it learnt?
-        better = False
-        if run.evaluation_due and not stop.wanted:
-            with suppress(Interrupted):  # left undone, it is made when the run goes on
-                better = look(run, stop, monitor)
+        # once in a while: evaluate
+        improved = False
+        if run.evaluation_due and not stop.requested:
+            with suppress(Interrupted):  # an interrupted evaluation is redone on resume
+                result = evaluate(run, stop)
+                improved = result.improved
+                report.log_evaluation(result)
 
-        # --------------------------------------------------------------- keep: a checkpoint
-        done = stop.wanted or run.out_of_patience or progress.step >= settings.max_iters
-        if better or done or run.save_due:
-            if not run.is_finite:
-                raise not_finite(run, keeper, "the weights are no longer finite")
-            ranks.of_first(keeper.keep, run, best=better, last=done or run.save_due, final=done)
+        # once in a while, when improved, and at the end: save
+        done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
+        if improved or done or run.save_due:
+            last = done or run.save_due
+            world.on_rank_0(manager.save, run, best=improved, last=last, final=done)
         if done:
             return
 
-        # ------------------------------------------------------------------ learn: one step
-        began = time.perf_counter()
-        torch.manual_seed(runtime.step_seed(config.seed, progress.step, ranks.rank))  # of dropout
-        set_rate(run.optimizers, rate(progress.step, settings))
-        model.train()
-        loss = 0.0
-        for part in range(accumulation):
-            x, y = (
-                torch.from_numpy(ids).to(device)
-                for ids in batches(progress.step * accumulation + part, rows)
-            )
-            with ranks.averaging(network, now=part == accumulation - 1):
-                with run.runtime.autocast():
-                    logits = forward(x)
-                part_loss = cross_entropy(logits, y) / accumulation
-                run.scaler.scale(part_loss).backward()
-            loss += part_loss.item()
-        loss = ranks.agree(loss)
-        for optimizer in run.optimizers:
-            run.scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(
-            model.parameters(), settings.grad_clip or math.inf
-        ).item()
-
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        for optimizer in run.optimizers:
-            if finite:
-                run.scaler.step(optimizer)
-            optimizer.zero_grad()
-        overflow_is_answered = run.update_scale()
-        fault = not finite and not (overflow_is_answered and math.isfinite(loss))
-        progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if fault else 0
-        if progress.skipped_in_a_row > (MOST_SKIPPED if settings.on_nonfinite == "skip" else 0):
-            raise not_finite(run, keeper, f"loss {loss}, gradient norm {norm}; both must be finite")
-        progress.step += 1
-        if finite and run.average is not None:
-            run.update_average()
-
-        # -------------------------------------------------------- tell: the log, and what is odd
-        step = progress.step
-        characters += x.numel() * accumulation * ranks.size
-        seconds += time.perf_counter() - began
-        if fault:
-            progress.skipped += 1
-            say(
-                f"step {step:,}: loss {loss}, gradient norm {norm}: left out, as "
-                f"{progress.skipped:,} in all"
-            )
-        else:
-            if is_spike(loss, progress.losses):
-                progress.spikes += 1
-                say(
-                    f"step {step:,}: loss {loss:.3f} is far above the last {WINDOW}: spike "
-                    f"{progress.spikes:,}"
-                )
-            progress.losses = [*progress.losses[1 - WINDOW :], loss]
-            check_step(run, monitor, loss, norm)
-        if step % settings.log_interval == 0 or step in (1, settings.max_iters):
-            speed = characters / seconds
-            characters, seconds = 0, 0.0
-            monitor.progress(step, loss, speed)
-            log(run, monitor, loss, norm, speed)
+        # one optimization step
+        report.log_step(step())
 
 
 if __name__ == "__main__":
-    sys.exit(answer(main))
+    sys.exit(run_command(main))

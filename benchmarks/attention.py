@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model.attention import KERNELS, LAYOUTS, Attention
+from model.attention import KERNELS, LAYOUTS, MultiHeadAttention
 from model.kv_cache import KVCache
 
 SIZES = {  # B, T, C, H
@@ -36,18 +36,18 @@ SIZES = {  # B, T, C, H
 DEFAULT = ("fused", "sdpa")
 
 
-def forward(layer: Attention, x: Tensor) -> None:
+def forward(layer: MultiHeadAttention, x: Tensor) -> None:
     with torch.no_grad():
         layer(x)
 
 
-def both(layer: Attention, x: Tensor) -> list[Tensor]:
+def both(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
     """Output, gradient to the input, gradients to the parameters."""
     y = layer(x).float()
     return [y, *torch.autograd.grad(y, [x, *layer.parameters()], x.detach())]
 
 
-def decode(layer: Attention, x: Tensor) -> None:
+def decode(layer: MultiHeadAttention, x: Tensor) -> None:
     """The first text of `x`, read one token at a time, as generation does."""
     cache = KVCache(x.size(1))
     with torch.inference_mode():
@@ -58,7 +58,7 @@ def decode(layer: Attention, x: Tensor) -> None:
 WORK = {"forward": forward, "forward + backward": both, "cached decode": decode}
 
 
-def seconds(work: Callable, layer: Attention, x: Tensor, number: int) -> float:
+def seconds(work: Callable, layer: MultiHeadAttention, x: Tensor, number: int) -> float:
     return timeit.timeit(functools.partial(work, layer, x), number=number) / number
 
 
@@ -76,7 +76,7 @@ def times(work: Callable, layers: dict, x: Tensor, repeats: int) -> tuple[dict, 
     return ratios, statistics.median(own)
 
 
-def peak_bytes(layer: Attention, x: Tensor) -> int:
+def peak_bytes(layer: MultiHeadAttention, x: Tensor) -> int:
     """The most that is allocated at once, above what is there before, in a forward and backward
     pass.
     """
@@ -92,7 +92,7 @@ def peak_bytes(layer: Attention, x: Tensor) -> int:
     return max(itertools.accumulate(change for _, change in changes))
 
 
-def exact(layer: Attention, x: Tensor) -> list[Tensor]:
+def exact(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
     """Output and gradient to the input by the formula, in float64."""
     x = x.detach().double().requires_grad_()
     heads = [layer.projection.head_weights(h) for h in range(layer.projection.n_head)]
@@ -103,7 +103,7 @@ def exact(layer: Attention, x: Tensor) -> list[Tensor]:
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) / q.size(-1) ** 0.5
     later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
     weights = scores.masked_fill(later, -math.inf).softmax(-1)
-    y = torch.einsum("bhts,bhsd->bthd", weights, v).flatten(2) @ layer.output.weight.double().T
+    y = torch.einsum("bhts,bhsd->bthd", weights, v).flatten(2) @ layer.out_proj.weight.double().T
     return [y, *torch.autograd.grad(y, x, x.detach())]
 
 
@@ -118,7 +118,7 @@ def measure(size: str, repeats: int) -> None:
     B, T, C, H = SIZES[size]
     layers = {}
     for pair in itertools.product(LAYOUTS, KERNELS):
-        layers[pair] = Attention(C, H, layout=pair[0], kernel=pair[1])
+        layers[pair] = MultiHeadAttention(C, H, layout=pair[0], kernel=pair[1])
         layers[pair].reset_parameters(torch.Generator().manual_seed(0), C**-0.5, C**-0.5)
     x = torch.randn(B, T, C, generator=torch.Generator().manual_seed(1)).requires_grad_()
     truth = exact(layers[DEFAULT], x)

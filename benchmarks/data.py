@@ -29,7 +29,7 @@ ENCODE = """
 import sys, time, torch
 from data.corpus import load_corpus
 began = time.perf_counter()
-load_corpus([sys.argv[1]], say=print)
+load_corpus([sys.argv[1]], notify=print)
 print(f"seconds {time.perf_counter() - began}")
 """
 STEP = ["--max_iters=1", "--warmup_iters=0", "--val_fraction=1e-5", "--sample_chars=1"]

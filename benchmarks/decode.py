@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from configs.schema import ModelConfig
-from model.fast_decode import LeanStep
-from model.generate import Sampler, Text
+from model.fast_decode import FastDecoder
+from model.generate import Generation, Sampler
 from model.gpt import GPT
 
 VOCABULARY = 65
@@ -33,24 +33,17 @@ TEMPERATURE = 0.8
 BATCH = 64
 
 
-class PlainText(Text):
-    """A text that goes by `GPT.forward` alone."""
+def ours(model: GPT, prompt: int, characters: int, rows: int = 1, **options) -> Callable:
+    """Return a call that draws `characters` after a prompt of the given length.
 
-    lean = property(lambda self: None, lambda self, step: None)
-
-
-def ours(
-    model: GPT, prompt: int, characters: int, rows: int = 1, kind: type[Text] = Text, **options
-) -> Callable:
-    """A call that draws `characters` after a prompt of that length: past the window, from a text
-    that is under way.
+    With a prompt as long as the context they are drawn past the window, in a text under way.
     """
-    text = kind(model, Sampler(1, range(rows), temperature=TEMPERATURE), **options)
-    text.read(np.zeros((rows, prompt), np.int64))
+    text = Generation(model, Sampler(1, range(rows), temperature=TEMPERATURE), **options)
+    text.append(np.zeros((rows, prompt), np.int64))
     if prompt == model.config.block_size:
-        text.draw()
-    threads = text.lean.threads if text.lean else torch.get_num_threads()
-    return partial(with_threads, threads, lambda: [text.draw() for _ in range(characters)])
+        text.step()
+    threads = text.decoder.threads if text.decoder else torch.get_num_threads()
+    return partial(with_threads, threads, lambda: [text.step() for _ in range(characters)])
 
 
 def with_threads(count: int, call: Callable) -> None:
@@ -146,13 +139,13 @@ def copy_weights(theirs: dict[str, torch.Tensor], model: GPT, transposed: bool) 
     """Our weights into tensors with GPT-2's names, whose matrices may be transposed; biases become
     0.
     """
-    own = {"wte": model.token_embedding, "wpe": model.position_embedding, "ln_f": model.norm}
+    own = {"wte": model.token_embedding, "wpe": model.position_embedding, "ln_f": model.final_norm}
     for i, block in enumerate(model.blocks):
         parts = {
-            "ln_1": block.norm_1,
+            "ln_1": block.attn_norm,
             "attn.c_attn": block.attention.projection.qkv,
-            "attn.c_proj": block.attention.output,
-            "ln_2": block.norm_2,
+            "attn.c_proj": block.attention.out_proj,
+            "ln_2": block.mlp_norm,
             "mlp.c_fc": block.mlp.up,
             "mlp.c_proj": block.mlp.down,
         }
@@ -174,11 +167,10 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
         VOCABULARY, (1, model.config.block_size), generator=torch.Generator().manual_seed(0)
     )
     expected, caches = model(ids)[0], model.new_caches()
-    first, step = model(ids[:, :1], caches)[0], LeanStep(model)
-    lean = [torch.from_numpy(step(ids[0, : i + 1].numpy(), caches)) for i in range(1, ids.size(1))]
-    logits = {"lean step": torch.cat([first, *lean])} | {
-        name: call(ids)[0] for name, call in others.items()
-    }
+    first, step = model(ids[:, :1], caches)[0], FastDecoder(model)
+    rest = [torch.from_numpy(step(ids[0, : i + 1].numpy(), caches)) for i in range(1, ids.size(1))]
+    logits = {"the fast decoder": torch.cat([first, *rest])}
+    logits |= {name: call(ids)[0] for name, call in others.items()}
     for name, found in logits.items():
         print(f"  logits of {name}: within {(found - expected).abs().max():.1e} of GPT.forward's")
 
@@ -195,7 +187,7 @@ def compare(model: GPT, folder: Path | None, repeats: int) -> None:
         others["Hugging Face"] = lambda ids: face(ids).logits
     check_logits(model, others)
     began = time.perf_counter()
-    LeanStep(model)
+    FastDecoder(model)
     print(f"  preparing the weights takes {time.perf_counter() - began:.3f} s, once for a text")
     for place, prompt, characters in (
         ("inside", 1, block_size - 1),
@@ -228,7 +220,7 @@ def batch(model: GPT, repeats: int) -> None:
     """64 samples at once against one stream of the same PyTorch step."""
     characters = min(64, model.config.block_size - 1)
     runs = {
-        "one stream": partial(ours, model, 1, characters, kind=PlainText),
+        "one stream": partial(ours, model, 1, characters, fast=False),
         "64 samples": partial(ours, model, 1, characters, BATCH),
     }
     seconds = in_turn(runs, repeats)

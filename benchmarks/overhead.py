@@ -11,17 +11,21 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from checkpointing import checkpoint, file_format
+from checkpointing import checkpoint
+from common.files import write_atomic
+from data.tokenizer import CharTokenizer
+from training.runtime import select_runtime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("run", type=Path, help="folder of a finished run")
     folder = parser.parse_args().run
-    saved = checkpoint.load(folder / "last.pt")
+    saved = checkpoint.load(folder / checkpoint.LAST)
     train = saved.config.train
     characters = (
         train.batch_size * train.gradient_accumulation_steps * saved.config.model.block_size
@@ -37,22 +41,36 @@ def main() -> None:
             whole += after.wall_time - before.wall_time
             steps += characters * (after.step - before.step) / after.value
 
-    seconds = []
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        for _ in range(5):
-            began = time.perf_counter()
-            file_format.write(Path(place) / "last.pt", checkpoint.seal(saved))
-            seconds.append(time.perf_counter() - began)
-    a_save, total = statistics.median(seconds), speeds[-1].wall_time - speeds[0].wall_time
-    saves = 2 * len(
-        evaluated
-    )  # at worst: each evaluation is the best so far, and has its best.pt as well
+    saving, loading = time_checkpoint(saved)
+    saves = 2 * len(evaluated)  # at most: each evaluation improves, and saves best and last
+    total = speeds[-1].wall_time - speeds[0].wall_time
+    size = (folder / checkpoint.LAST).stat().st_size / 1e6
     print(f"log, bar, TensorBoard: {(whole - steps) / whole:.2%} of the time between evaluations")
     print(
-        f"a checkpoint of {(folder / 'last.pt').stat().st_size / 1e6:.1f} MB: {a_save:.2f} s; ",
+        f"a checkpoint of {size:.1f} MB: saved in {saving:.3f} s, loaded in {loading:.3f} s; ",
         end="",
     )
-    print(f"{saves} of them: {saves * a_save / total:.2%} of {total:.0f} s")
+    print(f"{saves} saves: {saves * saving / total:.2%} of {total:.0f} s")
+
+
+def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:
+    """Return the median seconds to save a run, and to load and restore it."""
+    corpus = SimpleNamespace(
+        tokenizer=CharTokenizer(saved.vocabulary), val_sha256=None, **saved.data
+    )
+    run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))
+    saving, loading = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / checkpoint.LAST
+        for _ in range(9):
+            began = time.perf_counter()
+            write_atomic(path, checkpoint.to_bytes(checkpoint.capture(run, saved.events)))
+            saving.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            loaded = checkpoint.load(path)
+            checkpoint.restore(loaded, loaded.config, corpus, run.runtime)
+            loading.append(time.perf_counter() - began)
+    return statistics.median(saving), statistics.median(loading)
 
 
 if __name__ == "__main__":

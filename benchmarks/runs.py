@@ -26,7 +26,7 @@ def course(folder: Path) -> Course:
     not count.
     """
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    config = checkpoint.load(folder / "last.pt").config
+    config = checkpoint.load(folder / "last.safetensors").config
     a_step = (
         config.train.batch_size * config.train.gradient_accumulation_steps * config.model.block_size
     )

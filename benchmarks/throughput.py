@@ -56,7 +56,7 @@ def ours(
     config: ModelConfig, batch_size: int, dtype: str = "auto", optimizer: str = "adamw"
 ) -> Callable[[], object]:
     """One training step, as train.py takes it."""
-    where, model = runtime.choose("cpu", dtype), GPT(config, VOCABULARY)
+    where, model = runtime.select_runtime("cpu", dtype), GPT(config, VOCABULARY)
     optimizers = build(model, TrainConfig(optimizer=optimizer), where.dtype)
     x, y = torch.randint(VOCABULARY, (2, batch_size, config.block_size))
 
@@ -139,7 +139,7 @@ def against_nanogpt(folder: Path | None, times: int) -> None:
 
 
 def share_of_peak(times: int) -> None:
-    where = runtime.choose("cpu", "auto")
+    where = runtime.select_runtime("cpu", "auto")
     for name, (config, batch_size) in SHARES.items():
         operations = GPT(config, VOCABULARY).flops_per_token() * batch_size * config.block_size
         for optimizer in ("adamw", "muon"):
@@ -174,9 +174,9 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="folder of a checkout of nanoGPT")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    runtime.keep_memory()
+    runtime.keep_freed_memory()
     print(
-        f"{torch.get_num_threads()} threads, {runtime.choose('cpu', 'auto')}, torch "
+        f"{torch.get_num_threads()} threads, {runtime.select_runtime('cpu', 'auto')}, torch "
         f"{torch.__version__}"
     )
     against_nanogpt(options.nanogpt, options.steps)

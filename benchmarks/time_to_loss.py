@@ -91,7 +91,7 @@ def nanogpt(folder: Path, compiled: bool) -> tuple[float, float, float]:
     )
     ids = np.fromfile(folder / "data/shakespeare_char/val.bin", np.uint16)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), model.config.block_size, 64)
-    loss = exact_loss(_Logits(model), windows, runtime.choose("cpu", "float32"))
+    loss = exact_loss(_Logits(model), windows, runtime.select_runtime("cpu", "float32"))
     return whole, statistics.median(milliseconds) / 1000 * MACBOOK["max_iters"], loss
 
 

@@ -1,135 +1,330 @@
-"""A checkpoint is a run at one step, complete in itself, and no part of it is taken on trust.
+"""A checkpoint: a run at one step, complete, and checked in every part when it is loaded.
 
-The file is the business of sealed.py. Here is what it holds, what each part must be, and which file
-of a run is read.
+`capture` makes one of a run, `restore` a run of one. file_format.py turns it into bytes.
 """
 
+import json
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import get_args, get_origin
 
+import torch
 from torch import Tensor
 
 from checkpointing import file_format
-from common.errors import CheckpointError, ConfigError, printable
+from common.errors import CheckpointError, ConfigError, NonFiniteError, printable
 from configs.fields import shown
-from configs.schema import Config, estimate_parameters, from_dict, to_dict
+from configs.schema import (
+    Config,
+    ModelConfig,
+    estimate_parameters,
+    flat_settings,
+    from_dict,
+    to_dict,
+)
+from data.corpus import Corpus
 from data.tokenizer import CharTokenizer
-from model.gpt import GPT
-from training.optimizers import Optimizer
+from model.gpt import GPT, copy_rows
+from training.health import WARNINGS
+from training.runtime import Runtime
+from training.state import Progress, Run
 
-FALLBACK = {"last": ("last.pt", "prev.pt"), "best": ("best.pt", "last.pt", "prev.pt")}
-MAX_EXCESS = (
-    2**22
-)  # bytes that a config may ask for beyond those of the weights: a mistake, then, and no attack
+SUFFIX = ".safetensors"
+LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
+FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
+PARTS = {
+    "config": dict,
+    "vocabulary": str,
+    "data": dict,
+    "progress": dict,
+    "environment": dict,
+    "events": dict,
+}
+REQUIRED = {
+    "data.name": str,
+    "data.sha256": str,
+    "data.characters": int,
+    "events.number": int,
+    "events.size": int,
+}
+# settings of the model that a resumed run may change: they change no weight's meaning
+LAYOUT_KEYS = {"attention", "kernel"}
+TRAINING_KEYS = {"dropout", "attention_dropout", "residual_init"}
+MAX_EXCESS_BYTES = 2**22  # of the model that a config describes over the weights in its file
 Plain = int | float | str | bool | None
 
 
 @dataclass
 class Checkpoint:
-    """A run after some step; to sample from it or to go on, nothing else is needed.
+    """A run at one step; resuming and sampling need nothing else.
 
-    One cannot be made with a part of the wrong kind: CheckpointError says which. What the tensors
-    must be is known only beside a model, so that is checked by `build_model` and `load_optimizers`.
+    `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model, ema
+    (if the run has one), exp_avg, exp_avg_sq and momentum, and the parameters as in
+    `GPT.named_rows`: they do not depend on the attention layout. Raises CheckpointError for a part
+    of the wrong type. Names and shapes of tensors are checked against a model, by `restore` and
+    `build_model`.
     """
 
     config: Config
-    vocabulary: str  # distinct characters, sorted; a token is a place in it
-    data: dict[str, Plain]  # the text's name, SHA-256 and number of characters
-    model: dict[str, Tensor]  # GPT.state_dict(), of a compiled or distributed one too
-    ema: (
-        dict[str, Tensor] | None
-    )  # the same of the moving average of the weights, where there is one
-    optimizers: list[dict]  # the state_dict() of each
-    progress: dict[
-        str, Plain | list[Plain]
-    ]  # step, best loss, and what else changes from step to step
-    environment: dict[str, Plain]  # what must be the same for bit-exactness
-    origin: str = field(
-        default="checkpoint", compare=False
-    )  # the file that it was read from, for messages
+    vocabulary: str  # distinct characters, sorted; a token id is an index into it
+    data: dict[str, Plain]  # name, SHA-256 and length of the text
+    progress: dict[str, Plain | list[Plain]]  # the fields of Progress
+    environment: dict[str, Plain]  # what must be equal for a bit-exact resume
+    events: dict[str, int]  # how far the event files are: `EventFile.position`
+    tensors: dict[str, Tensor]
+    origin: str = field(default="checkpoint", compare=False)  # file name, for messages
 
     def __post_init__(self):
-        if not isinstance(self.config, Config):
-            self._refuse("config", "a Config", self.config)
-        if type(self.vocabulary) is not str:
-            self._refuse("vocabulary", "text", self.vocabulary)
         try:
             CharTokenizer(self.vocabulary)
         except ValueError as error:
-            raise CheckpointError(f"{self.origin}: the vocabulary is none: {error}") from error
-        self.model = self._tensors("model", self.model)
-        self.ema = None if self.ema is None else self._tensors("ema", self.ema)
-        if type(self.optimizers) is not list:
-            self._refuse("optimizers", "a list", self.optimizers)
-        for name in ("data", "progress", "environment"):
-            self._check_plain(name, getattr(self, name))
-        for name, kind in {"name": str, "sha256": str, "characters": int}.items():
-            if type(self.data.get(name)) is not kind:
-                self._refuse(f"data.{name}", f"of type {kind.__name__}", self.data.get(name))
+            raise CheckpointError(f"{self.origin}: invalid vocabulary: {error}") from error
+        for part in ("data", "progress", "environment", "events"):
+            for key, value in getattr(self, part).items():
+                for each in value if type(value) is list else [value]:
+                    if type(each) not in (int, float, str, bool, type(None)):
+                        self._refuse(f"{part}.{printable(key)}", "a number or text", each)
+        for name, kind in REQUIRED.items():
+            part, _, key = name.partition(".")
+            value = getattr(self, part).get(key)
+            if type(value) is not kind:
+                self._refuse(name, f"of type {kind.__name__}", value)
 
-    def _tensors(self, name: str, tensors: object) -> dict[str, Tensor]:
-        """The tensors by the names that they have in an unwrapped model."""
-        if not isinstance(tensors, Mapping):
-            self._refuse(name, "a mapping", tensors)
-        for key, tensor in tensors.items():
-            if type(key) is not str or not isinstance(tensor, Tensor):
-                self._refuse(name, "tensors by name", tensor)
+    def role(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of one role by parameter name, {} if there are none."""
+        prefix = f"{name}."
         return {
-            key.replace("_orig_mod.", "").removeprefix("module."): tensor
-            for key, tensor in tensors.items()
+            key.removeprefix(prefix): tensor
+            for key, tensor in self.tensors.items()
+            if key.startswith(prefix)
         }
 
-    def _check_plain(self, name: str, values: object) -> None:
-        if type(values) is not dict:
-            self._refuse(name, "a mapping", values)
-        for key, value in values.items():
-            for each in value if type(value) is list else [value]:
-                if type(key) is not str or type(each) not in file_format.PLAIN:
-                    self._refuse(name, "numbers and texts by name", each)
+    @property
+    def has_ema(self) -> bool:
+        return any(name.startswith("ema.") for name in self.tensors)
 
     def _refuse(self, name: str, allowed: str, value: object):
         raise CheckpointError(f"{self.origin}: {name} must be {allowed}, but is {shown(value)}")
 
 
-# ------------------------------------------------------------------------------ writing and reading
+# ------------------------------------------------------------------------------- run <-> checkpoint
 
 
-def seal(checkpoint: Checkpoint) -> bytes:
-    """The bytes of its file, for `sealed.write`."""
-    parts = {
-        each.name: getattr(checkpoint, each.name)
-        for each in fields(checkpoint)
-        if each.name != "origin"
+def capture(run: Run, events: dict[str, int]) -> Checkpoint:
+    """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite.
+
+    `events` is how far the event files are.
+    """
+    tensors = {}
+    for name, rows in _tensors_of(run).items():
+        tensors[name] = torch.cat([view.detach() for view in rows])
+        if not tensors[name].isfinite().all():
+            raise NonFiniteError(
+                f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
+                "the weights are no longer finite"
+            )
+    if run.scaler.is_enabled():
+        scaler = run.scaler.state_dict()
+        run.progress.record_loss_scale(scaler["scale"], scaler["_growth_tracker"])
+    return Checkpoint(
+        config=run.config,
+        vocabulary=run.corpus.tokenizer.vocabulary,
+        data=_data_facts(run.corpus),
+        progress=asdict(run.progress),
+        environment=run.runtime.environment(),
+        events=events,
+        tensors=tensors,
+    )
+
+
+def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime) -> Run:
+    """Rebuild the run of a checkpoint under `config`, which may differ in what resuming allows.
+
+    Raises CheckpointError unless every tensor fits the model and optimizers of `config`.
+    """
+    then, now = saved.config.train.optimizer, config.train.optimizer
+    if then != now:
+        raise CheckpointError(
+            f"{saved.origin}: its run used train.optimizer {then}, the config says {now}; their "
+            f"states do not convert; set it back, or start a new run with --init_from"
+        )
+    _check_size(saved)
+    run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
+    rows, tensors = _tensors_of(run), saved.tensors
+    if run.ema_model is None:
+        tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
+    elif not saved.has_ema:  # a run that starts its average now
+        tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
+    _check_tensors(saved.origin, tensors, rows)
+    with torch.no_grad():
+        for name, views in rows.items():
+            copy_rows(tensors[name], views)
+    run.progress = _restore_progress(saved)
+    if run.scaler.is_enabled():
+        state = {
+            "scale": run.progress.loss_scale,
+            "_growth_tracker": run.progress.loss_scale_growth_tracker,
+        }
+        run.scaler.load_state_dict(run.scaler.state_dict() | state)
+    return run
+
+
+def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
+    """Build the model of a checkpoint, with its EMA weights if it has them.
+
+    `config` may differ from the saved one in layout, kernel and dropout. Raises CheckpointError
+    unless every weight fits.
+    """
+    _check_size(saved)
+    model = GPT(config or saved.config.model, len(saved.vocabulary))
+    for role in ("model", "ema") if saved.has_ema else ("model",):
+        tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
+        rows = {f"{role}.{name}": views for name, views in model.named_rows().items()}
+        _check_tensors(saved.origin, tensors, rows)
+    model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
+    return model
+
+
+def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
+    """Return all tensors of a checkpoint as views of the run's memory, each as blocks of rows."""
+    rows = {f"model.{name}": views for name, views in run.model.named_rows().items()}
+    if run.ema_model is not None:
+        rows |= {f"ema.{name}": views for name, views in run.ema_model.named_rows().items()}
+    for optimizer in run.optimizers:
+        rows |= optimizer.named_rows(run.model)
+    return rows
+
+
+def _data_facts(corpus: Corpus) -> dict[str, str | int]:
+    facts = {"name": corpus.name, "sha256": corpus.sha256, "characters": corpus.characters}
+    return facts | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
+
+
+def _check_size(saved: Checkpoint) -> None:
+    """Raise CheckpointError if a small file would make a large model."""
+    in_file = sum(tensor.nbytes for tensor in saved.role("model").values())
+    implied = 4 * estimate_parameters(saved.config.model, len(saved.vocabulary))
+    if implied > in_file + MAX_EXCESS_BYTES:
+        raise CheckpointError(
+            f"{saved.origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
+        )
+
+
+def _check_tensors(
+    origin: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
+) -> None:
+    """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
+
+    `expected` has each tensor as its blocks of rows.
+    """
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    if missing or unknown:
+        raise CheckpointError(f"{origin}: missing: {_first(missing)}; unknown: {_first(unknown)}")
+    for name, rows in expected.items():
+        shape = (sum(map(len, rows)), *rows[0].shape[1:])
+        have, want = (
+            _describe(found[name].dtype, found[name].shape),
+            _describe(rows[0].dtype, shape),
+        )
+        if have != want:
+            raise CheckpointError(f"{origin}: {name} is {have}, its config describes {want}")
+    infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
+    if infinite:
+        raise CheckpointError(f"{origin}: not finite: {_first(infinite)}")
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first five names and the number of the rest."""
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return printable(", ".join(names[:5])) + more or "none"
+
+
+def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    """Return such as `float32 (65, 128)`."""
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+
+
+def _restore_progress(saved: Checkpoint) -> Progress:
+    """Raise CheckpointError unless the saved progress is complete and possible."""
+    kinds = {each.name: each.type for each in fields(Progress)}
+    wrong = kinds.keys() ^ saved.progress.keys()
+    wrong |= {
+        name for name in kinds.keys() - wrong if not _is_valid(saved.progress[name], kinds[name])
     }
-    return file_format.seal(parts | {"config": to_dict(checkpoint.config)})
+    if not wrong:
+        progress = Progress(**saved.progress)
+        in_order = progress.best_step <= progress.last_eval_step <= progress.step
+        if in_order and progress.skipped_in_a_row <= progress.skipped <= progress.step:
+            return progress
+    names = ", ".join(sorted(wrong)) or "its steps contradict each other"
+    raise CheckpointError(f"{saved.origin}: invalid progress: {printable(names)}")
+
+
+def _is_valid(value: object, kind: type) -> bool:
+    """Return whether a value has the type, no number is negative or NaN, and no name unknown."""
+    if get_origin(kind) is list:
+        return type(value) is list and all(_is_valid(each, *get_args(kind)) for each in value)
+    return type(value) is kind and (value in WARNINGS if kind is str else value >= 0)
+
+
+# --------------------------------------------------------------------------------- writing, loading
+
+
+def to_bytes(checkpoint: Checkpoint) -> bytearray:
+    """Serialize a checkpoint, for `write_atomic`."""
+    parts = {name: getattr(checkpoint, name) for name in PARTS}
+    parts["config"] = to_dict(checkpoint.config)
+    parts["progress"] = {name: _to_json(value) for name, value in checkpoint.progress.items()}
+    metadata = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
+    return file_format.to_bytes(metadata, checkpoint.tensors)
 
 
 def load(path: Path) -> Checkpoint:
-    """The checkpoint in a file; CheckpointError where there is none, or none that this program
-    wrote.
-    """
-    payload, origin = file_format.read(path), printable(path)
-    names = [each.name for each in fields(Checkpoint) if each.name != "origin"]
-    if type(payload) is not dict or set(payload) != set(names):
-        raise CheckpointError(
-            f"{origin}: not a checkpoint of this program, which holds {', '.join(names)}"
-        )
+    """Load a checkpoint; raise CheckpointError if there is none, or if any part is invalid."""
+    metadata, tensors = file_format.read(path)
+    origin, parts = printable(path), {}
+    for name, kind in PARTS.items():
+        try:
+            parts[name] = file_format.parse_json(metadata[name])
+        except KeyError:
+            raise CheckpointError(
+                f"{origin}: not a checkpoint of this program: it has no {name}"
+            ) from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{origin}: {name}: {error}") from None
+        if type(parts[name]) is not kind:
+            raise CheckpointError(
+                f"{origin}: {name} must be {'text' if kind is str else 'a mapping'}, "
+                f"but is {shown(parts[name])}"
+            )
     try:
-        config = from_dict(payload["config"])
+        config = from_dict(parts["config"])
     except ConfigError as error:
-        raise CheckpointError(f"{origin}: the config in it is wrong: {error}") from error
-    return Checkpoint(**payload | {"config": config}, origin=origin)
+        raise CheckpointError(f"{origin}: invalid config: {error}") from error
+    losses = {"best_loss", "train_loss_at_best"} & parts["progress"].keys()
+    progress = parts["progress"] | {
+        name: math.inf for name in losses if parts["progress"][name] is None
+    }
+    return Checkpoint(
+        **parts | {"config": config, "progress": progress}, tensors=tensors, origin=origin
+    )
+
+
+def _to_json(value: object) -> object:
+    """Return null for an infinite loss, which stands for none: JSON has no Infinity."""
+    return None if value == math.inf else value
 
 
 def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
-    """The file to read for `path`, a file or the folder of a run; and a line to say where it is not
-    the first choice.
+    """Return the file to load for a file or run folder, and a note if it is not the first choice.
 
-    `prefer` is "last" or "best": where that file of a folder is missing or damaged, an older one
-    stands in. A file that was named is read or refused. CheckpointError where none is whole; it
-    names those nearby that are.
+    `prefer` is "last" or "best". If that file of a folder is missing or damaged, an older one is
+    used. A file that the user named is used or refused. Raises CheckpointError, which names
+    undamaged checkpoints nearby.
     """
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
@@ -139,34 +334,27 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            return choice, f"{faults[0]}; reading {printable(choice)} instead" if faults else None
+            return choice, f"{faults[0]}; using {printable(choice)} instead" if faults else None
+    renamed = path.with_suffix(SUFFIX)
+    if path.suffix == ".pt" and renamed.is_file():
+        raise CheckpointError(f"{'; '.join(faults)}; use {printable(renamed)}")
     good = [printable(each) for each in _nearby(path)]
-    others = (
-        f"good ones nearby, newest first: {', '.join(good)}"
-        if good
-        else "there is no good one nearby"
-    )
+    others = f"undamaged ones nearby, newest first: {', '.join(good)}" if good else "none is nearby"
     raise CheckpointError(f"{'; '.join(faults)}; {others}")
 
 
 def _nearby(path: Path) -> list[Path]:
-    """Up to five whole checkpoints, the newest first: those beside `path`, or failing that further
-    up.
-    """
+    """Return up to five undamaged checkpoints, newest first, beside `path` or else further up."""
     for folder in filter(os.path.isdir, (path, *path.parents)[:3]):
-        found = [
-            file
-            for pattern in ("*.pt", "*/*.pt")
-            for file in folder.glob(pattern)
-            if file.is_file()
-        ]
-        newest = sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
-        if whole := [file for file in newest if _is_whole(file)]:
-            return whole
+        found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
+        files = [file for file in found if file.is_file()]
+        newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
+        if good := [file for file in newest if _is_undamaged(file)]:
+            return good
     return []
 
 
-def _is_whole(path: Path) -> bool:
+def _is_undamaged(path: Path) -> bool:
     try:
         file_format.verify(path)
     except CheckpointError:
@@ -174,116 +362,39 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-# -------------------------------------------------------------------------------------------- using
+# ------------------------------------------------------------------------- what differs on resuming
 
 
-def build_model(checkpoint: Checkpoint, *, ema: bool) -> GPT:
-    """The GPT of a checkpoint, with its weights or, `ema`, with their moving average (which there
-    must be).
-
-    CheckpointError unless every tensor of both is what the config makes; that is seen before any is
-    loaded.
-    """
-    _check_size(checkpoint)
-    model = GPT(checkpoint.config.model, len(checkpoint.vocabulary))
-    kept = (
-        {"model": checkpoint.model}
-        if checkpoint.ema is None
-        else {"model": checkpoint.model, "ema": checkpoint.ema}
-    )
-    for name, tensors in kept.items():
-        _check_tensors(f"{checkpoint.origin}: {name}", tensors, model.state_dict())
-    model.load_state_dict(kept["ema" if ema else "model"])
-    return model
-
-
-def load_optimizers(checkpoint: Checkpoint, optimizers: Sequence[Optimizer]) -> None:
-    """Give freshly made optimizers the state of a checkpoint; their rates and decays stay: settings
-    are no state.
-
-    CheckpointError unless every tensor is such as theirs.
-    """
-    if len(checkpoint.optimizers) != len(optimizers):
-        raise CheckpointError(
-            f"{checkpoint.origin}: it has {len(checkpoint.optimizers)} optimizers, its config "
-            f"makes {len(optimizers)}"
-        )
-    for i, (optimizer, saved) in enumerate(zip(optimizers, checkpoint.optimizers, strict=True)):
-        where = f"{checkpoint.origin}: optimizer {i}"
-        made = optimizer.state_dict()
-        if not _has_groups(saved, made["param_groups"]):
-            raise CheckpointError(
-                f"{where}: it is no state of the parameters that its config makes"
-            )
-        state = _flat(saved["state"])
-        _check_tensors(where, state, _flat(made["state"]))
-        if len({tensor.item() for tensor in state.values() if tensor.dim() == 0}) > 1:
-            raise CheckpointError(f"{where}: its parameters took different numbers of steps")
-        optimizer.load_state_dict(saved)
-
-
-def _check_size(checkpoint: Checkpoint) -> None:
-    """CheckpointError where a small file would make a large model."""
-    model = checkpoint.config.model
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage()
-        for tensor in checkpoint.model.values()
+def config_changes(saved: Config, config: Config) -> dict[str, str]:
+    """Return `section.name: saved -> now` for every setting that differs."""
+    then, now = flat_settings(saved), flat_settings(config)
+    return {
+        name: f"{name} {printable(then[name])} -> {printable(now[name])}"
+        for name in now
+        if now[name] != then[name]
     }
-    held = sum(storage.nbytes() for storage in storages.values())
-    made = 4 * estimate_parameters(model, len(checkpoint.vocabulary))
-    if made > held + MAX_EXCESS:
+
+
+def check_same_model(path: object, saved: Config, config: Config) -> None:
+    """Raise CheckpointError with the differences if the configs describe different models."""
+    free = {f"model.{name}" for name in LAYOUT_KEYS | TRAINING_KEYS}
+    changes = config_changes(saved, config)
+    other = [changes[name] for name in changes if name.startswith("model.") and name not in free]
+    if other:
         raise CheckpointError(
-            f"{checkpoint.origin}: its weights are {held:,} bytes, its config makes {made:,}"
+            f"{printable(path)}: the checkpoint has another model than the config "
+            f"({'; '.join(other)}); only model.attention, model.kernel, the dropouts and "
+            "residual_init may differ; set the rest back, or start a new run"
         )
 
 
-def _check_tensors(where: str, found: Mapping[str, object], made: Mapping[str, Tensor]) -> None:
-    """CheckpointError unless `found` has the names, shapes and dtypes of `made`, and is dense and
-    finite.
-    """
-    missing = [name for name in made if name not in found]
-    unknown = [name for name in found if name not in made]
-    if missing or unknown:
-        raise CheckpointError(f"{where}: missing: {_few(missing)}; unknown: {_few(unknown)}")
-    other = [
-        f"{name} is {_kind(found[name])}, its config makes {_kind(made[name])}"
-        for name in made
-        if _kind(found[name]) != _kind(made[name])
+def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
+    """Return `name: saved -> now` for what differs in the environment and the text."""
+    facts = {f"data.{name}": value for name, value in _data_facts(corpus).items()}
+    now = runtime.environment() | facts
+    then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
+    return [
+        f"{printable(name)} {printable(then.get(name))} -> {printable(now.get(name))}"
+        for name in sorted(now.keys() | then.keys())
+        if then.get(name) != now.get(name)
     ]
-    if other:
-        raise CheckpointError(f"{where}: {_few(other)}")
-    infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
-    if infinite:
-        raise CheckpointError(f"{where}: numbers that are not finite in {_few(infinite)}")
-
-
-def _few(names: Sequence[str]) -> str:
-    """The first five, and how many there are more."""
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return printable(", ".join(names[:5])) + more or "none"
-
-
-def _kind(value: object) -> str:
-    """Such as `float32 (65, 128)`."""
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{dtype} {tuple(value.shape)}" + ("" if file_format.is_dense(value) else ", not dense")
-
-
-def _has_groups(saved: object, groups: list[dict]) -> bool:
-    """Whether `saved` is the state_dict of an optimizer with the parameters of these groups."""
-    if type(saved) is not dict or set(saved) != {"state", "param_groups"}:
-        return False
-    state, theirs = saved["state"], saved["param_groups"]
-    if type(state) is not dict or type(theirs) is not list:
-        return False
-    per_parameter = all(type(i) is int and type(each) is dict for i, each in state.items())
-    same = [type(each) is dict and each.get("params") for each in theirs] == [
-        each["params"] for each in groups
-    ]
-    return per_parameter and same
-
-
-def _flat(state: dict[int, dict]) -> dict[str, object]:
-    return {f"{i}.{name}": value for i, each in state.items() for name, value in each.items()}

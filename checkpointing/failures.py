@@ -1,68 +1,69 @@
-"""What is said when a run cannot go on: where it was, what it leaves behind, and one thing
-to try.
-"""
+"""What to tell the user when a run cannot continue: the reason, what is left, and what to try."""
 
 from pathlib import Path
 
-from checkpointing.run_dir import Keeper, going_on
-from common.errors import NonFiniteError, ResourceError, printable
+from checkpointing.checkpoint import LAST, load
+from checkpointing.run_dir import resume_command
+from common.errors import CheckpointError, NonFiniteError, ResourceError, printable
 from configs.cli import Command
-from training.distributed import Ranks
-from training.state import Run
+from training.distributed import World
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 
 
-def not_finite(run: Run, keeper: Keeper, what: str) -> NonFiniteError:
-    """A step that would spoil the weights, and is not taken; or weights that are spoilt, and are
-    not saved.
+def raise_user_error(error: Exception, command: Command, world: World) -> None:
+    """Raise the error as a user error, with the last checkpoint and a remedy, if it is one.
+
+    NonFiniteError (exit 6) gets both added; out of memory and a lost process become ResourceError
+    (exit 5). Any other error is left to the caller.
     """
-    name = "muon_learning_rate" if run.config.train.optimizer == "muon" else "learning_rate"
-    return NonFiniteError(
-        f"after step {run.progress.step:,}, at rate {run.rate:.3g}: {what}; {keeper}; "
-        f"{_again(keeper.folder, run.runtime.ranks)} "
-        f"--{name}={getattr(run.config.train, name) / 2:g}"
-    )
-
-
-def explain(error: Exception, command: Command, ranks: Ranks) -> None:
-    """Raise ResourceError (exit 5) where an error of torch says that memory, or another process of
-    the run, is gone.
-    """
-    if isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory")
-    ):
-        raise out_of_memory(command, ranks) from error
-    if ranks.is_lost(error):
+    if isinstance(error, NonFiniteError):
+        raise NonFiniteError(
+            f"{error}; {_last_checkpoint(command, with_step=True)}; "
+            f"{_retry_hint(command, world)} {_half_learning_rate(command)}"
+        ) from error
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         raise ResourceError(
-            f"another process of this run has ended, torchrun says which; {_kept(command)}; "
-            f"{_again(Path(command.out_dir), ranks)}"
+            f"device {command.config.device}: out of memory; "
+            f"batch_size {command.config.train.batch_size} windows of block_size "
+            f"{command.config.model.block_size} do not fit at once; {_last_checkpoint(command)}; "
+            f"{_retry_hint(command, world)} {_smaller_batch(command)}"
+        ) from error
+    if world.is_connection_error(error):
+        raise ResourceError(
+            f"another process of this run has ended, torchrun says which; "
+            f"{_last_checkpoint(command)}; {_retry_hint(command, world)}"
         ) from error
 
 
-def out_of_memory(command: Command, ranks: Ranks) -> ResourceError:
-    """A step, or what comes before the first, that does not fit."""
-    train, folder = command.config.train, Path(command.out_dir)
-    size, parts = train.batch_size, train.gradient_accumulation_steps
-    by = next((divisor for divisor in range(2, size + 1) if size % divisor == 0), None)
-    smaller = (
-        f"--batch_size={size // by} --gradient_accumulation_steps={parts * by}"
-        if by
-        else "--model.n_layer=1"
-    )
-    return ResourceError(
-        f"device {command.config.device}: out of memory; batch_size {size} windows of block_size "
-        f"{command.config.model.block_size} do not fit at once; {_kept(command)}; "
-        f"{_again(folder, ranks)} {smaller}"
-    )
+def _last_checkpoint(command: Command, with_step: bool = False) -> str:
+    path = Path(command.out_dir) / LAST
+    if not path.exists():
+        return "there is no checkpoint yet"
+    step = ""
+    if with_step:
+        try:
+            step = f" of step {load(path).progress['step']:,}"
+        except CheckpointError as error:
+            return str(error)
+    return f"the last checkpoint is {printable(path)}{step}"
 
 
-def _kept(command: Command) -> str:
-    last = Path(command.out_dir) / "last.pt"
-    return (
-        f"the last checkpoint is {printable(last)}"
-        if last.exists()
-        else "there is no checkpoint yet"
-    )
+def _half_learning_rate(command: Command) -> str:
+    train = command.config.train
+    name = "muon_learning_rate" if train.optimizer == "muon" else "learning_rate"
+    return f"--{name}={getattr(train, name) / 2:g}"
 
 
-def _again(folder: Path, ranks: Ranks) -> str:
-    return f"try: {going_on(folder, ranks)}"
+def _smaller_batch(command: Command) -> str:
+    """Return options for the same batch in more micro-batches, or failing that a smaller model."""
+    train = command.config.train
+    size, steps = train.batch_size, train.gradient_accumulation_steps
+    divisor = next((n for n in range(2, size + 1) if size % n == 0), None)
+    if divisor is None:
+        return "--model.n_layer=1"
+    return f"--batch_size={size // divisor} --gradient_accumulation_steps={steps * divisor}"
+
+
+def _retry_hint(command: Command, world: World) -> str:
+    return f"try: {resume_command(Path(command.out_dir), world)}"

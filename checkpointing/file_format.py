@@ -1,301 +1,224 @@
-"""A file that is whole or refused: written in one stroke, sealed with its own checksum, read with
-suspicion.
+"""The file format of checkpoints: a safetensors file that carries its own SHA-256.
 
-The payload is a tree of dicts, lists, plain values and tensors. The file is what torch.save makes
-of it, and plain torch.load still opens it; its seal is the comment of the zip archive: a format
-tag, the format version, and the SHA-256 of every byte before it.
+8 bytes with the length of the header (little-endian), the header in JSON, then the raw tensors
+(https://github.com/huggingface/safetensors#format). Code in a file is never run, because there is
+none; and no size in a file is trusted before the file's own size confirms it.
+
+The header's `__metadata__` begins with `sha256`, the digest of the whole file, computed with its
+own 64 digits set to zeros, and with the version of this format. Both are always at the same place,
+so that they can be checked before anything is parsed.
 """
 
 import hashlib
-import io
-import os
+import json
+import math
 import re
-import shutil
-import stat
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from pickletools import genops, markobject
 
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError, ResourceError, printable
+from common.errors import CheckpointError, printable
+from common.files import read_regular
 
-VERSION = 1
-TAG = f"hornbook checkpoint format {VERSION} sha256 ".encode()
-SEAL = re.compile(rb"hornbook checkpoint format ([1-9][0-9]{0,8}) sha256 ([0-9a-f]{64})\Z")
-LONGEST_SEAL = 128
-PLAIN = (int, float, str, bool, type(None))
-GLOBALS = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
-# where torch.save puts the structure; each tensor's numbers are a record of their own
-PICKLE = "archive/data.pkl"
+VERSION = 2  # of this format; 1 was a PyTorch archive, before the first release
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FILE = 2**36  # bytes
-MAX_PICKLE = 2**22  # bytes, of which each may become an object of 64: enough for 25,000 tensors
-MAX_DEPTH = 100  # Python ends in a segmentation fault where it hashes tuples nested a million deep
-
-# ------------------------------------------------------------------------------------------ writing
-
-
-def seal(payload: object) -> bytes:
-    """The bytes of the file; TypeError for a payload that could not be read again, which is our own
-    mistake.
-    """
-    buffer = io.BytesIO()
-    torch.save(_portable(payload), buffer)
-    with zipfile.ZipFile(buffer) as archive:
-        _inspect(archive.read(PICKLE))  # what could not be read again is not written
-    buffer.seek(
-        -2, io.SEEK_END
-    )  # a zip archive ends with the length of its comment and the comment
-    buffer.write((len(TAG) + 64).to_bytes(2, "little") + TAG)
-    buffer.write(hashlib.sha256(buffer.getvalue()).hexdigest().encode())
-    return buffer.getvalue()
+MAX_HEADER = 2**22  # bytes
+# of commas in the header: enough for 40,000 tensors; bounds the memory that parsing it takes
+MAX_COMMAS = 200_000
+BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
+DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
+ZEROS = b"0" * 64
+AFTER_DIGEST = re.compile(rb'","hornbook_format":"([0-9]{1,9})"')
+OLD_FORMAT = b"hornbook checkpoint format 1 sha256 "  # near the end of a file of format 1
 
 
-def write(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Put `content` in the place of `path`, which at every instant is the old file or the new,
-    whole.
-
-    The old file lives on as `previous`, if that is given. It moves there only once the new one is
-    in place: a damaged one must not push out the last good one. ResourceError where the disk is
-    full or refuses, with nothing lost or left behind.
-    """
-    try:
-        with _temporary(path) as new:
-            _write_new(new, content)
-            _put_in_place(new, path, previous)
-            _sync_folder(path.parent)
-    except OSError as error:
-        raise ResourceError(
-            f"{printable(path)}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
-            f"{_free(path.parent)} at {printable(path.parent)}; what was saved before is whole; "
-            "make room or choose another --out_dir"
-        ) from error
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove the unfinished files of processes that died while they wrote."""
-    for path in folder.glob("*.tmp.*"):
-        pid = path.suffix[1:]
-        if pid.isdecimal() and not _is_running(int(pid)):
-            with suppress(OSError):
-                path.unlink()
-
-
-def _portable(value: object) -> object:
-    """The tree made anew, with each tensor dense, detached and on the CPU."""
-    if isinstance(value, Tensor):
-        tensor = value.detach().cpu().contiguous()
-        return tensor if is_dense(tensor) else tensor.clone()
-    if isinstance(value, dict):
-        return {_portable(key): _portable(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_portable, value))
-    if type(value) not in PLAIN:
-        raise TypeError(
-            f"a {type(value).__name__} does not belong in a checkpoint; make it a plain value"
-        )
-    return value
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor lies in memory in order, alone, and with every number its own."""
-    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a file in the making; whatever happens, nothing is left of it."""
-    name = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    name.unlink(
-        missing_ok=True
-    )  # of a dead process that had our number, as every first one in a container has
-    try:
-        yield name
-    finally:
-        with suppress(OSError):
-            name.unlink(missing_ok=True)
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _put_in_place(new: Path, path: Path, previous: Path | None) -> None:
-    if previous is None or not path.exists():
-        os.replace(new, path)
-        return
-    with _temporary(previous) as old:
-        try:
-            os.link(path, old)
-        except OSError:  # a file system without hard links
-            _write_new(old, path.read_bytes())
-        os.replace(new, path)
-        os.replace(old, previous)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new names outlast a power cut."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
-    except OSError:
-        return "nothing can be written"
-
-
-def _is_running(pid: int) -> bool:
-    if os.name == "nt":  # where signal 0 would be a Ctrl-C, but an open file cannot be removed
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user
-        return True
-    return pid != os.getpid()
-
-
-# ------------------------------------------------------------------------------------------ reading
+def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
+    """Serialize tensors and metadata; `metadata` gets `sha256` and the format version first."""
+    first = {"sha256": ZEROS.decode(), "hornbook_format": str(VERSION)}
+    header = {"__metadata__": first | metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # align the tensors
+    parts = [len(text).to_bytes(8, "little"), text]
+    parts += [_raw(tensor) for tensor in tensors.values()]
+    content = bytearray().join(parts)
+    content[DIGEST] = _digest(content)
+    return content
 
 
 def verify(path: Path) -> None:
-    """CheckpointError unless the file is there, sealed, undamaged and of this format."""
-    with _refusals_of(path):
-        _content(path)
+    """Raise CheckpointError unless the file is an undamaged checkpoint of this format."""
+    with _naming(path):
+        _read_verified(path)
 
 
-def read(path: Path) -> object:
-    """The payload of a sealed file, of which nothing is built before all of it has been looked at.
+def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of a checkpoint file.
 
-    CheckpointError for a file that is missing, damaged, foreign, of a newer format, or larger
-    unpacked than packed.
+    Raises CheckpointError if it is missing, damaged, of another program or of a newer format.
     """
-    with _refusals_of(path):
-        return torch.load(_repacked(_content(path)), map_location="cpu", weights_only=True)
+    with _naming(path):
+        return parse(_read_verified(path))
+
+
+def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and the tensors of any safetensors file; the tensors share its memory.
+
+    Raises CheckpointError unless every name, dtype, shape and offset is valid and the tensors fill
+    the file without gap or overlap.
+    """
+    length = int.from_bytes(content[:8], "little")
+    if length > MAX_HEADER or 8 + length > len(content):
+        raise CheckpointError(f"a header of {length:,} bytes; allowed: {MAX_HEADER:,}")
+    header = _parse_json(bytes(content[8 : 8 + length]))
+    if type(header) is not dict:
+        raise CheckpointError("the header is not a JSON object")
+    metadata = header.pop("__metadata__", {})
+    if type(metadata) is not dict or any(type(value) is not str for value in metadata.values()):
+        raise CheckpointError("__metadata__ must map names to strings")
+    tensors, end = {}, 0
+    for name, entry in header.items():
+        dtype, shape, start, stop = _entry(name, entry)
+        if start != end:
+            raise CheckpointError(f"{_quoted(name)} begins at {start}, not at {end}")
+        count = math.prod(shape)
+        if stop - start != count * dtype.itemsize or 8 + length + stop > len(content):
+            raise CheckpointError(f"{_quoted(name)} has {stop - start:,} bytes; its shape differs")
+        if count:
+            flat = torch.frombuffer(content, dtype=dtype, count=count, offset=8 + length + start)
+        else:
+            flat = torch.empty(0, dtype=dtype)
+        tensors[name], end = flat.view(shape), stop
+    if 8 + length + end != len(content):
+        raise CheckpointError(f"{len(content) - 8 - length - end:,} bytes after the last tensor")
+    return metadata, tensors
+
+
+def _entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int, int]:
+    """Return dtype, shape, start and end that the header gives for a tensor, each of valid type."""
+    if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{_quoted(name)} must have dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise CheckpointError(f"{_quoted(name)} has an unknown dtype")
+    for numbers in (shape, offsets):
+        if type(numbers) is not list or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
+            raise CheckpointError(f"{_quoted(name)} has an invalid shape or offset")
+    if len(shape) > 8 or len(offsets) != 2:
+        raise CheckpointError(f"{_quoted(name)} has an invalid shape or offset")
+    return DTYPES[dtype], shape, *offsets
+
+
+def _parse_json(text: bytes) -> object:
+    """Parse JSON of bounded size and depth, without duplicate names, NaN and Infinity."""
+    if text.count(b",") > MAX_COMMAS:
+        raise CheckpointError("the header has too many parts")
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_without_duplicates,
+            parse_float=_finite,
+            parse_constant=_finite,
+        )
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"invalid JSON in the header ({type(error).__name__})") from error
+
+
+def parse_json(text: str) -> object:
+    """Parse the JSON of a metadata value, with the same limits as the header."""
+    return _parse_json(text.encode("utf-8", "surrogatepass"))
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return entries
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError("a number is not finite")
+    return number
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor in row-major order."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def _digest(content: bytearray) -> bytes:
+    """Return the SHA-256 of the file with the digits of the digest set to zeros."""
+    view = memoryview(content)
+    sha256 = hashlib.sha256(view[: DIGEST.start])
+    sha256.update(ZEROS)
+    sha256.update(view[DIGEST.stop :])
+    return sha256.hexdigest().encode()
+
+
+def _read_verified(path: Path) -> bytearray:
+    """Read a file; check its digest, then its format version."""
+    content = read_regular(path, MAX_FILE)
+    if not content:
+        raise CheckpointError("empty file (interrupted save?)")
+    version = AFTER_DIGEST.match(content, DIGEST.stop)
+    if not content.startswith(BEFORE_DIGEST, 8) or not version:
+        raise CheckpointError(_foreign(content))
+    if content[DIGEST] != _digest(content):
+        raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
+    if int(version[1]) != VERSION:
+        raise CheckpointError(
+            f"written in version {int(version[1])} of the format; this program reads version "
+            f"{VERSION}; upgrade"
+        )
+    return content
+
+
+def _foreign(content: bytearray) -> str:
+    """Say what a file is that is not ours."""
+    if OLD_FORMAT in content[-128:]:
+        return "a checkpoint of format 1, from before the first release; train again"
+    if content.startswith(b"PK\3\4"):
+        return "not a checkpoint of this program, but a PyTorch or zip file"
+    return "not a checkpoint of this program"
 
 
 @contextmanager
-def _refusals_of(path: Path) -> Iterator[None]:
-    """Whatever a file makes fail is a CheckpointError that names it."""
+def _naming(path: Path) -> Iterator[None]:
+    """Turn a failed read into a CheckpointError, and put the file's name in front of each."""
     try:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{printable(path)}: {error}") from None
     except OSError as error:
-        raise CheckpointError(
-            f"{printable(path)}: {(error.strerror or 'cannot be read').lower()}"
-        ) from error
-    except (
-        Exception
-    ) as error:  # zipfile, pickletools and torch raise a dozen kinds for what is not theirs
-        raise CheckpointError(
-            f"{printable(path)}: not a checkpoint of this program ({type(error).__name__})"
-        ) from error
+        reason = (error.strerror or "cannot be read").lower()
+        raise CheckpointError(f"{printable(path)}: {reason}") from error
 
 
-def _content(path: Path) -> bytes:
-    """The bytes of a file, read once, if its seal is there and right."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise CheckpointError("not a regular file")
-    with open(path, "rb") as file:
-        size = file.seek(0, io.SEEK_END)
-        file.seek(max(0, size - LONGEST_SEAL))
-        seal = SEAL.search(file.read())
-        file.seek(0)
-        if seal is None or size > MAX_FILE:
-            raise CheckpointError(_unsealed(size, file.read(4)))
-        content = file.read()
-    if hashlib.sha256(memoryview(content)[:-64]).hexdigest().encode() != seal[2]:
-        raise CheckpointError("checksum mismatch: the file is damaged")
-    if int(seal[1]) != VERSION:
-        raise CheckpointError(
-            f"written by version {int(seal[1])} of the format, this reads <= {VERSION}; upgrade"
-        )
-    return content
-
-
-def _unsealed(size: int, magic: bytes) -> str:
-    """What a file is that is too large or has no seal."""
-    if size == 0:
-        return "empty file (interrupted save?)"
-    if size > MAX_FILE:
-        return f"{size:,} bytes; allowed: {MAX_FILE:,}"
-    if magic != b"PK\3\4":
-        return "not a checkpoint of this program"
-    return "not a checkpoint of this program, or cut short: no format tag at its end"
-
-
-def _repacked(content: bytes) -> io.BytesIO:
-    """The archive packed again from the records that were looked at, lest torch should read it in
-    another way.
-    """
-    packed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(packed, "w") as copy:
-        records = archive.infolist()
-        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-            raise CheckpointError("compressed records, as in a zip bomb; this program writes none")
-        if sum(record.file_size for record in records) > len(content):
-            raise CheckpointError("overlapping records, as in a zip bomb; this program writes none")
-        if len({record.filename.lower() for record in records}) < len(records):
-            raise CheckpointError("two records of one name; this program writes none")
-        _inspect(archive.read(PICKLE))
-        for record in records:
-            copy.writestr(record.filename, archive.read(record))
-    packed.seek(0)
-    return packed
-
-
-def _inspect(pickle: bytes) -> None:
-    """Refuse a pickle that this program would not write, before anything is built from it.
-
-    `weights_only` lets through a `bytearray(3 * 10**9)`, a list that holds another twice, which
-    holds another twice, and tuples nested so deep that to hash them ends the process. So: no
-    globals but those of tensors; nothing but names is used again, which makes what is built a tree,
-    no larger than the pickle; and the tree is not deep.
-    """
-    if len(pickle) > MAX_PICKLE:
-        raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
-    heights, marks = (
-        [],
-        [],
-    )  # how deep what lies on the unpickler's stack is nested, and where its marks are
-    kept, latest = {}, ""  # by which opcode each thing was made that is kept to be used again
-    for opcode, argument, _ in genops(pickle):
-        if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
-            raise CheckpointError(
-                f"foreign object {printable(argument[:80])}; allowed: tensors and plain values"
-            )
-        if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            kept[argument] = latest
-            continue
-        latest = opcode.name
-        if latest in ("BINGET", "LONG_BINGET") and kept[argument] not in ("GLOBAL", "BINUNICODE"):
-            raise CheckpointError("an object used twice; this program writes none")
-        if latest == "MARK":
-            marks.append(len(heights))
-            continue
-        inputs = opcode.stack_before
-        first = (
-            marks.pop() - inputs.index(markobject)
-            if markobject in inputs
-            else len(heights) - len(inputs)
-        )
-        height = 1 + max(heights[first:], default=0)
-        if height > MAX_DEPTH:
-            raise CheckpointError(f"nested more than {MAX_DEPTH} deep")
-        heights[first:] = [height for _ in opcode.stack_after]
+def _quoted(name: str) -> str:
+    """Return a tensor's name for a message: short, and without control characters."""
+    return f"tensor '{printable(name[:80])}'"

@@ -70,7 +70,7 @@ def _escape(c: str) -> str:
     return c.encode("unicode_escape").decode()
 
 
-def answer(main: Callable[[list[str]], int]) -> int:
+def run_command(main: Callable[[list[str]], int]) -> int:
     """Run a command on the arguments of this process; its exit code, with one line for a user's
     mistake.
     """

@@ -1,4 +1,4 @@
-"""When a run is to stop before its last step: a signal asks for it, or its time is up."""
+"""Requests to stop a run before its last step: signals, and the time limit."""
 
 import math
 import os
@@ -8,95 +8,89 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
-TIME_IS_UP = 1
-EXIT_CODES = {
-    "SIGINT": 130,
-    "SIGTERM": 143,
-    "SIGHUP": 143,
-    "SIGBREAK": 143,
-}  # of those that the system has
-ANSWER = b"\nstopping: this step is finished and saved; Ctrl-C again leaves at once\n"
+TIME_LIMIT = 1  # the request that the time limit makes; signals request their exit code
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGBREAK": 143}
+STOPPING = b"\nstopping: finishing this step and saving"
+CTRL_C = b"; press Ctrl-C again to exit at once"
 
 
 class Interrupted(Exception):
-    """What can be done again later was left, because the run is to stop."""
+    """Raised to abandon repeatable work, such as an evaluation, because the run is stopping."""
 
 
 class Stop:
-    """`with Stop() as stop:` answers signals; a run that is to end sees `stop.wanted`, saves and
-    ends itself.
+    """Signal handlers for the length of a `with` block, and whether the run should stop.
 
-    Before `gently` is called there is nothing to save, and a signal ends the process at once. After
-    it, a signal sets a flag and no more, so nothing is ever torn; only a second one that is a
-    Ctrl-C leaves at once, as KeyboardInterrupt. A signal that is ignored when the run starts, as
-    nohup does with SIGHUP, stays ignored. Among ranks, which must stop at the same step, `agreed`
-    is what they all know of; what one of them has `heard` waits until then.
+    Until `defer` is called there is nothing to save, and a signal ends the process at once. From
+    then on it sets a flag: the run sees `stop.requested`, saves and ends by itself. Only a second
+    Ctrl-C ends the process at once, as KeyboardInterrupt. A signal that is ignored when the run
+    starts stays ignored, such as SIGHUP under nohup.
+
+    Processes of a distributed run must stop at the same step. They agree on `global_request`; the
+    `local_request` of one of them has no effect until then.
     """
 
     def __init__(self):
         self.deadline = math.inf
         self.signal: str | None = None
-        self.agreed: int | None = None
-        self._gentle = self._aloud = False
-        self._before: dict[int, object] = {}
+        self.global_request: int | None = None
+        self._deferred = self._verbose = False
+        self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Stop":
         for name in EXIT_CODES:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                self._before[number] = signal.signal(number, self._handle)
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def within(self, minutes: float | None) -> None:
-        """Limit the time from here on."""
+    def set_time_limit(self, minutes: float | None) -> None:
+        """Limit the time from now on; None removes the limit."""
         self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
-    def gently(self, aloud: bool = True) -> None:
-        """From here on there is work to save; signals are answered in words, if `aloud`."""
-        self._gentle, self._aloud = True, aloud
+    def defer(self, verbose: bool = True) -> None:
+        """Defer signals from now on to the end of the step; print so if `verbose`."""
+        self._deferred, self._verbose = True, verbose
 
     @property
-    def heard(self) -> int:
-        """Why this process is to stop: TIME_IS_UP or the exit code of a signal; 0 where it may go
-        on.
-        """
-        return (
-            EXIT_CODES[self.signal]
-            if self.signal
-            else TIME_IS_UP * (time.monotonic() >= self.deadline)
-        )
+    def local_request(self) -> int:
+        """The request of this process: 0, TIME_LIMIT, or the exit code of a signal."""
+        if self.signal:
+            return EXIT_CODES[self.signal]
+        return TIME_LIMIT if time.monotonic() >= self.deadline else 0
 
     @property
-    def reason(self) -> int:
-        """Why the run is to stop, in the same numbers."""
-        return self.heard if self.agreed is None else self.agreed
+    def request(self) -> int:
+        """The request of the run, in the same codes."""
+        return self.local_request if self.global_request is None else self.global_request
 
     @property
-    def wanted(self) -> bool:
-        return self.reason > 0
+    def requested(self) -> bool:
+        return self.request > 0
 
     @property
     def exit_code(self) -> int:
         """130 after Ctrl-C, 143 after the other signals, else 0."""
-        return self.reason if self.reason in EXIT_CODES.values() else 0
+        return self.request if self.request in EXIT_CODES.values() else 0
 
-    def watched(self, items: Iterable) -> Iterator:
-        """The same items, until the run is to stop: Interrupted then."""
+    def interruptible(self, items: Iterable) -> Iterator:
+        """Yield the items; raise Interrupted as soon as this process is asked to stop."""
         for item in items:
-            if self.heard:
-                raise Interrupted(self.heard)
+            if self.local_request:
+                raise Interrupted(self.local_request)
             yield item
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        again, self.signal = self.signal is not None, self.signal or signal.Signals(number).name
-        if number == signal.SIGINT and (again or not self._gentle):
+        repeated, self.signal = self.signal is not None, self.signal or signal.Signals(number).name
+        if number == signal.SIGINT and (repeated or not self._deferred):
             raise KeyboardInterrupt
-        if not self._gentle:
-            raise SystemExit(self.heard)
-        if self._aloud:
+        if not self._deferred:
+            raise SystemExit(self.local_request)
+        if self._verbose:
+            hint = CTRL_C if number == signal.SIGINT else b""
             with suppress(OSError):
-                os.write(2, ANSWER)  # a system call, where print could meet itself
+                os.write(2, STOPPING + hint + b"\n")  # a system call: print is not reentrant

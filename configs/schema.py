@@ -308,6 +308,18 @@ def to_dict(config: Config) -> dict:
     return asdict(config)
 
 
+def flat_settings(config: Config) -> dict[str, object]:
+    """Return every setting by its full name, except the paths of the run and its text."""
+    flat = {}
+    for name, value in asdict(config).items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": each for key, each in value.items()}
+        else:
+            flat[name] = value
+    paths = ("out_dir", "data.sources", "data.val_sources")
+    return {name: value for name, value in flat.items() if name not in paths}
+
+
 def from_dict(mapping: object, section: type = Config):
     """The Config (or a section of it, or a SampleConfig) of plain nested data; defaults for the
     rest.

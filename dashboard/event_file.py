@@ -1,123 +1,109 @@
-"""TensorBoard's event files: written record by record, and cut back to the checkpoint that a run
-goes on from.
+"""The TensorBoard event files of a run.
 
-TensorBoard shows whatever is in any of them: what came after the checkpoint would stay, beside what
-comes in its place. A record is TFRecord's: length, masked CRC-32C of the length, data, masked
-CRC-32C of the data. The data is an Event.
+TensorBoard shows whatever is in any file of the folder. So a resumed run first removes what was
+written after its checkpoint, which records how far the event files were then: each process writes
+one numbered file, and the number and size of the current one are the position.
 """
 
 import io
 import re
-import struct
+import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
-from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter, masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-from checkpointing import file_format
+from common.errors import ResourceError, printable
+from common.files import write_atomic
 
-FILES = "*tfevents*"  # TensorBoard's own rule
-INTRODUCTION = (
-    "run/",
-    "_hparams_/",
-    "custom_scalars__config__",
-)  # tags of step 0 that say what the run is
-HEADER, FOOTER = struct.Struct("<QI"), 4  # bytes
+NAME = "events.out.tfevents.{:010d}"
+MAX_NUMBER = 10**10 - 1  # of ten digits
+OWN_NAME = re.compile(r"events\.out\.tfevents\.(\d{10})")
+DESCRIPTION = NAME.format(0) + ".run"  # what the run is; TensorBoard reads files in order of names
 
 
 class EventFile:
-    """A new file in `folder`; its name comes after all that are there, since TensorBoard reads them
-    in that order.
+    """A new event file in a folder, named so that TensorBoard reads it after all others there.
 
-    Records wait in memory until `flush` finds room for them.
+    Records wait in memory until `flush` succeeds.
     """
 
     def __init__(self, folder: Path):
-        numbers = [
-            int(n) for path in folder.glob(FILES) for n in re.findall(r"tfevents\.(\d+)", path.name)
-        ]
-        self.path = (
-            folder
-            / f"events.out.tfevents.{max(int(time.time()), *(n + 1 for n in [-1, *numbers])):010d}"
-        )
-        self.size = 0  # bytes that are safe in the file
+        names = [path.name for path in folder.glob("*tfevents*")]
+        numbers = [int(n) for name in names for n in re.findall(r"tfevents\.(\d{1,10})", name)]
+        self.number = max([int(time.time()), *(n + 1 for n in numbers if n < MAX_NUMBER)])
+        self.path = folder / NAME.format(self.number)
+        self.size = 0  # bytes on disk
         self.waiting = io.BytesIO()
 
+    @property
+    def position(self) -> dict[str, int]:
+        """What `truncate_events` needs to remove all that is written from now on."""
+        return {"number": self.number, "size": self.size}
+
     def add(self, summary: Summary, step: int) -> None:
-        """Values of `step`; torch.utils.tensorboard.summary makes summaries of most kinds."""
         if not self.size and not self.waiting.tell():
-            self._write(Event(file_version="brain.Event:2", wall_time=time.time()))
-        self._write(Event(summary=summary, step=step, wall_time=time.time()))
+            self.waiting.write(_records([]))
+        self.waiting.write(_record(Event(summary=summary, step=step, wall_time=time.time())))
 
     def flush(self) -> None:
-        """Bring what waits to the disk; OSError where it refuses, and then it goes on waiting."""
+        """Write the waiting records to disk; raise OSError, and keep them, if that fails."""
         if not self.waiting.tell():
             return
         with open(self.path, "r+b" if self.size else "wb") as file:
-            file.seek(self.size)  # over what an earlier attempt left
+            file.seek(self.size)  # overwrites what a failed attempt left
             file.write(self.waiting.getvalue())
         self.size += self.waiting.tell()
         self.waiting = io.BytesIO()
 
-    def _write(self, event: Event) -> None:
-        RecordWriter(self.waiting).write(event.SerializeToString())
+
+def write_description(folder: Path, summaries: Iterable[Summary]) -> None:
+    """Replace the file that says what the run is; raise ResourceError if it cannot be written."""
+    write_atomic(folder / DESCRIPTION, _records(summaries))
 
 
-def cut_back(folder: Path, step: int, evaluated: int) -> None:
-    """Drop what came after a checkpoint: tags of train/ after its `step`, the rest after its last
-    evaluation.
+def truncate_events(folder: Path, position: dict[str, int]) -> None:
+    """Remove all events that a run wrote to its folder after `position` was saved.
 
-    A record that a kill has torn ends its file. Files with nothing to drop are left alone;
-    ResourceError where one that is cut cannot be written.
+    Touches only files with names of our own. Raises ResourceError if they cannot be changed.
     """
-    _drop(folder, lambda event: _is_later(event, step, evaluated))
+    try:
+        for number, path in own_files(folder):
+            if number > position["number"]:
+                path.unlink()
+            elif number == position["number"] and path.stat().st_size > position["size"]:
+                with open(path, "r+b") as file:
+                    file.truncate(position["size"])
+    except OSError as error:
+        raise ResourceError(
+            f"{printable(error.filename or folder)}: cannot remove the events after the "
+            f"checkpoint ({error.strerror}); make the folder writable"
+        ) from error
 
 
-def is_introduced(folder: Path, summaries: Sequence[Summary]) -> bool:
-    """Whether the files introduce the run with just these summaries; another introduction is
-    dropped from them.
-    """
-    events = (
-        event for path in sorted(folder.glob(FILES)) for event, _ in _records(path.read_bytes())
-    )
-    same = [event.summary for event in events if _introduces(event)] == list(summaries)
-    if not same:
-        _drop(folder, _introduces)
-    return same
+def own_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return the number and path of each event file of ours in a folder."""
+    found = []
+    for path in folder.glob(NAME.partition("{")[0] + "*"):
+        match = OWN_NAME.fullmatch(path.name)
+        if match and stat.S_ISREG(path.lstat().st_mode):
+            found.append((int(match[1]), path))
+    return found
 
 
-def _drop(folder: Path, dropped: Callable[[Event], bool]) -> None:
-    for path in folder.glob(FILES):
-        content = path.read_bytes()
-        kept = b"".join(record for event, record in _records(content) if not dropped(event))
-        if kept != content:
-            file_format.write(path, kept)
+def _records(summaries: Iterable[Summary]) -> bytes:
+    """Return a whole event file: the version, then the summaries at step 0."""
+    now = time.time()
+    events = [Event(file_version="brain.Event:2", wall_time=now)]
+    events += [Event(summary=summary, step=0, wall_time=now) for summary in summaries]
+    return b"".join(map(_record, events))
 
 
-def _introduces(event: Event) -> bool:
-    return any(value.tag.startswith(INTRODUCTION) for value in event.summary.value)
-
-
-def _is_later(event: Event, step: int, evaluated: int) -> bool:
-    in_training = all(value.tag.startswith("train/") for value in event.summary.value)
-    return event.step > (step if in_training else evaluated)
-
-
-def _records(content: bytes) -> Iterator[tuple[Event, bytes]]:
-    """Each event with the bytes of its record, as far as they are whole."""
-    start = 0
-    while start + HEADER.size <= len(content):
-        length, check = HEADER.unpack_from(content, start)
-        data, end = start + HEADER.size, start + HEADER.size + length + FOOTER
-        if check != masked_crc32c(content[start : start + 8]) or end > len(content):
-            return
-        try:
-            event = Event.FromString(content[data : end - FOOTER])
-        except DecodeError:
-            return
-        yield event, content[start:end]
-        start = end
+def _record(event: Event) -> bytes:
+    """Frame an event as a TFRecord: length, CRC of the length, data, CRC of the data."""
+    framed = io.BytesIO()
+    RecordWriter(framed).write(event.SerializeToString())
+    return framed.getvalue()

@@ -1,27 +1,23 @@
-"""What a run says: curves, texts and pictures to TensorBoard, lines and a progress bar to the
-terminal.
+"""Output of a run: lines and a progress bar on the console, summaries to TensorBoard.
 
-None of it can stop a run: where the disk is full or nobody reads any more, the run goes on without.
+Output never ends a run: if the disk is full or nobody reads, training continues without it.
 """
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
-from common.errors import printable
-from dashboard import summaries
-from dashboard.event_file import EventFile, is_introduced
+from common.errors import ResourceError, printable
+from dashboard import event_file, summaries
 
 
-def say(line: str) -> None:
-    """A line for people, above the bar; where the reader of the output has gone, nothing from now
-    on.
-    """
+def info(line: str) -> None:
+    """Print a line above the progress bar; if the reader has gone, print nothing from now on."""
     try:
         tqdm.write(line, file=sys.stdout)
         sys.stdout.flush()
@@ -29,80 +25,80 @@ def say(line: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class Silence:
-    """The monitor of a rank that has nothing to say because the first says it."""
+class Logger:
+    """The console and TensorBoard output of a run; none without a folder, for ranks but the first.
 
-    def introduce(self, summaries: Sequence[Summary]) -> None: ...
-    def progress(self, step: int, loss: float, speed: float) -> None: ...
-    def scalars(self, step: int, values: dict[str, float]) -> None: ...
-    def show(self, step: int, summaries: Iterable[Summary]) -> None: ...
-    def notice(self, step: int, tag: str, words: str) -> None: ...
-    def sample(self, step: int, text: str) -> None: ...
-    def close(self) -> None: ...
+    The progress bar is shown on a terminal only.
+    """
 
-
-class Monitor:
-    """One voice for a run. Without a terminal the bar is left out and the lines remain."""
-
-    def __init__(self, folder: Path, first_step: int, last_step: int):
-        self.events = EventFile(folder)
+    def __init__(self, folder: Path | None, first_step: int, last_step: int):
+        self.folder = folder
+        self.events = event_file.EventFile(folder) if folder else None
         self.warned = False
         self.bar = tqdm(
-            total=last_step, initial=first_step, unit="step", disable=not sys.stderr.isatty()
+            total=last_step,
+            initial=first_step,
+            unit="step",
+            disable=folder is None or not sys.stderr.isatty(),
         )
 
-    def progress(self, step: int, loss: float, speed: float) -> None:
-        """Move the bar to `step`, the number of steps done; `speed` is in characters per second."""
+    def progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
+        """Move the bar to `step`, the number of steps done."""
         with suppress(OSError):
-            self.bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} characters/s", refresh=False)
+            postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} characters/s"
+            self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
+    def describe(self, items: Iterable[Summary]) -> None:
+        """Replace the description of the run in TensorBoard."""
+        if self.folder:
+            try:
+                event_file.write_description(self.folder, items)
+            except ResourceError as error:
+                self._warn_once(str(error))
+
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Tag by tag, such as train/loss, to TensorBoard."""
-        self.events.add(
-            Summary(value=[Summary.Value(tag=tag, simple_value=values[tag]) for tag in values]),
-            step,
-        )
-        self.flush()
+        """Log one value per tag, such as train/loss, to TensorBoard."""
+        tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self.summaries(step, [Summary(value=tagged)])
 
-    def introduce(self, summaries: Sequence[Summary]) -> None:
-        """What the run is, to TensorBoard, in the place of what was said of it before."""
-        if not is_introduced(self.events.path.parent, summaries):
-            self.show(0, summaries)
+    def summaries(self, step: int, items: Iterable[Summary]) -> None:
+        """Log texts and pictures to TensorBoard."""
+        if self.events:
+            for summary in items:
+                self.events.add(summary, step)
+            self.flush()
 
-    def show(self, step: int, summaries: Iterable[Summary]) -> None:
-        """Texts and pictures, to TensorBoard."""
-        for each in summaries:
-            self.events.add(each, step)
-        self.flush()
-
-    def notice(self, step: int, tag: str, words: str) -> None:
-        """Something odd, once and in plain words, to the terminal and to TensorBoard."""
-        say(words)
-        self.show(step, [summaries.text(tag, words)])
+    def warning(self, step: int, tag: str, text: str) -> None:
+        """Log a warning to the console and to TensorBoard."""
+        info(text)
+        self.summaries(step, [summaries.text(tag, text)])
 
     def sample(self, step: int, text: str) -> None:
-        """A generated text, to the terminal and, as Markdown that changes nothing in it, to
-        TensorBoard.
-        """
-        self.show(step, [summaries.text("samples/text", summaries.verbatim(text.split("\n")))])
-        say("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
+        """Log a sample to the console and, as a code block, to TensorBoard."""
+        block = summaries.code_block(text.split("\n"))
+        self.summaries(step, [summaries.text("samples/text", block)])
+        info("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
-        """Bring what was written to the disk; where that fails, one warning, and another attempt
-        with the next.
-        """
-        try:
-            self.events.flush()
-        except OSError as error:
-            if not self.warned:
-                say(
-                    f"warning: {printable(self.events.path)}: TensorBoard's file cannot be written "
-                    f"({error.strerror}); training goes on"
-                )
-            self.warned = True
+        """Write what waits to disk; if that fails, warn once and retry with the next flush."""
+        if self.events:
+            try:
+                self.events.flush()
+            except OSError as error:
+                self._warn_once(f"{printable(self.events.path)}: not written ({error.strerror})")
+
+    def position(self) -> dict[str, int]:
+        """Flush, and return how far the event files are, for a checkpoint."""
+        self.flush()
+        return self.events.position
 
     def close(self) -> None:
         self.flush()
         with suppress(OSError):
             self.bar.close()
+
+    def _warn_once(self, reason: str) -> None:
+        if not self.warned:
+            info(f"warning: TensorBoard's file cannot be written: {reason}; training continues")
+        self.warned = True

@@ -1,5 +1,7 @@
-"""What TensorBoard shows beside curves, as it wants to have it: texts, pictures, settings and a
-page of charts.
+"""TensorBoard summaries other than scalars: texts, pictures, settings and a page of charts.
+
+Built from TensorBoard's own protocol buffers, because torch.utils.tensorboard imports TensorFlow
+where it is installed (seconds), and its `add_hparams` makes a second run.
 """
 
 import io
@@ -30,108 +32,86 @@ CHARTS = {
     "rate": ["train/lr", "train/lr/.*"],
     "speed": ["train/tokens_per_sec"],
 }
-FINAL = (
-    "val/loss",
-    "val/bpc",
-    "val/gap",
-    "train/loss",
-)  # what the table of settings shows of each run
-KINDS = {bool: "bool", str: "string"}  # of settings; the others are numbers
-TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA_TYPE_FLOAT64"}
+HPARAM_METRICS = ("val/loss", "val/bpc", "val/gap", "train/loss")
+HPARAM_KINDS = {bool: "bool", str: "string"}  # of settings; the others are numbers
+DATA_TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA_TYPE_FLOAT64"}
 
 
 def text(tag: str, markdown: str) -> Summary:
-    return _words(f"{tag}/text_summary", markdown.encode(), texts.create_summary_metadata("", ""))
+    """Make a summary for the Text tab."""
+    about = texts.create_summary_metadata("", "")
+    return _tensor_summary(f"{tag}/text_summary", markdown.encode(), about)
 
 
-def verbatim(lines: Iterable[str]) -> str:
-    """Markdown that shows the lines as they are."""
+def code_block(lines: Iterable[str]) -> str:
+    """Return Markdown that shows the lines unchanged."""
     return "".join(f"    {line}\n" for line in lines)
 
 
 def table(rows: dict[str, object], head: tuple[str, str]) -> str:
-    """Markdown of a table in two columns, whatever characters are in it."""
-    cells = [
-        head,
-        ("---", "---"),
-        *((_plain(name), _plain(str(value))) for name, value in rows.items()),
-    ]
-    return "".join(f"| {name} | {value} |\n" for name, value in cells)
+    """Return Markdown of a table with two columns, whatever characters are in it."""
+    cells = [(_escaped(name), _escaped(str(value))) for name, value in rows.items()]
+    return "".join(f"| {name} | {value} |\n" for name, value in [head, ("---", "---"), *cells])
 
 
 def picture(tag: str, image: Image) -> Summary:
+    """Make a summary for the Images tab."""
     png = io.BytesIO()
     image.save(png, "PNG")
-    drawn = Summary.Image(
+    encoded = Summary.Image(
         width=image.width, height=image.height, colorspace=3, encoded_image_string=png.getvalue()
     )
-    return Summary(value=[Summary.Value(tag=tag, image=drawn)])
+    return Summary(value=[Summary.Value(tag=tag, image=encoded)])
 
 
 def charts() -> Summary:
-    """One page with loss, rate and speed, under Custom Scalars."""
-    lines = {
-        title: MultilineChartContent(tag=[f"^{tag}$" for tag in tags])
-        for title, tags in CHARTS.items()
-    }
-    page = Category(
-        title="training",
-        chart=[Chart(title=title, multiline=line) for title, line in lines.items()],
-    )
+    """Make the page under Custom Scalars: loss, learning rates and speed."""
+    page = Category(title="training")
+    for title, tags in CHARTS.items():
+        lines = MultilineChartContent(tag=[f"^{tag}$" for tag in tags])
+        page.chart.append(Chart(title=title, multiline=lines))
     layout = Layout(category=[page]).SerializeToString()
-    return _words(
-        custom_scalars.CONFIG_SUMMARY_TAG, layout, custom_scalars.create_summary_metadata()
-    )
+    about = custom_scalars.create_summary_metadata()
+    return _tensor_summary(custom_scalars.CONFIG_SUMMARY_TAG, layout, about)
 
 
-def settings(values: dict[str, bool | int | float | str]) -> Summary:
-    """The run's row in the HParams tab: its settings, and the last point of the curves in FINAL.
-
-    `SummaryWriter.add_hparams` makes a folder for them, which shows as a run of its own; these lie
-    in the run's file.
-    """
+def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
+    """Make the run's row in the HParams tab: its settings and the last value of HPARAM_METRICS."""
     start, infos = plugin_data_pb2.SessionStartInfo(), []
-    for name, value in values.items():
-        kind = KINDS.get(type(value), "number")
-        domain = {
-            "bool": (False, True),
-            "string": settings_of(Config)[name].metadata["choices"],
-        }.get(kind)
-        if kind == "string" and not domain:
-            # the tab has boxes to tick for texts, and knows none for those that may be anything
-            continue
+    for name, value in settings.items():
+        kind = HPARAM_KINDS.get(type(value), "number")
+        domain = ()
+        if kind == "bool":
+            domain = (False, True)
+        if kind == "string":
+            domain = settings_of(Config)[name].metadata["choices"]
+            if not domain:
+                continue  # the tab filters texts by check boxes, which free text has not
         setattr(start.hparams[name], f"{kind}_value", value)
-        among = (
-            ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain])
-            if domain
-            else None
-        )
-        infos.append(HParamInfo(name=name, type=TYPES[kind], domain_discrete=among))
-    experiment = Experiment(
-        hparam_infos=infos, metric_infos=[MetricInfo(name=MetricName(tag=tag)) for tag in FINAL]
-    )
-    about = {
+        values = ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain])
+        discrete = values if domain else None
+        infos.append(HParamInfo(name=name, type=DATA_TYPES[kind], domain_discrete=discrete))
+    metrics = [MetricInfo(name=MetricName(tag=tag)) for tag in HPARAM_METRICS]
+    experiment = Experiment(hparam_infos=infos, metric_infos=metrics)
+    parts = {
         metadata.EXPERIMENT_TAG: {"experiment": experiment},
         metadata.SESSION_START_INFO_TAG: {"session_start_info": start},
     }
-    return Summary(value=[_about_run(tag, part) for tag, part in about.items()])
+    return Summary(value=[_hparams_value(tag, part) for tag, part in parts.items()])
 
 
-def _words(tag: str, content: bytes, about: SummaryMetadata) -> Summary:
-    """A text for a plugin, without torch.utils.tensorboard, which loads TensorFlow for seconds
-    where that is there.
-    """
+def _tensor_summary(tag: str, content: bytes, about: SummaryMetadata) -> Summary:
     tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=TensorShapeProto())
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=about)])
 
 
-def _about_run(tag: str, part: dict) -> Summary.Value:
-    content = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **part)
+def _hparams_value(tag: str, part: dict) -> Summary.Value:
+    data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **part)
     plugin = SummaryMetadata.PluginData(
-        plugin_name=metadata.PLUGIN_NAME, content=content.SerializeToString(deterministic=True)
+        plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString(deterministic=True)
     )
     return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))
 
 
-def _plain(words: str) -> str:
+def _escaped(words: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+.!|>-])", r"\\\1", words)

@@ -32,7 +32,7 @@ class Split:
     def __len__(self) -> int:
         return sum(end - start for start, end in self.segments)
 
-    def stretch(self, predictions: int) -> "Split":
+    def head(self, predictions: int) -> "Split":
         """The beginning of this split with so many predictions, at least one: a fixed text to
         measure a loss on.
         """

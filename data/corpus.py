@@ -43,7 +43,7 @@ class Corpus:
 def load_corpus(
     sources: Sequence[str],
     *,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     encoding: str = "utf-8",
     newlines: str = "keep",
     min_count: int = 1,
@@ -63,17 +63,17 @@ def load_corpus(
 
     With `wanted_sha256` (a resumed run) it is the text with that digest, wherever it stands in the
     list; with `vocabulary` (a run that starts from another's weights) the text is encoded with that
-    one, not its own. `say` hears of a download that was not what it should be.
+    one, not its own. `notify` hears of a download that was not what it should be.
 
     Raises ConfigError for a malformed source, DataError for a text that cannot be had, read or
     learned from, CheckpointError if the wanted text is not there or the vocabulary lacks characters
     of the text, ResourceError for a large text without room for its cache.
     """
-    choice = _choose("data.sources", sources, wanted_sha256, say)
+    choice = _choose("data.sources", sources, wanted_sha256, notify)
     chosen = [
         choice,
         *(
-            [_choose("data.val_sources", val_sources, wanted_val_sha256, say)]
+            [_choose("data.val_sources", val_sources, wanted_val_sha256, notify)]
             if val_sources
             else []
         ),
@@ -132,14 +132,16 @@ class _Choice:
 
 
 def _choose(
-    setting: str, sources: Sequence[str], wanted: str | None, say: Callable[[str], None]
+    setting: str, sources: Sequence[str], wanted: str | None, notify: Callable[[str], None]
 ) -> _Choice:
     alternatives = [Source.parse(source) for source in sources]
     passed_over = []
     # A resumed run looks through what lies on this machine before it asks the network.
     for source in sorted(alternatives, key=lambda s: wanted is not None and s.url is not None):
         try:
-            return _Choice(setting, alternatives[0], source, source.find(wanted, say), passed_over)
+            return _Choice(
+                setting, alternatives[0], source, source.find(wanted, notify), passed_over
+            )
         except Unavailable as reason:
             passed_over.append(f"{source.label} ({reason})")
     reasons = printable(", ".join(passed_over))

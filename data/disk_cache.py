@@ -1,13 +1,10 @@
-"""What was worked out once of a large text and is too large for memory: files that are whole, or
-not there.
+"""A disk cache of encoded texts that are too large for memory; entries appear atomically.
 
-They lie in `hornbook` in the user's folder for such things: $XDG_CACHE_HOME, or else ~/.cache.
-Their names say what they were made of, so one that is there is right. Deleting them costs the time
-to make them again, no more.
+It is the folder `hornbook` in $XDG_CACHE_HOME or else ~/.cache. An entry's name is derived from
+everything that its content depends on. Deleting entries costs only the time to make them again.
 """
 
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -16,67 +13,49 @@ from pathlib import Path
 from typing import BinaryIO
 
 from common.errors import ResourceError, printable
+from common.files import atomic_file
 
-UNUSED = 30  # days without a use after which a file is removed
-ABANDONED = 1  # days after which that which was never completed is
+MAX_UNUSED_DAYS = 30
+MAX_UNFINISHED_DAYS = 1  # of files that killed processes left
 
 
 def folder() -> Path:
-    """Where it all lies."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hornbook")
 
 
-def recall(name: str, size: int | None = None) -> Path | None:
-    """Where the file `name` lies, which counts as a use; None where it is not there, or has not
-    `size` bytes.
-    """
+def get(name: str, size: int | None = None) -> Path | None:
+    """Return the path of an entry, and mark it as used; None unless it exists and has `size`."""
     path = folder() / name
     if not path.is_file() or size not in (None, path.stat().st_size):
         return None
-    with suppress(OSError):  # of a folder that can only be read
+    with suppress(OSError):  # a read-only folder
         os.utime(path)
     return path
 
 
-def keep(name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
-    """Have `write` make the file `name`, of `size` bytes; ResourceError where there is no room for
-    it.
-    """
-    place = folder()
+def put(name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
+    """Make an entry of `size` bytes with `write`; raise ResourceError if there is no space."""
+    where = folder()
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        _clean(place)
-        if size > (free := shutil.disk_usage(place).free):
+        where.mkdir(parents=True, exist_ok=True)
+        _remove_old(where)
+        if size > (free := shutil.disk_usage(where).free):
             raise OSError(None, f"{free / 1e6:,.1f} MB are free")
-        store(place / name, write)
+        with atomic_file(where / name) as file:
+            write(file)
     except OSError as error:
         raise ResourceError(
             f"the cache of large texts: {size / 1e6:,.1f} MB cannot be written to "
-            f"{printable(place)} "
-            f"({error.strerror}); make room, or set XDG_CACHE_HOME to a folder that has it"
+            f"{printable(where)} ({error.strerror}); free some space, or set XDG_CACHE_HOME to a "
+            "folder that has it"
         ) from error
-    return place / name
+    return where / name
 
 
-def store(target: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Have `write` make the file `target`, which appears in one step when it is whole and on the
-    disk.
-    """
-    partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        with open(partial, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _clean(place: Path) -> None:
-    """Remove what has not been used for long, and what killed processes left."""
-    for path in place.iterdir():
-        days = ABANDONED if path.suffix == ".part" else UNUSED
-        with suppress(OSError):  # of what another process has removed
+def _remove_old(where: Path) -> None:
+    """Remove entries that were not used for long, and unfinished files."""
+    for path in where.iterdir():
+        days = MAX_UNFINISHED_DAYS if ".tmp." in path.name else MAX_UNUSED_DAYS
+        with suppress(OSError):  # another process removed it
             if path.stat().st_mtime < time.time() - days * 86400:
                 path.unlink()

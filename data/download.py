@@ -17,7 +17,7 @@ from urllib.request import HTTPRedirectHandler, build_opener
 from tqdm import tqdm
 
 from common.errors import printable
-from data.disk_cache import store
+from common.files import atomic_file
 
 # seconds in which something must come: from the start to the first byte, then from byte to byte
 PATIENCE = 9.0
@@ -29,14 +29,14 @@ class Unavailable(Exception):
     """A text that cannot be had; the message says why."""
 
 
-def download(url: str, sha256: str, target: Path, say: Callable[[str], None]) -> None:
+def download(url: str, sha256: str, target: Path, notify: Callable[[str], None]) -> None:
     """Store what `url` holds at `target`, if its SHA-256 is `sha256`; a bar on the terminal shows
     progress.
 
     Only https is spoken, after redirects too. Without a network this gives up within PATIENCE
     seconds, name look-up included; with one that makes progress, after LIMIT seconds or CAP bytes.
     Until the text is complete and verified nothing is written, and `target` appears in one step.
-    Raises Unavailable; `say` hears of a wrong digest.
+    Raises Unavailable; `notify` hears of a wrong digest.
     """
     content = bytearray()
     with tqdm(desc=target.parent.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
@@ -45,7 +45,7 @@ def download(url: str, sha256: str, target: Path, say: Callable[[str], None]) ->
             bar.update(len(chunk))
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        say(
+        notify(
             printable(
                 f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}"
             )
@@ -53,7 +53,8 @@ def download(url: str, sha256: str, target: Path, say: Callable[[str], None]) ->
         raise Unavailable("wrong SHA-256")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        store(target, lambda file: file.write(content))
+        with atomic_file(target) as file:
+            file.write(content)
     except OSError as error:
         raise Unavailable(f"cannot be stored at {target}: {error.strerror}") from error
 

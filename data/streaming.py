@@ -64,12 +64,12 @@ class Passes:
         if not self.is_large:
             return self._count()
         name = f"{self._key()}.json"
-        if known := disk_cache.recall(name):
+        if known := disk_cache.get(name):
             with suppress(ValueError, TypeError):  # of a file that was damaged
                 return Census(**json.loads(known.read_bytes()))
         census = self._count()
         content = json.dumps(asdict(census)).encode()
-        disk_cache.keep(name, len(content), lambda file: file.write(content))
+        disk_cache.put(name, len(content), lambda file: file.write(content))
         return census
 
     def ids(self, tokenizer: CharTokenizer, fold: bool) -> np.ndarray:
@@ -82,7 +82,7 @@ class Passes:
             return np.frombuffer(memory.getvalue(), tokenizer.dtype)
         name = f"{self._key(tokenizer.vocabulary)}.ids"
         size = sum(self.census.lengths) * tokenizer.dtype.itemsize
-        path = disk_cache.recall(name, size) or disk_cache.keep(
+        path = disk_cache.get(name, size) or disk_cache.put(
             name, size, lambda file: self._encode(tokenizer, fold, file)
         )
         return np.asarray(np.memmap(path, tokenizer.dtype, mode="r"))

@@ -68,7 +68,7 @@ class Source:
         path = self.path.absolute()
         return path.parent.name if path.name == "input.txt" else path.name
 
-    def find(self, wanted: str | None, say: Callable[[str], None]) -> "Text":
+    def find(self, wanted: str | None, notify: Callable[[str], None]) -> "Text":
         """The text of this source, downloaded if need be; only one with the SHA-256 `wanted`, if
         that is given.
 
@@ -82,7 +82,7 @@ class Source:
                 raise Unavailable(
                     "nothing matches" if _is_pattern(self.path) else "no such file or folder"
                 )
-            download(self.url, self.sha256, self.path, say)
+            download(self.url, self.sha256, self.path, notify)
             found = _look(self.path)
         if found.sha256 != (self.sha256 or wanted or found.sha256):
             raise Unavailable(f"{found.place} holds another text, SHA-256 {found.sha256}")

@@ -1,31 +1,36 @@
-"""Generation: a text's ids in, one id a step out, for a batch of samples that do not know each
-other.
+"""Generation: sampling the next character, and the growing texts of a batch of samples.
 
-What the model sees of a text is a window, whose place depends on the number of characters alone. So
-a text is the same with and without caches, and one that is continued goes on as if it had never
-stopped.
+The model sees a window of the text whose start depends only on the text's length. So a text is the
+same with and without the KV cache, and a continued text is the one that never stopped.
 
-B batch, T characters read now, V vocabulary
+B batch, T new tokens, V vocabulary
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.fast_decode import LeanStep
+from model.fast_decode import FastDecoder
 from model.gpt import GPT
+from model.kv_cache import KVCache
+
+GREEDY_BELOW = 1e-6  # temperature
+FAST_TOLERANCE = 1e-4  # largest difference of the fast decoder's logits; the usual one is 6e-6
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
-    """Where the model's window begins when the text has `n` characters: 0 as long as all of them
-    fit.
+    """Return where the model's window starts in a text of `n` characters; 0 while all fit.
 
-    After that, `stepped`: at the smallest multiple of half a block that lets the rest fit. The
-    window then moves once in half a block, and what is left in it is read afresh: the cost of a
-    character stays bounded. `exact`: at the last block_size characters, as in nanoGPT. The window
-    then moves, and is read afresh, with every character.
+    `stepped`: the smallest multiple of block_size // 2 from which the rest fits. The window moves
+    once every half block, and only then is recomputed, so a character's cost stays bounded:
+
+        block_size 8:  n        7  8  9 10 11 12 13 14 16 17
+                       start    0  0  4  4  4  4  8  8  8 12
+
+    `exact`: the last block_size characters, as in nanoGPT. The window moves, and is recomputed,
+    with every character.
     """
     if window == "exact":
         return max(0, n - block_size)
@@ -33,14 +38,15 @@ def window_start(n: int, block_size: int, window: str = "stepped") -> int:
     return max(0, -(-(n - block_size) // hop) * hop)
 
 
-class Sampler:
-    """Chooses the next character of each sample: temperature, then top-k, top-p and min-p, then one
-    draw.
+# ----------------------------------------------------------------------------------------- sampling
 
-    The filters mean what Hugging Face's warpers mean: ties at the k-th logit are all kept, the most
-    likely character always is, and temperature 0 is greedy. Sample i draws from its own stream, a
-    function of (seed, i), one number for each character of its text: it is the same alone or among
-    others, and goes on unchanged when its text is continued.
+
+class Sampler:
+    """Draws the next character of each sample: temperature, top-k, top-p, min-p, then one draw.
+
+    The filters do what Hugging Face's do; the likeliest character always stays. Sample i has a
+    random generator of its own, seeded with (seed, i), that yields one number per character of its
+    text: a sample is the same alone or in a batch, and in one call or continued.
     """
 
     def __init__(
@@ -54,83 +60,108 @@ class Sampler:
         min_p: float = 0.0,
     ):
         self.temperature, self.top_k, self.top_p, self.min_p = temperature, top_k, top_p, min_p
-        self.streams = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
+        self.rngs = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
 
-    def skip(self, characters: int) -> None:
-        """Leave out the draws of characters that were read."""
-        for stream in self.streams:
-            stream.bit_generator.advance(characters)
+    def advance(self, characters: int) -> None:
+        """Skip the random numbers of characters that were given, not drawn."""
+        for rng in self.rngs:
+            rng.bit_generator.advance(characters)
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """logits (B, V) -> ids (B,), for as many rows as there are samples; drawn in float64."""
-        if self.temperature < 1e-6:
+        """Draw one id per sample from logits (B, V): ids (B,). Computed in float64."""
+        if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
-        cumulative = self.weights(logits).cumsum(axis=-1)
-        shares = np.array(
-            [[1.0 - stream.random()] for stream in self.streams]
-        )  # never 0, at times 1
-        return (cumulative >= shares * cumulative[:, -1:]).argmax(axis=-1)
+        cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
+        u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1), in (0, 1]
+        return (cumulative >= u * cumulative[:, -1:]).argmax(axis=-1)
 
-    def weights(self, logits: np.ndarray) -> np.ndarray:
-        """logits (B, V) -> what the probabilities are proportional to, (B, V) in float64; the
-        largest of a row is 1.
-        """
+    def unnormalized_probs(self, logits: np.ndarray) -> np.ndarray:
+        """Return the filtered probabilities (B, V), each row scaled so that its largest is 1."""
         logits = logits.astype(np.float64)
         logits -= logits.max(axis=-1, keepdims=True)
         logits /= self.temperature
         if 0 < self.top_k < logits.shape[1]:
-            kth = np.partition(logits, -self.top_k, axis=-1)[:, -self.top_k, None]
-            logits[logits < kth] = -np.inf
-        weights = np.exp(logits)
+            apply_top_k(logits, self.top_k)
+        probs = np.exp(logits)
         if self.top_p < 1.0:
-            order = weights.argsort(axis=-1, kind="stable")
-            cumulative = np.take_along_axis(weights, order, axis=-1).cumsum(axis=-1)
-            drop = cumulative <= (1.0 - self.top_p) * cumulative[:, -1:]
-            drop[:, -1] = False
-            weights[np.arange(len(order))[:, None], order] *= ~drop
+            apply_top_p(probs, self.top_p)
         if self.min_p > 0.0:
-            weights[weights < self.min_p] = 0.0
-        return weights
+            apply_min_p(probs, self.min_p)
+        return probs
 
 
-class Text:
-    """A batch of equally long texts that grow, by what is read and by what is drawn.
+def apply_top_k(logits: np.ndarray, k: int) -> None:
+    """Keep the k largest logits of each row (B, V) and ties of the k-th; set the rest to -inf."""
+    kth = np.partition(logits, -k, axis=-1)[:, -k, None]
+    logits[logits < kth] = -np.inf
 
-    Memory is that of one window. `cache` changes the time it takes, and the text by no more than
-    rounding. One sample in float32 on a CPU goes on by `LeanStep`, everything else by
-    `GPT.forward`.
+
+def apply_top_p(probs: np.ndarray, p: float) -> None:
+    """Keep the fewest likeliest entries of each row (B, V) whose probabilities reach p in sum.
+
+    p = 0.7, probs = [0.5, 0.125, 0.25, 0.125]
+    ascending        [0.125, 0.125, 0.25, 0.5]
+    their sums       [0.125, 0.25,  0.5,  1.0], of which those up to 1 - p are dropped:
+    probs          = [0.5, 0, 0.25, 0]
+    """
+    order = probs.argsort(axis=-1, kind="stable")
+    cumulative = np.take_along_axis(probs, order, axis=-1).cumsum(axis=-1)
+    dropped = cumulative <= (1.0 - p) * cumulative[:, -1:]
+    dropped[:, -1] = False  # the likeliest one stays
+    rows = np.arange(len(order))[:, None]
+    probs[rows, order] *= ~dropped
+
+
+def apply_min_p(probs: np.ndarray, min_p: float) -> None:
+    """Drop the entries of each row (B, V) below min_p times the largest, which is 1."""
+    probs[probs < min_p] = 0.0
+
+
+# -------------------------------------------------------------------------------------------- texts
+
+
+class Generation:
+    """A batch of equally long texts that grow, by given characters and by drawn ones.
+
+    Memory is that of one window. `cache` and `fast` change the time, and the text by no more than
+    rounding. `fast` allows the FastDecoder, which runs one sample in float32 on a CPU. Its first
+    logits are compared with the model's; if they differ, `notify` gets one line and the model
+    itself is used.
     """
 
     def __init__(
-        self, model: GPT, sampler: Sampler, *, cache: bool = True, window: str = "stepped"
+        self,
+        model: GPT,
+        sampler: Sampler,
+        *,
+        cache: bool = True,
+        window: str = "stepped",
+        fast: bool = True,
+        notify: Callable[[str], None] | None = None,
     ):
         self.model, self.sampler = model.eval(), sampler
-        self.cache, self.window = cache, window
-        self.length, self.start = 0, 0  # of the whole text; where the window begins in it
-        self.ids = np.empty(
-            (len(sampler.streams), 0), np.int64
-        )  # what the window holds: at most block_size characters
-        self.caches = None  # of what was read of the window
+        self.cache, self.window, self.notify = cache, window, notify
+        self.length, self.start = 0, 0  # of the text; where the window starts in it
+        self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # (B, at most block_size), the window
+        self.caches: list[KVCache] | None = None  # of a beginning of the window
         weight = model.token_embedding.weight
-        fits = (
-            cache
-            and len(self.ids) == 1
-            and weight.dtype == torch.float32
-            and weight.device.type == "cpu"
-        )
-        self.lean = LeanStep(model) if fits else None
+        on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        use_fast = fast and cache and len(self.ids) == 1 and on_cpu
+        self.decoder = FastDecoder(model) if use_fast else None
+        self.decoder_checked = False
 
-    def read(self, ids: np.ndarray) -> None:
-        """Go on with `ids` (B, T)."""
-        self.sampler.skip(ids.shape[1])
+    def append(self, ids: np.ndarray) -> None:
+        """Continue the texts with given ids (B, T)."""
+        self.sampler.advance(ids.shape[1])
         self._append(ids)
 
-    def draw(self) -> np.ndarray:
-        """Choose the next character of each text, and go on with it: (B,). ValueError for an empty
-        text.
+    def step(self) -> np.ndarray:
+        """Draw the next character of each text and append it: ids (B,).
+
+        Raises ValueError for empty texts.
         """
         if self.length == 0:
-            raise ValueError("a text needs at least 1 character to go on from")
+            raise ValueError("the text is empty; append at least 1 character first")
         ids = self.sampler(self._logits())
         self._append(ids[:, None])
         return ids
@@ -143,17 +174,38 @@ class Text:
             self.start, self.caches = start, None
 
     def _logits(self) -> np.ndarray:
-        """What the model expects next: (B, V)."""
+        """Return the logits of the next character: (B, V)."""
         if not self.cache:
             return self._forward(self.ids)
         if self.caches is None:
             self.caches = self.model.new_caches()
-        if self.lean and 0 < self.caches[0].length == self.ids.shape[1] - 1:
-            return self.lean(self.ids[0], self.caches)
+        cached, length = self.caches[0].length, self.ids.shape[1]
+        if self.decoder and 0 < cached == length - 1:  # prefill is the model's
+            logits = self.decoder(self.ids[0], self.caches)
+            return logits if self.decoder_checked else self._checked(logits)
         return self._forward(self.ids, self.caches)
 
+    def _checked(self, logits: np.ndarray) -> np.ndarray:
+        """Return the fast decoder's logits (1, V), or the model's and fall back if they differ."""
+        self.decoder_checked = True
+        expected = self._forward(self.ids)
+        difference = np.abs(logits - expected).max()
+        if difference <= FAST_TOLERANCE * max(1.0, np.abs(expected).max()):
+            return logits
+        self._fall_back(difference)
+        return expected
+
+    def _fall_back(self, difference: float) -> None:
+        self.decoder, self.caches = None, None
+        if self.notify:
+            self.notify(
+                f"the fast decoder's logits differ from the model's by {difference:.1e}; "
+                "continuing without it, more slowly"
+            )
+
     @torch.inference_mode()
-    def _forward(self, ids, caches=None) -> np.ndarray:
+    def _forward(self, ids: np.ndarray, caches: list[KVCache] | None = None) -> np.ndarray:
+        """Run the model on ids (B, S): logits (B, V) after the last one."""
         ids = torch.from_numpy(ids).to(self.model.token_embedding.weight.device)
         return self.model(ids, caches)[:, -1].cpu().double().numpy()
 
@@ -167,10 +219,8 @@ def generate(
     cache: bool = True,
     window: str = "stepped",
 ) -> Iterator[Tensor]:
-    """Continue `prompt` (B, T) by `max_new_tokens` ids a row, yielded as (B,) one step at a time: a
-    `Text`, drawn.
-    """
-    text = Text(model, sampler, cache=cache, window=window)
-    text.read(prompt.cpu().numpy())
+    """Continue `prompt` (B, T) by max_new_tokens ids per row, yielding (B,) after each step."""
+    generation = Generation(model, sampler, cache=cache, window=window)
+    generation.append(prompt.cpu().numpy())
     for _ in range(max_new_tokens):
-        yield torch.from_numpy(text.draw())
+        yield torch.from_numpy(generation.step())

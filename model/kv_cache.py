@@ -1,7 +1,6 @@
-"""What a generation has read: one KV cache a layer, plain objects handed in, gone when the
-generation is.
+"""The KV cache of one generation: plain objects, one per layer, dropped when the generation ends.
 
-B batch, T tokens read now, S tokens read so far, H n_head, D head size
+B batch, T new tokens, S total tokens, H n_head, D head size
 """
 
 from torch import Tensor
@@ -10,9 +9,9 @@ from torch import Tensor
 class KVCache:
     """Keys and values of one layer, for at most `capacity` tokens.
 
-    The first append fixes batch, heads, dtype and device and reserves the memory, once: `keys` and
-    `values`, both (B, H, capacity, D), of which `length` tokens are read. Two conversations are two
-    lists of caches; to read afresh, make new ones.
+    `keys` and `values` are (B, H, capacity, D); the first `length` tokens are filled. The first
+    append allocates them and thereby fixes batch, heads, dtype and device. Caches cannot be
+    shortened: to start over, create new ones.
     """
 
     def __init__(self, capacity: int):
@@ -22,28 +21,27 @@ class KVCache:
         self.values: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v (B, H, T, D) of the tokens read now -> views (B, H, S, D) of all read so far.
+        """Append k and v (B, H, T, D) of the new tokens; return views (B, H, S, D) of all tokens.
 
-        ValueError where the tokens do not fit, or have another batch, heads, size, dtype or device
-        than those before.
+        Raises ValueError if the tokens exceed the capacity, or if their batch, heads, head size,
+        dtype or device differ from those of the earlier tokens.
         """
         end = self.length + k.size(2)
         if end > self.capacity:
             raise ValueError(
-                f"{end} tokens are more than the cache's capacity {self.capacity}; read afresh"
+                f"{end} tokens exceed the cache's capacity of {self.capacity}; create a new cache"
             )
         if self.keys is None:
-            self.keys, self.values = (
-                new.new_empty(*new.shape[:2], self.capacity, new.size(3)) for new in (k, v)
-            )
-        for held, new in ((self.keys, k), (self.values, v)):
-            place = held[:, :, self.length : end]
-            if (place.shape, place.dtype, place.device) != (new.shape, new.dtype, new.device):
+            B, H, _, D = k.shape
+            self.keys = k.new_empty(B, H, self.capacity, D)
+            self.values = v.new_empty(*v.shape[:2], self.capacity, v.size(3))
+        for stored, new in ((self.keys, k), (self.values, v)):
+            slot = stored[:, :, self.length : end]  # (B, H, T, D)
+            if (slot.shape, slot.dtype, slot.device) != (new.shape, new.dtype, new.device):
                 raise ValueError(
-                    f"new keys or values are {tuple(new.shape)} {new.dtype} on {new.device}; "
-                    f"after those read before they must be {tuple(place.shape)} {place.dtype} on "
-                    f"{place.device}"
+                    f"keys or values are {tuple(new.shape)} {new.dtype} on {new.device}; this "
+                    f"cache takes {tuple(slot.shape)} {slot.dtype} on {slot.device}"
                 )
-            place.copy_(new)
+            slot.copy_(new)
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]

@@ -57,7 +57,7 @@ def losses(name: str) -> list[float]:
 
 def environment(name: str) -> dict[str, str | int]:
     """The environment in which `losses` trains the run `name`."""
-    return runtime.choose("cpu", dtype_of(name)).environment()
+    return runtime.select_runtime("cpu", dtype_of(name)).environment()
 
 
 def dtype_of(name: str) -> str:

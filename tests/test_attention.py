@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from configs import schema
 from configs.schema import ModelConfig
-from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, unit_rms
+from model.attention import KERNELS, LAYOUTS, MultiHeadAttention, attention_weights, rms_norm
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.rotary import Rotary
@@ -98,7 +98,7 @@ def layer(layout="fused", kernel="sdpa", *, n_embd=C, n_head=H, rotary=False, **
     torch.set_default_dtype(torch.float64)  # for the angles of the rotation
     turning = Rotary(options.get("head_size") or n_embd // n_head, 16) if rotary else None
     torch.set_default_dtype(torch.float32)
-    made = Attention(
+    made = MultiHeadAttention(
         n_embd, n_head, layout=layout, kernel=kernel, rotary=turning, **options
     ).double()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def layer(layout="fused", kernel="sdpa", *, n_embd=C, n_head=H, rotary=False, **
 def views(made, of=itself):
     """The layer's matrices and biases, in shapes and an order that are the same in every layout."""
     heads = [made.projection.head_weights(h, of) for h in range(made.projection.n_head)]
-    return list(itertools.chain(*heads, map(of, made.output.parameters())))
+    return list(itertools.chain(*heads, map(of, made.out_proj.parameters())))
 
 
 def outputs_and_gradients(made, dtype, x, mask=None, **contexts):
@@ -220,7 +220,7 @@ def packed(made, of=itself):
     """The layer's parameters under the names and in the shapes of torch.nn.MultiheadAttention."""
     heads = [made.projection.head_weights(h, of) for h in range(H)]
     output = {
-        f"out_proj.{name}": of(parameter) for name, parameter in made.output.named_parameters()
+        f"out_proj.{name}": of(parameter) for name, parameter in made.out_proj.named_parameters()
     }
     names = ("in_proj_weight", "in_proj_bias")[: len(output)]
     rows = [
@@ -306,7 +306,7 @@ def test_a_layers_queries_and_keys_give_its_attention_maps(layout, kernel):
     assert maps.shape == (B, H, T, T) and not maps.triu(1).any()
     assert_near([maps.sum(-1)], [torch.ones(B, H, T)], 1e-12)
     heads = torch.einsum("bhts,bhsd->bthd", maps, v)
-    assert_near([made.output(heads.flatten(2))], [made(x)], 1e-12)
+    assert_near([made.out_proj(heads.flatten(2))], [made(x)], 1e-12)
 
 
 @every_pair
@@ -360,7 +360,7 @@ def test_a_query_that_may_attend_to_nothing_gets_zeros_and_passes_no_gradient(la
                 numbers(B, T, C).requires_grad_(),
                 [],
             )
-            made.output.register_forward_pre_hook(
+            made.out_proj.register_forward_pre_hook(
                 lambda module, inputs, c=concatenated: c.append(inputs[0])
             )
             y = made(x, mask=mask)
@@ -470,18 +470,22 @@ def test_a_mask_holds_for_what_is_cached_too(layout, kernel):
 # ----------------------------------------------------------------------------------------- mistakes
 
 MISTAKES = {
-    "no layout 'fusd'; allowed: heads, separate, fused": lambda: Attention(6, 3, layout="fusd"),
-    "no kernel 'flash'; allowed: loop, bmm, batched, sdpa": lambda: Attention(6, 3, kernel="flash"),
-    "n_embd 6 is not divisible by n_head 4": lambda: Attention(6, 4),
-    "head size 3 must be even": lambda: Rotary(3, 8),
-    r"\(2, 4, 5\).* must be x \(B, T, 6\)": lambda: layer()(numbers(2, 4, 5)),
-    r"\(4, 6\).* must be x \(B, T, 6\)": lambda: layer()(numbers(4, 6)),
+    "unknown layout 'fusd'; allowed: heads, separate, fused": lambda: MultiHeadAttention(
+        6, 3, layout="fusd"
+    ),
+    "unknown kernel 'flash'; allowed: loop, bmm, batched, sdpa": lambda: MultiHeadAttention(
+        6, 3, kernel="flash"
+    ),
+    "n_embd 6 is not divisible by n_head 4": lambda: MultiHeadAttention(6, 4),
+    "head size 3 is odd": lambda: Rotary(3, 8),
+    r"\(2, 4, 5\).* allowed: x \(B, T, 6\)": lambda: layer()(numbers(2, 4, 5)),
+    r"\(4, 6\).* allowed: x \(B, T, 6\)": lambda: layer()(numbers(4, 6)),
     r"\(3, 5, 6\).* contexts \(B, S, 6\)": lambda: layer()(numbers(2, 4, 6), numbers(3, 5, 6)),
     r"\(2, 5, 1, 6\).* contexts": lambda: layer()(numbers(2, 4, 6), numbers(2, 5, 1, 6)),
-    r"\(2, 4, 6\)\]; must be .* contexts": lambda: layer()(
+    r"\(2, 4, 6\)\]; allowed: .* contexts": lambda: layer()(
         numbers(2, 4, 6), numbers(2, 5, 6), numbers(2, 4, 6)
     ),
-    r"mask is \(4, 5\) torch.bool; must be .* T 4, S 4": lambda: layer()(
+    r"mask is \(4, 5\) torch.bool; allowed: .* T 4, S 4": lambda: layer()(
         numbers(2, 4, 6), mask=allowed(4, 5)
     ),
     r"mask is \(3, 4, 4\)": lambda: layer()(numbers(2, 4, 6), mask=allowed(3, 4, 4)),
@@ -489,13 +493,13 @@ MISTAKES = {
         numbers(2, 4, 6), mask=allowed(2, 2, 4, 4)
     ),
     r"mask is \(1, 2, 3, 4, 4\)": lambda: layer()(numbers(2, 4, 6), mask=allowed(1, 2, 3, 4, 4)),
-    "mask is .* torch.int64; must be boolean": lambda: layer()(
+    "mask is .* torch.int64; allowed: boolean": lambda: layer()(
         numbers(2, 4, 6), mask=allowed(4, 4).long()
     ),
-    "a cache holds the text's own": lambda: layer()(
+    "a cache is for self-attention": lambda: layer()(
         numbers(2, 4, 6), numbers(2, 4, 6), cache=KVCache(8)
     ),
-    "17 tokens are more than the 16 positions": lambda: layer(rotary=True)(numbers(1, 17, 6)),
+    "position 16 is out of range; allowed: 0 to 15": lambda: layer(rotary=True)(numbers(1, 17, 6)),
 }
 
 
@@ -512,6 +516,6 @@ def test_unit_rms_is_rms_norm_without_gains(dtype):
         x.double(), (8,), eps=torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        found = unit_rms(x)
+        found = rms_norm(x)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)

@@ -243,7 +243,7 @@ def test_a_stretch_is_the_beginning_of_a_split_and_never_without_a_prediction(le
     split = split_of(lengths)
     everything = predictions_of(split)
     for wanted in (0, 1, 2, 38, 39, 40, 72, 73, 1000):
-        stretch = split.stretch(wanted)
+        stretch = split.head(wanted)
         assert predictions_of(stretch) == everything[: max(1, wanted)]
         assert len(stretch) <= len(split) and stretch.ids is split.ids
 

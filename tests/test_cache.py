@@ -34,11 +34,11 @@ def test_its_memory_is_reserved_once():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (tokens(3), "6 tokens are more than the cache's capacity 5"),
-        (tokens(1, B=3), r"\(3, 3, 1, 4\) .* must be \(2, 3, 1, 4\)"),
+        (tokens(3), "6 tokens exceed the cache's capacity of 5"),
+        (tokens(1, B=3), r"\(3, 3, 1, 4\) .* takes \(2, 3, 1, 4\)"),
         (tokens(1, H=1), r"\(2, 1, 1, 4\)"),
         (tokens(1, D=1), r"\(2, 3, 1, 1\)"),
-        (tokens(1, dtype=torch.float64), "float64 .* must be .* torch.float32"),
+        (tokens(1, dtype=torch.float64), "float64 .* takes .* torch.float32"),
         (tokens(1).to("meta"), "on meta; .* on cpu"),
     ],
 )

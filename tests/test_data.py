@@ -47,7 +47,7 @@ def write(path, content=TEXT):
 def load(*sources, **settings):
     """The corpus, and the lines that were said, those of its report among them."""
     said = []
-    corpus = load_corpus(sources, say=said.append, **settings)
+    corpus = load_corpus(sources, notify=said.append, **settings)
     return corpus, said + corpus.report
 
 
@@ -852,7 +852,7 @@ def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(
 def test_a_wrong_digest_is_reported_even_where_no_text_is_found(behaviour, server):
     said = []
     with pytest.raises(DataError, match="wrong SHA-256"):
-        load_corpus([address(server, behaviour)], say=said.append)
+        load_corpus([address(server, behaviour)], notify=said.append)
     assert sha256(TEXT.encode()) in said[0] and behaviour in said[0]
 
 

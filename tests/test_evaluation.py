@@ -9,10 +9,10 @@ import torch
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from training.evaluate import BITS, exact_loss
-from training.runtime import choose
+from training.evaluate import BITS_PER_NAT, exact_loss
+from training.runtime import select_runtime
 
-CPU = choose("cpu", "float32")
+CPU = select_runtime("cpu", "float32")
 MODEL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, dropout=0.5)
 IDS = np.random.default_rng(0).integers(0, 7, 101).astype(np.uint8)
 SPLIT = Split(IDS, ((0, 40), (40, 101)))
@@ -57,4 +57,4 @@ def test_a_model_that_knows_nothing_costs_ln_v_nats_and_log2_v_bits():
         model.token_embedding.weight.zero_()
     loss = exact_loss(model, evaluation_windows(SPLIT, 8, 4), CPU)
     assert loss == pytest.approx(math.log(7), abs=1e-6)
-    assert loss * BITS == pytest.approx(math.log2(7), abs=1e-6)
+    assert loss * BITS_PER_NAT == pytest.approx(math.log2(7), abs=1e-6)

@@ -1,5 +1,8 @@
-"""TensorBoard's files: each point once, whatever was killed or is full, whatever the clock said."""
+"""TensorBoard's event files: each point once, whatever was killed or is full, whatever the clock
+said; and no file of anybody else is touched.
+"""
 
+import os
 import struct
 import time
 
@@ -7,37 +10,37 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import masked_crc32c
-from torch.utils.tensorboard import SummaryWriter, summary
+from torch.utils.tensorboard import SummaryWriter
 
-from dashboard.event_file import EventFile, cut_back
+from common.errors import ResourceError
+from dashboard.event_file import DESCRIPTION, EventFile, truncate_events, write_description
 
 
 def scalar(tag, value):
     return Summary(value=[Summary.Value(tag=tag, simple_value=value)])
 
 
-def write(folder, steps, tags=("train/loss",), evaluations=()):
-    events = EventFile(folder)
+def write(folder, steps, tags=("train/loss",), events=None):
+    events = events or EventFile(folder)
     for step in steps:
         for tag in tags:
             events.add(scalar(tag, step), step)
-        if step in evaluations:
-            events.add(scalar("val/loss", step), step)
-            events.add(summary.text("samples/text", f"of step {step}"), step)
     events.flush()
     return events
 
 
 def steps(folder, tag="train/loss"):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    found = events.Scalars if tag in events.Tags()["scalars"] else events.Tensors
-    return [event.step for event in found(tag)]
+    return [event.step for event in events.Scalars(tag)] if tag in events.Tags()["scalars"] else []
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
-    write(tmp_path, range(1, 5), ("train/loss", "train/lr"), [2, 4])
+    write(tmp_path, range(1, 5), ("train/loss", "train/lr"))
     assert steps(tmp_path) == steps(tmp_path, "train/lr") == [1, 2, 3, 4]
-    assert steps(tmp_path, "val/loss") == steps(tmp_path, "samples/text/text_summary") == [2, 4]
 
 
 def test_a_record_is_framed_as_tensorboard_frames_it(tmp_path):
@@ -53,59 +56,83 @@ def test_a_record_is_framed_as_tensorboard_frames_it(tmp_path):
 
 
 def test_what_came_after_the_checkpoint_is_gone(tmp_path):
-    write(tmp_path, range(1, 11), evaluations=[4, 8])
-    cut_back(tmp_path, 6, 4)
-    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6]
-    assert steps(tmp_path, "val/loss") == steps(tmp_path, "samples/text/text_summary") == [4]
+    events = write(tmp_path, [1, 2, 3])
+    saved = events.position
+    write(tmp_path, [4, 5], events=events)
+    truncate_events(tmp_path, saved)
+    assert steps(tmp_path) == [1, 2, 3]
+    assert events.path.stat().st_size == saved["size"]
+    truncate_events(tmp_path, saved)  # again: a resume that was killed at once
+    assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_an_evaluation_that_the_checkpoint_does_not_know_of_is_gone_though_its_step_is_not(
-    tmp_path,
-):
-    write(tmp_path, range(1, 9), evaluations=[4, 8])
-    cut_back(tmp_path, 8, 4)
-    assert steps(tmp_path)[-1] == 8 and steps(tmp_path, "val/loss") == [4]
+def test_files_of_later_processes_are_gone_and_those_of_earlier_ones_whole(tmp_path):
+    write(tmp_path, [1, 2])
+    saved = write(tmp_path, [3, 4]).position
+    for _ in range(3):  # resumed, and killed before the first save
+        write(tmp_path, [5, 6])
+    assert len(names(tmp_path)) == 5
+    truncate_events(tmp_path, saved)
+    assert steps(tmp_path) == [1, 2, 3, 4] and len(names(tmp_path)) == 2
 
 
-def test_files_are_cut_whatever_their_names_are(tmp_path):
+def test_a_record_torn_by_a_kill_is_gone_wherever_it_is_torn(tmp_path):
+    events = write(tmp_path, [1, 2])
+    saved, whole = events.position, events.path.read_bytes()
+    write(tmp_path, [3], events=events)
+    longer = events.path.read_bytes()
+    for size in range(len(whole), len(longer)):
+        events.path.write_bytes(longer[:size])
+        truncate_events(tmp_path, saved)
+        assert events.path.read_bytes() == whole
+    events.path.write_bytes(whole + bytes(64))  # a hole that a power cut left
+    truncate_events(tmp_path, saved)
+    assert events.path.read_bytes() == whole
+
+
+def test_a_file_with_nothing_to_remove_is_not_touched(tmp_path):
+    events = write(tmp_path, [1, 2, 3])
+    before = events.path.stat()
+    truncate_events(tmp_path, events.position)
+    assert events.path.stat() == before
+
+
+def test_files_of_other_programs_are_never_touched(tmp_path):
+    saved = {"number": 1, "size": 0}
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("other", 1, 1)
     for name in (
         "events.out.tfevents.1",
         "events.out.tfevents.9999999999.host.1.0",
+        "events.out.tfevents.99999999990",
         "x.tfevents.v2",
         "tfevents",
+        "notes.txt",
     ):
-        write(tmp_path, range(1, 6)).path.rename(tmp_path / name)
-    with SummaryWriter(tmp_path) as writer:
-        for step in range(1, 6):
-            writer.add_scalar("train/loss", step, step)
-    (tmp_path / "notes.txt").write_text("as it was")
-    cut_back(tmp_path, 3, 0)
-    assert sorted(steps(tmp_path)) == sorted([1, 2, 3] * 5)
-    assert (tmp_path / "notes.txt").read_text() == "as it was"
+        (tmp_path / name).write_bytes(b"as it was")
+    (tmp_path / "events.out.tfevents.0000000007").mkdir()
+    (tmp_path / "events.out.tfevents.0000000008").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "events.out.tfevents.0000000009")
+    before = names(tmp_path)
+    truncate_events(tmp_path, saved)
+    assert names(tmp_path) == before
+    assert (tmp_path / "notes.txt").read_bytes() == b"as it was"
+    write(tmp_path, [1])
+    assert len(names(tmp_path)) == len(before) + 1
+    truncate_events(tmp_path, saved)
+    assert names(tmp_path) == before
 
 
-def test_a_record_torn_by_a_kill_is_dropped_wherever_it_is_torn(tmp_path):
-    path = write(tmp_path, range(1, 4)).path
-    whole = path.read_bytes()
-    cut_back(tmp_path, 2, 0)
-    two = len(path.read_bytes())
-    for size in range(two, len(whole)):
-        path.write_bytes(whole[:size])
-        cut_back(tmp_path, 3, 0)
-        assert path.read_bytes() == whole[:two]
-    path.write_bytes(whole[:two] + bytes(64))  # a hole that a power cut left
-    cut_back(tmp_path, 3, 0)
-    assert path.read_bytes() == whole[:two]
+def test_a_folder_that_cannot_be_changed_is_a_resource_error(tmp_path, monkeypatch):
+    events = write(tmp_path, [1, 2, 3])
 
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(events.path))
 
-def test_a_file_with_nothing_to_cut_is_not_touched(tmp_path):
-    path = write(tmp_path, range(1, 4)).path
-    before = path.stat()
-    cut_back(tmp_path, 3, 0)
-    assert path.stat() == before
-    cut_back(tmp_path, 2, 0)
-    assert path.stat().st_ino != before.st_ino  # another in its place, in one stroke
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    with pytest.raises(ResourceError, match="Permission denied") as caught:
+        truncate_events(tmp_path, {"number": 0, "size": 0})
+    assert str(events.path) in str(caught.value)
 
 
 def test_a_new_file_comes_after_all_others_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
@@ -117,18 +144,31 @@ def test_a_new_file_comes_after_all_others_even_if_the_clock_was_set_back(tmp_pa
     assert steps(tmp_path) == [0, 1, 2, 3]
 
 
+def test_the_description_is_one_file_that_is_read_first_and_replaced_as_a_whole(tmp_path):
+    write(tmp_path, [1])
+    for value in (1.0, 2.0):
+        write_description(tmp_path, [scalar("run/x", value)])
+        events = EventAccumulator(str(tmp_path)).Reload()
+        assert [event.value for event in events.Scalars("run/x")] == [value]
+    assert names(tmp_path)[0] == DESCRIPTION and len(names(tmp_path)) == 2
+    truncate_events(tmp_path, {"number": 0, "size": 0})
+    assert names(tmp_path) == [DESCRIPTION]
+
+
 def test_a_full_disk_delays_the_records_and_loses_none(tmp_path):
     resource = pytest.importorskip("resource")
     events = write(tmp_path, range(1, 4))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for step in (4, 5):
         events.add(scalar("train/loss", step), step)
+        before = events.position
         resource.setrlimit(resource.RLIMIT_FSIZE, (events.size + 10, limits[1]))
         try:
             with pytest.raises(OSError, match="too large"):
                 events.flush()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert events.position == before
     events.flush()
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
 

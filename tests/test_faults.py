@@ -13,12 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing import checkpoint, file_format
-from dashboard import event_file, report
-from dashboard.logger import Monitor
+from checkpointing import checkpoint
+from checkpointing.checkpoint import LAST, PREV
+from common import files
+from dashboard import event_file
+from dashboard.event_file import DESCRIPTION
+from dashboard.logger import Logger
 from tests.campaigns.common import (
     STEPS,
     at_step,
+    contents,
+    equal,
     loadable,
     same,
     scalars,
@@ -28,7 +33,7 @@ from tests.campaigns.common import (
     train,
 )
 from training import evaluate
-from training.health import WINDOW, is_spike
+from training.health import SPIKE_WINDOW, is_spike
 from training.optimizers import AdamW
 
 
@@ -78,9 +83,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(by, options, r
     code, said = train(*options, f"--out_dir={run}")
     assert code == 6
     assert re.fullmatch(
-        r"error: after step 5, at rate 0\.001: loss (nan|-?inf), gradient norm nan; both must be "
-        r"finite; "
-        rf"the last good checkpoint is {run}/last\.pt of step 4; try: python train\.py "
+        r"error: after step 5, at learning rate 0\.001: loss (nan|-?inf), gradient norm nan; "
+        r"both must be finite; "
+        rf"the last checkpoint is {run}/last\.safetensors of step 4; try: python train\.py "
         rf"{run}/config\.yaml "
         rf"--out_dir={run} --resume --muon_learning_rate=0\.01",
         last_line(said),
@@ -93,8 +98,8 @@ def test_a_gradient_that_is_not_finite_does_so_too(options, run, monkeypatch):
     code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw")
     assert code == 6 and loadable(run) == (0, 0)
     assert re.fullmatch(
-        r"error: after step 0, at rate 0\.0002: loss 4\.\d+, gradient norm inf; both must be "
-        r"finite; there is no "
+        r"error: after step 0, at learning rate 0\.0002: loss 4\.\d+, gradient norm inf; "
+        r"both must be finite; there is no "
         rf"checkpoint yet; try: python train\.py {run}/config\.yaml --out_dir={run} --resume "
         rf"--learning_rate=0\.0005",
         last_line(said),
@@ -115,14 +120,14 @@ def test_steps_that_are_not_finite_may_be_left_out_and_are_counted(
     losses_go_by(monkeypatch, spoil(7, 11))
     code, said = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
     assert code == 0 and re.findall(
-        r"step (\d+): loss nan, gradient norm nan: left out, as (\d) in all", said
+        r"step (\d+): loss nan, gradient norm nan: skipped \((\d) skipped so far\)", said
     ) == [
         ("4", "1"),
         ("6", "2"),
     ]
     assert scalars(run)["train/skipped"][-1] == (STEPS, 2.0)
-    progress = file_format.read(run / "last.pt")["progress"]
-    assert (progress["skipped"], progress["skipped_in_a_row"], len(progress["losses"])) == (
+    progress = contents(run / LAST)["progress"]
+    assert (progress["skipped"], progress["skipped_in_a_row"], len(progress["recent_losses"])) == (
         2,
         0,
         STEPS - 2,
@@ -139,10 +144,9 @@ def test_a_step_that_is_left_out_changes_no_weight(options, run, monkeypatch):
         "--max_iters=4",
     ]
     assert train(*arguments, "--schedule=constant")[0] == 0
-    before, after = file_format.read(run / "prev.pt"), file_format.read(run / "last.pt")
+    before, after = contents(run / PREV), contents(run / LAST)
     assert (before["progress"]["step"], after["progress"]["step"]) == (3, 4)
-    for part in ("model", "ema"):
-        assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
+    assert equal(before["tensors"], after["tensors"])
 
 
 def test_more_than_ten_in_a_row_end_the_run_all_the_same(options, run, monkeypatch):
@@ -150,7 +154,7 @@ def test_more_than_ten_in_a_row_end_the_run_all_the_same(options, run, monkeypat
     code, said = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
     assert (
         code == 6
-        and said.count("left out") == 10
+        and said.count("skipped so far") == 10
         and last_line(said).startswith("error: after step 14, ")
     )
 
@@ -166,7 +170,7 @@ def test_weights_that_an_update_has_spoilt_are_not_saved(options, run, monkeypat
     code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw", "--save_interval=1")
     assert code == 6 and loadable(run) == (0, 0)
     assert last_line(said).startswith(
-        "error: after step 1, at rate 0.0002: the weights are no longer finite; there is"
+        "error: after step 1, at learning rate 0.0002: the weights are no longer finite; there is"
     )
 
 
@@ -191,10 +195,10 @@ def scaler_of(patch, scale, overflows=()):
 def test_an_overflow_that_the_scaler_answers_is_no_fault(options, run, monkeypatch):
     scaler_of(monkeypatch, 2.0**127)
     code, said = train(*options, f"--out_dir={run}")
-    assert code == 0 and "left out" not in said
+    assert code == 0 and "skipped so far" not in said
     norms = [norm for _, norm in scalars(run)["train/grad_norm"]]
     assert not math.isfinite(norms[0]) and math.isfinite(norms[-1])
-    assert file_format.read(run / "last.pt")["progress"]["skipped"] == 0
+    assert contents(run / LAST)["progress"]["skipped"] == 0
 
 
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
@@ -212,10 +216,9 @@ def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(
         )[0]
         == 0
     )
-    before, after = file_format.read(run / "prev.pt"), file_format.read(run / "last.pt")
+    before, after = contents(run / PREV), contents(run / LAST)
     assert (before["progress"]["loss_scale"], after["progress"]["loss_scale"]) == (4.0, 2.0)
-    for part in ("model", "ema"):
-        assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
+    assert equal(before["tensors"], after["tensors"])
 
 
 def test_a_scale_below_1_is_no_answer(options, run, monkeypatch):
@@ -229,10 +232,10 @@ def test_a_scale_below_1_is_no_answer(options, run, monkeypatch):
 def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(
     options, run, monkeypatch
 ):
-    real, numbers = report.losses_by_place, iter(range(100))
+    real, numbers = evaluate.loss_sums_by_position, iter(range(100))
     monkeypatch.setattr(
-        report,
-        "losses_by_place",
+        evaluate,
+        "loss_sums_by_position",
         lambda *arguments: real(*arguments) * (math.nan if next(numbers) in (2, 3) else 1),
     )
     code, said = train(*options, f"--out_dir={run}")
@@ -243,7 +246,7 @@ def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(
         False,
         False,
     ]
-    assert file_format.read(run / "best.pt")["progress"]["best_step"] == STEPS
+    assert contents(run / "best.safetensors")["progress"]["best_step"] == STEPS
 
 
 # ------------------------------------------------------------------------------------------- spikes
@@ -260,11 +263,11 @@ def test_a_spike_is_counted_and_told(options, run, monkeypatch):
         == "141"
     )
     assert scalars(run)["train/spikes"][-1] == (150, 1.0)
-    assert len(file_format.read(run / "last.pt")["progress"]["losses"]) == WINDOW
+    assert len(contents(run / LAST)["progress"]["recent_losses"]) == SPIKE_WINDOW
 
 
 def test_six_sigmas_of_a_full_window_are_a_spike():
-    window = [1.0, 3.0] * (WINDOW // 2)  # mean 2, sigma 1
+    window = [1.0, 3.0] * (SPIKE_WINDOW // 2)  # mean 2, sigma 1
     assert is_spike(8.001, window) and not is_spike(7.999, window) and not is_spike(-100.0, window)
     assert not is_spike(8.001, window[1:])
 
@@ -279,7 +282,7 @@ def out_of_memory(*_):
 def test_out_of_memory_at_the_first_step_proposes_smaller_batches(options, run, monkeypatch):
     losses_go_by(monkeypatch, out_of_memory)
     code, said = train(*options, f"--out_dir={run}")
-    assert code == 5 and not list(run.glob("*.pt"))
+    assert code == 5 and not list(run.glob("*.safetensors"))
     assert last_line(said) == (
         "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
         "once; there is no "
@@ -297,7 +300,8 @@ def test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same
         code, said = train(*options, f"--out_dir={run}", "--dropout=0")
     assert (
         code == 5
-        and f"; the last checkpoint is {run}/last.pt; try: python train.py " in last_line(said)
+        and f"; the last checkpoint is {run}/last.safetensors; try: python train.py "
+        in last_line(said)
     )
     code, said = train(*last_line(said).partition("try: python train.py ")[2].split())
     assert code == 0 and "train.batch_size 4 -> 2; train.gradient_accumulation_steps 2 -> 4" in said
@@ -370,13 +374,13 @@ def test_a_disk_too_small_for_the_checkpoints_is_found_before_training(options, 
     assert code == 5 and "step" not in said
     told = (
         rf"error: out_dir: the checkpoints of this run need (\S+) MB, 0\.1 MB are free at {run}; "
-        rf"make room or choose "
+        rf"free some space or choose "
         "another --out_dir"
     )
     needed = float(re.fullmatch(told, last_line(said))[1]) * 1e6
     monkeypatch.undo()
     assert train(*options, f"--out_dir={run}")[0] == 0
-    assert 0.3 < needed / (4 * (run / "last.pt").stat().st_size) < 1.5
+    assert 0.3 < needed / (4 * (run / LAST).stat().st_size) < 1.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     assert (
         train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0
@@ -385,30 +389,32 @@ def test_a_disk_too_small_for_the_checkpoints_is_found_before_training(options, 
 
 def full_for(patch, is_full):
     """No room for the files, of those of a save numbered from 0, that `is_full(name, number)`."""
-    write, numbers = file_format._write_new, iter(range(10**6))
+    write, numbers = files._write_synced, iter(range(10**6))
 
     def written(path, content):
-        if path.name.startswith(("last.pt", "best.pt")) and is_full(path.name[:4], next(numbers)):
+        if path.name.startswith((LAST, "best.safetensors")) and is_full(
+            path.name[:4], next(numbers)
+        ):
             full()
         write(path, content)
 
-    patch.setattr(file_format, "_write_new", written)
+    patch.setattr(files, "_write_synced", written)
 
 
 def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, monkeypatch):
     full_for(monkeypatch, lambda name, number: number < 4)
     code, said = train(*options, f"--out_dir={run}")
     told = re.findall(
-        rf"warning: {run}/(\w+)\.pt: not saved \(No space left on device\): need \S+ MB, \S+ MB "
-        rf"free at {run}; what "
-        r"was saved before is whole; make room or choose another --out_dir; training goes on and "
-        r"tries again at the",
+        rf"warning: {run}/(\w+)\.safetensors: not saved \(No space left on device\): need \S+ MB, "
+        rf"\S+ MB free at {run}; earlier "
+        r"files are intact; free some space or choose another --out_dir; training continues and "
+        r"retries at the next save",
         said,
     )
     assert code == 0 and told == ["last", "best", "best", "best"]
     assert (
-        file_format.read(run / "best.pt")["progress"]["step"]
-        == file_format.read(run / "last.pt")["progress"]["step"]
+        contents(run / "best.safetensors")["progress"]["step"]
+        == contents(run / LAST)["progress"]["step"]
         == STEPS
     )
 
@@ -417,7 +423,9 @@ def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(
     options, run, monkeypatch
 ):
     values = iter([1.0, 1.0] + [2.0] * 6)
-    monkeypatch.setattr(report, "losses_by_place", lambda *_: np.array([[next(values)], [1.0]]))
+    monkeypatch.setattr(
+        evaluate, "loss_sums_by_position", lambda *_: np.array([[next(values)], [1.0]])
+    )
     tried = []
     full_for(
         monkeypatch,
@@ -428,7 +436,7 @@ def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(
         code == 0 and said.count("warning: ") == 1 and tried[:4] == ["last", "best", "best", "last"]
     )
     assert tried.count("best") == 2
-    best = file_format.read(run / "best.pt")["progress"]
+    best = contents(run / "best.safetensors")["progress"]
     assert best["step"] == best["best_step"] == 6
 
 
@@ -436,15 +444,15 @@ def test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole(
     options, run, monkeypatch
 ):
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
-    before = (run / "last.pt").read_bytes()
+    before = (run / LAST).read_bytes()
     with monkeypatch.context() as patch:
         full_for(patch, lambda name, number: True)
         code, said = train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")
-    assert code == 5 and (run / "last.pt").read_bytes() == before and not list(run.glob("*.tmp.*"))
+    assert code == 5 and (run / LAST).read_bytes() == before and not list(run.glob("*.tmp.*"))
     assert re.fullmatch(
-        rf"error: {run}/\w+\.pt: not saved \(No space left on device\): need 0\.\d MB, \S+ MB free "
-        rf"at {run}; "
-        "what was saved before is whole; make room or choose another --out_dir",
+        rf"error: {run}/\w+\.safetensors: not saved \(No space left on device\): need 0\.\d MB, "
+        rf"\S+ MB free at {run}; "
+        "earlier files are intact; free some space or choose another --out_dir",
         last_line(said),
     )
     assert (
@@ -459,16 +467,16 @@ def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setattr(event_file.EventFile, "flush", full)
         code, said = train(*options, f"--out_dir={run}")
-    assert code == 0 and not list(run.glob("*tfevents*"))
+    assert code == 0 and [path.name for path in run.glob("*tfevents*")] == [DESCRIPTION]
     (warning,) = re.findall("warning: .*", said)
     assert re.fullmatch(
-        rf"warning: {run}/events\.out\.tfevents\.\d+: TensorBoard's file cannot be written "
-        r"\(No space left on device\); training goes on",
+        r"warning: TensorBoard's file cannot be written: "
+        rf"{run}/events\.out\.tfevents\.\d+: not written \(No space left on device\); "
+        "training continues",
         warning,
     )
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
-    a, b = (file_format.read(each / "last.pt")["model"] for each in (run, tmp_path / "whole"))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert equal(*(contents(each / LAST)["tensors"] for each in (run, tmp_path / "whole")))
 
 
 def test_a_folder_that_is_removed_under_a_run_is_never_silent(options, run, monkeypatch):
@@ -476,7 +484,8 @@ def test_a_folder_that_is_removed_under_a_run_is_never_silent(options, run, monk
     code, said = train(*options, f"--out_dir={run}")
     assert code == 5 and said.count("TensorBoard's file cannot be written") == 1
     assert re.match(
-        rf"error: {run}/best\.pt: not saved \(No such file or directory\): ", last_line(said)
+        rf"error: {run}/best\.safetensors: not saved \(No such file or directory\): ",
+        last_line(said),
     )
 
 
@@ -493,21 +502,23 @@ def test_a_folder_with_a_run_is_not_begun_anew_unasked(options, run):
         == before
     )
     assert last_line(said) == (
-        f"error: out_dir: {run} holds a run already; --resume goes on with it, --overwrite starts "
-        f"afresh in its place, "
-        "another --out_dir leaves it alone"
+        f"error: out_dir: {run} already holds a run; --resume continues it, --overwrite replaces "
+        "it, another --out_dir leaves it alone"
     )
 
 
 def test_the_best_and_the_last_of_one_step_are_one_content(options, run, monkeypatch):
-    seals, seal = [], checkpoint.seal
-    monkeypatch.setattr(
-        checkpoint, "seal", lambda saved: seals.append(saved.progress["step"]) or seal(saved)
-    )
+    steps, to_bytes = [], checkpoint.to_bytes
+
+    def watched(saved):
+        steps.append(saved.progress["step"])
+        return to_bytes(saved)
+
+    monkeypatch.setattr(checkpoint, "to_bytes", watched)
     assert train(*options, f"--out_dir={run}")[0] == 0
     assert (
-        sorted(set(seals)) == seals
-        and (run / "best.pt").read_bytes() == (run / "last.pt").read_bytes()
+        sorted(set(steps)) == steps
+        and (run / "best.safetensors").read_bytes() == (run / LAST).read_bytes()
     )
 
 
@@ -537,12 +548,12 @@ def test_a_terminal_that_has_gone_ends_nothing(tmp_path, monkeypatch):
             return super().write(text)
 
     monkeypatch.setattr("sys.stderr", Terminal())
-    monitor = Monitor(tmp_path, 0, 10**6)
+    logger = Logger(tmp_path, 0, 10**6)
     for step in range(100):
-        monitor.progress(step * 1000, 1.0, 1.0)
+        logger.progress(step * 1000, 1.0, 1.0)
         Terminal.gone = step > 50
         time.sleep(0.002)
     assert "loss 1.000, 1 characters/s" in sys.stderr.getvalue()
     with pytest.raises(OSError, match="Broken pipe"):
         sys.stderr.write("x")
-    monitor.close()
+    logger.close()

@@ -1,5 +1,5 @@
-"""Generation: cached text is uncached text at any length, each sample is its own, and the lean step
-is GPT.forward.
+"""Generation: cached text is uncached text at any length, each sample is its own, and the fast
+decoder is GPT.forward.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model import fast_decode
-from model.generate import Sampler, Text, generate, window_start
+from model.generate import Generation, Sampler, generate, window_start
 from model.gpt import GPT
 from tests.campaigns.cached_text import campaign, flips
-from tests.variants import CHOICES
+from tests.variants import CHOICES, in_layout
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
@@ -60,7 +60,7 @@ def test_the_window_is_a_function_of_the_length_alone_and_always_fits(block_size
 def test_a_text_is_what_the_rule_says_written_out(temperature, window):
     model, prompt = build(), prompts(2, 3)
     expected, sampler = prompt, Sampler(5, range(2), temperature=temperature)
-    sampler.skip(3)
+    sampler.advance(3)
     for n in range(3, 3 + 5 * SMALL.block_size):
         start = (
             window_start(n, SMALL.block_size)
@@ -107,22 +107,22 @@ def test_a_text_continued_from_itself_goes_on_as_if_it_had_never_stopped(tempera
 
 def test_a_text_read_in_pieces_between_draws_is_the_same_as_one_read_whole():
     model, written = build(), np.empty((1, 0), np.int64)
-    talk = Text(model, Sampler(3))
+    talk = Generation(model, Sampler(3))
     for length in (3, 1, 9, 2, 20):  # past the window too
         typed = prompts(1, length, seed=length).numpy()
-        talk.read(typed)
-        whole = Text(model, Sampler(3), cache=False)
-        whole.read(np.concatenate([written, typed], axis=1))
-        said = np.stack([talk.draw() for _ in range(4)], axis=1)
-        assert np.array_equal(said, np.stack([whole.draw() for _ in range(4)], axis=1))
+        talk.append(typed)
+        whole = Generation(model, Sampler(3), cache=False)
+        whole.append(np.concatenate([written, typed], axis=1))
+        said = np.stack([talk.step() for _ in range(4)], axis=1)
+        assert np.array_equal(said, np.stack([whole.step() for _ in range(4)], axis=1))
         written = np.concatenate([written, typed, said], axis=1)
 
 
 def test_nothing_grows_with_the_text():
-    talk = Text(build().float(), Sampler(3))
-    talk.read(prompts(1, 100).numpy())
+    talk = Generation(build().float(), Sampler(3))
+    talk.append(prompts(1, 100).numpy())
     for _ in range(100):
-        talk.draw()
+        talk.step()
         assert talk.ids.shape[1] <= SMALL.block_size
     assert talk.length == 200
 
@@ -152,11 +152,11 @@ def test_one_generation_leaves_no_trace_in_the_next():
     assert torch.equal(text(model, prompts(1, 4), Sampler(3), 20), alone)
 
 
-# ------------------------------------------------------------------------------------ the lean step
+# --------------------------------------------------------------------------------- the fast decoder
 
 
 @pytest.mark.parametrize("large", [0, 10**9], ids=["panels", "one piece"])
-def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
+def test_the_fast_decoder_is_gpt_forward_in_every_variant(monkeypatch, large):
     monkeypatch.setattr(fast_decode, "LARGE", large)
     ids = prompts(1, 8)
     for values in itertools.product(*CHOICES.values()):
@@ -166,37 +166,37 @@ def test_the_lean_step_is_gpt_forward_in_every_variant(monkeypatch, large):
             expected, model = model(ids)[0].numpy(), model.float()
             caches = model.new_caches()
             model(ids[:, :2], caches)
-        step = fast_decode.LeanStep(model)
+        step = fast_decode.FastDecoder(model)
         found = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
         np.testing.assert_allclose(found, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
         assert found.dtype == np.float32 and all(cache.length == 8 for cache in caches)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_lean_step_takes_the_weights_from_any_layout(layout):
+def test_the_fast_decoder_takes_the_weights_from_any_layout(layout):
     model, logits = build(bias=True).float().eval(), []
-    for each in (model, model.with_attention(layout)):
+    for each in (model, in_layout(model, layout)):
         caches = each.new_caches()
         with torch.no_grad():
             each(prompts(1, 2), caches)
         for cache in caches:  # of which other layouts may round differently
             cache.keys.fill_(0.5)
             cache.values.fill_(0.5)
-        logits.append(fast_decode.LeanStep(each)(prompts(1, 3)[0].numpy(), caches))
+        logits.append(fast_decode.FastDecoder(each)(prompts(1, 3)[0].numpy(), caches))
     assert np.array_equal(*logits)
 
 
-def test_a_long_text_by_the_lean_step_is_the_one_by_gpt_forward():
+def test_a_long_text_by_the_fast_decoder_is_the_one_by_gpt_forward():
     counts = flips(200)
     assert counts["different"] == 0 and counts["largest difference"] < 1e-4
 
 
 def test_threads_are_used_where_they_help(monkeypatch):
     model = build().float()
-    monkeypatch.setattr(fast_decode, "quickest", lambda calls: 2 * len(calls))
-    assert fast_decode.LeanStep(model).threads == 1
+    monkeypatch.setattr(fast_decode, "choose_threads", lambda calls: 2 * len(calls))
+    assert fast_decode.FastDecoder(model).threads == 1
     monkeypatch.setattr(fast_decode, "LARGE", 0)
-    assert fast_decode.LeanStep(model).threads == 2 * 4 * model.config.n_layer
+    assert fast_decode.FastDecoder(model).threads == 2 * 4 * model.config.n_layer
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_one_thread_is_taken_where_all_are_slower(seconds, expected):
     torch.set_num_threads(3)
     try:
         assert (
-            fast_decode.quickest([lambda: time.sleep(seconds(torch.get_num_threads()))] * 2)
+            fast_decode.choose_threads([lambda: time.sleep(seconds(torch.get_num_threads()))] * 2)
             == expected
         )
         assert torch.get_num_threads() == 3
@@ -215,26 +215,26 @@ def test_one_thread_is_taken_where_all_are_slower(seconds, expected):
         torch.set_num_threads(before)
 
 
-def test_gpt_forward_goes_on_from_what_the_lean_step_has_read():
+def test_gpt_forward_goes_on_from_what_the_fast_decoder_has_read():
     model, ids = build(positions="rope").float().eval(), prompts(1, 8)
     caches = model.new_caches()
     with torch.inference_mode():
         model(ids[:, :3], caches)
-        step = fast_decode.LeanStep(model)
+        step = fast_decode.FastDecoder(model)
         for i in (3, 4):
             step(ids[0, : i + 1].numpy(), caches)
         found = model(ids, caches)
         torch.testing.assert_close(found, model(ids)[:, 5:], rtol=1e-4, atol=1e-5)
 
 
-def test_only_one_stream_in_float32_with_a_cache_goes_by_the_lean_step(monkeypatch):
-    steps, step = [], fast_decode.LeanStep.__call__
+def test_only_one_stream_in_float32_with_a_cache_goes_by_the_fast_decoder(monkeypatch):
+    steps, step = [], fast_decode.FastDecoder.__call__
     monkeypatch.setattr(
-        fast_decode.LeanStep,
+        fast_decode.FastDecoder,
         "__call__",
         lambda self, *read: steps.append(read) or step(self, *read),
     )
-    for model, rows, options, lean_steps in (
+    for model, rows, options, fast_steps in (
         (build().float(), 1, {}, 3),
         (build(), 1, {}, 0),
         (build().float(), 2, {}, 0),
@@ -243,7 +243,7 @@ def test_only_one_stream_in_float32_with_a_cache_goes_by_the_lean_step(monkeypat
     ):
         steps.clear()
         text(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
-        assert len(steps) == lean_steps
+        assert len(steps) == fast_steps
 
 
 # -------------------------------------------------------------------------------------- the sampler
@@ -275,7 +275,7 @@ def written_out(logits, temperature, top_k, top_p, min_p):
 
 
 def probabilities(sampler, logits):
-    weights = sampler.weights(np.array(logits))
+    weights = sampler.unnormalized_probs(np.array(logits))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
@@ -310,13 +310,16 @@ def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(
     if temperature < 1e-6:
         assert chosen == logits.argmax()
     else:
-        assert np.isfinite(sampler.weights(logits)).all() and sampler.weights(logits)[0, chosen] > 0
+        assert (
+            np.isfinite(sampler.unnormalized_probs(logits)).all()
+            and sampler.unnormalized_probs(logits)[0, chosen] > 0
+        )
 
 
 def test_ties_at_the_kth_logit_are_all_kept():
-    assert (Sampler(top_k=2).weights(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0).tolist() == [
-        [True] * 4 + [False]
-    ]
+    assert (
+        Sampler(top_k=2).unnormalized_probs(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0
+    ).tolist() == [[True] * 4 + [False]]
 
 
 def test_temperature_zero_is_greedy():
@@ -342,7 +345,7 @@ def test_a_draw_is_always_of_a_character_that_is_left(number):
             return number
 
     sampler = Sampler()
-    sampler.streams = [Stream()]
+    sampler.rngs = [Stream()]
     for seed in range(200):
         logits = np.random.default_rng(seed).normal(scale=10, size=(1, V))
         logits[0, [0, 1, -2, -1]] = -np.inf

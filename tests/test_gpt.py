@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from configs.schema import LAYOUTS, ModelConfig
-from model.dropout import drop
+from model.dropout import dropout
 from model.gpt import GPT
-from tests.variants import CHOICES
+from tests.variants import CHOICES, joined
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 EVERY = CHOICES | {"residual_init": ("scaled", "zero")}
@@ -44,12 +44,12 @@ def test_token_shifts_add_what_stands_before_from_tables_of_their_own():
     ).double()  # blocks begin as the identity
     tables = [
         model.token_embedding.weight,
-        *(embedding.weight for embedding in model.shift_embeddings),
+        *(embedding.weight for embedding in model.previous_embeddings),
     ]
     stream = [
         [sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS
     ]
-    expected = model.output(model.norm(torch.stack([torch.stack(row) for row in stream])))
+    expected = model.lm_head(model.final_norm(torch.stack([torch.stack(row) for row in stream])))
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
 
 
@@ -65,10 +65,11 @@ def test_future_tokens_have_no_influence():
 
 
 def test_one_seed_gives_the_same_weights_in_every_layout_and_another_seed_others():
-    first = build(bias=True).views()
+    first = joined(build(bias=True).named_rows())
     for layout in LAYOUTS:
-        for ours, theirs in zip(build(bias=True, attention=layout).views(), first, strict=True):
-            assert torch.equal(ours, theirs)
+        ours = joined(build(bias=True, attention=layout).named_rows())
+        assert list(ours) == list(first)
+        assert all(torch.equal(ours[name], first[name]) for name in first)
     assert not torch.equal(
         build(seed=1).token_embedding.weight, build(seed=0).token_embedding.weight
     )
@@ -92,8 +93,8 @@ def test_initialisation_is_gpt2s():
     for embedding in (
         model.token_embedding,
         model.position_embedding,
-        model.output,
-        *model.shift_embeddings,
+        model.lm_head,
+        *model.previous_embeddings,
     ):
         assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.03)
     for block in model.blocks:
@@ -101,11 +102,12 @@ def test_initialisation_is_gpt2s():
         assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(
             0.02, rel=0.03
         )
-        for ending in (block.mlp.down, block.attention.output):
+        for ending in (block.mlp.down, block.attention.out_proj):
             assert ending.weight.std().item() == pytest.approx(expected, rel=0.03)
     zero = build(residual_init="zero")
     assert not any(
-        block.mlp.down.weight.any() or block.attention.output.weight.any() for block in zero.blocks
+        block.mlp.down.weight.any() or block.attention.out_proj.weight.any()
+        for block in zero.blocks
     )
 
 
@@ -118,11 +120,11 @@ def test_sizes_are_nanogpts():
 
 def test_more_tokens_than_the_context_holds_are_refused():
     model = build()
-    with pytest.raises(ValueError, match="9 tokens are more than block_size 8"):
+    with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
         model(torch.zeros(1, 9, dtype=torch.long))
     caches = model.new_caches()
     model(IDS[:, :6], caches)
-    with pytest.raises(ValueError, match="9 tokens are more than block_size 8"):
+    with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
         model(torch.cat([IDS, IDS[:, :1]], dim=1), caches)
 
 
@@ -132,7 +134,7 @@ def test_a_text_that_the_caches_hold_already_is_refused():
     model(IDS[:, :6], caches)
     for read in (IDS[:, 6:], IDS[:, :6]):
         with pytest.raises(
-            ValueError, match=f"the caches hold 6 tokens, of a text of {read.size(1)}"
+            ValueError, match=f"ids has {read.size(1)} tokens and the caches hold 6"
         ):
             model(read, caches)
 
@@ -157,7 +159,7 @@ def test_dropout_acts_in_training_only():
 def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_mean(p, dtype):
     x = torch.ones(1001, 3, 333, dtype=dtype, requires_grad=True)
     torch.manual_seed(0)
-    y = drop(x.transpose(0, 2), p)
+    y = dropout(x.transpose(0, 2), p)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert y.shape == (333, 3, 1001) and y.dtype == dtype
     assert torch.equal(
@@ -175,4 +177,4 @@ def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_
             abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5
         ), lag
     torch.manual_seed(1)
-    assert not torch.equal(drop(x.transpose(0, 2), p), y)
+    assert not torch.equal(dropout(x.transpose(0, 2), p), y)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dashboard import report
 from model import gpt
 from tests.campaigns.common import at_step, small, train
-from training import health
+from training import evaluate, health
 
 SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]
 
@@ -53,14 +52,14 @@ def test_a_first_loss_far_above_ln_v(options, tmp_path, monkeypatch):
 def test_exploding_and_vanishing_gradients(options, tmp_path, monkeypatch):
     monkeypatch.setattr(gpt, "INIT_STD", 20.0)
     said = train(*options, *SHORT)[1]
-    assert "the gradient explodes: it was" in said and len(told(tmp_path, said)["exploding"]) == 1
+    assert "exploding gradients: norm " in said and len(told(tmp_path, said)["exploding"]) == 1
     said = train(*options, *SHORT, "--logit_softcap=0.001", "--overwrite")[1]
-    assert "the gradient vanishes: it was" in said and told(tmp_path, said)["vanishing"] == [1]
+    assert "vanishing gradients: norm " in said and told(tmp_path, said)["vanishing"] == [1]
 
 
 def test_a_short_gradient_is_no_fault_where_all_is_learnt():
-    assert [name for name, _ in health.of_step(2, 0.2, 1e-6, 65)] == ["vanishing"]
-    assert not list(health.of_step(2, 0.05, 1e-6, 65))
+    assert [name for name, _ in health.check_step(2, 0.2, 1e-6, 65)] == ["vanishing"]
+    assert not list(health.check_step(2, 0.05, 1e-6, 65))
 
 
 DECLINES = {  # losses of validation and of known text, evaluation by evaluation
@@ -72,19 +71,21 @@ DECLINES = {  # losses of validation and of known text, evaluation by evaluation
 @pytest.mark.parametrize("name", DECLINES)
 def test_a_loss_that_falls_no_more(options, tmp_path, monkeypatch, name):
     losses = (loss for pair in zip(*DECLINES[name], strict=True) for loss in pair)
-    monkeypatch.setattr(report, "losses_by_place", lambda *_: np.array([[next(losses)], [1.0]]))
+    monkeypatch.setattr(
+        evaluate, "loss_sums_by_position", lambda *_: np.array([[next(losses)], [1.0]])
+    )
     code, said = train(*options, "--eval_interval=4")
     assert code == 0 and told(tmp_path, said) == {name: [20]}
     assert "improved since step 8" in said
 
 
 def test_dead_heads(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "PATIENCE", 0)
+    monkeypatch.setattr(evaluate, "MIN_STEPS_FOR_DEAD_HEADS", 0)
     code, said = train(*options, *SHORT)
     assert code == 0 and told(tmp_path, said) == {"dead_heads": [2]}
     assert (
-        "head 1 of layer 1 attends to everything alike; head 2 of layer 1 attends to everything "
-        "alike; try" in said
+        "head 1 of layer 1 attends to everything equally; head 2 of layer 1 attends to "
+        "everything equally; try" in said
     )
 
 
@@ -93,17 +94,17 @@ def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
     even = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
     first, back = torch.zeros(T, T), torch.eye(T).roll(-1, 1).tril(-1)
     first[:, 0], back[0, 0] = 1.0, 1.0
-    assert health.idleness(even) == "attends to everything alike"
-    assert health.idleness(first) == "attends only to place 1"
+    assert health.dead_head_reason(even) == "attends to everything equally"
+    assert health.dead_head_reason(first) == "attends only to position 1"
     assert (
-        health.idleness(back)
+        health.dead_head_reason(back)
         == ""
-        == health.idleness(torch.eye(T))
-        == health.idleness(torch.full((T, T), torch.nan))
+        == health.dead_head_reason(torch.eye(T))
+        == health.dead_head_reason(torch.full((T, T), torch.nan))
     )
     for share in (0.2, 0.8):  # partly at work: it is idle only where all of it is
-        assert health.idleness(share * even + (1 - share) * back) == ""
-        assert health.idleness(share * first + (1 - share) * back) == ""
+        assert health.dead_head_reason(share * even + (1 - share) * back) == ""
+        assert health.dead_head_reason(share * first + (1 - share) * back) == ""
 
 
 def test_a_text_smaller_than_the_model_wants(options, tmp_path):
@@ -127,4 +128,4 @@ def test_each_is_told_once_however_often_the_run_is_resumed(options, tmp_path, m
             )
             said += train(*options, *SHORT, "--logit_softcap=0.001", "--resume")[1]
     notices = told(tmp_path, said)
-    assert notices["vanishing"] == [1] and said.count("gradient vanishes") == 1
+    assert notices["vanishing"] == [1] and said.count("vanishing gradients") == 1

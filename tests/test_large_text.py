@@ -40,7 +40,7 @@ def kept():
 
 
 def load(*text_files, **settings):
-    return load_corpus(text_files, say=print, **settings)
+    return load_corpus(text_files, notify=print, **settings)
 
 
 def write(name, text=TEXT, encoding="utf-8"):
@@ -196,7 +196,7 @@ def test_a_disk_that_fills_leaves_nothing_and_is_told_with_5(call, monkeypatch):
     monkeypatch.setattr(os, call, full)
     with pytest.raises(
         ResourceError,
-        match=r"cannot be written to .*hornbook \(No space left on device\); make room",
+        match=r"cannot be written to .*hornbook \(No space left on device\); free some space",
     ):
         load(write("book.txt"))
     assert kept() == [] and ResourceError.exit_code == 5
@@ -238,11 +238,11 @@ def test_what_has_long_been_unused_is_removed():
     week = time.time() - 8 * 86400
     for name in old:
         os.utime(Path("cache/hornbook", name), (week, week))
-    Path("cache/hornbook/killed.part").touch()
-    os.utime("cache/hornbook/killed.part", (week, week))
+    Path("cache/hornbook/killed.ids.tmp.0").touch()
+    os.utime("cache/hornbook/killed.ids.tmp.0", (week, week))
     load(write("book.txt"))
-    assert "killed.part" not in kept() and set(old) < set(kept())
-    ages = time.time() - (disk_cache.UNUSED + 1) * 86400
+    assert "killed.ids.tmp.0" not in kept() and set(old) < set(kept())
+    ages = time.time() - (disk_cache.MAX_UNUSED_DAYS + 1) * 86400
     for name in kept():
         os.utime(Path("cache/hornbook", name), (ages, ages))
     load("old.txt")  # a use

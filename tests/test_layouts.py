@@ -11,9 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from configs.schema import ModelConfig, TrainConfig
-from model.attention import KERNELS, LAYOUTS, Attention
+from model.attention import KERNELS, LAYOUTS, MultiHeadAttention
 from model.gpt import GPT
-from training.optimizers import build, copy_state
+from tests.variants import copy_optimizers, in_layout, joined
+from training.optimizers import build
 
 CLASSIC = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8, bias=True)
 MODERN = dataclasses.replace(
@@ -67,7 +68,7 @@ def test_the_heads_matrices_and_biases_are_every_number_of_the_layout_once(layou
     projection = LAYOUTS[layout](C, H, D, bias)
     counts = {parameter: torch.zeros_like(parameter) for parameter in projection.parameters()}
     for h in range(H):
-        views = projection.head_weights(h, of=counts.__getitem__)
+        views = projection.head_weights(h, tensor_of=counts.__getitem__)
         assert [tuple(view.shape) for view in views] == [(D, C)] * 3 + [(D,)] * 3 * bias
         for view in views:
             view += 1
@@ -89,10 +90,10 @@ def test_a_head_projects_with_its_own_matrices(layout):
 @every_layout
 def test_one_seed_gives_one_layer(layout):
     def drawn(name, generator):
-        made = Attention(12, 3, layout=name, head_size=5, bias=True)
+        made = MultiHeadAttention(12, 3, layout=name, head_size=5, bias=True)
         made.reset_parameters(generator, 0.1, 0.2)
         return [view for h in range(3) for view in made.projection.head_weights(h)] + list(
-            made.output.parameters()
+            made.out_proj.parameters()
         )
 
     for seeded in (lambda: torch.Generator().manual_seed(5), lambda: torch.manual_seed(5) and None):
@@ -107,21 +108,20 @@ def test_one_seed_gives_one_layer(layout):
 def test_there_and_back_every_bit_is_the_same(here, there):
     model = gpt(attention=here)
     train(model, build(model, TrainConfig(), torch.float64), range(2))
-    away = model.with_attention(there)
-    back = away.with_attention(here)
+    away = in_layout(model, there)
+    back = in_layout(away, here)
     for name, parameter in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], parameter), name
-    assert [view.shape for view in away.views()] == [view.shape for view in model.views()]
-    assert all(
-        torch.equal(ours, theirs) for ours, theirs in zip(away.views(), model.views(), strict=True)
-    )
+    ours, theirs = joined(away.named_rows()), joined(model.named_rows())
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("config", [CLASSIC, MODERN], ids=["classic", "modern"])
 @pytest.mark.parametrize(("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS)))
 def test_every_pair_is_the_same_function(layout, kernel, config):
     model, (x, _) = gpt(config), batch(0)
-    other = model.with_attention(layout, kernel)
+    other = in_layout(model, layout, kernel)
     assert (other.config.attention, other.config.kernel) == (layout, kernel)
     assert torch.allclose(other(x), model(x), rtol=0, atol=1e-12)
 
@@ -129,11 +129,11 @@ def test_every_pair_is_the_same_function(layout, kernel, config):
 def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_memory():
     model = gpt(MODERN, attention="stacked", kernel="loop").bfloat16().eval()
     for other in (
-        model.with_attention(),
-        model.with_attention("heads"),
-        model.with_attention(kernel="bmm"),
+        in_layout(model),
+        in_layout(model, "heads"),
+        in_layout(model, kernel="bmm"),
     ):
-        assert not other.training and other.output.weight.dtype == torch.bfloat16
+        assert not other.training and other.lm_head.weight.dtype == torch.bfloat16
         assert other.config.kernel in ("loop", "bmm") and other.config.attention in (
             "stacked",
             "heads",
@@ -141,7 +141,7 @@ def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_mem
         addresses = {parameter.data_ptr() for parameter in model.parameters()}
         assert addresses.isdisjoint(parameter.data_ptr() for parameter in other.parameters())
     with pytest.raises(ValueError, match="unroled"):
-        model.with_attention("unroled")
+        in_layout(model, "unroled")
 
 
 # ----------------------------------------------------------------------------- optimizers, training
@@ -151,13 +151,10 @@ def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_mem
 def test_the_hidden_matrices_are_the_same_in_every_layout(layout):
     C = CLASSIC.n_embd
     ours, fused = (
-        list(map(torch.cat, gpt(attention=name).matrices())) for name in (layout, "fused")
+        list(map(torch.cat, gpt(attention=name).hidden_matrices())) for name in (layout, "fused")
     )
-    assert [tuple(matrix.shape) for matrix in ours] == [
-        *[(C, C)] * 4,
-        (4 * C, C),
-        (C, 4 * C),
-    ] * CLASSIC.n_layer
+    shapes = [*[(C, C)] * 4, (4 * C, C), (C, 4 * C)] * CLASSIC.n_layer
+    assert [tuple(matrix.shape) for matrix in ours] == shapes
     assert all(torch.equal(our, their) for our, their in zip(ours, fused, strict=True))
     weight = (
         gpt().blocks[1].attention.projection.qkv.weight.chunk(3)
@@ -170,9 +167,10 @@ def test_the_hidden_matrices_are_the_same_in_every_layout(layout):
 def test_weight_decay_pulls_at_the_same_matrices_and_at_no_bias(layout, optimizer):
     model = gpt(attention=layout)
     with torch.no_grad():
-        for view in model.views():
-            view.add_(torch.rand(view.shape, dtype=torch.float64))
-    before = [view.clone() for view in model.views()]
+        for views in model.named_rows().values():
+            for view in views:
+                view.add_(torch.rand(view.shape, dtype=torch.float64))
+    before = joined(model.named_rows())
     settings = TrainConfig(
         optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.1, weight_decay=0.5
     )
@@ -181,10 +179,10 @@ def test_weight_decay_pulls_at_the_same_matrices_and_at_no_bias(layout, optimize
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
         each.step()
-    for view, old in zip(model.views(), before, strict=True):
-        assert torch.allclose(
-            view, old * (1 - 0.1 * 0.5) if view.dim() == 2 else old, rtol=0, atol=1e-15
-        )
+    for name, tensor in joined(model.named_rows()).items():
+        old = before[name]
+        expected = old * (1 - 0.1 * 0.5) if old.dim() == 2 else old
+        assert torch.allclose(tensor, expected, rtol=0, atol=1e-15), name
 
 
 @functools.cache
@@ -222,17 +220,14 @@ def test_what_an_optimizer_remembers_comes_back_bit_for_bit(here, there, optimiz
     model = gpt(attention=here)
     optimizers = build(model, settings, torch.float64)
     train(model, optimizers, range(2))
-    away, back = model.with_attention(there), model.with_attention(here)
+    away, back = in_layout(model, there), in_layout(model, here)
     there_optimizers, back_optimizers = (
         build(each, settings, torch.float64) for each in (away, back)
     )
-    copy_state(model, optimizers, away, there_optimizers)
-    copy_state(away, there_optimizers, back, back_optimizers)
+    copy_optimizers(model, optimizers, away, there_optimizers)
+    copy_optimizers(away, there_optimizers, back, back_optimizers)
     for ours, theirs in zip(back_optimizers, optimizers, strict=True):
-        states = zip(
-            ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True
-        )
-        for our, their in states:
-            assert our.keys() == their.keys() and all(
-                torch.equal(our[name], their[name]) for name in our
-            )
+        for our, their in zip(ours.state.values(), theirs.state.values(), strict=True):
+            assert our.keys() == their.keys()
+            assert all(torch.equal(our[name], their[name]) and our[name].any() for name in our)
+    assert back_optimizers[0].steps == optimizers[0].steps == 2

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs.fields import settings_of
 from configs.schema import Config
 from dashboard import report, summaries
-from dashboard.logger import Monitor
+from dashboard.logger import Logger
 from tests.campaigns.common import STEPS, at_step, same, small, train
 from tests.conftest import ROOT
 
@@ -59,15 +59,15 @@ def runs(tmp_path_factory):
     `whole` was told.
     """
     folder, told = tmp_path_factory.mktemp("runs"), {}
-    options, scalars = [*small(folder), "--n_layer=2"], Monitor.scalars
+    options, scalars = [*small(folder), "--n_layer=2"], Logger.scalars
 
-    def noted(monitor, step, values):
+    def noted(logger, step, values):
         for tag, value in values.items():
             told.setdefault(tag, []).append((step, float(np.float32(value))))
-        scalars(monitor, step, values)
+        scalars(logger, step, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Monitor, "scalars", noted)
+        patch.setattr(Logger, "scalars", noted)
         assert train(*options, f"--out_dir={folder / 'whole'}")[0] == 0
     for step in (7, 15):
         with pytest.MonkeyPatch.context() as patch:
@@ -199,7 +199,7 @@ def test_the_server_shows_texts_pictures_settings_and_the_page_of_charts(server)
 
 
 def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs):
-    metrics = [{"name": {"tag": tag}} for tag in summaries.FINAL]
+    metrics = [{"name": {"tag": tag}} for tag in summaries.HPARAM_METRICS]
     wish = {
         "experimentName": "",
         "allowedStatuses": ["STATUS_UNKNOWN"],
@@ -267,7 +267,7 @@ def test_other_settings_on_the_way_replace_the_introduction_and_the_same_leave_t
 
 
 def test_scalars_alone_keep_the_sample_and_draw_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "draw", None)
+    monkeypatch.setattr(report, "figures", None)
     assert train(*small(tmp_path), "--log=scalars", f"--out_dir={tmp_path / 'run'}")[0] == 0
     tags = accumulated(tmp_path / "run").Tags()
     assert (

@@ -11,7 +11,14 @@ import math
 import pytest
 import torch
 
-from model.attention import KERNELS, LAYOUTS, Attention, attention_weights, merge_heads, split_heads
+from model.attention import (
+    KERNELS,
+    LAYOUTS,
+    MultiHeadAttention,
+    attention_weights,
+    merge_heads,
+    split_heads,
+)
 from model.kv_cache import KVCache
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -120,7 +127,7 @@ def layer_of(layout, kernel, n_embd, n_head, head_size, out_features):
     """A layer in float64 with matrices as the notebooks have them: any numbers, large ones among
     them.
     """
-    layer = Attention(
+    layer = MultiHeadAttention(
         n_embd, n_head, layout=layout, kernel=kernel, head_size=head_size, out_features=out_features
     )
     layer.reset_parameters(torch.Generator().manual_seed(0), 1.0, 1.0)
@@ -143,7 +150,7 @@ def test_two_heads_of_size_16_on_12_channels(layout, kernel):
     y = layer(x)
     assert y.shape == (2, 4, 16)
     assert torch.allclose(
-        y, torch.cat(outs, dim=-1) @ layer.output.weight.T, rtol=1e-12, atol=1e-12
+        y, torch.cat(outs, dim=-1) @ layer.out_proj.weight.T, rtol=1e-12, atol=1e-12
     )
 
 
@@ -217,7 +224,7 @@ def test_a_layer_of_its_sizes_reads_texts_of_any_length(layout, kernel, out_feat
     y = layer(x)
     assert y.shape == (2, 5, out_features)
     assert torch.allclose(
-        y, layer.output((weights @ v).transpose(1, 2).reshape(2, 5, -1)), rtol=0, atol=1e-12
+        y, layer.out_proj((weights @ v).transpose(1, 2).reshape(2, 5, -1)), rtol=0, atol=1e-12
     )
     assert torch.allclose(layer(x[:, :2]), y[:, :2], rtol=0, atol=1e-12)  # its mask was of one size
 
@@ -243,7 +250,7 @@ def test_slices_of_the_channels_are_views_of_the_heads(kernel):
 @every_pair
 def test_a_large_negative_number_hides_like_minus_infinity_unless_it_hides_all(layout, kernel):
     torch.manual_seed(0)
-    layer = Attention(18, 3, layout=layout, kernel=kernel, bias=True).double()
+    layer = MultiHeadAttention(18, 3, layout=layout, kernel=kernel, bias=True).double()
     q, k, v = (torch.rand(3, length, 18, dtype=torch.float64) for length in (10, 9, 9))
     mask = torch.rand(3, 10, 9) < 0.5
     mask[..., 0], mask[0, 2] = True, False
@@ -251,4 +258,4 @@ def test_a_large_negative_number_hides_like_minus_infinity_unless_it_hides_all(l
     by_infinity = layer(q, k, v, mask=mask)
     differs = (by_number != by_infinity).any(-1)
     assert differs.nonzero().tolist() == [[0, 2]]  # the mean of all values, where ours gives zeros
-    assert torch.equal(by_infinity[0, 2], layer.output.bias)
+    assert torch.equal(by_infinity[0, 2], layer.out_proj.bias)

@@ -9,7 +9,8 @@ import torch
 
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model.gpt import GPT
-from training.optimizers import AdamW, Muon, build, copy_state, orthogonalise, set_rate
+from tests.variants import copy_optimizers, in_layout
+from training.optimizers import AdamW, Muon, build, orthogonalize, set_lr
 
 MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, bias=True, token_shifts=1)
 VOCABULARY = 11
@@ -52,17 +53,17 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_escape_decay(layout,
     )  # biases of q k v, output, MLP; norms
 
 
-def test_orthogonalised_matrices_have_singular_values_near_one():
+def test_orthogonalized_matrices_have_singular_values_near_one():
     generator = torch.Generator().manual_seed(0)
     for shape in ((3, 16, 16), (2, 32, 8), (2, 8, 32)):
-        values = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=generator)))
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=generator)))
         assert values.min() > 0.3 and values.max() < 1.3
 
 
 def test_orthogonalising_keeps_the_singular_vectors():
     matrix = torch.randn(12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
-    core = u.T @ orthogonalise(matrix[None], torch.float64)[0] @ v.T
+    core = u.T @ orthogonalize(matrix[None], torch.float64)[0] @ v.T
     assert (core - core.diagonal().diag()).abs().max() < 1e-9
 
 
@@ -84,7 +85,7 @@ def test_muons_step_is_the_written_out_one():
         update = 0.9 * momentum + 0.1 * gradient
         expected = (
             expected * (1 - 0.1 * 0.5)
-            - 0.1 * (6 / 4) ** 0.5 * orthogonalise(update[None], torch.float64)[0]
+            - 0.1 * (6 / 4) ** 0.5 * orthogonalize(update[None], torch.float64)[0]
         )
         assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
 
@@ -105,7 +106,7 @@ def test_both_optimizers_learn():
 
 def test_a_share_of_the_rate_scales_every_group():
     optimizers = build(GPT(MODEL, VOCABULARY), TrainConfig(optimizer="muon"), torch.float32)
-    set_rate(optimizers, 0.25)
+    set_lr(optimizers, 0.25)
     rates = [group["lr"] for each in optimizers for group in each.param_groups]
     assert rates == [pytest.approx(0.25 * 1e-3)] * 2 + [pytest.approx(0.25 * 0.02)]
 
@@ -117,9 +118,9 @@ def test_a_run_that_changes_its_layout_goes_on_as_if_it_had_not(layout, optimize
     stay = GPT(dataclasses.replace(MODEL, kernel="batched"), VOCABULARY).double()
     staying = build(stay, train, torch.float64)
     losses(stay, staying, 5)
-    move = stay.with_attention(layout)
+    move = in_layout(stay, layout)
     moving = build(move, train, torch.float64)
-    copy_state(stay, staying, move, moving)
+    copy_optimizers(stay, staying, move, moving)
     assert losses(stay, staying, 10) == pytest.approx(losses(move, moving, 10), abs=1e-9)
 
 

@@ -24,7 +24,7 @@ def test_the_maps_are_what_the_layers_attend_by(layout, kernel):
     ids, seen = torch.randint(7, (8,), generator=torch.Generator().manual_seed(1)), []
     for block in model.blocks:
         with torch.no_grad():
-            block.attention.output.weight.mul_(20)
+            block.attention.out_proj.weight.mul_(20)
         own = block.attention.kernel
         block.attention.kernel = lambda q, k, v, *rest, own=own: (
             seen.append(own(q, k, torch.eye(8).expand(1, 4, 8, 8), *rest)[0]) or own(q, k, v, *rest)

@@ -15,19 +15,27 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from checkpointing import file_format
 from common.errors import ConfigError, ResourceError
 from common.signals import Stop
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from tests.campaigns.common import SMALL, at_step, loadable, same, scalars, small, step_of, train
+from tests.campaigns.common import (
+    SMALL,
+    at_step,
+    contents,
+    loadable,
+    same,
+    scalars,
+    small,
+    step_of,
+    train,
+)
 from tests.campaigns.ranks import in_float64, ranks, torchrun
 from tests.campaigns.signals import send_at
-from training import distributed as training_ranks
-from training import runtime
-from training.distributed import ALONE, TOLD, Ranks
-from training.evaluate import losses_by_place
+from training import distributed, runtime
+from training.distributed import SINGLE_PROCESS, VARIABLES, World
+from training.evaluate import loss_sums_by_position
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 STEPS = 50
@@ -45,10 +53,10 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-def among(size: int, rank: int = 0) -> Ranks:
+def among(size: int, rank: int = 0) -> World:
     """This process as torchrun would have it, on one machine."""
-    told = dict(zip(TOLD, (rank, size, rank, size, 1), strict=True))
-    return Ranks(
+    told = dict(zip(VARIABLES, (rank, size, rank, size, 1), strict=True))
+    return World(
         Stop(), {"TORCHELASTIC_RUN_ID": "x"} | {name: str(value) for name, value in told.items()}
     )
 
@@ -66,42 +74,42 @@ def test_two_ranks_take_the_steps_of_one_process(optimizer, each, within, tmp_pa
         assert [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=each)] == [
             0
         ] * size
-        progress = file_format.read(tmp_path / f"{size}" / "last.pt")["progress"]
-        found.append([*progress["losses"], progress["best_loss"]])
+        progress = contents(tmp_path / f"{size}" / "last.safetensors")["progress"]
+        found.append([*progress["recent_losses"], progress["best_loss"]])
     one, two = found
     assert len(one) == len(two) == STEPS + 1
     assert 0 < max(abs(a - b) for a, b in zip(one, two, strict=True)) < within
 
 
-def evaluated(folder: Path, ranks: Ranks) -> None:
+def evaluated(folder: Path, ranks: World) -> None:
     """Write down the exact loss of an untrained model over a random text, and in how many batches
     it was had.
     """
     ids = np.random.default_rng(0).integers(0, 7, 5001).astype(np.uint8)
-    where = runtime.choose("cpu", "float32", ranks)
+    where = runtime.select_runtime("cpu", "float32", ranks)
     model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 7)
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    nats, count = losses_by_place(
+    nats, count = loss_sums_by_position(
         model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), where
     ).sum(axis=1)
     (folder / f"loss{ranks.size}{ranks.rank}").write_text(f"{float(nats / count)!r} {len(calls)}")
 
 
 def evaluate_and_train(folder: Path, _: int) -> None:
-    meet = Ranks.meet
+    meet = World.init_process_group
 
     def met(self, device):
         meet(self, device)
         evaluated(folder, self)
 
-    Ranks.meet = met
+    World.init_process_group = met
 
 
 def test_an_evaluation_by_two_ranks_gives_the_figure_of_one(tmp_path):
     words = [*small(tmp_path), "--max_iters=1", "--warmup_iters=0", f"--out_dir={tmp_path / 'run'}"]
     ranks(tmp_path, words, words, each=partial(evaluate_and_train, tmp_path))
-    evaluated(tmp_path, ALONE)
+    evaluated(tmp_path, SINGLE_PROCESS)
     found = [(tmp_path / f"loss{name}").read_text().split() for name in ("10", "20", "21")]
     (one, first, second), batches = zip(*found, strict=True)
     assert batches == ("10", "5", "5")
@@ -157,24 +165,24 @@ def test_the_first_alone_writes_and_speaks(undisturbed):
     said = [(undisturbed / name).read_text() for name in ("10", "11", "20", "21")]
     assert said[0].count("step 24:") == 1 and "2 processes on 1 machine(s)" in said[0]
     assert not any(said[1:])
-    assert len(list((undisturbed / "run").glob("*tfevents*"))) == 1
+    assert len(list((undisturbed / "run").glob("*tfevents*"))) == 2  # one describes the run
     assert [step for step, _ in scalars(undisturbed / "run")["train/loss"]] == list(range(1, 25))
 
 
 def test_a_checkpoint_does_not_tell_the_number_of_ranks(undisturbed, tmp_path):
     assert train(*small(tmp_path), f"--out_dir={tmp_path / 'run'}")[0] == 0
     one, two = (
-        file_format.read(folder / "last.pt") for folder in (tmp_path / "run", undisturbed / "run")
+        contents(folder / "last.safetensors") for folder in (tmp_path / "run", undisturbed / "run")
     )
-    assert {name: t.shape for name, t in one["model"].items()} == {
-        name: t.shape for name, t in two["model"].items()
+    assert {name: t.shape for name, t in one["tensors"].items()} == {
+        name: t.shape for name, t in two["tensors"].items()
     }
-    assert one["environment"] | {"ranks": 2} == two["environment"]
+    assert one["environment"] | {"world_size": 2} == two["environment"]
 
 
 def patient(_: int) -> None:
     """Leave the word to the first even on a machine that stands still for a while."""
-    training_ranks.SILENCE = 120.0
+    distributed.GRACE_SECONDS = 120.0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +192,7 @@ def patient(_: int) -> None:
         (
             [["--batch_size=3"], ["--batch_size=3"]],
             2,
-            r"error: batch_size 3 .* multiples of 2; nearest above: 4",
+            r"error: batch_size 3 .* divisible by the 2 processes; nearest above: 4",
         ),
         (
             [["--n_layer=1"], ["--n_layer=2"]],
@@ -205,13 +213,13 @@ def test_what_is_wrong_is_said_once_and_ends_all(changes, code, error, tmp_path)
         tmp_path, *([*words, *change] for change in changes), each=patient
     )
     assert first == code and second and not nothing  # torchrun may end the second before it knows
-    assert re.fullmatch(error + "\n", said) and not list((tmp_path / "run").glob("*.pt"))
+    assert re.fullmatch(error + "\n", said) and not list((tmp_path / "run").glob("*.safetensors"))
 
 
 def test_a_folder_with_a_run_is_refused_once(undisturbed, tmp_path):
     words = [*small(undisturbed), f"--out_dir={undisturbed / 'run'}"]
     (code, _, said), (_, _, nothing) = ranks(tmp_path, words, words)
-    assert code == 2 and "holds a run already" in said and said.count("\n") == 1 and not nothing
+    assert code == 2 and "already holds a run" in said and said.count("\n") == 1 and not nothing
 
 
 def test_more_ranks_than_gpus_are_refused_with_their_number(monkeypatch):
@@ -220,19 +228,19 @@ def test_more_ranks_than_gpus_are_refused_with_their_number(monkeypatch):
     with pytest.raises(
         ResourceError, match=r"3 processes .* its 2 GPUs; .*--nproc_per_node=2"
     ) as caught:
-        runtime.choose("auto", "float32", among(3))
+        runtime.select_runtime("auto", "float32", among(3))
     assert caught.value.exit_code == 5
 
 
 def test_the_rows_of_all_ranks_are_the_batch():
     rows = list(range(12))
     assert (
-        [row for rank in range(4) for row in rows[among(4, rank).rows(12)]]
+        [row for rank in range(4) for row in rows[among(4, rank).batch_slice(12)]]
         == rows
-        == rows[ALONE.rows(12)]
+        == rows[SINGLE_PROCESS.batch_slice(12)]
     )
     with pytest.raises(ConfigError):
-        among(5).rows(12)
+        among(5).batch_slice(12)
 
 
 def listening(folder: Path, rank: int) -> None:
@@ -323,10 +331,14 @@ def test_torchrun_passes_sigterm_on_and_one_process_goes_on_with_what_two_have_b
     time.sleep(0.3)
     process.terminate()
     said = process.communicate(timeout=240)[0]
-    assert said.count("stopping: this step") == said.count("stopped and saved at step") == 1
+    assert (
+        said.count("stopping: finishing this step") == said.count("stopped and saved at step") == 1
+    )
     step = step_of(tmp_path / "run")
     assert 0 < step < 2000
     code, said = train(*words, "--resume", f"--max_iters={step + 3}")
     assert code == 0 and step_of(tmp_path / "run") == step + 3
-    (line,) = (line for line in said.splitlines() if line.startswith("going on"))
-    assert "; ranks 2 -> 1; " in line and line.endswith("so it is not the same run to the last bit")
+    (line,) = (line for line in said.splitlines() if line.startswith("resuming"))
+    assert "; world_size 2 -> 1" in line and line.endswith(
+        "so it is not the same run to the last bit"
+    )

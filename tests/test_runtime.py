@@ -42,7 +42,7 @@ def machine(monkeypatch):
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(machine, has, device, words):
     machine(*has)
     with pytest.raises(ResourceError) as caught:
-        runtime.choose(device, "auto")
+        runtime.select_runtime(device, "auto")
     assert str(caught.value) == words and caught.value.exit_code == 5
 
 
@@ -50,7 +50,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(machine, has,
 def test_float16_on_a_cpu_is_refused_with_what_fits(machine, device):
     machine()
     with pytest.raises(ResourceError) as caught:
-        runtime.choose(device, "float16")
+        runtime.select_runtime(device, "float16")
     assert "dtype: float16" in str(caught.value) and "allowed: float32, bfloat16" in str(
         caught.value
     )
@@ -62,7 +62,7 @@ def test_float16_on_a_cpu_is_refused_with_what_fits(machine, device):
 )
 def test_auto_is_the_fastest_device_that_is_there(machine, has, found):
     machine(*has)
-    assert runtime.choose("auto", "float32").device.type == found
+    assert runtime.select_runtime("auto", "float32").device.type == found
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,12 @@ def test_auto_is_bfloat16_only_where_there_are_instructions_for_it(
     machine, monkeypatch, has_instructions, dtype
 ):
     machine("cuda")
-    monkeypatch.setattr(runtime, "_cpu_has_bf16", lambda: has_instructions)
-    assert runtime.choose("cpu", "auto").dtype == dtype
-    assert runtime.choose("cuda", "auto").dtype == torch.float32  # this one only emulates it
-    assert runtime.choose("cpu", "float32").dtype == torch.float32
+    monkeypatch.setattr(runtime, "_cpu_has_bfloat16", lambda: has_instructions)
+    assert runtime.select_runtime("cpu", "auto").dtype == dtype
+    assert (
+        runtime.select_runtime("cuda", "auto").dtype == torch.float32
+    )  # this one only emulates it
+    assert runtime.select_runtime("cpu", "float32").dtype == torch.float32
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
@@ -83,7 +85,7 @@ def test_freed_memory_is_kept_for_the_next_step():
     script = """
 import resource, torch
 from training import runtime
-runtime.keep_memory()
+runtime.keep_freed_memory()
 def step():
     return sum(each.sum() for each in [torch.ones(2**21) for _ in range(6)])  # 48 MB
 step(), step(), step()

@@ -17,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sample
-from checkpointing import checkpoint, file_format
+from checkpointing import checkpoint
 from common.errors import UserError, printable
+from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from tests.conftest import ROOT
+from tests.variants import joined
 from training import runtime
 from training.evaluate import exact_loss
 
@@ -38,15 +40,15 @@ ROWS = [  # row of faults.md, arguments, standard input, exit code, what standar
         2,
         ["not in the vocabulary: '\xe9' (U+00E9) at 3", "leave that character out"],
     ),
-    ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["left out: 1 characters"]),
+    ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["skipped 1 characters"]),
     ("D2", ["--prompt="], None, 0, []),
-    ("D2", ["--prompt=\xe9", "--unknown=skip"], None, 0, ["left out"]),
+    ("D2", ["--prompt=\xe9", "--unknown=skip"], None, 0, ["skipped"]),
     (
         "D3",
         [f"--prompt={LONG}"],
         None,
         0,
-        ["the prompt has 200 characters; the model sees the last 64 at most"],
+        ["the prompt has 200 characters; the model sees at most the last 64"],
     ),
     ("D4", ["--temperature=0"], None, 0, []),
     ("D5", ["--temperature=-1"], None, 2, ["[0, 1e6], but is -1.0"]),
@@ -109,7 +111,7 @@ def loud(tmp_path_factory):
     """A checkpoint whose model says, whatever it has read, each character of its vocabulary equally
     often.
     """
-    out = tmp_path_factory.mktemp("loud") / "last.pt"
+    out = tmp_path_factory.mktemp("loud") / "last.safetensors"
     vocabulary = "\x07\t\n\r\x1b ab\u202e\u3042"
     config = Config(model=ModelConfig(n_layer=1, n_head=1, n_embd=4, block_size=8))
     model = GPT(config.model, len(vocabulary))
@@ -117,8 +119,9 @@ def loud(tmp_path_factory):
         for parameter in model.parameters():
             parameter.zero_()
     text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
-    parts = config, vocabulary, text, model.state_dict(), None, [], {}, {}
-    file_format.write(out, checkpoint.seal(checkpoint.Checkpoint(*parts)))
+    tensors = {f"model.{name}": each for name, each in joined(model.named_rows()).items()}
+    parts = config, vocabulary, text, {}, {}, {"number": 0, "size": 0}, tensors
+    write_atomic(out, checkpoint.to_bytes(checkpoint.Checkpoint(*parts)))
     return out
 
 
@@ -216,10 +219,10 @@ def test_without_cache_nothing_is_cached(speak, monkeypatch):
 
 def test_a_prompt_that_is_too_long_a_file_is_refused(tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_bytes(b"a" * 101)
-    monkeypatch.setattr(sample, "LONGEST_FILE", 101)
+    monkeypatch.setattr(sample, "MAX_FILE", 101)
     assert sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}") == "a" * 101
-    monkeypatch.setattr(sample, "LONGEST_FILE", 100)
-    with pytest.raises(UserError, match="more than 100 bytes; give a part of it"):
+    monkeypatch.setattr(sample, "MAX_FILE", 100)
+    with pytest.raises(UserError, match="101 bytes; at most 100 are read"):
         sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}")
 
 
@@ -228,9 +231,9 @@ def test_several_samples_are_separated_and_each_is_that_of_its_number(speak, mon
     parts = re.split(r"---------- sample (\d) ----------\n", wanted)
     assert parts[1::2] == list("12345") and all(part.startswith("So ") for part in parts[2::2])
     assert parts[2] == speak("--prompt=So ", "--max-new-tokens=30")
-    monkeypatch.setattr(sample, "BATCH", 2)
+    monkeypatch.setattr(sample, "MAX_BATCH", 2)
     assert speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == wanted
-    monkeypatch.setattr(sample, "HELD", 30)  # one at a time
+    monkeypatch.setattr(sample, "MAX_BUFFERED", 30)  # one at a time
     assert speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == wanted
 
 
@@ -260,11 +263,11 @@ def cut(text: str, begin: int, stops) -> str:
 )
 @settings(max_examples=1000, deadline=None)
 def test_a_sample_ends_at_its_first_stop_text_across_any_boundary(before, text, stops):
-    end, shown = sample.End(stops, before), ""
+    end, shown = sample.StopStrings(stops, before), ""
     for character in text:
-        shown += end.show(character)
+        shown += end.feed(character)
         assert (before + text)[len(before) :].startswith(shown)
-    assert shown + end.held == cut(before + text, len(before), stops)
+    assert shown + end.pending == cut(before + text, len(before), stops)
     assert end.reached == any(
         s in (before + text)[-len(text) - len(s) + 1 :] for s in stops if text
     )
@@ -318,12 +321,12 @@ def test_an_unknown_character_does_not_end_a_conversation(speak, smoke, capsys, 
 
 
 def test_a_score_is_trainings_exact_loss(speak, smoke, tmp_path):
-    text, saved = "So it is, and so it was.\n" * 20, checkpoint.load(smoke / "best.pt")
+    text, saved = "So it is, and so it was.\n" * 20, checkpoint.load(smoke / "best.safetensors")
     (tmp_path / "text.txt").write_text(text + "\xe9", encoding="utf-8")
     ids = CharTokenizer(saved.vocabulary).encode(text)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), 64, 7)
-    model = checkpoint.build_model(saved, ema=saved.ema is not None)
-    nats = exact_loss(model, windows, runtime.choose("cpu", "float32"))
+    model = checkpoint.build_model(saved)
+    nats = exact_loss(model, windows, runtime.select_runtime("cpu", "float32"))
     printed = speak(f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu")
     assert printed == (
         f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} "

@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 
 from configs.schema import TrainConfig
-from training.schedule import rate
+from training.schedule import lr_multiplier
 
 SHORT = TrainConfig(max_iters=100, warmup_iters=10, min_lr_ratio=0.1)
 
 
 def course(**settings):
     train = dataclasses.replace(SHORT, **settings)
-    return [rate(step, train) for step in range(train.max_iters)]
+    return [lr_multiplier(step, train) for step in range(train.max_iters)]
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "trapezoid", "constant"])

@@ -2,8 +2,8 @@
 a forged checkpoint.
 
 That a terminal obeys nothing that is printed is shown in tests/campaigns/terminal.py, that nothing
-in a damaged or forged file runs or grows in test_sealed.py, and that downloads are pinned and https
-in test_data.py.
+in a damaged or forged file runs or grows in test_file_format.py and test_foreign.py, and that
+downloads are pinned and https in test_data.py.
 """
 
 import ast
@@ -12,12 +12,11 @@ import shutil
 import sys
 
 import pytest
-import torch
 
 import sample
 import train
-from checkpointing import file_format
 from common.errors import printable
+from tests.campaigns.common import contents, forge
 from tests.conftest import ROOT
 
 OURS = [
@@ -154,7 +153,7 @@ def test_the_one_place_that_unpickles_is_where_files_are_looked_at():
         path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))
     }
     assert users == {
-        "file_format.py",
+        "foreign.py",
         "time_to_loss.py",
     }  # the latter a file that nanoGPT has just written, weights only
 
@@ -196,8 +195,8 @@ def forged(smoke, tmp_path):
     canary = tmp_path / "canary.txt"
     canary.write_text("never read " * 100)
     text = f"{canary}\x1b[2J\u202e"
-    for name in ("last.pt", "prev.pt", "best.pt"):
-        payload = torch.load(folder / name, weights_only=True)
+    for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
+        payload = contents(folder / name)
         payload["config"]["out_dir"] = str(canary.with_name("canary"))
         payload["config"]["data"]["sources"] = [
             str(canary),
@@ -209,7 +208,7 @@ def forged(smoke, tmp_path):
             str(canary): str(canary),
             "python": f"../../{canary.name}",
         }
-        file_format.write(folder / name, file_format.seal(payload))
+        forge(folder / name, payload)
     return folder
 
 
@@ -227,7 +226,7 @@ def test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obe
         "--warmup_iters=0",
     ]
     assert train.main([*first, f"--init_from={forged}"]) == 0
-    assert any("last.pt" in act for act in acts)
+    assert any("last.safetensors" in act for act in acts)
     assert [act for act in acts if "canary" in act] == []
     said = "".join(capsys.readouterr())
     assert "canary.txt" in said and printable(said, keep="\n\t") == said

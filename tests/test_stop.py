@@ -11,11 +11,20 @@ from contextlib import suppress
 
 import pytest
 
-from checkpointing import file_format
 from common.signals import Interrupted, Stop
-from dashboard import report
-from tests.campaigns.common import STEPS, at_step, loadable, same, small, start, step_of, train
+from tests.campaigns.common import (
+    STEPS,
+    at_step,
+    contents,
+    loadable,
+    same,
+    small,
+    start,
+    step_of,
+    train,
+)
 from tests.campaigns.signals import CODES, PHASES, send_at
+from training import evaluate
 
 SIGNALS = [name for name in CODES if hasattr(signal, name)]
 
@@ -38,20 +47,19 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_sets_a_flag_and_says_so_at_once(name, capfd):
     with Stop() as stop:
-        stop.gently()
-        assert not stop.wanted and stop.exit_code == 0
+        stop.defer()
+        assert not stop.requested and stop.exit_code == 0
         signal.raise_signal(getattr(signal, name))
-        assert stop.wanted and stop.exit_code == CODES[name]
-        assert (
-            capfd.readouterr().err
-            == "\nstopping: this step is finished and saved; Ctrl-C again leaves at once\n"
-        )
+        assert stop.requested and stop.exit_code == CODES[name]
+        hint = "; press Ctrl-C again to exit at once" if name == "SIGINT" else ""
+        expected = f"\nstopping: finishing this step and saving{hint}\n"
+        assert capfd.readouterr().err == expected
 
 
 def test_the_second_ctrl_c_leaves_at_once():
     for first in SIGNALS:
         with Stop() as stop:
-            stop.gently()
+            stop.defer()
             signal.raise_signal(getattr(signal, first))
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -114,18 +122,20 @@ def test_a_signal_finishes_the_step_and_saves_it(options, tmp_path, monkeypatch)
 def test_an_evaluation_is_left_and_made_when_the_run_goes_on(
     options, tmp_path, monkeypatch, undisturbed
 ):
-    run, loss = tmp_path / "run", report.losses_by_place
+    run, loss = tmp_path / "run", evaluate.loss_sums_by_position
 
     def interrupted(model, windows, runtime):
         signal.raise_signal(signal.SIGTERM)
         return loss(model, windows, runtime)
 
     with monkeypatch.context() as patch:
-        patch.setattr(report, "losses_by_place", interrupted)
+        patch.setattr(evaluate, "loss_sums_by_position", interrupted)
         code, said = train(*options, f"--out_dir={run}")
     assert code == 143 and "validation 6" not in said and "bits per character" not in said
-    saved = file_format.read(run / "last.pt")["progress"]
-    assert (saved["step"], saved["evaluated"]) == (6, 0) and not (run / "best.pt").exists()
+    saved = contents(run / "last.safetensors")["progress"]
+    assert (saved["step"], saved["last_eval_step"]) == (6, 0) and not (
+        run / "best.safetensors"
+    ).exists()
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
     assert same(undisturbed, run)
 
@@ -143,10 +153,10 @@ def test_stopped_at_every_step_a_run_ends_the_same(options, tmp_path, monkeypatc
 
 def test_what_is_watched_ends_as_soon_as_the_run_is_to_stop():
     with Stop() as stop:
-        stop.gently()
+        stop.defer()
         seen = []
         with suppress(Interrupted):
-            for item in stop.watched(range(5)):
+            for item in stop.interruptible(range(5)):
                 seen.append(item)
                 if item == 2:
                     signal.raise_signal(signal.SIGTERM)
@@ -165,8 +175,7 @@ def test_when_the_time_is_up_the_run_saves_and_ends_with_0(
         code, said = train(*options, f"--out_dir={run}", "--time_limit=0.035")
     assert code == 0 and step_of(run) <= 6
     assert re.search(
-        r"stopped and saved at step \d; this goes on with it:\n  python train.py \S+ \S+ "
-        r"--resume\n",
+        r"stopped and saved at step \d; to resume:\n  python train.py \S+ \S+ --resume\n",
         said,
     )
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
@@ -175,12 +184,12 @@ def test_when_the_time_is_up_the_run_saves_and_ends_with_0(
 
 def test_time_does_not_go_by_the_clock_on_the_wall(monkeypatch):
     stop = Stop()
-    stop.within(minutes=1)
+    stop.set_time_limit(minutes=1)
     monkeypatch.setattr(time, "time", lambda: 4e9)
-    assert not stop.wanted
+    assert not stop.requested
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 61)
-    assert stop.wanted and stop.exit_code == 0
+    assert stop.requested and stop.exit_code == 0
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal")

@@ -8,12 +8,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from checkpointing import file_format
 from checkpointing.checkpoint import load
-from checkpointing.file_format import write
+from common import files
+from common.files import write_atomic
+from tests.campaigns.common import equal
 from tests.conftest import ROOT
 from train import main
-from training.runtime import compiled
+from training.runtime import compile_or_fall_back
 
 
 def scalars(folder):
@@ -24,25 +25,19 @@ def scalars(folder):
 
 
 def same_training(a, b):
-    """Two checkpoints hold the same weights, average and optimizer state, bit for bit."""
+    """Two checkpoints hold the same tensors and progress, bit for bit."""
     first, second = load(a), load(b)
-    assert first.model.keys() == second.model.keys()
-    for name in first.model:
-        assert torch.equal(first.model[name], second.model[name]), name
-    for ours, theirs in zip(first.optimizers, second.optimizers, strict=True):
-        for index, state in ours["state"].items():
-            for name, value in state.items():
-                assert torch.equal(value, theirs["state"][index][name]), (index, name)
-    assert (first.ema is None) == (second.ema is None)
-    for name in first.ema or ():
-        assert torch.equal(first.ema[name], second.ema[name]), name
-    assert first.progress == second.progress
+    assert equal(first.tensors, second.tensors) and first.progress == second.progress
 
 
 def test_a_run_leaves_its_config_checkpoints_and_events(smoke):
-    assert {path.name for path in smoke.iterdir()} >= {"config.yaml", "last.pt", "best.pt"}
+    assert {path.name for path in smoke.iterdir()} >= {
+        "config.yaml",
+        "last.safetensors",
+        "best.safetensors",
+    }
     assert list(smoke.glob("events.out.tfevents.*"))
-    assert load(smoke / "last.pt").progress["step"] == 60
+    assert load(smoke / "last.safetensors").progress["step"] == 60
 
 
 def test_a_run_says_what_a_person_wants_to_know(smoke):
@@ -51,7 +46,7 @@ def test_a_run_says_what_a_person_wants_to_know(smoke):
         "plays",
         "vocabulary",
         "parameters",
-        "operations",
+        "MFLOP",
         "float32",
         "ln(61)",
         "step 60",
@@ -87,7 +82,7 @@ def test_tensorboard_holds_the_promised_tags(smoke):
 
 def test_the_best_checkpoint_has_the_best_loss(smoke):
     values = dict(scalars(smoke)["val/loss"])
-    best = load(smoke / "best.pt").progress
+    best = load(smoke / "best.safetensors").progress
     assert best["best_loss"] == pytest.approx(min(values.values()), rel=1e-6)
     assert values[best["best_step"]] == min(values.values())
 
@@ -115,24 +110,24 @@ def test_stopping_and_going_on_changes_no_bit(tmp_path, monkeypatch, recipe):
     assert main([*options, f"--out_dir={whole}"]) == 0
 
     def save_and_stop(path, content, previous=None):
-        write(path, content, previous)
-        if path.name == "last.pt":
+        write_atomic(path, content, previous)
+        if path.name == "last.safetensors":
             raise KeyboardInterrupt
 
     for _ in range(2):  # stopped at 8, and again at 16
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(file_format, "write", save_and_stop)
+            patch.setattr(files, "write_atomic", save_and_stop)
             main([*options, f"--out_dir={parts}", "--resume"])
-    assert load(parts / "last.pt").progress["step"] == 16
+    assert load(parts / "last.safetensors").progress["step"] == 16
     assert main([*options, f"--out_dir={parts}", "--resume"]) == 0
-    same_training(whole / "last.pt", parts / "last.pt")
+    same_training(whole / "last.safetensors", parts / "last.safetensors")
 
 
 def test_an_existing_run_is_never_overwritten_unasked(run, smoke):
-    before = (smoke / "last.pt").read_bytes()
+    before = (smoke / "last.safetensors").read_bytes()
     done = run("train.py", "configs/smoke.yaml", f"--out_dir={smoke}", check=2)
     assert re.fullmatch(r"error: .*--resume.*--overwrite.*--out_dir.*\n", done.stderr)
-    assert (smoke / "last.pt").read_bytes() == before
+    assert (smoke / "last.safetensors").read_bytes() == before
 
 
 def test_overwrite_starts_afresh(run, smoke, tmp_path):
@@ -145,7 +140,7 @@ def test_overwrite_starts_afresh(run, smoke, tmp_path):
         "--max_iters=3",
         "--warmup_iters=1",
     )
-    assert load(out / "last.pt").progress["step"] == 3
+    assert load(out / "last.safetensors").progress["step"] == 3
     assert max(step for step, _ in scalars(out)["train/loss"]) == 3
 
 
@@ -159,7 +154,7 @@ def test_resume_in_an_empty_folder_starts_from_the_beginning_with_a_line(run, tm
         "--warmup_iters=1",
     )
     assert "starting from the beginning" in done.stdout
-    assert load(tmp_path / "last.pt").progress["step"] == 2
+    assert load(tmp_path / "last.safetensors").progress["step"] == 2
 
 
 def test_resume_into_another_layout_and_kernel_converts(run, smoke, tmp_path):
@@ -175,7 +170,7 @@ def test_resume_into_another_layout_and_kernel_converts(run, smoke, tmp_path):
         "--max_iters=62",
     )
     assert "model.attention" in done.stdout and "unrolled" in done.stdout
-    assert load(out / "last.pt").progress["step"] == 62
+    assert load(out / "last.safetensors").progress["step"] == 62
 
 
 def test_resume_with_another_architecture_is_refused_with_the_difference(run, smoke):
@@ -197,7 +192,7 @@ def test_resume_names_a_changed_rate_in_one_line(run, smoke, tmp_path):
         "--max_iters=61",
     )
     assert re.search(
-        r"going on from .* at step 60; .*train.learning_rate \S+ -> 0.0005", done.stdout
+        r"resuming from .* at step 60; .*train.learning_rate \S+ -> 0.0005", done.stdout
     )
 
 
@@ -213,7 +208,10 @@ def test_a_new_run_starts_from_anothers_weights_and_vocabulary(run, smoke, tmp_p
         "--max_iters=1",
         "--warmup_iters=0",
     )
-    assert load(tmp_path / "new" / "last.pt").vocabulary == load(smoke / "last.pt").vocabulary
+    assert (
+        load(tmp_path / "new" / "last.safetensors").vocabulary
+        == load(smoke / "last.safetensors").vocabulary
+    )
     assert "ln(61)" in done.stdout
 
 
@@ -261,10 +259,10 @@ def test_a_changed_text_is_gone_on_with_where_that_is_asked_for(run, smoke, tmp_
         "--dtype=float32",
     )
     assert re.search(
-        r"going on from .* at step 60; .*data.sha256 \w{64} -> \w{64}.*not the same run",
+        r"resuming from .* at step 60; .*data.sha256 \w{64} -> \w{64}.*not the same run",
         done.stdout,
     )
-    assert load(out / "last.pt").progress["step"] == 61
+    assert load(out / "last.safetensors").progress["step"] == 61
     text.write_text("Encyclopædia.\n" * 200, encoding="utf-8")
     done = run(
         "train.py",
@@ -290,7 +288,7 @@ def test_a_changed_text_to_validate_on_is_refused_too(run, tmp_path):
         "--warmup_iters=0",
     ]
     run("train.py", *options)
-    assert load(tmp_path / "out" / "last.pt").data["val_sha256"]
+    assert load(tmp_path / "out" / "last.safetensors").data["val_sha256"]
     val.write_text("Less text.\n" * 20)
     done = run("train.py", *options, "--resume", check=4)
     assert (
@@ -315,10 +313,10 @@ def test_a_compiler_that_fails_is_done_without_after_one_line(monkeypatch):
     said = []
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(torch, "compile", broken)
-    forward = compiled(model, said.append)
+    forward = compile_or_fall_back(model, said.append)
     for _ in range(2):
         assert torch.equal(forward(torch.ones(1, 2)), model(torch.ones(1, 2)))
-    assert len(said) == 1 and "going on without" in said[0]
+    assert len(said) == 1 and "continuing without" in said[0]
 
 
 def test_settings_are_answered_before_torch_is_imported(run):

@@ -1,11 +1,10 @@
-"""One run in several processes, its ranks, that torchrun starts, one a device: who this one is,
-what all do together.
+"""A run in several processes (ranks), one per device, that torchrun starts.
 
-Every rank holds the whole model and learns from its rows of each batch; the gradients are averaged,
-so that all take the same step. The first rank alone writes and speaks. A process that torchrun did
-not start is alone, and each method gives it what a program without ranks would have in that place.
+Every rank holds the whole model and computes its slice of each batch; gradients are averaged, so
+that all ranks make the same update. Only rank 0 writes files and prints. A process that torchrun
+did not start is a world of size 1, for which every method does what a program without ranks does.
 
-What communicates must be called by all ranks, in the same order: one that is missing is waited for.
+Methods that communicate are collectives: all ranks must call them, in the same order.
 """
 
 import os
@@ -25,42 +24,40 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-TOLD = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_WORLD_SIZE",
-)  # by torchrun, to each process
-PATIENCE = timedelta(hours=1)  # with a rank that is late
-SILENCE = 10.0  # seconds for which the others leave it to the first to say what is wrong
+# set by torchrun
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+TIMEOUT = timedelta(hours=1)  # of a collective, for a rank that is late
+GRACE_SECONDS = 10.0  # that the other ranks wait for rank 0 to report an error
 
 
-class Ranks:
-    """`with Ranks(stop, os.environ) as ranks:` is this process among those of its run.
+class World:
+    """The processes of a run: `with World(stop, os.environ) as world:`.
 
-    A UserError that leaves the block is said by the first rank (of each machine, as long as they
-    have not met), and torchrun then ends the others. One that it does not end has made a mistake of
-    its own, and says so in its turn.
+    If a UserError leaves the block, rank 0 reports it (until `init_process_group`: local rank 0 of
+    each node) and torchrun then ends the others. A rank that is not ended within GRACE_SECONDS
+    had an error of its own, and reports it.
     """
 
     def __init__(self, stop: Stop, environment: Mapping[str, str]):
-        self.alone = "TORCHELASTIC_RUN_ID" not in environment
-        told = (0, 1, 0, 1, 1) if self.alone else (int(environment[name]) for name in TOLD)
-        self.rank, self.size, self.local, self.on_machine, self.machines = told
-        self.first, self.stop = self.rank == 0, stop
-        self.device: torch.device | None = None  # once they have met
+        if "TORCHELASTIC_RUN_ID" in environment:
+            values = [int(environment[name]) for name in VARIABLES]
+        else:
+            values = [0, 1, 0, 1, 1]
+        self.rank, self.size, self.local_rank, self.local_size, self.n_nodes = values
+        self.launched = "TORCHELASTIC_RUN_ID" in environment  # by torchrun
+        self.is_main, self.stop = self.rank == 0, stop
+        self.device: torch.device | None = None  # set by init_process_group
 
-    def __enter__(self) -> "Ranks":
-        if not self.first:
+    def __enter__(self) -> "World":
+        if not self.is_main:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return self
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
-        if isinstance(error, UserError) and (self.rank if self.device else self.local):
-            patience = time.monotonic() + SILENCE
-            with suppress(SystemExit):  # the answer to a signal where nothing is to be saved
-                while self.stop.signal is None and time.monotonic() < patience:
+        if isinstance(error, UserError) and (self.rank if self.device else self.local_rank):
+            deadline = time.monotonic() + GRACE_SECONDS
+            with suppress(SystemExit):  # raised by a signal where nothing is to be saved
+                while self.stop.signal is None and time.monotonic() < deadline:
                     time.sleep(0.05)
             if self.stop.signal is not None:
                 raise SystemExit(error.exit_code)
@@ -72,128 +69,114 @@ class Ranks:
     @property
     def launcher(self) -> list[str]:
         """The words of the command before train.py."""
-        machines = [f"--nnodes={self.machines}"] if self.machines > 1 else []
-        return (
-            ["python"]
-            if self.alone
-            else ["torchrun", *machines, f"--nproc_per_node={self.on_machine}"]
-        )
+        if not self.launched:
+            return ["python"]
+        nodes = [f"--nnodes={self.n_nodes}"] if self.n_nodes > 1 else []
+        return ["torchrun", *nodes, f"--nproc_per_node={self.local_size}"]
 
-    # ------------------------------------------------------------------------ before the first step
+    # ------------------------------------------------------------------------------ before training
 
-    def rows(self, batch_size: int) -> slice:
-        """Which rows of a batch are this rank's; ConfigError (exit 2) where they cannot be divided
-        equally.
-        """
-        each, left = divmod(batch_size, self.size)
-        if left:
+    def batch_slice(self, batch_size: int) -> slice:
+        """Return this rank's rows of a batch; raise ConfigError unless the ranks divide it."""
+        rows, rest = divmod(batch_size, self.size)
+        if rest:
             raise ConfigError(
-                f"batch_size {batch_size} is that of all {self.size} processes together, which it "
-                f"cannot be divided "
-                f"among; allowed: multiples of {self.size}; nearest above: {(each + 1) * self.size}"
+                f"batch_size {batch_size} is the global batch and must be divisible by the "
+                f"{self.size} processes; nearest above: {(rows + 1) * self.size}"
             )
-        return slice(self.rank * each, (self.rank + 1) * each)
+        return slice(self.rank * rows, (self.rank + 1) * rows)
 
-    def meet(self, device: "torch.device") -> None:
-        """Open the connections to the other ranks: in a run on one machine, where no other machine
-        reaches them.
-        """
-        if self.alone:
+    def init_process_group(self, device: "torch.device") -> None:
+        """Connect to the other ranks: over the loopback interface in a run on one machine."""
+        if not self.launched:
             return
         from torch import distributed
 
-        if self.machines == 1:
-            loopback = next(
-                (name for _, name in socket.if_nameindex() if name.startswith("lo")), ""
-            )
+        if self.n_nodes == 1:
+            names = [name for _, name in socket.if_nameindex()]
+            loopback = next((name for name in names if name.startswith("lo")), "")
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
-        distributed.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE
-        )
-        self.device, self.stop.agreed = device, 0
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, timeout=TIMEOUT)
+        self.device, self.stop.global_request = device, 0
 
     def check_same(self, facts: dict[str, object]) -> None:
-        """ConfigError (exit 2) on every rank, with the difference, unless all have the same."""
+        """Raise ConfigError on every rank, with the difference, unless all facts are equal."""
         first, *others = self.gather(facts)
         for rank, theirs in enumerate(others, start=1):
             other = [
-                f"{name} {first[name]} -> {theirs[name]}"
-                for name in facts
-                if first[name] != theirs[name]
+                f"{key} {first[key]} -> {theirs[key]}" for key in facts if first[key] != theirs[key]
             ]
             if other:
                 raise ConfigError(
-                    f"process {rank} of this run has other settings, or another text, than process "
-                    f"0 "
-                    f"({printable('; '.join(other))}); all must be the same; start every machine "
-                    f"with the same command"
+                    f"process {rank} of this run has other settings or another text than process 0 "
+                    f"({printable('; '.join(other))}); all must be equal; start every machine with "
+                    "the same command"
                 )
 
-    def in_turn(self, make: Callable[..., T], *arguments) -> T:
-        """What `make` gives: on the first rank of a machine first, so that the others find what
-        that one downloads.
-        """
-        with self.together():
-            made = None if self.local else make(*arguments)
-        with self.together():
-            return make(*arguments) if self.local else made
+    def local_rank_0_first(self, function: Callable[..., T], *arguments) -> T:
+        """Call a function on local rank 0, then on the others, which find what it downloaded."""
+        with self.raise_on_all():
+            result = None if self.local_rank else function(*arguments)
+        with self.raise_on_all():
+            return function(*arguments) if self.local_rank else result
 
-    def spread(self, model: "torch.nn.Module") -> "torch.nn.Module":
-        """The model, for forward passes whose backward passes average the gradients over
-        all ranks.
-        """
-        if self.alone:
+    def wrap_ddp(self, model: "torch.nn.Module") -> "torch.nn.Module":
+        """Wrap the model so that backward passes average the gradients over all ranks."""
+        if not self.launched:
             return model
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
         network = DistributedDataParallel(model)
-        # By the first gradients that come it settles in which order it adds; a resumed run must add
-        # in the same one.
+        # DDP fixes its bucket order in the first backward; run one here so that a resumed run sums
+        # in the same order.
         network(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).sum().backward()
         model.zero_grad()
         return network
 
-    # ---------------------------------------------------------------------------- from step to step
+    # ------------------------------------------------------------------------------ during training
 
-    def averaging(self, network: "torch.nn.Module", now: bool) -> AbstractContextManager:
-        """For a forward and backward pass, the last of whose step averages: the others add to each
-        rank's own sum.
-        """
-        return nullcontext() if self.alone or now else network.no_sync()
+    def grad_sync(self, network: "torch.nn.Module", enabled: bool) -> AbstractContextManager:
+        """Return the context for a forward and backward pass that averages gradients if `enabled`.
 
-    def agree(self, loss: float) -> float:
-        """The mean loss of all ranks; and if one has heard that the run is to stop, all stop here.
-        One all-reduce.
+        The passes before the last one of a step only accumulate this rank's own gradients.
         """
-        if self.alone:
+        return nullcontext() if enabled or not self.launched else network.no_sync()
+
+    def all_reduce_loss_and_stop(self, loss: float) -> float:
+        """Return the mean loss of all ranks, and make one rank's stop request that of all.
+
+        Both take one all-reduce.
+        """
+        if not self.launched:
             return loss
         import torch
         from torch import distributed
 
-        told = torch.zeros(self.size, 2, dtype=torch.float64, device=self.device)
-        told[self.rank] = torch.tensor([loss, self.stop.heard], dtype=told.dtype)
-        distributed.all_reduce(told)
-        losses, heard = told.T
-        self.stop.agreed = int(heard.max())
+        values = torch.zeros(self.size, 2, dtype=torch.float64, device=self.device)
+        values[self.rank] = torch.tensor([loss, self.stop.local_request], dtype=values.dtype)
+        distributed.all_reduce(values)
+        losses, requests = values.T
+        self.stop.global_request = int(requests.max())
         return losses.mean().item()
 
-    def is_lost(self, error: Exception) -> bool:
-        """Whether it says that another rank cannot be reached any more."""
-        if self.alone:
+    def is_connection_error(self, error: Exception) -> bool:
+        """Return whether an error means that another rank cannot be reached any more."""
+        if not self.launched:
             return False
         from torch.distributed import DistError
 
         return isinstance(error, DistError) or "gloo" in str(error)
 
-    def share(self, items: Iterable[T]) -> Iterator[T]:
-        """Every so many-th of the items."""
+    def shard(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield this rank's share of the items: every world-size-th."""
         return islice(items, self.rank, None, self.size)
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, in order."""
-        if self.alone:
+        """Return the values of all ranks, in order."""
+        if not self.launched:
             return [value]
         from torch import distributed
 
@@ -202,11 +185,9 @@ class Ranks:
         return values
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What ends this block on one rank, a UserError or Interrupted, ends it on all; no rank may
-        wait inside.
-        """
-        if self.alone:
+    def raise_on_all(self) -> Iterator[None]:
+        """Raise a UserError or Interrupted of one rank on all; do not call collectives inside."""
+        if not self.launched:
             yield
             return
         error = None
@@ -216,15 +197,15 @@ class Ranks:
             error = caught
         errors = [each for each in self.gather(error) if each is not None]
         if errors and isinstance(errors[0], Interrupted):
-            (self.stop.agreed,) = errors[0].args
+            (self.stop.global_request,) = errors[0].args
         if errors:
             raise errors[0]
 
-    def of_first(self, ask: Callable[..., T], *arguments, **options) -> T:
-        """What `ask` answers on the first rank, where alone it is asked."""
-        with self.together():
-            answer = ask(*arguments, **options) if self.first else None
-        return self.gather(answer)[0]
+    def on_rank_0(self, function: Callable[..., T], *arguments, **options) -> T:
+        """Call a function on rank 0 alone and return its result on all ranks."""
+        with self.raise_on_all():
+            result = function(*arguments, **options) if self.is_main else None
+        return self.gather(result)[0]
 
 
-ALONE = Ranks(Stop(), {})
+SINGLE_PROCESS = World(Stop(), {})

@@ -1,54 +1,164 @@
-"""The exact loss of a text: every prediction once, summed in float64, with nothing drawn at random.
+"""Evaluation: the exact loss of a text, a sample, and what the model does with a fixed text.
 
-B batch, T tokens, V vocabulary
+Nothing here draws from a training generator. B batch, T tokens, V vocabulary
 """
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from common.signals import Stop
+from data.batches import evaluation_windows
+from model.generate import Sampler, generate
 from model.gpt import GPT
+from training import health
 from training.runtime import Runtime
+from training.state import Run
 
-BITS = 1 / math.log(2)  # bits in a nat
+BITS_PER_NAT = 1 / math.log(2)
+BATCH_SIZE = 64
+TRAIN_PART = (
+    10  # the training loss is measured on one tenth as many characters as the validation loss
+)
+PROBE_LENGTH = 32  # characters
+MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The model on the beginning of the validation text: always the same text within a run.
+
+    attention  weights of each layer, (H, T, T)
+    next       probability of each character after the text, (V,)
+    """
+
+    text: str
+    attention: list[Tensor]
+    next: Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation. Losses are in nats per character.
+
+    train_loss        on the beginning of the training text
+    improved          whether val_loss is the lowest so far
+    loss_by_position  validation loss at each position in the context
+    sample            generated text, from a fixed seed
+    probe, sample     None and empty if val_loss is not finite
+    warnings          those that this run has not given before
+    """
+
+    step: int
+    val_loss: float
+    train_loss: float
+    improved: bool
+    loss_by_position: np.ndarray
+    sample: str
+    probe: Probe | None
+    warnings: list[health.HealthWarning]
+
+
+def evaluate(run: Run, stop: Stop) -> Evaluation:
+    """Evaluate the model and record the result in the run's progress.
+
+    Raises Interrupted, with nothing recorded, if the run is to stop meanwhile.
+    """
+    progress, train, val = run.progress, run.corpus.train, run.corpus.val
+    train_part = train.head(len(val) // TRAIN_PART)
+    sums = []
+    for split in (val, train_part):
+        windows = evaluation_windows(split, run.config.model.block_size, BATCH_SIZE)
+        windows = stop.interruptible(windows)
+        sums.append(loss_sums_by_position(run.eval_model, windows, run.runtime))
+    val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
+    finite = math.isfinite(val_loss)
+    sample = ""
+    if finite:
+        sample = run.runtime.world.on_rank_0(generate_sample, run, stop)
+
+    improved = progress.record_evaluation(val_loss, train_loss)
+    nats, counts = (row[sums[0][1] > 0] for row in sums[0])
+    probe = run_probe(run) if finite else None
+    return Evaluation(
+        step=progress.step,
+        val_loss=val_loss,
+        train_loss=train_loss,
+        improved=improved,
+        loss_by_position=nats / counts,
+        sample=sample,
+        probe=probe,
+        warnings=progress.new_warnings(_warnings(run, train_loss, probe)),
+    )
+
+
+def _warnings(run: Run, train_loss: float, probe: Probe | None) -> Iterable[health.HealthWarning]:
+    progress = run.progress
+    yield from health.check_losses(
+        progress.evals_since_best, progress.best_step, progress.train_loss_at_best, train_loss
+    )
+    late = max(MIN_STEPS_FOR_DEAD_HEADS, run.config.train.max_iters // 2)
+    if probe and progress.step >= late:
+        yield from health.check_attention(probe.attention)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Nats per character of `targets` (B, T) under `logits` (B, T, V), in float32 whatever the
-    logits are.
-    """
+    """Compute the nats per character of targets (B, T) under logits (B, T, V), in float32."""
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
 @torch.inference_mode()
-def losses_by_place(
+def loss_sums_by_position(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> np.ndarray:
-    """At each place of a window, the nats of all predictions there and their number: (2,
-    block_size) in float64.
+    """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
-    `windows` of (x, y) are (B, T), T at most block_size, shared among the ranks; the model is left
-    in evaluation mode.
+    `windows` of (x, y) are (B, T) with T at most block_size; the ranks share them. The model is
+    left in evaluation mode.
     """
     model.eval()
-    ranks, places = runtime.ranks, np.zeros((2, model.config.block_size))
-    with ranks.together():
-        for x, y in ranks.share(windows):
+    world, sums = runtime.world, np.zeros((2, model.config.block_size))
+    with world.raise_on_all():
+        for x, y in world.shard(windows):
             x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
             with runtime.autocast():
-                logits = model(x)
-            nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)
-            places[:, : y.size(1)] += nats.sum(0).numpy(), np.full(y.size(1), len(y))
-    return sum(ranks.gather(places))
+                logits = model(x)  # (B, T, V)
+            nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
+            B, T = y.shape
+            sums[:, :T] += nats.sum(0).numpy(), np.full(T, B)
+    return sum(world.gather(sums))
 
 
 def exact_loss(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
-    """Nats per character over all `windows`, as `losses_by_place` takes them."""
-    nats, predictions = losses_by_place(model, windows, runtime).sum(axis=1)
-    return float(nats / predictions)
+    """Return the nats per character over all windows: every prediction once, nothing random."""
+    nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)
+    return float(nats / counts)
+
+
+def generate_sample(run: Run, stop: Stop) -> str:
+    """Generate a text from a fixed seed, so that one can watch it improve."""
+    tokenizer = run.corpus.tokenizer
+    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
+    sampler = Sampler(run.config.seed, temperature=0.8)
+    length = run.config.train.sample_chars
+    ids = generate(run.eval_model, start.to(run.runtime.device), sampler, length)
+    return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.interruptible(ids))
+
+
+def run_probe(run: Run) -> Probe:
+    """Run the model on the beginning of the longest segment of validation text."""
+    start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
+    length = min(PROBE_LENGTH, run.config.model.block_size, end - start)
+    ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
+    on_device = torch.from_numpy(ids).to(run.runtime.device)
+    maps = [weights.float().cpu() for weights in run.eval_model.attention_maps(on_device)]
+    with torch.inference_mode():
+        logits = run.eval_model(on_device[None])[0, -1]  # (V,)
+    return Probe(run.corpus.tokenizer.decode(ids), maps, logits.float().softmax(-1).cpu())

@@ -1,109 +1,112 @@
-"""Is this run healthy? Each check answers with plain words and one suggestion, or with nothing.
+"""Health checks of a run. Each warning says what is wrong and suggests one remedy.
 
-What was told is kept in the checkpoint, so that each is told once in a run, however often the run
-is resumed. Whether the model fits the text is known before the first step, and said by
-data/summary.py.
+A run gives each warning once, also across resumes: the names of those given are saved with it. A
+model of the wrong size for its text is reported before the first step, by data/summary.py.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
-NOTICES = ("first loss", "exploding", "vanishing", "overfitting", "plateau", "dead heads")
-LONG, SHORT = 100, 1e-5  # gradients that are in trouble; a healthy one is between 0.1 and 10 long
-Notice = tuple[str, str]  # one of NOTICES, and what to say
+WARNINGS = ("first loss", "exploding", "vanishing", "overfitting", "plateau", "dead heads")
+MAX_GRAD_NORM, MIN_GRAD_NORM = 100, 1e-5  # a healthy gradient norm is between 0.1 and 10
+SPIKE_WINDOW, SPIKE_SIGMAS = 128, 6  # as OLMo and llm.c
 
 
-def of_step(step: int, loss: float, norm: float, vocabulary: int) -> Iterator[Notice]:
-    """After a step: its loss, and the length of its gradient before clipping."""
-    guess = math.log(vocabulary)
-    if step == 1 and loss > guess + 0.5:
-        words = (
-            f"the first loss is {loss:.2f}, far above ln({vocabulary}) = {guess:.2f}: sure of "
-            f"itself, and wrong"
+class HealthWarning(NamedTuple):
+    """A warning: its name, one of WARNINGS, and its text."""
+
+    name: str
+    text: str
+
+
+def check_step(
+    step: int, loss: float, grad_norm: float, vocab_size: int
+) -> Iterator[HealthWarning]:
+    """Check a step's loss and its gradient norm before clipping."""
+    uniform = math.log(vocab_size)
+    if step == 1 and loss > uniform + 0.5:
+        yield HealthWarning(
+            "first loss",
+            f"the first loss is {loss:.2f}, far above ln({vocab_size}) = {uniform:.2f}: "
+            "confidently wrong at initialization; try a longer train.warmup_iters",
         )
-        yield "first loss", f"{words}; try a longer train.warmup_iters"
-    if norm > LONG:
-        words = f"the gradient explodes: it was {norm:,.0f} long in step {step:,}"
-        yield "exploding", f"{words}; try half of train.learning_rate"
-    if norm < SHORT and loss > 0.1:
-        words = (
-            f"the gradient vanishes: it was {norm:.0e} long in step {step:,}, at a loss of "
-            f"{loss:.2f}"
+    if grad_norm > MAX_GRAD_NORM:
+        yield HealthWarning(
+            "exploding",
+            f"exploding gradients: norm {grad_norm:,.0f} at step {step:,}; "
+            "try half of train.learning_rate",
         )
-        yield "vanishing", f"{words}; start again with half of train.learning_rate"
+    if grad_norm < MIN_GRAD_NORM and loss > 0.1:
+        yield HealthWarning(
+            "vanishing",
+            f"vanishing gradients: norm {grad_norm:.0e} at step {step:,}, loss {loss:.2f}; "
+            "start again with half of train.learning_rate",
+        )
 
 
-def of_losses(stale: int, best_step: int, known_at_best: float, known: float) -> Iterator[Notice]:
-    """After an evaluation, the `stale`th since the best one; `known` is the loss on text that was
-    trained on.
-    """
-    if stale >= 3 and known < known_at_best - 0.01:
-        words = (
-            f"while the training text has, from {known_at_best:.4f} to {known:.4f}: it is learnt "
-            f"by heart"
-        )
-        yield (
+def check_losses(
+    evals_since_best: int, best_step: int, train_loss_at_best: float, train_loss: float
+) -> Iterator[HealthWarning]:
+    """Check an evaluation against the best one."""
+    if evals_since_best < 3:
+        return
+    if train_loss < train_loss_at_best - 0.01:
+        yield HealthWarning(
             "overfitting",
-            f"validation has not improved since step {best_step:,}, {words}; try more "
-            f"model.dropout",
+            f"overfitting: the validation loss has not improved since step {best_step:,}, while "
+            f"the training loss fell from {train_loss_at_best:.4f} to {train_loss:.4f}; "
+            "try more model.dropout",
         )
-    elif stale >= 3:
-        words = (
-            f"a plateau: neither validation nor the training text has improved since step "
-            f"{best_step:,}"
+    else:
+        yield HealthWarning(
+            "plateau",
+            f"plateau: neither the validation loss nor the training loss has improved since step "
+            f"{best_step:,}; try half of train.learning_rate",
         )
-        yield "plateau", f"{words}; try half of train.learning_rate"
 
 
-def of_maps(maps: Sequence[Tensor]) -> Iterator[Notice]:
-    """Late in a run: heads that tell characters apart no more. `maps` are (H, T, T), layer by
-    layer.
+def check_attention(maps: Sequence[Tensor]) -> Iterator[HealthWarning]:
+    """Find heads that attend alike whatever they read, late in training.
+
+    `maps` are the attention weights (H, T, T) of each layer.
     """
-    dead = [
-        f"head {h} of layer {layer} {kind}"
-        for layer, heads in enumerate(maps, 1)
-        for h, kind in enumerate(map(idleness, heads), 1)
-        if kind
-    ]
+    dead = []
+    for layer, heads in enumerate(maps, 1):
+        for h, weights in enumerate(heads, 1):
+            if reason := dead_head_reason(weights):
+                dead.append(f"head {h} of layer {layer} {reason}")
     if dead:
         few = "; ".join(dead[:5]) + (f"; and {len(dead) - 5} more" if len(dead) > 5 else "")
-        yield (
-            "dead heads",
-            f"heads that tell nothing apart: {few}; try fewer of them (model.n_head)",
+        yield HealthWarning(
+            "dead heads", f"dead attention heads: {few}; try fewer heads (model.n_head)"
         )
 
 
-def idleness(weights: Tensor) -> str:
-    """Whether a head's (T, T) attention is the same whatever it reads: even, or all on one place;
-    empty if neither.
-    """
+def dead_head_reason(weights: Tensor) -> str:
+    """Return why a head with attention weights (T, T) is dead, or "" if it is not."""
     T = len(weights)
     if T < 4:
         return ""
-    entropies = -(weights * weights.clamp_min(1e-30).log()).sum(-1)[
-        1:
-    ]  # of row t at most ln(t + 1)
-    shares = entropies / (1 + weights.new_tensor(range(1, T))).log()
-    if shares.mean() > 0.9995:
-        return "attends to everything alike"
-    place = weights[T // 2 :, : T // 2].mean(
-        0
-    )  # the later half of the rows, on the earlier half of the places
-    return f"attends only to place {place.argmax() + 1}" if place.max() > 0.99 else ""
+    entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)[1:]  # (T - 1,)
+    max_entropy = (1 + weights.new_tensor(range(1, T))).log()  # row t has t + 1 keys
+    if (entropy / max_entropy).mean() > 0.9995:
+        return "attends to everything equally"
+    mean_weight = weights[T // 2 :, : T // 2].mean(0)  # later queries on earlier keys
+    if mean_weight.max() > 0.99:
+        return f"attends only to position {mean_weight.argmax() + 1}"
+    return ""
 
 
-# a spike: a loss more than 6 standard deviations above the mean of those before it (OLMo, llm.c)
-WINDOW, SIGMAS = 128, 6
+def is_spike(loss: float, recent_losses: Sequence[float]) -> bool:
+    """Return whether `loss` is more than SPIKE_SIGMAS standard deviations above the recent mean.
 
-
-def is_spike(loss: float, window: list[float]) -> bool:
-    """Whether `loss` is far above the last WINDOW losses, which `window` must hold; before that
-    nothing is.
+    There is no spike before SPIKE_WINDOW losses are known.
     """
-    if len(window) < WINDOW:
+    if len(recent_losses) < SPIKE_WINDOW:
         return False
-    mean = math.fsum(window) / WINDOW
-    sigma = math.sqrt(math.fsum((each - mean) ** 2 for each in window) / WINDOW)
-    return loss > mean + SIGMAS * sigma
+    mean = math.fsum(recent_losses) / SPIKE_WINDOW
+    variance = math.fsum((each - mean) ** 2 for each in recent_losses) / SPIKE_WINDOW
+    return loss > mean + SPIKE_SIGMAS * math.sqrt(variance)

@@ -1,7 +1,6 @@
-"""AdamW and Muon over the same matrices in every attention layout, and the moving average of the
-weights.
+"""AdamW and Muon, which make the same updates in every attention layout.
 
-R rows, C columns of a matrix, N matrices of one shape
+N matrices of one shape, R rows, C columns
 """
 
 from collections import defaultdict
@@ -11,15 +10,13 @@ import torch
 from torch import Tensor
 
 from configs.schema import TrainConfig
-from model.gpt import GPT, copy_views
+from model.gpt import GPT
 
 
 class Optimizer:
-    """Groups of parameters, each with its settings, and what is remembered of each parameter: at
-    first zeros.
+    """Parameter groups with their hyperparameters, and the moments of each parameter.
 
-    In place of torch.optim.Optimizer, at whose first step PyTorch's compiler is imported: more than
-    a second.
+    Replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler (over a second).
     """
 
     moments: tuple[str, ...]
@@ -33,31 +30,27 @@ class Optimizer:
         for parameter in self.state:
             parameter.grad = None
 
-    def state_dict(self) -> dict:
-        """What steps have made, by the number of the parameter; rates and decays are settings, and
-        no state.
-        """
-        numbers = {parameter: i for i, parameter in enumerate(self.state)}
-        groups = [
-            {"params": [numbers[parameter] for parameter in group["params"]]}
-            for group in self.param_groups
-        ]
-        return {"state": dict(enumerate(self.state.values())), "param_groups": groups}
+    def named_rows(self, model: GPT) -> dict[str, list[Tensor]]:
+        """Return every moment as `GPT.named_rows` has parameters: "exp_avg.blocks.0.mlp.up", ...
 
-    @torch.no_grad()
-    def load_state_dict(self, saved: dict) -> None:
-        """Take over what `state_dict` gave; that it fits is checked by
-        `checkpoint.load_optimizers`.
+        Hyperparameters such as learning rates are settings, not state.
         """
-        for i, state in enumerate(self.state.values()):
-            for name, value in state.items():
-                value.copy_(saved["state"][i][name])
+        rows = {}
+        for moment in self.moments:
+
+            def moment_of(parameter: Tensor, moment: str = moment) -> Tensor:
+                if parameter in self.state:
+                    return self.state[parameter][moment]
+                return torch.empty_like(parameter, device="meta")  # another optimizer's parameter
+
+            for name, blocks in model.named_rows(moment_of).items():
+                if blocks[0].device.type != "meta":
+                    rows[f"{moment}.{name}"] = blocks
+        return rows
 
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2), by PyTorch's
-    fused kernel.
-    """
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2)."""
 
     moments = ("exp_avg", "exp_avg_sq")
 
@@ -70,24 +63,25 @@ class AdamW(Optimizer):
     ):
         super().__init__(groups, lr=lr, weight_decay=weight_decay)
         self.beta1, self.beta2 = betas
-        for parameter, moments in self.state.items():
-            self.state[parameter] = {"step": torch.zeros((), device=parameter.device)} | moments
+        self.steps = torch.zeros((), device=next(iter(self.state)).device)
+
+    def named_rows(self, model: GPT) -> dict[str, list[Tensor]]:
+        return super().named_rows(model) | {"adamw_steps": [self.steps[None]]}
 
     @torch.no_grad()
     def step(self) -> None:
+        self.steps += 1
         for group in self.param_groups:
-            states = [self.state[parameter] for parameter in group["params"]]
-            means, squares, steps = (
-                [state[name] for state in states] for name in (*self.moments, "step")
-            )
-            torch._foreach_add_(steps, 1)
+            parameters = group["params"]
+            states = [self.state[parameter] for parameter in parameters]
+            # The kernel of torch.optim.AdamW(fused=True), whose class is slow to start (see above).
             torch._fused_adamw_(
-                group["params"],
-                [parameter.grad for parameter in group["params"]],
-                means,
-                squares,
+                parameters,
+                [parameter.grad for parameter in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
                 [],
-                steps,
+                [self.steps for _ in parameters],
                 lr=group["lr"],
                 beta1=self.beta1,
                 beta2=self.beta2,
@@ -99,13 +93,11 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Momentum, orthogonalised: each update has nearly equal singular values (Jordan et al. 2024,
-    Muon).
+    """Momentum orthogonalized by Newton-Schulz iteration (Jordan et al. 2024).
 
-    `matrices(of)` gives the matrices that lie in `groups`' parameters, each as its blocks of rows,
-    which are views of `of(parameter)` (see `GPT.matrices`): so queries, keys and values are the
-    same (H*D, C) matrices in every layout. Matrices of one shape are orthogonalised as one batch,
-    in `dtype`.
+    Updates the matrices that `matrices(tensor_of)` returns as blocks of rows, views of
+    `tensor_of(parameter)` (see `GPT.hidden_matrices`). So queries, keys and values are (H*D, C)
+    matrices in every layout. Matrices of one shape are orthogonalized as one batch, in `dtype`.
     """
 
     moments = ("momentum",)
@@ -125,33 +117,32 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self) -> None:
         (group,) = self.param_groups
-        lr, momentum = group["lr"], group["momentum"]
+        lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
+        update_rows = self.matrices(lambda parameter: updates.get(parameter, parameter))
         by_shape = defaultdict(list)
-        in_rows = self.matrices(
-            of=lambda parameter: updates.get(parameter, parameter)
-        )  # biases are not ours
-        for rows, update in zip(self.matrices(), map(torch.cat, in_rows), strict=True):
+        for rows, update in zip(self.matrices(), map(torch.cat, update_rows), strict=True):
             by_shape[update.shape].append((rows, update))
-        for (R, C), same in by_shape.items():
-            directions = orthogonalise(torch.stack([update for _, update in same]), self.dtype)
-            for (rows, _), direction in zip(same, directions, strict=True):
-                for block, part in zip(
-                    rows, direction.split([len(block) for block in rows]), strict=True
-                ):
-                    block.mul_(1 - lr * group["weight_decay"])
-                    block.add_(part, alpha=-lr * max(1.0, R / C) ** 0.5)
+        for (R, C), same_shape in by_shape.items():
+            batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
+            directions = orthogonalize(batch, self.dtype)
+            scale = max(1.0, R / C) ** 0.5
+            for (rows, _), direction in zip(same_shape, directions, strict=True):
+                blocks = direction.split([len(view) for view in rows])
+                for view, block in zip(rows, blocks, strict=True):
+                    view.mul_(1 - lr * weight_decay)
+                    view.add_(block, alpha=-lr * scale)
 
 
-def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
-    """(N, R, C) -> (N, R, C), each with its singular values moved close to 1.
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
+    """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
     Newton-Schulz iteration with the quintic of Jordan et al. 2024, whose coefficients trade
-    exactness (values end between about 0.7 and 1.2) for speed from small values. Computed in
-    `dtype`.
+    exactness (singular values end between about 0.7 and 1.2) for fast growth of small ones.
+    Computed in `dtype`.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
@@ -160,34 +151,36 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     for _ in range(steps):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
-        X = torch.baddbmm(X, B, X, beta=a)
+        X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
     return (X.mT if tall else X).to(matrices.dtype)
 
 
 def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
-    """The optimizers of a run: AdamW alone, or Muon for the hidden matrices and AdamW for the rest.
+    """Build the optimizers of a run: AdamW, and Muon for the hidden matrices if it is selected.
 
-    Weight decay pulls at matrices and embeddings, never at gains and biases: decided by what a
-    parameter is for, not by its name or shape. Each group keeps its peak rate as `peak_lr`, of
-    which the schedule takes a share.
+    Weight decay applies to matrices and embeddings, never to norm weights and biases; a parameter's
+    role decides, not its name or shape. Each group stores its peak learning rate as `peak_lr`.
     """
     hidden, embeddings = model.hidden_parameters(), model.embeddings()
     matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
-    vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
-    by_muon = train.optimizer == "muon"
-    name, pulled = ("embeddings", embeddings) if by_muon else ("matrices", [*hidden, *embeddings])
+    no_decay = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
+    use_muon = train.optimizer == "muon"
+    if use_muon:
+        decayed = {"name": "embeddings", "params": embeddings}
+    else:
+        decayed = {"name": "matrices", "params": [*hidden, *embeddings]}
     groups = [
-        {"name": name, "params": pulled, "weight_decay": train.weight_decay},
-        {"name": "vectors", "params": vectors, "weight_decay": 0.0},
+        decayed | {"weight_decay": train.weight_decay},
+        {"name": "vectors", "params": no_decay, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    optimizers: list[Optimizer] = [AdamW(groups, train.learning_rate, (train.beta1, train.beta2))]
-    if by_muon:
-        moved = [{"name": "hidden", "params": hidden}]
+    betas = (train.beta1, train.beta2)
+    optimizers: list[Optimizer] = [AdamW(groups, train.learning_rate, betas)]
+    if use_muon:
         optimizers.append(
             Muon(
-                moved,
-                model.matrices,
+                [{"name": "hidden", "params": hidden}],
+                model.hidden_matrices,
                 train.muon_learning_rate,
                 train.muon_momentum,
                 train.weight_decay,
@@ -200,38 +193,8 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     return optimizers
 
 
-def set_rate(optimizers: Sequence[Optimizer], share: float) -> None:
-    """Set every group's rate to `share` of its peak."""
+def set_lr(optimizers: Sequence[Optimizer], multiplier: float) -> None:
+    """Set the learning rate of every group to `multiplier` times its peak."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = share * group["peak_lr"]
-
-
-@torch.no_grad()
-def copy_state(
-    source: GPT,
-    source_optimizers: Sequence[Optimizer],
-    target: GPT,
-    target_optimizers: Sequence[Optimizer],
-) -> None:
-    """Give each target optimizer the state of its source: what moments and steps they keep,
-    whatever the layouts.
-
-    Rates and decays stay those of the target: they are settings, not state.
-    """
-    for theirs, ours in zip(source_optimizers, target_optimizers, strict=True):
-        for name in ours.moments:
-            copy_views(source, target, _moment(theirs, name), _moment(ours, name))
-        example = next(iter(theirs.state.values()))
-        for state in ours.state.values():
-            if "step" in state:  # as many for every parameter
-                state["step"].copy_(example["step"])
-
-
-def _moment(optimizer: Optimizer, name: str) -> Callable[[Tensor], Tensor]:
-    """For `GPT.views`: a parameter's moment, or zeros where another optimizer has the parameter."""
-    return lambda parameter: (
-        optimizer.state[parameter][name]
-        if parameter in optimizer.state
-        else torch.zeros_like(parameter)
-    )
+            group["lr"] = multiplier * group["peak_lr"]

@@ -1,6 +1,4 @@
-"""Where and how a run computes: device, dtype, autocast, ranks, and the fingerprint of it that a
-checkpoint keeps.
-"""
+"""Device, dtype and autocast of a run, and the environment that a checkpoint records."""
 
 import contextlib
 import ctypes
@@ -15,95 +13,85 @@ import numpy as np
 import torch
 
 from common.errors import ResourceError
-from training.distributed import ALONE, Ranks
+from training.distributed import SINGLE_PROCESS, World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """The device and the dtype of its matrix products. Weights, optimizer and loss are float32 in
-    every case.
+    """The device, the dtype of matrix products, and the processes of the run.
 
-    `ranks` are the processes of the run, each with a device of its own.
+    Weights, optimizer state and loss are float32 in any case. `reason` says why this dtype.
     """
 
     device: torch.device
     dtype: torch.dtype
     reason: str
-    ranks: Ranks = ALONE
+    world: World = SINGLE_PROCESS
 
     def __str__(self) -> str:
-        among = (
-            ""
-            if self.ranks.alone
-            else f", {self.ranks.size} processes on {self.ranks.machines} machine(s)"
-        )
-        return (
-            f"{self.device.type}, {str(self.dtype).removeprefix('torch.')} ({self.reason}){among}"
-        )
+        world = self.world
+        processes = f", {world.size} processes on {world.n_nodes} machine(s)" * world.launched
+        return f"{self.device.type}, {dtype_name(self.dtype)} ({self.reason}){processes}"
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """The context for forward passes: matrix products in `dtype`, the rest as PyTorch's
-        autocast has it.
-        """
+        """Return the context for forward passes: autocast to `dtype`, nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     @cached_property
-    def peak(self) -> float:
-        """Operations a second in large matrix products, measured: what the speed of training can be
-        compared with.
-        """
+    def peak_flops(self) -> float:
+        """FLOP/s of a large matrix product, measured: the reference for utilization."""
         size = 8192 if self.device.type == "cuda" else 512
         matrix = torch.ones(size, size, dtype=self.dtype, device=self.device)
         seconds = []
         for _ in range(20):  # the first ones warm up
             began = time.perf_counter()
-            (matrix @ matrix)[0, 0].item()  # which waits for it
+            (matrix @ matrix)[0, 0].item()  # waits for the result
             seconds.append(time.perf_counter() - began)
         return 2 * size**3 / min(seconds)
 
     def environment(self) -> dict[str, str | int]:
-        """What a bit-exact resume needs to be the same."""
+        """Return what must be equal for a bit-exact resume."""
+        cuda = self.device.type == "cuda"
         return {
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "device": self.device.type,
-            "device_name": torch.cuda.get_device_name()
-            if self.device.type == "cuda"
-            else _cpu_name(),
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "device_name": torch.cuda.get_device_name() if cuda else _cpu_name(),
+            "dtype": dtype_name(self.dtype),
             "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "ranks": self.ranks.size,
+            "world_size": self.world.size,
         }
 
 
-def choose(device: str, dtype: str, ranks: Ranks = ALONE) -> Runtime:
-    """The Runtime that the settings name; ResourceError (exit 5) where this machine does not have
-    it.
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def select_runtime(device: str, dtype: str, world: World = SINGLE_PROCESS) -> Runtime:
+    """Select the device and dtype that the settings name, and for `auto` the best available.
+
+    Raises ResourceError if this machine does not have them.
     """
     mps = (
-        torch.backends.mps.is_available() and ranks.alone
-    )  # PyTorch's distributed engine does not know it
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps}
-    name = (
-        next(each for each in ("cuda", "mps", "cpu") if available[each])
-        if device == "auto"
-        else device
-    )
+        torch.backends.mps.is_available() and not world.launched
+    )  # unsupported by torch.distributed
+    available = {"cuda": torch.cuda.is_available(), "mps": mps, "cpu": True}
+    name = next(each for each in available if available[each]) if device == "auto" else device
     if not available[name]:
-        fits = ", ".join(each for each in available if available[each])
+        fits = ", ".join(each for each in ("cpu", "cuda", "mps") if available[each])
         raise ResourceError(
             f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto"
         )
-    gpus = torch.cuda.device_count()
-    if name == "cuda" and not ranks.alone and ranks.on_machine > gpus:
+    if name == "cuda" and world.launched and world.local_size > torch.cuda.device_count():
+        gpus = torch.cuda.device_count()
         raise ResourceError(
-            f"device: {ranks.on_machine} processes on this machine are more than its {gpus} GPUs; "
-            f"allowed: one each; use torchrun --nproc_per_node={gpus}, or device: cpu"
+            f"device: {world.local_size} processes on this machine are more than its {gpus} GPUs; "
+            f"allowed: one process per GPU; use torchrun --nproc_per_node={gpus}, or device: cpu"
         )
     if dtype == "auto":
         dtype, reason = _fast_dtype(name)
@@ -113,16 +101,16 @@ def choose(device: str, dtype: str, ranks: Ranks = ALONE) -> Runtime:
         raise ResourceError(
             "dtype: float16 does not train on a CPU; allowed: float32, bfloat16; use dtype: auto"
         )
-    if name == "cuda" and not ranks.alone:
-        torch.cuda.set_device(ranks.local)
-    return Runtime(torch.device(name), DTYPES[dtype], reason, ranks)
+    if name == "cuda" and world.launched:
+        torch.cuda.set_device(world.local_rank)
+    return Runtime(torch.device(name), DTYPES[dtype], reason, world)
 
 
-def keep_memory() -> None:
-    """Have the C library keep the memory that is freed, for the next step takes as much again.
+def keep_freed_memory() -> None:
+    """Tell glibc malloc to keep freed memory; the next step needs it again.
 
-    By default glibc returns large pieces to the system, which hands them out anew page by page,
-    each filled with zeros at the first touch. Elsewhere than in glibc nothing changes (mallopt(3)).
+    By default glibc returns large blocks to the system, which hands them out again page by page,
+    each zeroed at the first touch (mallopt(3)). Does nothing for other C libraries.
     """
     trim_threshold, mmap_threshold = -1, -3
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -132,31 +120,29 @@ def keep_memory() -> None:
 
 
 def _fast_dtype(device: str) -> tuple[str, str]:
+    """Return the dtype for `auto` on a device, and the reason."""
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bfloat16", "this GPU has bfloat16 instructions"
         return "float32", "this GPU has no bfloat16 instructions"
     if device == "cpu":
-        if _cpu_has_bf16():
+        if _cpu_has_bfloat16():
             return "bfloat16", "this CPU has bfloat16 instructions"
         return "float32", "this CPU has no bfloat16 instructions"
     return "float32", "the safe choice on this device"
 
 
-def _cpu_has_bf16() -> bool:
-    """Instructions that multiply bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
+def _cpu_has_bfloat16() -> bool:
+    """Return whether the CPU multiplies bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
-        return any(
-            capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "amx_tile", "bf16")
-        )
-    return torch.cpu._is_avx512_bf16_supported()
+        names = ("avx512_bf16", "amx_bf16", "amx_tile", "bf16")
+        return any(capabilities.get(name) for name in names)
+    return torch.cpu._is_avx512_bf16_supported()  # before torch 2.11 the only way to ask
 
 
 def _cpu_name() -> str:
-    """Libraries choose their kernels by the model of the processor, not by its
-    instructions alone.
-    """
+    """Return the CPU model, by which libraries choose their kernels."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -164,30 +150,27 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def compiled(
-    model: torch.nn.Module, say: Callable[[str], None]
+def compile_or_fall_back(
+    model: torch.nn.Module, notify: Callable[[str], None]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """`torch.compile` of the model; where that fails, at whichever call, the model itself and one
-    line.
-    """
-    faster = torch.compile(model)
+    """Compile the model; if that fails, in whichever call, use it uncompiled and notify."""
+    forward = torch.compile(model)
 
-    def forward(ids: torch.Tensor) -> torch.Tensor:
-        nonlocal faster
+    def call(ids: torch.Tensor) -> torch.Tensor:
+        nonlocal forward
         try:
-            return faster(ids)
-        except Exception as error:  # the compiler's errors have no common base
-            if faster is model or isinstance(error, torch.OutOfMemoryError):
+            return forward(ids)
+        except Exception as error:  # the compiler's errors have no common base class
+            if forward is model or isinstance(error, torch.OutOfMemoryError):
                 raise
-            faster = model
-            say(f"torch.compile failed ({type(error).__name__}); going on without it")
+            forward = model
+            notify(f"torch.compile failed ({type(error).__name__}); continuing without it")
             return model(ids)
 
-    return forward
+    return call
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """What the default generator is seeded with at each step, so that dropout needs no
-    saved state.
-    """
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0])
+    """Return the seed of the default generator for a step, so that dropout needs no saved state."""
+    sequence = np.random.SeedSequence((seed, step, rank))
+    return int(sequence.generate_state(1, np.uint64)[0])

@@ -1,25 +1,24 @@
-"""The learning rate: a pure function of the step, so a resumed run needs no scheduler state."""
+"""The learning-rate schedule: a pure function of the step, so that resuming needs no state."""
 
 import math
 
 from configs.schema import TrainConfig
 
 
-def rate(step: int, train: TrainConfig) -> float:
-    """The share of the peak rate that step 0, 1, ... max_iters - 1 is taken at.
+def lr_multiplier(step: int, train: TrainConfig) -> float:
+    """Return the learning rate of step 0, 1, ... max_iters - 1 as a fraction of the peak.
 
-    A linear warm-up, then: `cosine` to min_lr_ratio (Loshchilov and Hutter 2017, SGDR, without
-    restarts); `trapezoid`, flat and then linearly down (Zhai et al. 2022, section 3.5); or
-    `constant`.
+    A linear warm-up, then `cosine`: to min_lr_ratio (Loshchilov and Hutter 2017, SGDR, without
+    restarts); `trapezoid`: constant, then linearly to min_lr_ratio (Zhai et al. 2022, section
+    3.5); or `constant`.
     """
     if step < train.warmup_iters:
         return (step + 1) / (train.warmup_iters + 1)
+    low = train.min_lr_ratio
     if train.schedule == "cosine":
         progress = (step - train.warmup_iters) / (train.max_iters - train.warmup_iters)
-        return (
-            train.min_lr_ratio + (1 - train.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
-        )
+        return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
     if train.schedule == "trapezoid":
-        left = (train.max_iters - step) / max(1, train.cooldown)
-        return min(1.0, train.min_lr_ratio + (1 - train.min_lr_ratio) * left)
+        steps_left = (train.max_iters - step) / max(1, train.cooldown)
+        return min(1.0, low + (1 - low) * steps_left)
     return 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
-from model.generate import Sampler, Text
+from model.generate import Generation, Sampler
 from model.gpt import GPT
 
 VOCABULARY = 13
@@ -69,7 +69,7 @@ def random_sampler(rng: random.Random, rows: int):
     return lambda: Listening(seed, range(rows), **settings)
 
 
-def compare(cached: Text, uncached: Text, characters: int) -> tuple[int, float]:
+def compare(cached: Generation, uncached: Generation, characters: int) -> tuple[int, float]:
     """Steps at which two texts chose differently, and the largest difference of their logits.
 
     After each step the second goes on from what the first chose, so that one difference makes no
@@ -77,7 +77,7 @@ def compare(cached: Text, uncached: Text, characters: int) -> tuple[int, float]:
     """
     different, largest = 0, 0.0
     for _ in range(characters):
-        ours, theirs = cached.draw(), uncached.draw()
+        ours, theirs = cached.step(), uncached.step()
         different += not np.array_equal(ours, theirs)
         uncached.ids[:, -1] = ours
         largest = max(largest, float(np.abs(cached.sampler.logits - uncached.sampler.logits).max()))
@@ -95,9 +95,11 @@ def campaign(cases: int, **fixed) -> dict[str, float]:
         prompt = np.array(
             [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3 * block_size))]] * rows
         )
-        texts = [Text(model, sampler(), cache=cache, window=window) for cache in (True, False)]
+        texts = [
+            Generation(model, sampler(), cache=cache, window=window) for cache in (True, False)
+        ]
         for text in texts:
-            text.read(prompt)
+            text.append(prompt)
         different, largest = compare(*texts, characters := rng.randint(1, 10 * block_size))
         counts["characters"] += rows * characters
         counts["different"] += different
@@ -110,9 +112,11 @@ def flips(characters: int) -> dict[str, float]:
     model = random_model(
         random.Random(0), n_layer=2, n_head=4, n_embd=64, block_size=64, kernel="sdpa"
     )
-    texts = [Text(model, Listening(1, temperature=0.8), cache=cache) for cache in (True, False)]
+    texts = [
+        Generation(model, Listening(1, temperature=0.8), cache=cache) for cache in (True, False)
+    ]
     for text in texts:
-        text.read(np.zeros((1, 1), np.int64))
+        text.append(np.zeros((1, 1), np.int64))
     different, largest = compare(*texts, characters)
     return {"characters": characters, "different": different, "largest difference": largest}
 

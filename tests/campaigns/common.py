@@ -3,6 +3,7 @@ equal at its end.
 """
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from checkpointing import file_format
+from checkpointing.checkpoint import BEST, LAST, PARTS
 from common.errors import UserError
+from common.files import write_atomic
 from configs.schema import TrainConfig
-from tests.test_sealed import equal
 from train import main
 from training import schedule
 
@@ -93,25 +95,38 @@ def start(*arguments: object) -> subprocess.Popen:
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
     """Let something happen as step number `step`, from 0, begins."""
-    rate = schedule.rate
+    lr_multiplier = schedule.lr_multiplier
 
     def watched(now: int, settings: TrainConfig) -> float:
         if now == step:
             action()
-        return rate(now, settings)
+        return lr_multiplier(now, settings)
 
-    patch.setattr(schedule, "rate", watched)
+    patch.setattr(schedule, "lr_multiplier", watched)
+
+
+def contents(path: Path) -> dict:
+    """Everything in a checkpoint file: its parts, and under "tensors" the tensors."""
+    metadata, tensors = file_format.read(path)
+    parts = {name: json.loads(metadata[name]) for name in PARTS if name in metadata}
+    return {**parts, "tensors": tensors}
+
+
+def forge(path: Path, changed: dict) -> None:
+    """Write a checkpoint file with a right digest, whatever its contents."""
+    metadata = {name: json.dumps(part) for name, part in changed.items() if name != "tensors"}
+    write_atomic(path, file_format.to_bytes(metadata, changed["tensors"]))
 
 
 def step_of(folder: Path) -> int:
-    """How far last.pt is."""
-    return file_format.read(folder / "last.pt")["progress"]["step"]
+    """How far last.safetensors is."""
+    return contents(folder / LAST)["progress"]["step"]
 
 
 def loadable(folder: Path) -> tuple[int, int]:
     """How many checkpoints lie in a folder, and how many of them load."""
-    files = list(folder.glob("*.pt"))
-    return len(files), sum(1 for file in files if file_format.read(file))
+    files = list(folder.glob("*.safetensors"))
+    return len(files), sum(1 for file in files if contents(file))
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -134,10 +149,22 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def outcome(folder: Path) -> dict:
     """All that a run leaves, but for times, and for where it and its text lie."""
-    left = {name: file_format.read(folder / name) for name in ("last.pt", "best.pt")}
+    left = {name: contents(folder / name) for name in (LAST, BEST)}
     for checkpoint in left.values():
         del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
+        del checkpoint["events"]  # file names hold times
     return left | {"scalars": repr(scalars(folder))}  # a NaN equals itself in words alone
+
+
+def equal(a: object, b: object) -> bool:
+    """Whether two trees are equal in types, names, numbers and tensors, to the last bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and a == b
 
 
 def same(a: Path, b: Path) -> bool:

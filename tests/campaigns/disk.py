@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import checkpoint, file_format
-from tests.campaigns.common import at_step, command, same, small, train
+from checkpointing import checkpoint
+from tests.campaigns.common import at_step, command, contents, same, small, train
 
 OPTIONS = ["--max_iters=12", "--save_interval=8"]
 DISK = 2**24  # bytes
@@ -28,8 +28,10 @@ def campaign(full: bool) -> str:
         undisturbed, begun = folder / "undisturbed", folder / "begun"
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
         shutil.copytree(undisturbed, begun)
-        (begun / "prev.pt").replace(begun / "last.pt")  # at step 8, about to save at 12
-        need, saved = (begun / "last.pt").stat().st_size * 3, 0
+        (begun / "prev.safetensors").replace(
+            begun / "last.safetensors"
+        )  # at step 8, about to save at 12
+        need, saved = (begun / "last.safetensors").stat().st_size * 3, 0
         for size in range(sizes):
             shutil.rmtree(out, ignore_errors=True)
             shutil.copytree(begun, out)
@@ -44,7 +46,7 @@ def campaign(full: bool) -> str:
             assert code == 0 or "MB free at " in said.splitlines()[-1], said
             saved += code == 0
             path, _ = checkpoint.resolve(out, "last")
-            assert file_format.read(path)["progress"]["step"] == (12 if code == 0 else 8)
+            assert contents(path)["progress"]["step"] == (12 if code == 0 else 8)
             assert not list(out.glob("*.tmp.*"))
             assert train(*options, f"--out_dir={out}", "--resume")[0] == 0
             assert (

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from checkpointing import file_format
-from tests.campaigns.common import STEPS, command, same, small, train
+from tests.campaigns.common import STEPS, command, contents, forge, same, small, train
 
 # a rate that rises too far: the second evaluation has the best loss, and the last two are stale
 DIVERGING = [
     "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=1", "--muon_learning_rate=1",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
-WHERE_IT_LIES = {  # the same run elsewhere
+WHERE_IT_LIES = {  # the same run elsewhere, and the end of an event file that a kill has torn
+    ("events", "size"),
     ("config", "out_dir"),
     ("config", "data"),
     ("config", "data", "sources"),
@@ -35,18 +35,15 @@ def campaign(full: bool) -> str:
         undisturbed, other = folder / "undisturbed", folder / "other"
         options = [*small(folder), *DIVERGING]
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
-        half_way = file_format.read(undisturbed / "prev.pt")
-        assert [half_way["progress"][name] for name in ("step", "evaluated", "stale")] == [
-            18,
-            18,
-            1,
-        ]
-        assert file_format.read(undisturbed / "last.pt")["progress"]["stale"] == 2
+        half_way = contents(undisturbed / "prev.safetensors")
+        names = ("step", "last_eval_step", "evals_since_best")
+        assert [half_way["progress"][name] for name in names] == [18, 18, 1]
+        assert contents(undisturbed / "last.safetensors")["progress"]["evals_since_best"] == 2
 
         def noticed(payload: dict) -> bool:
             shutil.rmtree(other, ignore_errors=True)
             shutil.copytree(undisturbed, other)
-            file_format.write(other / "last.pt", file_format.seal(payload))
+            forge(other / "last.safetensors", payload)
             code, said = train(*options, f"--out_dir={other}", "--resume")
             return code != 0 or "not the same run" in said or not same(undisturbed, other)
 

@@ -157,8 +157,8 @@ def run(cases: int) -> Tally:
         stack.enter_context(patch.dict(sys.modules, {"torch": None}))
         stack.enter_context(patch.object(train, "only_writer", nullcontext))
         stack.enter_context(patch.object(train, "train", lambda *_: None))
-        stack.enter_context(patch.object(sample, "Voice", Silence))
-        stack.enter_context(patch.multiple(sample, speak=Silence, converse=Silence))
+        stack.enter_context(patch.object(sample, "Session", Silence))
+        stack.enter_context(patch.multiple(sample, print_samples=Silence, chat=Silence))
 
         def check(script: str, kind: str, number: int, argv: list[str]) -> None:
             found = call(COMMANDS[script], *argv)

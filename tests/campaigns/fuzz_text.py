@@ -201,7 +201,7 @@ def expected(contents: list[bytes], block_size: int) -> int:
 def read(folder: str, block_size: int) -> Corpus:
     """What train.py does with a text before the first step."""
     said = []
-    corpus = load_corpus([folder], say=said.append)
+    corpus = load_corpus([folder], notify=said.append)
     check_sizes(corpus, block_size)
     assert all(printable(line) == line for line in said)
     return corpus

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from common.errors import answer
+from common.errors import run_command
 from tests.conftest import ROOT
 
 BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -164,7 +164,7 @@ def call(main: Callable[[list[str]], int], *argv: str) -> Answer:
     began = time.perf_counter()
     with patch.multiple(sys, argv=["command", *argv], stdin=stdin, stdout=out, stderr=err):
         try:
-            code = answer(main)
+            code = run_command(main)
         except Exception:
             code = traceback.print_exc() or 1
     seconds = time.perf_counter() - began

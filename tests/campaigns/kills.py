@@ -65,7 +65,7 @@ def _reached(folder: Path) -> int:
 
 
 def _saved(folder: Path) -> int:
-    return step_of(folder) if (folder / "last.pt").exists() else 0
+    return step_of(folder) if (folder / "last.safetensors").exists() else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import answer
+from common.errors import run_command
 from tests.campaigns.common import ENVIRONMENT, ROOT, command, loadable, same, small, step_of
 from train import main
 from training import evaluate, runtime
@@ -97,7 +97,7 @@ def _rank(
     if each:
         each(rank)
     sys.argv = ["train.py", *words]
-    sys.exit(answer(main))
+    sys.exit(run_command(main))
 
 
 def in_float64(_: int) -> None:
@@ -153,7 +153,9 @@ def campaign(full: bool) -> str:
         torchrun(size, *options, f"--out_dir={undisturbed}").communicate()
         assert step_of(undisturbed) == steps
         while kills < wanted:
-            while kills < wanted and (not (killed / "last.pt").exists() or step_of(killed) < steps):
+            while kills < wanted and (
+                not (killed / "last.safetensors").exists() or step_of(killed) < steps
+            ):
                 slowest = max(
                     slowest,
                     _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), chance),

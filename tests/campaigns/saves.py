@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import checkpoint, file_format
-from tests.campaigns.common import ENVIRONMENT, ROOT, command, same, small, train
-from tests.test_sealed import Killed, System
+from checkpointing import checkpoint
+from tests.campaigns.common import ENVIRONMENT, ROOT, command, contents, same, small, train
+from tests.test_files import Killed, System
 
 FAULTS = {
     "EIO": OSError(errno.EIO, "Input/output error"),
@@ -42,15 +42,17 @@ def campaign(full: bool) -> str:
         undisturbed, begun, other = (folder / each for each in ("undisturbed", "begun", "other"))
         assert train(*options, f"--out_dir={undisturbed}")[0] == 0
         shutil.copytree(undisturbed, begun)
-        os.replace(begun / "prev.pt", begun / "last.pt")  # at step 8, about to save at 12
+        os.replace(
+            begun / "prev.safetensors", begun / "last.safetensors"
+        )  # at step 8, about to save at 12
 
         def survives(fault: str) -> None:
             path, _ = checkpoint.resolve(other, "last")
-            assert file_format.read(path)["progress"]["step"] in (8, 12), fault
+            assert contents(path)["progress"]["step"] in (8, 12), fault
             assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, fault
             assert same(undisturbed, other), f"{fault}: does not end as the undisturbed run"
 
-        patched = _patched(options, begun, other, survives, every=1 if full else 11)
+        patched = _patched(options, begun, other, survives, every=1 if full else 7)
         traced = _traced(options, begun, other, survives) if full and shutil.which("strace") else 0
     return (
         f"{patched} calls patched and {traced} calls traced, to fail with EIO, with ENOSPC, or to "

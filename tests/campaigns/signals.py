@@ -20,9 +20,9 @@ from tests.campaigns.common import command, loadable, same, small, start, train
 
 PHASES = {
     "load": ("data.corpus", "load_corpus"),
-    "step": ("training.schedule", "rate"),
-    "evaluate": ("dashboard.report", "losses_by_place"),
-    "sample": ("dashboard.report", "generate"),
+    "step": ("training.schedule", "lr_multiplier"),
+    "evaluate": ("training.evaluate", "loss_sums_by_position"),
+    "sample": ("training.evaluate", "generate"),
     "save": ("os", "fsync"),
 }
 FIRST = {"save": 3}  # the first two are of config.yaml
@@ -90,10 +90,10 @@ def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:
-        from common.errors import answer
+        from common.errors import run_command
         from train import main
 
         phase, kind, call, *sys.argv[1:] = sys.argv[1:]
         send_at(phase, kind, int(call))
-        sys.exit(answer(main))
+        sys.exit(run_command(main))
     command(campaign)

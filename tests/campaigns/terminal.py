@@ -24,12 +24,13 @@ import yaml
 import sample
 import train
 from checkpointing import checkpoint as checkpoints
-from checkpointing import file_format
-from common.errors import answer, printable
+from common.errors import printable, run_command
+from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Answer, Tally, chance, main
 from tests.conftest import ROOT
+from tests.variants import joined
 
 NEW = 3  # characters to generate
 VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
@@ -79,18 +80,17 @@ def make_checkpoint(path: Path) -> None:
     model = GPT(config, len(VOCABULARY))  # what its block adds is zero at first
     with torch.no_grad():
         model.token_embedding.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd))
-        model.output.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd).roll(1, dims=0))
+        model.lm_head.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd).roll(1, dims=0))
     saved = checkpoints.Checkpoint(
         config=Config(model=config),
         vocabulary=VOCABULARY,
         data={"name": "\x1b[2J", "sha256": "0" * 64, "characters": 1},
-        model=model.state_dict(),
-        ema=None,
-        optimizers=[],
         progress={"step": 0},
         environment={},
+        events={"number": 0, "size": 0},
+        tensors={f"model.{name}": each for name, each in joined(model.named_rows()).items()},
     )
-    file_format.write(path, checkpoints.seal(saved))
+    write_atomic(path, checkpoints.to_bytes(saved))
 
 
 class Cases:
@@ -99,7 +99,7 @@ class Cases:
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.checkpoint, self.files = folder, folder / "model.pt", 0
+        self.folder, self.checkpoint, self.files = folder, folder / "model.safetensors", 0
         make_checkpoint(self.checkpoint)
 
     def config(self, tree: dict) -> list[str]:
@@ -193,7 +193,7 @@ def speak(file: str) -> None:
     for number, (script, *argv) in enumerate(json.loads(Path(file).read_text())):
         print(f"<case {number}>", flush=True)
         sys.argv = [script, *argv]
-        code = answer(train.main if script == "train.py" else sample.main)
+        code = run_command(train.main if script == "train.py" else sample.main)
         sys.stderr.flush()
         print(f"<exit code {code}>", flush=True)
 

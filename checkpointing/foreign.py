@@ -1,0 +1,101 @@
+"""PyTorch archives of other programs, read with suspicion: for imported checkpoints only.
+
+`torch.load(weights_only=True)` runs no code, but an archive of a few hundred bytes can still make
+it allocate gigabytes or crash the process. So the archive and its pickle are inspected first.
+"""
+
+import io
+import re
+import zipfile
+from pathlib import Path
+from pickletools import genops, markobject
+
+import torch
+
+from common.errors import CheckpointError, printable
+from common.files import read_regular
+
+PICKLE = "data.pkl"  # the structure; the numbers of each tensor are a record of their own
+GLOBALS = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
+MAX_FILE = 2**36  # bytes
+MAX_PICKLE = 2**22  # bytes; each may become an object of 64 bytes
+MAX_DEPTH = 100  # Python crashes when it hashes tuples nested a million deep
+
+
+def load(path: Path) -> object:
+    """Load the tensors and plain values of an archive that torch.save wrote.
+
+    Raises CheckpointError for a file that is missing, no archive, larger unpacked than packed, or
+    holds anything else.
+    """
+    try:
+        repacked = _repack(bytes(read_regular(path, MAX_FILE)))
+        return torch.load(repacked, map_location="cpu", weights_only=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"{printable(path)}: {error}") from None
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise CheckpointError(f"{printable(path)}: {reason}") from error
+    except Exception as error:  # zipfile, pickletools and torch raise a dozen types
+        raise CheckpointError(
+            f"{printable(path)}: not a PyTorch checkpoint ({type(error).__name__})"
+        ) from error
+
+
+def _repack(content: bytes) -> io.BytesIO:
+    """Copy the inspected records to a new archive, so that torch sees nothing that was not."""
+    copy = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(copy, "w") as target:
+        records = archive.infolist()
+        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+            raise CheckpointError("compressed records, as in a zip bomb; torch.save writes none")
+        if sum(record.file_size for record in records) > len(content):
+            raise CheckpointError("overlapping records, as in a zip bomb; torch.save writes none")
+        if len({record.filename.lower() for record in records}) < len(records):
+            raise CheckpointError("two records of one name; torch.save writes none")
+        pickles = [each for each in records if each.filename.rpartition("/")[2] == PICKLE]
+        if len(pickles) != 1:
+            raise CheckpointError(f"{len(pickles)} records named {PICKLE}; torch.save writes one")
+        inspect_pickle(archive.read(pickles[0]))
+        for record in records:
+            target.writestr(record.filename, archive.read(record))
+    copy.seek(0)
+    return copy
+
+
+def inspect_pickle(pickle: bytes) -> None:
+    """Raise CheckpointError for a pickle with code in it, or one that grows when it is read.
+
+    `weights_only` lets through a `bytearray(3 * 10**9)`; a list that holds another twice, which
+    holds another twice; and tuples nested so deep that hashing them crashes the process. So: no
+    globals but those of tensors; nothing but names is referred to again, which makes the result a
+    tree, no larger than the pickle; and the tree is not deep.
+    """
+    if len(pickle) > MAX_PICKLE:
+        raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
+    heights, marks = [], []  # nesting depth of each value on the unpickler's stack, and its marks
+    memo, opcode_before = {}, ""  # which opcode made each value that may be referred to again
+    for opcode, argument, _ in genops(pickle):
+        if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
+            raise CheckpointError(
+                f"foreign object {printable(argument[:80])}; allowed: tensors and plain values"
+            )
+        if opcode.name in ("BINPUT", "LONG_BINPUT"):
+            memo[argument] = opcode_before
+            continue
+        opcode_before = opcode.name
+        is_reference = opcode.name in ("BINGET", "LONG_BINGET")
+        if is_reference and memo[argument] not in ("GLOBAL", "BINUNICODE"):
+            raise CheckpointError("an object used twice; allowed: a tree")
+        if opcode.name == "MARK":
+            marks.append(len(heights))
+            continue
+        inputs = opcode.stack_before
+        if markobject in inputs:
+            first = marks.pop() - inputs.index(markobject)
+        else:
+            first = len(heights) - len(inputs)
+        height = 1 + max(heights[first:], default=0)
+        if height > MAX_DEPTH:
+            raise CheckpointError(f"nested more than {MAX_DEPTH} deep")
+        heights[first:] = [height for _ in opcode.stack_after]

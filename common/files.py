@@ -1,0 +1,142 @@
+"""Bounded reads and atomic writes."""
+
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from errno import EFBIG, EINVAL
+from pathlib import Path
+from typing import BinaryIO
+
+from common.errors import ResourceError, printable
+
+
+def read_regular(path: str | Path, max_bytes: int) -> bytearray:
+    """Read a regular file of at most `max_bytes`.
+
+    Raises OSError, whose `strerror` says what is wrong, also for pipes and devices, which could
+    block or never end, and for larger files.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(EINVAL, "not a regular file", str(path))
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(EFBIG, f"{size:,} bytes; at most {max_bytes:,} are read", str(path))
+        content = bytearray(size)
+        del content[file.readinto(content) :]
+    return content
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` when the block ends without an exception.
+
+    Until then it has a name of its own, so several processes may write the same file.
+    """
+    with _temporary(path, secrets.token_hex(8)) as new:
+        with open(new, "xb") as file:
+            yield file
+            _sync(file)
+        os.replace(new, path)
+
+
+def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
+    """Write `content` to `path`, which holds the old or the new bytes at any instant.
+
+    With `previous`, the old file is renamed to that name, after the new one is in place: so a
+    damaged old file never replaces the last good one. The folder must have one writer at a time.
+
+    Raises ResourceError if the disk is full or fails; the old files are intact then.
+    """
+    try:
+        with _temporary(path, str(os.getpid())) as new:
+            _write_synced(new, content)
+            _replace(new, path, previous)
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise ResourceError(
+            f"{printable(path)}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
+            f"{_free_space(path.parent)} at {printable(path.parent)}; earlier files are intact; "
+            "free some space or choose another --out_dir"
+        ) from error
+
+
+def remove_stale(folder: Path, names: Collection[str]) -> None:
+    """Remove what dead processes left of their `write_atomic` to these file names."""
+    for path in folder.glob("*.tmp.*"):
+        name, _, pid = path.name.rpartition(".tmp.")
+        if name in names and re.fullmatch("[0-9]{1,9}", pid) and not _is_running(int(pid)):
+            with suppress(OSError):
+                path.unlink()
+
+
+@contextmanager
+def _temporary(path: Path, tag: str) -> Iterator[Path]:
+    """Yield a name beside `path` for an unfinished file, which is removed at the end."""
+    name = path.with_name(f"{path.name}.tmp.{tag}")
+    name.unlink(missing_ok=True)  # left by a dead process with the same pid
+    try:
+        yield name
+    finally:
+        with suppress(OSError):
+            name.unlink(missing_ok=True)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(content)
+        _sync(file)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _replace(new: Path, path: Path, previous: Path | None) -> None:
+    if previous is None or not path.exists():
+        os.replace(new, path)
+        return
+    with _temporary(previous, str(os.getpid())) as old:
+        try:
+            os.link(path, old)
+        except OSError:  # a file system without hard links
+            _write_synced(old, path.read_bytes())
+        os.replace(new, path)
+        os.replace(old, previous)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the renames to disk, so that they survive a power failure."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # Windows does not open folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _free_space(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
+    except OSError:
+        return "no space can be measured"
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether another process with this pid is alive."""
+    if os.name == "nt":  # os.kill(pid, 0) would send Ctrl-C there; open files cannot be removed
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user
+        return True
+    return pid != os.getpid()

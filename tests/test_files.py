@@ -1,0 +1,256 @@
+"""Atomic writes: a save that fails or is killed at any call leaves the old file or the new one."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpointing import file_format
+from common import files
+from common.errors import CheckpointError, ResourceError
+
+# --------------------------------------------------------------------------------- faults of a save
+
+
+NAMES = ["last.safetensors", "prev.safetensors"]
+
+
+class Killed(BaseException):
+    """The process is gone: nothing runs after it, no cleaning up either."""
+
+
+class System:
+    """The system calls of a save. The one numbered `fatal` raises `fault`; `calls` lists those that
+    were made.
+    """
+
+    def __init__(self, monkeypatch, fault=None, fatal=-1):
+        self.calls, self.fault, self.fatal, self.dead = [], fault, fatal, False
+        for name in ("link", "replace", "unlink", "fsync", "open", "close"):
+            monkeypatch.setattr(os, name, self.watched(name, getattr(os, name)))
+        monkeypatch.setattr(files, "open", self.opened, raising=False)
+
+    def watched(self, name, call):
+        def run(*arguments, **options):
+            self.happens(name, *arguments)
+            return call(*arguments, **options)
+
+        return run
+
+    def opened(self, path, mode):
+        if mode != "xb":
+            return open(path, mode)
+        self.happens("create", path)
+        return WatchedFile(path, self)
+
+    def happens(self, name, *arguments):
+        if self.dead:
+            raise Killed
+        self.calls.append(
+            (name, *(Path(each).name for each in arguments if isinstance(each, (str, Path))))
+        )
+        if len(self.calls) - 1 == self.fatal:
+            self.dead = isinstance(self.fault, Killed)
+            raise self.fault
+
+
+class WatchedFile(io.FileIO):
+    """A new file; a write that fails has written half."""
+
+    def __init__(self, path, system):
+        super().__init__(path, "xb")
+        self.system = system
+
+    def write(self, content):
+        super().write(content[: len(content) // 2])
+        self.system.happens("write")
+        return super().write(content[len(content) // 2 :])
+
+
+def content(step):
+    tensors = {"weights": torch.full((50,), float(step))}
+    return file_format.to_bytes({"step": str(step)}, tensors)
+
+
+def step_of(path):
+    """Return the step of an undamaged checkpoint, None for a damaged or missing one."""
+    try:
+        metadata, tensors = file_format.read(path)
+    except CheckpointError:
+        return None
+    step = int(metadata["step"])
+    assert torch.equal(tensors["weights"], torch.full((50,), float(step)))
+    return step
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run that saved at steps 1 and 2, and is about to save at step 3."""
+    for step in (1, 2):
+        save(tmp_path, step)
+    assert (step_of(tmp_path / "prev.safetensors"), step_of(tmp_path / "last.safetensors")) == (
+        1,
+        2,
+    )
+    return tmp_path
+
+
+def save(folder, step):
+    files.write_atomic(
+        folder / "last.safetensors", content(step), previous=folder / "prev.safetensors"
+    )
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_save_syncs_the_file_before_it_is_renamed_and_the_folder_after(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        system = System(patch)
+        save(folder, 3)
+    new, old = f"last.safetensors.tmp.{os.getpid()}", f"prev.safetensors.tmp.{os.getpid()}"
+    assert system.calls == [
+        ("unlink", new),
+        ("create", new),
+        ("write",),
+        ("fsync",),
+        ("unlink", old),
+        ("link", "last.safetensors", old),
+        ("replace", new, "last.safetensors"),
+        ("replace", old, "prev.safetensors"),
+        ("unlink", old),
+        ("open", folder.name),
+        ("fsync",),
+        ("close",),
+        ("unlink", new),
+    ]
+
+
+FATAL = range(14)  # one more than a save has calls
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
+@pytest.mark.parametrize(
+    "fault", [OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "I/O error")], ids=str
+)
+def test_whichever_call_of_a_save_fails_the_old_or_the_new_is_whole(
+    folder, monkeypatch, fault, links
+):
+    refused = 0
+    for fatal in FATAL:
+        save(folder, 1)
+        save(folder, 2)
+        with monkeypatch.context() as patch:
+            system = System(patch, fault, fatal)
+            if not links:
+                patch.setattr(os, "link", without_links)
+            try:
+                save(folder, 3)
+            except ResourceError as error:
+                refused += 1
+                message = str(error)
+                assert error.exit_code == 5 and "\n" not in message
+                assert f".safetensors: not saved ({fault.strerror}): need 0.0 MB" in message
+                assert f"MB free at {folder}; earlier files are intact" in message
+        done = [call for i, call in enumerate(system.calls) if i != fatal]
+        in_place = any(call[0] == "replace" and call[2] == "last.safetensors" for call in done)
+        assert step_of(folder / "last.safetensors") == (3 if in_place else 2)
+        assert step_of(folder / "prev.safetensors") in (1, 2)
+        assert names(folder) == NAMES
+    assert refused >= 8
+
+
+def without_links(*_):
+    raise PermissionError(errno.EPERM, "no hard links here")
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
+@pytest.mark.parametrize("damaged", [True, False], ids=["last-damaged", "last-whole"])
+def test_killed_at_any_call_of_a_save_a_run_has_a_whole_file(folder, monkeypatch, damaged, links):
+    killed = 0
+    for fatal in FATAL:
+        save(folder, 1)
+        save(folder, 2)
+        if damaged:
+            (folder / "last.safetensors").write_bytes(b"")
+        with monkeypatch.context() as patch:
+            System(patch, Killed(), fatal)
+            if not links:
+                patch.setattr(os, "link", without_links)
+            try:
+                save(folder, 3)
+            except Killed:
+                killed += 1
+        last, prev = step_of(folder / "last.safetensors"), step_of(folder / "prev.safetensors")
+        assert last in ((None, 3) if damaged else (2, 3))
+        assert prev == 1 or last == 3
+        files.remove_stale(folder, NAMES)
+        assert names(folder) == NAMES
+    assert killed >= 12
+
+
+def test_what_a_dead_process_of_our_number_left_does_not_stop_a_save(folder):
+    for name in ("last.safetensors", "prev.safetensors"):
+        (folder / f"{name}.tmp.{os.getpid()}").write_bytes(b"half")
+    save(folder, 3)
+    assert names(folder) == NAMES and step_of(folder / "last.safetensors") == 3
+
+
+def test_only_the_unfinished_files_of_dead_processes_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    stale = [f"last.safetensors.tmp.{dead.pid}", f"best.safetensors.tmp.{os.getpid()}"]
+    others = [f"last.safetensors.tmp.{os.getppid()}", "last.safetensors", "notes.tmp.txt"]
+    others += [f"notes.tmp.{dead.pid}", "notes.tmp.99999999", "last.safetensors.tmp.9" + "9" * 30]
+    for name in stale + others:
+        (tmp_path / name).write_bytes(b"")
+    files.remove_stale(tmp_path, [*NAMES, "best.safetensors"])
+    assert names(tmp_path) == sorted(others)
+
+
+def test_a_disk_that_fills_at_any_byte_leaves_the_old_file(folder):
+    resource = pytest.importorskip("resource")
+    size = (folder / "last.safetensors").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in range(0, size, size // 16):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+        try:
+            with pytest.raises(ResourceError, match="not saved"):
+                save(folder, 3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (step_of(folder / "prev.safetensors"), step_of(folder / "last.safetensors")) == (
+            1,
+            2,
+        )
+        assert names(folder) == NAMES
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path):
+    with pytest.raises(ResourceError, match="not saved") as caught:
+        save(tmp_path / "gone", 1)
+    assert caught.value.exit_code == 5
+
+
+def test_a_reader_beside_a_trainer_sees_only_whole_files(folder):
+    done = threading.Event()
+    seen = []
+
+    def reads():
+        while not done.is_set():
+            seen.append(step_of(folder / "last.safetensors"))
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    for step in range(3, 60):
+        save(folder, step)
+    done.set()
+    reader.join()
+    assert len(seen) > 5 and seen == sorted(seen) and None not in seen

@@ -1,0 +1,212 @@
+"""PyTorch archives of other programs: what is honest is loaded, what is hostile is refused, and
+nothing in it runs or grows.
+"""
+
+import gzip
+import io
+import os
+import random
+import time
+import zipfile
+
+import pytest
+import torch
+
+from checkpointing import foreign
+from common.errors import CheckpointError
+
+PAYLOAD = {
+    "weights": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)},
+    "numbers": [1, -(2**40), 0.1, float("inf"), True, None],
+    "text": "é\n",
+    "pair": (1, "x"),
+}
+PICKLE = "archive/data.pkl"
+
+
+def refusal(path):
+    """Return the message for a file that must be refused: one line that begins with its name."""
+    with pytest.raises(CheckpointError) as caught:
+        foreign.load(path)
+    assert caught.value.exit_code == 4
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message and "weights_only" not in message
+    return message
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "ckpt.pt"
+    torch.save(PAYLOAD, path)
+    return path
+
+
+def packed(records, compression=zipfile.ZIP_STORED):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        for name, content in records.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def equal(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and a == b
+
+
+def test_an_honest_archive_is_loaded(file):
+    assert equal(foreign.load(file), PAYLOAD)
+
+
+def test_a_state_dict_of_a_real_model_is_loaded(file):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    torch.save({"model": model.state_dict(), "iter_num": 7, "config": {"n_layer": 1}}, file)
+    loaded = foreign.load(file)
+    assert loaded["iter_num"] == 7 and list(loaded["model"]) == list(model.state_dict())
+    assert all(map(torch.equal, loaded["model"].values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        random.Random(1).randbytes(5000),
+        b"First Citizen:\n" * 100,
+        gzip.compress(b"x" * 1000),
+        packed({"readme.txt": b"hello"}),
+        b"PK\3\4",
+    ],
+    ids=["empty", "random", "text", "gzip", "zip", "magic"],
+)
+def test_what_is_no_archive_of_torch_is_refused(file, content):
+    file.write_bytes(content)
+    refusal(file)
+
+
+def test_a_truncated_archive_is_refused(file):
+    content = file.read_bytes()
+    for length in range(0, len(content), 101):
+        file.write_bytes(content[:length])
+        refusal(file)
+
+
+def test_what_is_no_readable_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    expected = {
+        "": "not a regular file",
+        "fifo": "not a regular file",
+        "loop": "symbolic link",
+        "none": "no such file",
+    }
+    for name, words in expected.items():
+        assert words in refusal(tmp_path / name)
+
+
+# --------------------------------------------------------------------------------- forged archives
+
+
+def forged(pickle):
+    return packed({PICKLE: b"\x80\x02" + pickle + b".", "archive/version": b"3\n"})
+
+
+def tensor_pickle(
+    numel=b"K\x06", size=b"K\x02K\x03\x86", stride=b"K\x03K\x01\x86", storage=b"FloatStorage"
+):
+    """The pickle of one tensor over the record archive/data/0."""
+    persistent = (
+        b"(X\x07\0\0\0storagectorch\n" + storage + b"\nX\x01\0\0\x000X\x03\0\0\0cpu" + numel + b"tQ"
+    )
+    return (
+        b"ctorch._utils\n_rebuild_tensor_v2\n("
+        + persistent
+        + b"K\0"
+        + size
+        + stride
+        + b"\x89ccollections\nOrderedDict\n)RtR"
+    )
+
+
+def huge(number):
+    return b"\x8a\x08" + number.to_bytes(8, "little")
+
+
+BOMBS = {
+    "a call": (forged(b"cos\nsystem\nX\x0c\0\0\0touch harmed\x85R"), "foreign object os system"),
+    "a large allocation": (
+        forged(b"cbuiltins\nbytearray\n" + huge(3 * 10**9) + b"\x85R"),
+        "builtins bytearray",
+    ),
+    "a name with an escape": (forged(b"c\x1b[2J\nx\n"), r"foreign object \x1b[2J x"),
+    "a list of itself, doubled": (forged(b"]" + b"q\0h\0h\0\x86" * 40), "an object used twice"),
+    "tuples in tuples": (forged(b")" + b"\x85" * 10**6), "nested more than 100 deep"),
+    "tuples as keys": (forged(b"})" + b"\x85" * 10**6 + b"K\1s"), "nested more than 100 deep"),
+    "lists in lists": (forged(b"(" * 10**5 + b"l" * 10**5), "nested more than 100 deep"),
+    "millions of lists": (forged(b"(" + b"]" * 2**22 + b"t"), "bytes of structure"),
+    "half a pickle": (packed({PICKLE: b"\x80\x02(]"}), "not a PyTorch checkpoint"),
+    "no such opcode": (forged(b"\xff"), "not a PyTorch checkpoint"),
+    "what was never kept": (forged(b"h\7"), "not a PyTorch checkpoint"),
+    "no pickle": (packed({"archive/version": b"3\n"}), "0 records named data.pkl"),
+    "compressed zeros": (
+        packed({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10**7)}, zipfile.ZIP_DEFLATED),
+        "compressed records",
+    ),
+    "names that differ in case": (
+        packed({PICKLE: b"\x80\x02}.", PICKLE.upper(): b"x"}),
+        "two records of one name",
+    ),
+    "a record too small": (
+        packed(
+            {
+                PICKLE: b"\x80\x02" + tensor_pickle(numel=huge(10**10)) + b".",
+                "archive/data/0": bytes(24),
+            }
+        ),
+        "not a PyTorch checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_forged_archive_is_refused_and_nothing_in_it_runs_or_grows(name, file, monkeypatch):
+    resource = pytest.importorskip("resource")
+    monkeypatch.chdir(file.parent)
+    archive, words = BOMBS[name]
+    file.write_bytes(archive)
+    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    assert words in refusal(file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # KB
+    assert time.monotonic() - began < 20
+    assert [path.name for path in file.parent.iterdir()] == ["ckpt.pt"]
+
+
+def test_overlapping_records_are_refused(file):
+    """Each of many central entries names the same bytes: nothing is compressed, and yet it
+    grows.
+    """
+    content = packed({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10_000)})
+    start = content.index(b"PK\1\2", content.index(b"PK\1\2") + 1)
+    end = content.index(b"PK\5\6")
+    copies = b"".join(content[start:end].replace(b"data/0", b"data/%d" % i) for i in range(1, 10))
+    count, size = (
+        (11).to_bytes(2, "little"),
+        (end - content.index(b"PK\1\2") + len(copies)).to_bytes(4, "little"),
+    )
+    tail = content[end : end + 8] + count + count + size + content[end + 16 :]
+    file.write_bytes(content[:end] + copies + tail)
+    assert "overlapping records" in refusal(file)
+
+
+def test_tensors_of_a_gpu_are_loaded_on_a_cpu(file):
+    with zipfile.ZipFile(file) as archive:
+        records = {record.filename: archive.read(record) for record in archive.infolist()}
+    name = next(name for name in records if name.endswith("data.pkl"))
+    assert b"X\x03\0\0\0cpu" in records[name]
+    records[name] = records[name].replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
+    file.write_bytes(packed(records))
+    assert equal(foreign.load(file), PAYLOAD)

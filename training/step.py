@@ -1,0 +1,129 @@
+"""One optimization step: forward, backward, clip, update."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from common.errors import NonFiniteError
+from data.batches import Batches
+from training import evaluate, health, optimizers, runtime, schedule
+from training.state import Run
+
+MAX_SKIPPED_IN_A_ROW = 10  # with on_nonfinite: skip; more do not recover by themselves
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of a step.
+
+    loss       mean over the batch, nats per character
+    grad_norm  before clipping
+    skipped    whether the update was skipped because loss or gradient was not finite
+    spike      whether the loss is far above the recent ones
+    tokens     trained on, by all ranks
+    seconds    that the step took
+    warnings   those that this run has not given before
+    """
+
+    loss: float
+    grad_norm: float
+    skipped: bool
+    spike: bool
+    tokens: int
+    seconds: float
+    warnings: list[health.HealthWarning]
+
+
+class TrainStep:
+    """The optimization step of a run: each call makes one update and records it in the progress.
+
+    All randomness of a step, batch order and dropout, is a function of (seed, step, rank).
+    """
+
+    def __init__(self, run: Run, notify: Callable[[str], None]):
+        config, self.run = run.config, run
+        self.world = run.runtime.world
+        self.accumulation = config.train.gradient_accumulation_steps
+        self.batches = Batches(
+            run.corpus.train, config.model.block_size, config.train.batch_size, config.seed
+        )
+        self.rows = self.world.batch_slice(config.train.batch_size)
+        self.network = self.world.wrap_ddp(run.model)
+        self.forward = self.network
+        if config.compile:
+            self.forward = runtime.compile_or_fall_back(self.network, notify)
+
+    def __call__(self) -> StepResult:
+        """Make one update; raise NonFiniteError if loss or gradient is not finite."""
+        began = time.perf_counter()
+        run, train, progress = self.run, self.run.config.train, self.run.progress
+        seed = runtime.step_seed(run.config.seed, progress.step, self.world.rank)
+        torch.manual_seed(seed)  # for dropout
+        optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
+        loss = self.world.all_reduce_loss_and_stop(self._forward_backward())
+        for optimizer in run.optimizers:
+            run.scaler.unscale_(optimizer)
+        parameters, max_norm = run.model.parameters(), train.grad_clip or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        overflow = self._update(finite) and math.isfinite(loss)
+        skipped = not finite and not overflow
+        if skipped:
+            self._check_may_skip(loss, grad_norm)
+            progress.record_skipped_step()
+            spike, warnings = False, []
+        else:
+            spike = progress.record_step(loss)
+            warnings = []
+            if finite:
+                found = health.check_step(progress.step, loss, grad_norm, run.model.vocab_size)
+                warnings = progress.new_warnings(found)
+        if finite and run.ema_model is not None:
+            run.update_ema()
+        tokens = train.batch_size * self.accumulation * run.config.model.block_size
+        seconds = time.perf_counter() - began
+        return StepResult(loss, grad_norm, skipped, spike, tokens, seconds, warnings)
+
+    def _forward_backward(self) -> float:
+        """Accumulate the gradients of all micro-batches; return their mean loss."""
+        run, loss = self.run, 0.0
+        run.model.train()
+        for i in range(self.accumulation):
+            micro_batch = run.progress.step * self.accumulation + i
+            x, y = self.batches(micro_batch, self.rows)  # (B, T)
+            x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
+            last = i == self.accumulation - 1
+            with self.world.grad_sync(self.network, enabled=last):
+                with run.runtime.autocast():
+                    logits = self.forward(x)  # (B, T, V)
+                part = evaluate.cross_entropy(logits, y) / self.accumulation
+                run.scaler.scale(part).backward()
+            loss += part.item()
+        return loss
+
+    def _update(self, finite: bool) -> bool:
+        """Update the weights if all is finite, and clear the gradients.
+
+        Return whether the float16 GradScaler backed off after an overflow (scale still >= 1).
+        """
+        run = self.run
+        for optimizer in run.optimizers:
+            if finite:
+                run.scaler.step(optimizer)
+            optimizer.zero_grad()
+        before = run.scaler.get_scale()
+        run.scaler.update()
+        return 1 <= run.scaler.get_scale() < before
+
+    def _check_may_skip(self, loss: float, grad_norm: float) -> None:
+        """Raise NonFiniteError unless the settings allow to skip this step."""
+        run = self.run
+        allowed = MAX_SKIPPED_IN_A_ROW if run.config.train.on_nonfinite == "skip" else 0
+        if run.progress.skipped_in_a_row >= allowed:
+            raise NonFiniteError(
+                f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
+                f"loss {loss}, gradient norm {grad_norm}; both must be finite"
+            )
