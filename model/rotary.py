@@ -37,5 +37,5 @@ class Rotary(nn.Module):
                 f"position {end - 1} is out of range; allowed: 0 to {self.cos_sin.size(1) - 1}"
             )
         cos, sin = self.cos_sin[:, start:end].to(x.dtype)  # each (T, D)
-        swapped = x.roll(x.size(-1) // 2, dims=-1)  # (x_2, x_1) of each pair
-        return torch.addcmul(x * cos, swapped, sin)
+        half = x.size(-1) // 2
+        return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)  # roll swaps each pair
