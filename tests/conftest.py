@@ -33,6 +33,17 @@ class Command:
         return done
 
 
+@pytest.fixture(autouse=True)
+def no_fall_back(monkeypatch):
+    """In a test it is an error if the fast decoder differs from the model."""
+    from model.generate import Generation
+
+    def fail(self, difference):
+        raise AssertionError(f"the fast decoder differs from GPT.forward by {difference:.1e}")
+
+    monkeypatch.setattr(Generation, "_fall_back", fail)
+
+
 @pytest.fixture(scope="session")
 def run():
     return Command()

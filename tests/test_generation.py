@@ -21,6 +21,7 @@ from tests.variants import CHOICES, in_layout
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
+FALL_BACK = Generation._fall_back  # which conftest.py replaces
 
 
 def build(**changes):
@@ -170,6 +171,67 @@ def test_the_fast_decoder_is_gpt_forward_in_every_variant(monkeypatch, large):
         found = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
         np.testing.assert_allclose(found, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
         assert found.dtype == np.float32 and all(cache.length == 8 for cache in caches)
+
+
+def test_a_text_checks_the_fast_decoder_in_every_variant():
+    """At the first step after one character, and at the last position of the window.
+
+    That it falls back would be an error (see conftest.py).
+    """
+    for values in itertools.product(*CHOICES.values()):
+        model = build(**dict(zip(CHOICES, values, strict=True))).float()
+        for prompt in (1, SMALL.block_size - 1):
+            generation = Generation(model, Sampler(1))
+            generation.append(prompts(1, prompt).numpy())
+            generation.step()
+            assert not generation.decoder_checked  # prefill is the model's
+            generation.step()
+            assert generation.decoder_checked
+
+
+def test_a_decoder_that_differs_is_not_used_and_one_line_says_so(monkeypatch):
+    def fall_back(self, difference, real=FALL_BACK):
+        fallen.append(difference)
+        real(self, difference)
+
+    def broken(self, ids, caches, real=fast_decode.FastDecoder.__call__):
+        return real(self, ids, caches) + 1e-3
+
+    fallen, lines, model = [], [], build(block_size=8).float()
+    expected = text(model, prompts(1, 2), Sampler(5), 20, cache=False)
+    monkeypatch.setattr(Generation, "_fall_back", fall_back)
+    monkeypatch.setattr(fast_decode.FastDecoder, "__call__", broken)
+    generation = Generation(model, Sampler(5), notify=lines.append)
+    generation.append(prompts(1, 2).numpy())
+    found = [int(generation.step()[0]) for _ in range(20)]
+    assert found == expected[0].tolist()
+    assert generation.decoder is None and fallen == [pytest.approx(1e-3, rel=1e-2)]
+    assert len(lines) == 1
+    assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
+
+
+@pytest.mark.parametrize("difference", [1e-3, np.nan])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_the_tolerance_of_the_check_grows_with_the_logits(difference, scale, monkeypatch):
+    def fail(self, found):
+        raise ZeroDivisionError
+
+    def off(self, ids, caches, real=fast_decode.FastDecoder.__call__):
+        return real(self, ids, caches) + difference
+
+    model = build(tied=False).float()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale / model(prompts(1, 3)).abs().max())
+    monkeypatch.setattr(Generation, "_fall_back", fail)
+    monkeypatch.setattr(fast_decode.FastDecoder, "__call__", off)
+    generation = Generation(model, Sampler(1))
+    generation.append(prompts(1, 2).numpy())
+    generation.step()
+    if scale == 100.0 and difference == 1e-3:
+        generation.step()
+    else:
+        with pytest.raises(ZeroDivisionError):
+            generation.step()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
