@@ -1,0 +1,95 @@
+"""Forward passes on a simulated GPU: a tensor that is left on the CPU is an error.
+
+    python -m tests.simulated_gpu
+
+FakeTensorMode computes shapes, dtypes and devices, but no numbers. The device is "cuda" with a CUDA
+build of PyTorch, and a registered device of another name with a CPU build, which has no "cuda".
+Backward passes need a real GPU. In a process of its own, because the registration is global.
+"""
+
+import dataclasses
+import itertools
+
+import torch
+from torch._subclasses import FakeTensorMode  # the only simulation of a device that PyTorch has
+
+from configs.schema import KERNELS, LAYOUTS, ModelConfig
+from model.attention import MultiHeadAttention
+from model.gpt import GPT
+
+SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8, token_shifts=2, bias=True)
+V = 11
+
+
+def simulated_device() -> str:
+    if torch.version.cuda:
+        return "cuda"
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend("simulated")  # device guards for a CPU build
+    return "simulated"
+
+
+def move_(module: torch.nn.Module, device: str) -> None:
+    """Replace parameters and buffers by simulated ones; `Module.to` fails on them."""
+    for each in module.modules():
+        for tensors in (each._parameters, each._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                    tensors[name] = (
+                        torch.nn.Parameter(moved) if tensors is each._parameters else moved
+                    )
+
+
+def check_gpt(model: GPT, device: str) -> None:
+    """Run whole and cached forward passes and attention maps; all results must be on the device."""
+    move_(model, device)
+    ids = torch.zeros(3, SMALL.block_size, dtype=torch.int64, device=device)
+    results = [model(ids), *model.eval().attention_maps(ids[0])]
+    caches = model.new_caches()
+    for end in (3, 4):  # prefill, then one token
+        results.append(model(ids[:, :end], caches))
+    shapes = [tuple(result.shape) for result in results]
+    assert shapes == [(3, 8, V), (2, 8, 8), (3, 3, V), (3, 1, V)], shapes
+    assert {result.device.type for result in results} == {device}
+
+
+def check_masks(layer: MultiHeadAttention, device: str) -> None:
+    """Run cross-attention and masked attention."""
+    move_(layer, device)
+    x, context = (torch.empty(3, n, 8, device=device) for n in (4, 5))
+    for arguments in (
+        {"context": context},
+        {"mask": torch.empty(4, 4, dtype=torch.bool, device=device)},
+        {"context": context, "mask": torch.empty(3, 2, 4, 5, device=device)},
+    ):
+        y = layer(x, **arguments)
+        assert (tuple(y.shape), y.device.type) == ((3, 4, 8), device)
+
+
+def main() -> None:
+    device, count = simulated_device(), 0
+    for layout, kernel in itertools.product(LAYOUTS, KERNELS):
+        variants = [
+            {"positions": positions, "tied": tied, "qk_norm": tied, "mlp": mlp, "dropout": 0.1}
+            for (positions, tied), mlp in zip(
+                itertools.product(("learned", "rope"), (True, False)),
+                ("gelu", "relu2", "swiglu", "relu2"),
+                strict=True,
+            )
+        ]
+        for variant in variants:
+            config = dataclasses.replace(SMALL, attention=layout, kernel=kernel, **variant)
+            model = GPT(config, V)
+            with FakeTensorMode():
+                check_gpt(model, device)
+            count += 1
+        layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel, attention_dropout=0.1)
+        with FakeTensorMode():
+            check_masks(layer, device)
+    print(f"{count} models and {count // 4} layers on a simulated device, {device}: all right")
+
+
+if __name__ == "__main__":
+    main()
