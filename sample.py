@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, DataError, UserError, printable, run_command
+from common.errors import ConfigError, DataError, UserError, escape, run_command
 from common.files import read_regular
 from configs.cli import load_sample, sample_help
 from configs.schema import SampleConfig
@@ -195,8 +195,7 @@ class Session:
         ids = self.encode(text)
         if len(ids) < 2:
             raise DataError(
-                f"{printable(self.options.score)}: {len(ids)} known characters; "
-                "at least 2 are needed"
+                f"{escape(self.options.score)}: {len(ids)} known characters; at least 2 are needed"
             )
         split = Split(ids, ((0, len(ids)),))
         windows = evaluation_windows(split, self.model.config.block_size, BATCH_SIZE)
@@ -256,7 +255,7 @@ def read_text(name: str, error_type: type[UserError]) -> str:
         content = read_regular(name, MAX_FILE)
     except OSError as error:
         raise error_type(
-            f"{printable(name)}: {error.strerror}; name a text file that can be read"
+            f"{escape(name)}: {error.strerror}; name a text file that can be read"
         ) from None
     return decode(content, name, error_type)
 
@@ -267,7 +266,7 @@ def decode(content: bytes | bytearray, source: str, error_type: type[UserError])
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise error_type(
-            f"{printable(source)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+            f"{escape(source)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
         ) from None
 
 
@@ -283,7 +282,7 @@ def read_line() -> str | None:
 
 def write(text: str) -> None:
     """Print at once: unchanged, but with control characters escaped on a terminal."""
-    print(printable(text, keep="\n\t") if sys.stdout.isatty() else text, end="", flush=True)
+    print(escape(text, keep="\n\t") if sys.stdout.isatty() else text, end="", flush=True)
 
 
 def end_line(text: str) -> None:

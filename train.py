@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import NonFiniteError, printable, run_command
+from common.errors import NonFiniteError, escape, run_command
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -85,7 +85,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
                 truncate_events(folder, saved.events)
     if source:
         inexact = ["so it is not the same run to the last bit"] if changes else []
-        line = f"resuming from {printable(source)} at step {run.progress.step:,}"
+        line = f"resuming from {escape(source)} at step {run.progress.step:,}"
         info("; ".join([line, *changes, *inexact]))
 
     # training

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from checkpointing import file_format
-from common.errors import CheckpointError, ConfigError, NonFiniteError, printable
-from configs.fields import shown
+from common.errors import CheckpointError, ConfigError, NonFiniteError, escape, first_few
+from configs.fields import brief
 from configs.schema import (
     Config,
     ModelConfig,
@@ -86,7 +86,7 @@ class Checkpoint:
             for key, value in getattr(self, part).items():
                 for each in value if type(value) is list else [value]:
                     if type(each) not in (int, float, str, bool, type(None)):
-                        self._refuse(f"{part}.{printable(key)}", "a number or text", each)
+                        self._refuse(f"{part}.{escape(key)}", "a number or text", each)
         for name, kind in REQUIRED.items():
             part, _, key = name.partition(".")
             value = getattr(self, part).get(key)
@@ -107,7 +107,7 @@ class Checkpoint:
         return any(name.startswith("ema.") for name in self.tensors)
 
     def _refuse(self, name: str, allowed: str, value: object):
-        raise CheckpointError(f"{self.origin}: {name} must be {allowed}, but is {shown(value)}")
+        raise CheckpointError(f"{self.origin}: {name} must be {allowed}, but is {brief(value)}")
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
@@ -223,7 +223,7 @@ def _check_tensors(
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     if missing or unknown:
-        raise CheckpointError(f"{origin}: missing: {_first(missing)}; unknown: {_first(unknown)}")
+        raise CheckpointError(f"{origin}: missing: {_names(missing)}; unknown: {_names(unknown)}")
     for name, rows in expected.items():
         shape = (sum(map(len, rows)), *rows[0].shape[1:])
         have, want = (
@@ -234,13 +234,11 @@ def _check_tensors(
             raise CheckpointError(f"{origin}: {name} is {have}, its config describes {want}")
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
-        raise CheckpointError(f"{origin}: not finite: {_first(infinite)}")
+        raise CheckpointError(f"{origin}: not finite: {_names(infinite)}")
 
 
-def _first(names: Sequence[str]) -> str:
-    """Return the first five names and the number of the rest."""
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return printable(", ".join(names[:5])) + more or "none"
+def _names(names: Sequence[str]) -> str:
+    return escape(first_few(names)) or "none"
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
@@ -261,7 +259,7 @@ def _restore_progress(saved: Checkpoint) -> Progress:
         if in_order and progress.skipped_in_a_row <= progress.skipped <= progress.step:
             return progress
     names = ", ".join(sorted(wrong)) or "its steps contradict each other"
-    raise CheckpointError(f"{saved.origin}: invalid progress: {printable(names)}")
+    raise CheckpointError(f"{saved.origin}: invalid progress: {escape(names)}")
 
 
 def _is_valid(value: object, kind: type) -> bool:
@@ -286,7 +284,7 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
 def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if there is none, or if any part is invalid."""
     metadata, tensors = file_format.read(path)
-    origin, parts = printable(path), {}
+    origin, parts = escape(path), {}
     for name, kind in PARTS.items():
         try:
             parts[name] = file_format.parse_json(metadata[name])
@@ -299,7 +297,7 @@ def load(path: Path) -> Checkpoint:
         if type(parts[name]) is not kind:
             raise CheckpointError(
                 f"{origin}: {name} must be {'text' if kind is str else 'a mapping'}, "
-                f"but is {shown(parts[name])}"
+                f"but is {brief(parts[name])}"
             )
     try:
         config = from_dict(parts["config"])
@@ -334,11 +332,11 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            return choice, f"{faults[0]}; using {printable(choice)} instead" if faults else None
+            return choice, f"{faults[0]}; using {escape(choice)} instead" if faults else None
     renamed = path.with_suffix(SUFFIX)
     if path.suffix == ".pt" and renamed.is_file():
-        raise CheckpointError(f"{'; '.join(faults)}; use {printable(renamed)}")
-    good = [printable(each) for each in _nearby(path)]
+        raise CheckpointError(f"{'; '.join(faults)}; use {escape(renamed)}")
+    good = [escape(each) for each in _nearby(path)]
     others = f"undamaged ones nearby, newest first: {', '.join(good)}" if good else "none is nearby"
     raise CheckpointError(f"{'; '.join(faults)}; {others}")
 
@@ -369,7 +367,7 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     """Return `section.name: saved -> now` for every setting that differs."""
     then, now = flat_settings(saved), flat_settings(config)
     return {
-        name: f"{name} {printable(then[name])} -> {printable(now[name])}"
+        name: f"{name} {escape(then[name])} -> {escape(now[name])}"
         for name in now
         if now[name] != then[name]
     }
@@ -382,7 +380,7 @@ def check_same_model(path: object, saved: Config, config: Config) -> None:
     other = [changes[name] for name in changes if name.startswith("model.") and name not in free]
     if other:
         raise CheckpointError(
-            f"{printable(path)}: the checkpoint has another model than the config "
+            f"{escape(path)}: the checkpoint has another model than the config "
             f"({'; '.join(other)}); only model.attention, model.kernel, the dropouts and "
             "residual_init may differ; set the rest back, or start a new run"
         )
@@ -394,7 +392,7 @@ def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> 
     now = runtime.environment() | facts
     then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
     return [
-        f"{printable(name)} {printable(then.get(name))} -> {printable(now.get(name))}"
+        f"{escape(name)} {escape(then.get(name))} -> {escape(now.get(name))}"
         for name in sorted(now.keys() | then.keys())
         if then.get(name) != now.get(name)
     ]

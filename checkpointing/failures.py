@@ -4,7 +4,7 @@ from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
 from checkpointing.run_dir import resume_command
-from common.errors import CheckpointError, NonFiniteError, ResourceError, printable
+from common.errors import CheckpointError, NonFiniteError, ResourceError, escape
 from configs.cli import Command
 from training.distributed import World
 
@@ -46,7 +46,7 @@ def _last_checkpoint(command: Command, with_step: bool = False) -> str:
             step = f" of step {load(path).progress['step']:,}"
         except CheckpointError as error:
             return str(error)
-    return f"the last checkpoint is {printable(path)}{step}"
+    return f"the last checkpoint is {escape(path)}{step}"
 
 
 def _half_learning_rate(command: Command) -> str:

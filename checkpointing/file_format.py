@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError, printable
+from common.errors import CheckpointError, escape
 from common.files import read_regular
 
 VERSION = 2  # of this format; 1 was a PyTorch archive, before the first release
@@ -213,12 +213,12 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"{printable(path)}: {error}") from None
+        raise CheckpointError(f"{escape(path)}: {error}") from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise CheckpointError(f"{printable(path)}: {reason}") from error
+        raise CheckpointError(f"{escape(path)}: {reason}") from error
 
 
 def _quoted(name: str) -> str:
     """Return a tensor's name for a message: short, and without control characters."""
-    return f"tensor '{printable(name[:80])}'"
+    return f"tensor '{escape(name[:80])}'"

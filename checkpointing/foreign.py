@@ -12,7 +12,7 @@ from pickletools import genops, markobject
 
 import torch
 
-from common.errors import CheckpointError, printable
+from common.errors import CheckpointError, escape
 from common.files import read_regular
 
 PICKLE = "data.pkl"  # the structure; the numbers of each tensor are a record of their own
@@ -32,13 +32,13 @@ def load(path: Path) -> object:
         repacked = _repack(bytes(read_regular(path, MAX_FILE)))
         return torch.load(repacked, map_location="cpu", weights_only=True)
     except CheckpointError as error:
-        raise CheckpointError(f"{printable(path)}: {error}") from None
+        raise CheckpointError(f"{escape(path)}: {error}") from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise CheckpointError(f"{printable(path)}: {reason}") from error
+        raise CheckpointError(f"{escape(path)}: {reason}") from error
     except Exception as error:  # zipfile, pickletools and torch raise a dozen types
         raise CheckpointError(
-            f"{printable(path)}: not a PyTorch checkpoint ({type(error).__name__})"
+            f"{escape(path)}: not a PyTorch checkpoint ({type(error).__name__})"
         ) from error
 
 
@@ -78,7 +78,7 @@ def inspect_pickle(pickle: bytes) -> None:
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
             raise CheckpointError(
-                f"foreign object {printable(argument[:80])}; allowed: tensors and plain values"
+                f"foreign object {escape(argument[:80])}; allowed: tensors and plain values"
             )
         if opcode.name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = opcode_before

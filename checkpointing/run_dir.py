@@ -11,7 +11,7 @@ from pathlib import Path
 from checkpointing import checkpoint as checkpoints
 from checkpointing.checkpoint import BEST, LAST, PREV
 from common import files
-from common.errors import ConfigError, ResourceError, printable
+from common.errors import ConfigError, ResourceError, escape
 from training.distributed import World
 from training.state import Progress, Run
 
@@ -76,7 +76,7 @@ def prepare_run_dir(
     `resume` is None, "auto" (from this folder) or the path of a checkpoint or run. Raises
     ConfigError if a run would be overwritten unasked, ResourceError if the folder is not writable.
     """
-    shown = printable(folder)
+    shown = escape(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
         note = f"nothing to resume in {shown}: starting from the beginning"
@@ -85,7 +85,7 @@ def prepare_run_dir(
         source, note = checkpoints.resolve(start, prefer="last")
         if holds_run(folder) and source.parent.resolve() != folder.resolve():
             raise ConfigError(
-                f"out_dir: {shown} holds another run than {printable(source)}; "
+                f"out_dir: {shown} holds another run than {escape(source)}; "
                 "choose another --out_dir"
             )
     elif holds_run(folder) and not overwrite:
@@ -108,7 +108,7 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
     if free < needed:
         raise ResourceError(
             f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, "
-            f"{free / 1e6:,.1f} MB are free at {printable(folder)}; "
+            f"{free / 1e6:,.1f} MB are free at {escape(folder)}; "
             "free some space or choose another --out_dir"
         )
 
@@ -116,7 +116,7 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
 def resume_command(folder: Path, world: World) -> str:
     """Return the command that resumes the run in a folder."""
     words = [*world.launcher, "train.py", str(folder / CONFIG), f"--out_dir={folder}", "--resume"]
-    return printable(subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words))
+    return escape(subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words))
 
 
 def _check_writable(folder: Path) -> None:
@@ -127,7 +127,7 @@ def _check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {printable(folder)} ({error.strerror}); "
+            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "
             "choose another --out_dir"
         ) from error
 

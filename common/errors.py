@@ -1,83 +1,96 @@
-"""What a user is told: one class per exit code, and one function that makes foreign text safe to
-print.
-"""
+"""Errors of the user, with their exit codes; escaping and suggestions for messages."""
 
+import difflib
 import os
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
-    """A mistake or fault that the user can mend: `WHERE: what is wrong; what is allowed; what to
-    do`.
-    """
+    """An error that the user can fix: `WHERE: what is wrong; what is allowed; what to do`."""
 
     exit_code = 2
 
 
 class ConfigError(UserError):
-    """A wrong argument, setting or config file."""
+    """An invalid argument, setting or config file."""
 
 
 class DataError(UserError):
-    """A text that cannot be read or is too small to learn from."""
+    """A text that cannot be read, or is too small to train on."""
 
     exit_code = 3
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, foreign or does not fit."""
+    """A checkpoint that is missing, damaged, of another program, or does not fit."""
 
     exit_code = 4
 
 
 class ResourceError(UserError):
-    """Not enough disk or memory, or no such device."""
+    """Too little disk or memory, or no such device."""
 
     exit_code = 5
 
 
 class NonFiniteError(UserError):
-    """A loss or gradient that is infinite or not a number."""
+    """A loss, gradient or weight that is infinite or NaN."""
 
     exit_code = 6
 
 
 class RunInUseError(UserError):
-    """The run folder belongs to another process that is still alive."""
+    """A run folder that another process is using."""
 
     exit_code = 7
 
 
-def printable(text: object, keep: str = "") -> str:
-    """`text` with its control, bidirectional, surrogate and unassigned characters escaped, as
-    `\\x1b`.
+def escape(text: object, keep: str = "") -> str:
+    """Escape control, bidirectional, surrogate and unassigned characters, as `\\x1b`.
 
-    Everything that came from outside passes through here before it is printed: config keys, file
-    names, checkpoint strings, generated text. Characters in `keep` (say, newlines) stay as they
-    are, and so do the joiners that emoji and Indic scripts are written with.
+    Everything from outside passes through here before it is printed: config keys, file names,
+    checkpoint contents, generated text. Characters in `keep` stay, and so do the joiners that
+    emoji and Indic scripts need.
     """
     keep += "\u200c\u200d"
-    return "".join(c if c in keep or _is_harmless(c) else _escape(c) for c in str(text))
+    return "".join(c if c in keep or _is_harmless(c) else _escaped(c) for c in str(text))
 
 
 def _is_harmless(c: str) -> bool:
     return unicodedata.category(c)[0] != "C" and c not in "\u2028\u2029"
 
 
-def _escape(c: str) -> str:
+def _escaped(c: str) -> str:
     return c.encode("unicode_escape").decode()
 
 
-def run_command(main: Callable[[list[str]], int]) -> int:
-    """Run a command on the arguments of this process; its exit code, with one line for a user's
-    mistake.
+def first_few(items: Iterable[str], separator: str = ", ") -> str:
+    """Join the first five items, and the number of the rest."""
+    items = list(items)
+    more = f" and {len(items) - 5:,} more" if len(items) > 5 else ""
+    return separator.join(items[:5]) + more
+
+
+def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
+    """Return `did you mean X?` for the known name nearest to `given`, or `otherwise`.
+
+    `known` maps names to what is printed for them. A name of another section counts too.
     """
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # one that is closed is None
-        stream.reconfigure(
-            errors="backslashreplace"
-        )  # a terminal that lacks a character shows its escape
+    key = given.rpartition(".")[2]
+    near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
+    near = near or [name for name in known if given and name.startswith(given)]
+    return f"did you mean {known[near[0]]}?" if near else otherwise
+
+
+def run_command(main: Callable[[list[str]], int]) -> int:
+    """Run a command with the arguments of this process; return its exit code.
+
+    A UserError becomes one line on standard error.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed stream is None
+        stream.reconfigure(errors="backslashreplace")  # for terminals that lack a character
     try:
         code = main(sys.argv[1:])
         print(end="", flush=True)
@@ -85,7 +98,7 @@ def run_command(main: Callable[[list[str]], int]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader has gone (`| head`): let the exit's own flush go nowhere
+    except BrokenPipeError:  # the reader has gone (`| head`): discard what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from errno import EFBIG, EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import ResourceError, printable
+from common.errors import ResourceError, escape
 
 
 def read_regular(path: str | Path, max_bytes: int) -> bytearray:
@@ -59,8 +59,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             _sync_folder(path.parent)
     except OSError as error:
         raise ResourceError(
-            f"{printable(path)}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
-            f"{_free_space(path.parent)} at {printable(path.parent)}; earlier files are intact; "
+            f"{escape(path)}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
+            f"{_free_space(path.parent)} at {escape(path.parent)}; earlier files are intact; "
             "free some space or choose another --out_dir"
         ) from error
 

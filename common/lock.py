@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from common.errors import ResourceError, RunInUseError, printable
+from common.errors import ResourceError, RunInUseError, escape
 
 BEYOND = 2**30  # Windows forbids others to read what is locked, so lock a byte that nobody reads
 
@@ -26,7 +26,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {printable(folder)} ({error.strerror}); choose another "
+            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); choose another "
             f"--out_dir"
         ) from error
     with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
@@ -34,7 +34,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             _lock(file)
         except (BlockingIOError, PermissionError):
             raise RunInUseError(
-                f"out_dir: {printable(folder)} is in use by {_holder(file)}; one run at a time "
+                f"out_dir: {escape(folder)} is in use by {_holder(file)}; one run at a time "
                 f"writes to a folder; "
                 "wait for it, stop it or choose another --out_dir"
             ) from None
@@ -62,4 +62,4 @@ def _lock(file: TextIO) -> None:
 def _holder(file: TextIO) -> str:
     time.sleep(0.1)  # it may have got the lock just now and not written who it is
     file.seek(0)
-    return printable(file.read(100))
+    return escape(file.read(100))

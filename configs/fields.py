@@ -1,28 +1,27 @@
-"""What a setting is: a dataclass field that knows its meaning and range, reads and checks its own
-value.
-"""
+"""Settings: dataclass fields with a meaning and a range, which parse and check their values."""
 
+import dataclasses
 import difflib
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import get_args, get_origin
 
-from common.errors import ConfigError, printable
+from common.errors import ConfigError, escape
 
-WORDS = {
+TYPE_NAMES = {
     int: "an integer",
     float: "a number",
     bool: "true or false",
     str: "text",
     tuple: "a list of texts",
 }
-KINDS = {list: "a list", dict: "a mapping"}
+CONTAINERS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
-NO_NUMBERS = {
+NOT_NUMBERS = {  # pattern -> what is wrong with a text that matches it
     r".{41,}": "has more than 40 characters",
     r"none": "is no value",
     r"[-+]?0[0-9_].*": "has a leading zero",
@@ -33,155 +32,155 @@ NO_NUMBERS = {
 
 
 def setting(
-    default,
+    default: object,
     meaning: str,
     within: str = "",
     choices: tuple = (),
     aliases: tuple = (),
-    alone: str = "",
-):
-    """A dataclass field with a `meaning`, an interval (`within`, such as "[0, 1)") and `choices`.
+    bare_value: str = "",
+) -> Field:
+    """Declare a setting: a dataclass field with a meaning, an interval and choices.
 
-    A number with choices may be either: `int | str` with choices ("auto",). A default of MISSING
-    must be given, one of None may be left unsaid. On the command line the setting has its `aliases`
-    too (those that begin with `no-` mean false), and is worth `alone` when it is given without a
-    value.
+    `within` is such as "[0, 1)". A number with choices may be either: `int | str` with choices
+    ("auto",). A setting whose default is MISSING is required; with None it may be omitted. On the
+    command line the setting also has its `aliases` (those that start with `no-` mean false), and
+    `bare_value` is its value when the option is given without one.
     """
     about = {
         "meaning": meaning,
         "within": within,
         "choices": choices,
         "aliases": aliases,
-        "alone": alone,
+        "bare_value": bare_value,
     }
-    return field(default=default, metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 class Checked:
-    """A dataclass whose settings are all checked, and given their exact type, as it is made."""
+    """A dataclass that checks every setting, and converts it to its exact type, when created."""
 
     def __post_init__(self):
-        for each in fields(self):
-            if each.metadata:
-                object.__setattr__(self, each.name, checked(each, getattr(self, each.name)))
+        for field in fields(self):
+            if field.metadata:
+                object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
 
 
 def settings_of(section: type) -> dict[str, Field]:
-    """Every setting of a dataclass and of the sections in it, by its full name: `seed`,
-    `model.n_layer`.
-    """
-    found = {each.name: each for each in fields(section) if each.metadata}
+    """Return the settings of a dataclass and its sections by full name: `seed`, `model.n_layer`."""
+    found = {field.name: field for field in fields(section) if field.metadata}
     for inner in fields(section):
         if is_dataclass(inner.type):
-            found |= {
-                f"{inner.name}.{name}": each for name, each in settings_of(inner.type).items()
-            }
+            settings = settings_of(inner.type)
+            found |= {f"{inner.name}.{name}": field for name, field in settings.items()}
     return found
 
 
-def kind(this: Field) -> type:
-    """What a setting is beside its choices: int, float, bool, str, or tuple (of texts)."""
-    origin = get_origin(this.type)
-    return get_args(this.type)[0] if origin is UnionType else origin or this.type
+def kind(field: Field) -> type:
+    """Return a setting's type apart from choices: int, float, bool, str or tuple (of texts)."""
+    origin = get_origin(field.type)
+    return get_args(field.type)[0] if origin is UnionType else origin or field.type
 
 
-def allowed(this: Field, value: object = None) -> str:
-    """What a setting may be, in words; of several choices, those like `value` first."""
-    choices, within = this.metadata["choices"], this.metadata["within"]
+def allowed(field: Field, value: object = None) -> str:
+    """Describe the values that a setting may have; of choices, the nearest to `value` first."""
+    choices, within = field.metadata["choices"], field.metadata["within"]
     if not choices or within:
-        return " or ".join([*choices, WORDS[kind(this)] + (f" in {within}" if within else "")])
-    likeness = {
-        choice: difflib.SequenceMatcher(None, choice, shown(value)).ratio() for choice in choices
-    }
-    return "one of " + ", ".join(
-        sorted(choices, key=likeness.get, reverse=True) if value else choices
-    )
+        interval = f" in {within}" if within else ""
+        return " or ".join([*choices, TYPE_NAMES[kind(field)] + interval])
+    if value:
+        given = brief(value)
+        choices = sorted(choices, key=lambda choice: -similarity(choice, given))
+    return "one of " + ", ".join(choices)
 
 
-def checked(this: Field, value):
-    """`value` as the setting wants it (6.0 is 6, a list a tuple), or ConfigError with what is
-    allowed.
+def similarity(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def checked(field: Field, value: object) -> object:
+    """Return a value in the setting's exact type: 6.0 as 6, a list as a tuple.
+
+    Raises ConfigError, with what is allowed, for any other type and outside of the range.
     """
-    if (
-        isinstance(value, str) and value in this.metadata["choices"]
-    ) or value is this.default is None:
+    if value is field.default is None:
         return value
-    wanted = kind(this)
+    if isinstance(value, str) and value in field.metadata["choices"]:
+        return value
+    wanted = kind(field)
     if wanted is int and type(value) is float and value.is_integer():
         value = int(value)
     if wanted is float and type(value) is int and abs(value) < 1e300:
         value = float(value)
     if wanted is tuple and isinstance(value, list):
         value = tuple(value)
-    if type(value) is not wanted or not _fits(this, value):
-        raise ConfigError(f"{this.name} must be {allowed(this, value)}, but is {shown(value)}")
+    if type(value) is not wanted or not _in_range(field, value):
+        raise ConfigError(f"{field.name} must be {allowed(field, value)}, but is {brief(value)}")
     return value
 
 
-def _fits(this: Field, value) -> bool:
-    """Whether a value of the right type is in its range; a text or list may be empty only where
-    that is the default.
+def _in_range(field: Field, value: object) -> bool:
+    """Return whether a value of the right type is allowed.
+
+    Texts and lists may be empty only where that is the default.
     """
     if isinstance(value, tuple):
-        return (value or this.default == ()) and all(
-            type(text) is str and text and is_whole(text) for text in value
-        )
+        texts = all(type(text) is str and text and is_valid_text(text) for text in value)
+        return texts and (value or field.default == ())
     if isinstance(value, str):
-        return not this.metadata["choices"] and (value or this.default == "") and is_whole(value)
-    if not this.metadata["within"]:
+        free = not field.metadata["choices"]
+        return free and is_valid_text(value) and (value or field.default == "")
+    interval = field.metadata["within"]
+    if not interval:
         return True
-    interval = this.metadata["within"]
     low, high = map(float, interval[1:-1].split(","))
-    return (
-        low <= value <= high
-        and (interval[0], value) != ("(", low)
-        and (interval[-1], value) != (")", high)
-    )
+    above = value > low or (value == low and interval[0] == "[")
+    below = value < high or (value == high and interval[-1] == "]")
+    return above and below
 
 
-def is_whole(text: str) -> bool:
-    """No NUL and no surrogate, which is how Python shows an argument that is not valid UTF-8."""
+def is_valid_text(text: str) -> bool:
+    """Return whether a text has no NUL and no surrogate, which stands for an invalid UTF-8 byte."""
     return not re.search("[\0\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True)
-class Written:
-    """What somebody wrote for a setting: a text (`plain` if without quotes), or a list or dict of
-    more such.
-    """
+class RawValue:
+    """A value as written: text (`plain` if without quotes), or a list or mapping of these."""
 
     value: str | list | dict
     line: int = 1
     plain: bool = False
 
 
-def read(this: Field, written: Written):
-    """The checked value that was written: by the setting's type and never by a guess, so 010 and on
-    are no numbers.
+def parse_value(field: Field, raw: RawValue) -> object:
+    """Parse a value by the type of its setting, never by a guess: 010 and on are no numbers.
+
+    Raises ConfigError, with what is allowed.
     """
-    text, wanted = written.value, kind(this)
+    text, wanted = raw.value, kind(field)
     if isinstance(text, list):
-        return checked(this, [each.value for each in text])
-    if written.plain and text in NO_VALUE:
-        raise ConfigError(f"{this.name} has no value; it must be {allowed(this)}, or be left out")
+        return checked(field, [each.value for each in text])
+    if raw.plain and text in NO_VALUE:
+        raise ConfigError(f"{field.name} has no value; it must be {allowed(field)}, or be left out")
     if wanted is tuple and isinstance(text, str):
-        return checked(this, [text])
-    if wanted is str or isinstance(text, dict) or text in this.metadata["choices"]:
-        return checked(this, text)
-    if not written.plain:
+        return checked(field, [text])
+    if wanted is str or isinstance(text, dict) or text in field.metadata["choices"]:
+        return checked(field, text)
+    if not raw.plain:
         raise ConfigError(
-            f"{this.name} must be {allowed(this)}, but is text: {shown(text)}; remove the quotes"
+            f"{field.name} must be {allowed(field)}, but is text: {brief(text)}; remove the quotes"
         )
     if wanted is bool:
-        return checked(this, {"true": True, "false": False}.get(text, text))
-    for pattern, reason in NO_NUMBERS.items():
+        return checked(field, {"true": True, "false": False}.get(text, text))
+    for pattern, reason in NOT_NUMBERS.items():
         if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
-            raise ConfigError(f"{this.name} must be {allowed(this)}, but {shown(text)} {reason}")
-    return checked(this, int(text) if re.fullmatch("[-+]?[0-9]+", text) else float(text))
+            raise ConfigError(f"{field.name} must be {allowed(field)}, but {brief(text)} {reason}")
+    is_integer = re.fullmatch("[-+]?[0-9]+", text)
+    return checked(field, int(text) if is_integer else float(text))
 
 
-def shown(value: object) -> str:
-    """A value for a message: short, on one line, text in quotes and without control characters."""
+def brief(value: object) -> str:
+    """Return a value for a message: short, on one line, texts quoted and escaped."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:
@@ -189,27 +188,17 @@ def shown(value: object) -> str:
     if isinstance(value, (int, float)):
         return str(value) if math.isfinite(value) else f"{value}, which is not finite"
     if isinstance(value, str):
-        return f"'{printable(value if len(value) <= 80 else value[:77] + '...')}'"
+        return f"'{escape(value if len(value) <= 80 else value[:77] + '...')}'"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(shown, value[:3]))}{', ...' if len(value) > 3 else ''}]"
-    return KINDS.get(type(value), f"a {type(value).__name__}")
-
-
-def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
-    """`did you mean X?`, where X stands for the nearest known name, or `otherwise` where none is
-    near.
-    """
-    key = given.rpartition(".")[2]  # of another section than was thought
-    near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
-    near = near or [name for name in known if given and name.startswith(given)]
-    return f"did you mean {known[near[0]]}?" if near else otherwise
+        return f"[{', '.join(map(brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
+    return CONTAINERS.get(type(value), f"a {type(value).__name__}")
 
 
 @contextmanager
-def place(where: str):
-    """Say in front of a ConfigError where it is: a file, a line, an option."""
+def error_context(where: str):
+    """Prefix a ConfigError with its place: a file, a line, an option."""
     try:
         yield
     except ConfigError as error:
         short = where if len(where) <= 300 else f"{where[:140]}...{where[-140:]}"
-        raise ConfigError(f"{printable(short)}: {error}") from None
+        raise ConfigError(f"{escape(short)}: {error}") from None

@@ -1,142 +1,136 @@
-"""YAML without surprises: texts with their lines, which mean what the schema says and nothing else.
+"""Config files: a subset of YAML in which values mean what the schema says, and nothing else.
 
-Built from PyYAML's events instead of its values, so that nothing is guessed (`010`, `on`, `1:30`),
-nothing multiplies (aliases), nothing runs (tags) and nothing passes unseen (a key twice, a second
-document).
+Values are parsed by the type of their setting, so nothing is guessed (`010`, `on`, `1:30`).
+Aliases, tags, duplicate keys and second documents are errors.
 """
 
 import os
 import re
-import stat
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from common.errors import ConfigError, printable
-from configs.fields import Written, did_you_mean, place, read, settings_of, shown
+from common.errors import ConfigError, did_you_mean, escape
+from common.files import read_regular
+from configs.fields import RawValue, brief, error_context, parse_value, settings_of
 from configs.schema import Config, to_dict
 
-MAX_BYTES, MAX_DEPTH = 1_000_000, 10
-MAX_EVENTS = 10_000  # a config has a few hundred, and PyYAML takes 10 microseconds or more for each
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 10
+MAX_EVENTS = 10_000  # a config has a few hundred; PyYAML takes 10 microseconds or more for each
 
 
 def to_yaml(config: Config) -> str:
-    """The complete settings as YAML, from which `read_config` makes the same again; safe
-    to print.
-    """
-    plain, escaped = (
-        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=unicode, width=100)
-        for unicode in (True, False)
-    )
-    return plain if plain.replace("\n", "").isprintable() else escaped
+    """Return the complete settings as YAML that `read_config` reads back; safe to print."""
+    options = {"sort_keys": False, "width": 100}
+    plain = yaml.safe_dump(to_dict(config), allow_unicode=True, **options)
+    if plain.replace("\n", "").isprintable():
+        return plain
+    return yaml.safe_dump(to_dict(config), allow_unicode=False, **options)
 
 
 def read_config(path: str) -> dict[str, object]:
-    """The checked settings that a config file gives, by their full names: `model.n_layer`."""
-    text = _read_text(path)
-    with place(path):
+    """Return the checked settings in a config file by full name: `model.n_layer`."""
+    with error_context(path):
+        text = _read_text(path)
         tree = parse(text)
         if not isinstance(tree.value, dict):
             raise ConfigError(f"config must be a mapping of keys to values; {_missing_space(text)}")
         return dict(_settings(tree))
 
 
-def _settings(tree: Written, section: str = "") -> Iterator[tuple[str, object]]:
+def _settings(tree: RawValue, section: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the full name and the value of each setting in a mapping."""
     known = settings_of(Config)
     sections = {name.split(".")[0]: name.split(".")[0] for name in known if "." in name}
-    for key, node in tree.value.items():
+    for key, raw in tree.value.items():
         name = section + key
-        if name in sections and isinstance(node.value, dict):
-            yield from _settings(node, f"{name}.")
+        if name in sections and isinstance(raw.value, dict):
+            yield from _settings(raw, f"{name}.")
             continue
-        with place(f"line {node.line}"):
+        with error_context(f"line {raw.line}"):
             if name in sections:
-                raise ConfigError(
-                    f"{name} must be a mapping of keys to values; {_missing_space(str(node.value))}"
-                )
+                hint = _missing_space(str(raw.value))
+                raise ConfigError(f"{name} must be a mapping of keys to values; {hint}")
             if name not in known or "." in key:
-                names = sections | {each.name: name for name, each in known.items()}
+                names = sections | {field.name: name for name, field in known.items()}
                 hint = did_you_mean(key, names, "python train.py --help lists all")
-                raise ConfigError(f"unknown key {shown(key)}; {hint}")
-            yield name, read(known[name], node)
+                raise ConfigError(f"unknown key {brief(key)}; {hint}")
+            yield name, parse_value(known[name], raw)
 
 
-def parse(text: str) -> Written:
-    """The tree of a YAML text of one document, or ConfigError with the line of what is wrong."""
-    events = _few_enough(_events(text))
-    next(events)
-    tree = None if isinstance(next(events), yaml.StreamEndEvent) else _node(next(events), events)
-    if tree is None or (tree.plain and tree.value == ""):
-        raise ConfigError("config is empty; give at least one setting")
-    next(events)
-    if not isinstance(end := next(events), yaml.StreamEndEvent):
-        raise ConfigError(
-            f"line {end.start_mark.line + 1}: a second document; a config is one; remove it"
-        )
-    return tree
+def parse(text: str) -> RawValue:
+    """Parse a YAML text of one document; raise ConfigError with the line of what is wrong."""
+    with _yaml_errors(text):
+        _refuse_unsupported(text)
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if tree is None or (
+            isinstance(tree, yaml.ScalarNode) and not tree.value and not tree.style
+        ):
+            raise ConfigError("config is empty; give at least one setting")
+        return _raw_value(tree)
 
 
-def _node(event: yaml.Event, events: Iterator[yaml.Event], depth: int = 0) -> Written:
-    """The node that begins with `event`; what else is in it is taken from `events`."""
-    line = event.start_mark.line + 1
-    if isinstance(event, yaml.AliasEvent) or event.anchor:
-        raise ConfigError(
-            f"line {line}: anchors and aliases are not supported; write the value out"
-        )
-    if event.tag:
-        raise ConfigError(
-            f"line {line}: tags such as {shown(event.tag)} are not supported; leave it out"
-        )
-    if isinstance(event, yaml.ScalarEvent):
-        return Written(event.value, line, plain=event.style is None)
-    if depth == MAX_DEPTH:
-        raise ConfigError(f"line {line}: nested too deep; at most {MAX_DEPTH} levels")
-    if isinstance(event, yaml.MappingStartEvent):
-        return Written(_mapping(events, depth + 1), line)
-    items = []
-    while not isinstance(event := next(events), yaml.SequenceEndEvent):
-        items.append(_node(event, events, depth + 1))
-    return Written(items, line)
+def _refuse_unsupported(text: str) -> None:
+    """Raise ConfigError for a text that is too long or deep, has aliases, tags or two documents."""
+    depth = documents = 0
+    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        line = event.start_mark.line + 1
+        if count == MAX_EVENTS:
+            raise ConfigError(
+                f"line {line}: too long for a config; "
+                f"at most {MAX_EVENTS:,} keys, values and brackets"
+            )
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if documents > 1:
+            raise ConfigError(f"line {line}: a second document; a config is one; remove it")
+        if getattr(event, "anchor", None):  # aliases have one, too
+            raise ConfigError(
+                f"line {line}: anchors and aliases are not supported; write the value out"
+            )
+        if getattr(event, "tag", None):
+            tag = brief(event.tag)
+            raise ConfigError(f"line {line}: tags such as {tag} are not supported; leave it out")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"line {line}: nested too deep; at most {MAX_DEPTH} levels")
 
 
-def _mapping(events: Iterator[yaml.Event], depth: int) -> dict[str, Written]:
-    nodes = {}
-    while not isinstance(event := next(events), yaml.MappingEndEvent):
-        key = _node(event, events, depth)
+def _raw_value(node: yaml.Node) -> RawValue:
+    """Convert a node of PyYAML; its value is always text, whatever PyYAML would make of it."""
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.ScalarNode):
+        return RawValue(node.value, line, plain=node.style is None)
+    if isinstance(node, yaml.SequenceNode):
+        return RawValue([_raw_value(each) for each in node.value], line)
+    entries = {}
+    for key_node, value_node in node.value:
+        key = _raw_value(key_node)
         if not isinstance(key.value, str):
             raise ConfigError(f"line {key.line}: a key must be a word, not a list or a mapping")
-        if key.value in nodes:
-            lines = f"lines {nodes[key.value].line} and {key.line}"
-            raise ConfigError(f"duplicate key {shown(key.value)} ({lines}); keep one of them")
-        nodes[key.value] = replace(_node(next(events), events, depth), line=key.line)
-    return nodes
+        if key.value in entries:
+            lines = f"lines {entries[key.value].line} and {key.line}"
+            raise ConfigError(f"duplicate key {brief(key.value)} ({lines}); keep one of them")
+        entries[key.value] = replace(_raw_value(value_node), line=key.line)
+    return RawValue(entries, line)
 
 
-def _few_enough(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
-    for count, event in enumerate(events):
-        if count == MAX_EVENTS:
-            line = event.start_mark.line + 1
-            raise ConfigError(
-                f"line {line}: too long for a config; at most {MAX_EVENTS:,} keys, values and "
-                f"brackets"
-            )
-        yield event
-
-
-def _events(text: str) -> Iterator[yaml.Event]:
-    """PyYAML's events; whatever it raises (its own errors, ValueError, OverflowError and more) as
-    ConfigError.
-    """
+@contextmanager
+def _yaml_errors(text: str) -> Iterator[None]:
+    """Turn all that PyYAML raises (ValueError and more beside its own) into ConfigError."""
     try:
-        yield from yaml.parse(text, Loader=yaml.SafeLoader)
+        yield
+    except ConfigError:
+        raise
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(
-            f"line {line}: control character {shown(chr(error.character))}; remove it"
-        ) from None
+        character = brief(chr(error.character))
+        raise ConfigError(f"line {line}: control character {character}; remove it") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         if "'\\t'" in error.problem:
@@ -144,55 +138,42 @@ def _events(text: str) -> Iterator[yaml.Event]:
         hint = _missing_space(
             text, otherwise="check the brackets, quotes and indentation before it"
         )
-        raise ConfigError(f"line {line}: {printable(error.problem)}; {hint}") from None
+        raise ConfigError(f"line {line}: {escape(error.problem)}; {hint}") from None
     except Exception as error:
         raise ConfigError(f"not YAML ({type(error).__name__}); write lines of key: value") from None
 
 
 def _missing_space(text: str, otherwise: str = "write key: value") -> str:
+    """Return a hint if a colon lacks its space (`lr:0.1`)."""
     found = re.search(r"^ *(\w+):[^\s/]", text, re.MULTILINE)
     return f"missing space after ':' in '{found[1][:80]}:'" if found else otherwise
 
 
 def _read_text(path: str) -> str:
-    """A config file's text: a regular file of at most 1 MB, in UTF-8, or in UTF-16 with a byte
-    order mark.
-    """
-    with place(path):
-        try:
-            mode = os.stat(path).st_mode
-            if stat.S_ISDIR(mode):
-                raise ConfigError(
-                    f"is a folder; give a config file, such as {', '.join(_nearby(path))}"
-                )
-            if not stat.S_ISREG(mode):
-                raise ConfigError("is not a regular file; give a YAML file")
-            with open(path, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        except FileNotFoundError:
-            names = {Path(name).stem: name for name in _nearby(Path(path).parent, "configs")}
-            hint = did_you_mean(Path(path).stem, names, f"there is {', '.join(names.values())}")
-            raise ConfigError(f"no such config; {hint}") from None
-        except OSError as error:
-            raise ConfigError(
-                f"cannot be read: {error.strerror}; mend that, or give another file"
-            ) from None
-        if len(data) > MAX_BYTES:
-            raise ConfigError("is over 1 MB, too large for a config; give a YAML file of settings")
-        try:
-            return data.decode(
-                "utf-16" if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
-            )
-        except UnicodeDecodeError as error:
-            start = error.start + len(data) - len(error.object)  # counted with the byte order mark
-            raise ConfigError(
-                f"invalid {error.encoding} at byte {start}; save it as UTF-8"
-            ) from None
+    """Read a config file: UTF-8, or UTF-16 with a byte order mark."""
+    try:
+        content = read_regular(path, MAX_BYTES)
+    except FileNotFoundError:
+        names = {Path(name).stem: name for name in _configs_in(Path(path).parent, "configs")}
+        hint = did_you_mean(Path(path).stem, names, f"there is {', '.join(names.values())}")
+        raise ConfigError(f"no such config; {hint}") from None
+    except OSError as error:
+        if os.path.isdir(path):
+            nearby = ", ".join(_configs_in(path))
+            raise ConfigError(f"is a folder; give a config file, such as {nearby}") from None
+        raise ConfigError(
+            f"cannot be read: {error.strerror}; give a YAML file of settings"
+        ) from None
+    try:
+        return content.decode(
+            "utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+        )
+    except UnicodeDecodeError as error:
+        start = error.start + len(content) - len(error.object)  # counts the byte order mark
+        raise ConfigError(f"invalid {error.encoding} at byte {start}; save it as UTF-8") from None
 
 
-def _nearby(*folders: str | Path) -> list[str]:
-    """The first few configs in the folders; the name that the README starts with where there is
-    none.
-    """
-    found = [printable(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
+def _configs_in(*folders: str | Path) -> list[str]:
+    """Return the first few configs in the folders, or failing that the one of the README."""
+    found = [escape(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
     return found[:9] or ["configs/shakespeare.yaml"]

@@ -16,7 +16,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from common.errors import ResourceError, printable
+from common.errors import ResourceError, escape
 from common.files import write_atomic
 
 NAME = "events.out.tfevents.{:010d}"
@@ -79,7 +79,7 @@ def truncate_events(folder: Path, position: dict[str, int]) -> None:
                     file.truncate(position["size"])
     except OSError as error:
         raise ResourceError(
-            f"{printable(error.filename or folder)}: cannot remove the events after the "
+            f"{escape(error.filename or folder)}: cannot remove the events after the "
             f"checkpoint ({error.strerror}); make the folder writable"
         ) from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
-from common.errors import ResourceError, printable
+from common.errors import ResourceError, escape
 from dashboard import event_file, summaries
 
 
@@ -78,7 +78,7 @@ class Logger:
         """Log a sample to the console and, as a code block, to TensorBoard."""
         block = summaries.code_block(text.split("\n"))
         self.summaries(step, [summaries.text("samples/text", block)])
-        info("\n".join(f"  | {printable(line)}" for line in text.strip("\n").split("\n")))
+        info("\n".join(f"  | {escape(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
         """Write what waits to disk; if that fails, warn once and retry with the next flush."""
@@ -86,7 +86,7 @@ class Logger:
             try:
                 self.events.flush()
             except OSError as error:
-                self._warn_once(f"{printable(self.events.path)}: not written ({error.strerror})")
+                self._warn_once(f"{escape(self.events.path)}: not written ({error.strerror})")
 
     def position(self) -> dict[str, int]:
         """Flush, and return how far the event files are, for a checkpoint."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from common.errors import printable
+from common.errors import escape
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
@@ -51,7 +51,7 @@ class Report:
             info(f"peak        {gflops:,.0f} GFLOP/s measured, with a large matrix product")
         if describe:
             settings = resolved_settings(run)
-            text = f"corpus      {printable(corpus.name)}, SHA-256 {corpus.sha256}"
+            text = f"corpus      {escape(corpus.name)}, SHA-256 {corpus.sha256}"
             config = summaries.table(settings, ("setting", "value"))
             self.logger.describe(
                 [
@@ -111,8 +111,8 @@ class Report:
         progress = self.run.progress
         info(
             f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}; "
-            f"now try:\n  python sample.py --ckpt {printable(folder)}\n"
-            f"  tensorboard --logdir {printable(folder.parent)}"
+            f"now try:\n  python sample.py --ckpt {escape(folder)}\n"
+            f"  tensorboard --logdir {escape(folder.parent)}"
         )
 
     def _step_scalars(self, result: StepResult, tokens_per_sec: float) -> dict[str, float]:
@@ -171,4 +171,4 @@ def top_next(probe: Probe, vocabulary: str) -> list[str]:
     probabilities, ids = probe.next.sort(descending=True)
     rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
     lines = [f"{probability:6.1%}  {plots.name(vocabulary[i])}" for probability, i in rows]
-    return [f"after {printable(probe.text)}", *lines]
+    return [f"after {escape(probe.text)}", *lines]

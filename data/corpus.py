@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import CheckpointError, DataError, printable
+from common.errors import CheckpointError, DataError, escape, first_few
 from data.batches import Split
 from data.download import Unavailable
 from data.streaming import Passes
-from data.summary import counts_of, few, report
+from data.summary import counts_of, report
 from data.text_files import Source, Text
 from data.tokenizer import FOLDED, CharTokenizer, named
 
@@ -108,7 +108,7 @@ def check_sizes(corpus: Corpus, block_size: int) -> None:
     fits = longest[shorter] - 1
     if fits < block_size:
         raise DataError(
-            f"{printable(corpus.name)}: the longest stretch of {shorter} text has "
+            f"{escape(corpus.name)}: the longest stretch of {shorter} text has "
             f"{longest[shorter]:,} characters, "
             f"block_size {block_size} needs {block_size + 1:,}; "
             + (
@@ -144,11 +144,11 @@ def _choose(
             )
         except Unavailable as reason:
             passed_over.append(f"{source.label} ({reason})")
-    reasons = printable(", ".join(passed_over))
+    reasons = escape(", ".join(passed_over))
     if wanted:
         raise CheckpointError(
             f"{setting}: the text changed since the checkpoint, which learnt from SHA-256 "
-            f"{printable(wanted)}; "
+            f"{escape(wanted)}; "
             f"found instead: {reasons}; bring that text back, start a new run, or go on with "
             f"--allow-data-change"
         )
@@ -168,7 +168,7 @@ def _account(choice: _Choice, text: Passes) -> str:
         line += f"; passed over: {', '.join(choice.passed_over)}"
     if choice.source.name != choice.first.name:
         line += f"; losses on {choice.source.name} do not compare with those on {choice.first.name}"
-    return printable(line)
+    return escape(line)
 
 
 def _split(
@@ -186,14 +186,13 @@ def _tokenizer_for(
 ) -> CharTokenizer:
     if not counts:
         raise DataError(
-            f"{printable(place)}: 0 characters; need at least 10 * block_size + 1; take a longer "
-            f"text"
+            f"{escape(place)}: 0 characters; need at least 10 * block_size + 1; take a longer text"
         )
     own = {character for character, count in counts.items() if count >= min_count}
     own |= {FOLDED} if len(own) < len(counts) else set()
     if len(own) == 1:
         raise DataError(
-            f"{printable(place)}: nothing to learn: {named(*own)} is its only character"
+            f"{escape(place)}: nothing to learn: {named(*own)} is its only character"
             f"{' that occurs data.min_count times' * (min_count > 1)}; take another text"
         )
     if vocabulary is None:
@@ -201,9 +200,9 @@ def _tokenizer_for(
     missing = sorted(own - set(vocabulary))
     if missing and not (min_count > 1 and FOLDED in vocabulary):
         raise CheckpointError(
-            f"{printable(place)}: {len(missing)} of its characters are not in the checkpoint's "
+            f"{escape(place)}: {len(missing)} of its characters are not in the checkpoint's "
             f"vocabulary: "
-            f"{few(map(named, missing))}; leave them out of the text, or start without the "
+            f"{first_few(map(named, missing))}; leave them out of the text, or start without the "
             f"checkpoint"
         )
     return CharTokenizer(vocabulary)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import ResourceError, printable
+from common.errors import ResourceError, escape
 from common.files import atomic_file
 
 MAX_UNUSED_DAYS = 30
@@ -46,7 +46,7 @@ def put(name: str, size: int, write: Callable[[BinaryIO], object]) -> Path:
     except OSError as error:
         raise ResourceError(
             f"the cache of large texts: {size / 1e6:,.1f} MB cannot be written to "
-            f"{printable(where)} ({error.strerror}); free some space, or set XDG_CACHE_HOME to a "
+            f"{escape(where)} ({error.strerror}); free some space, or set XDG_CACHE_HOME to a "
             "folder that has it"
         ) from error
     return where / name

@@ -16,7 +16,7 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 from tqdm import tqdm
 
-from common.errors import printable
+from common.errors import escape
 from common.files import atomic_file
 
 # seconds in which something must come: from the start to the first byte, then from byte to byte
@@ -46,9 +46,7 @@ def download(url: str, sha256: str, target: Path, notify: Callable[[str], None])
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         notify(
-            printable(
-                f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}"
-            )
+            escape(f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}")
         )
         raise Unavailable("wrong SHA-256")
     try:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from common.errors import DataError, printable
+from common.errors import DataError, escape
 from data import disk_cache
 from data.text_files import Text, decoded, mark_of
 from data.tokenizer import CharTokenizer, code_points
@@ -101,7 +101,7 @@ class Passes:
             crlf += piece.count("\r\n")
         if counts[0xD800:0xE000].any():
             raise DataError(
-                f"{printable(self.text.place)}: holds halves of surrogate pairs, which "
+                f"{escape(self.text.place)}: holds halves of surrogate pairs, which "
                 f"{self.encoding.upper()} can "
                 "write and no text may hold; convert it: iconv -f ENCODING -t UTF-8"
             )

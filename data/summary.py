@@ -4,11 +4,11 @@ for it.
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from common.errors import printable
+from common.errors import escape, first_few
 from data import disk_cache
 from data.batches import Split
 from data.streaming import Passes
@@ -34,11 +34,11 @@ def report(
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
     vocabulary = tokenizer.vocabulary
     return [
-        *(f"note: {printable(note)}" for note in _notes(texts, counts, vocabulary, val)),
+        *(f"note: {escape(note)}" for note in _notes(texts, counts, vocabulary, val)),
         f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
         f"{len(val):,} to validate on ({len(val) / total:.1%})",
         f"vocabulary  {len(vocabulary):,} characters: "
-        f"{printable(vocabulary[:100])}{'...' * (len(vocabulary) > 100)}",
+        f"{escape(vocabulary[:100])}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{named(c)} {_times(counts[c])}' for c in rarest)}",
     ]
 
@@ -65,12 +65,6 @@ def fitting(parameters: int, characters: int) -> str | None:
     )
 
 
-def few(things: Iterable[str]) -> str:
-    """The first five of them in a list, and the number of the rest."""
-    first, rest = (things := list(things))[:5], len(things) - 5
-    return ", ".join(first) + (f" and {rest:,} more" if rest > 0 else "")
-
-
 def _notes(
     texts: Sequence[Passes], counts: Counter[str], vocabulary: str, val: Split
 ) -> Iterator[str]:
@@ -82,19 +76,19 @@ def _notes(
             f"{crlf:,} lines end in \\r\\n, which is kept exactly; data.newlines=unix makes it \\n"
         )
     if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n\r"]:
-        shown = few(f"U+{ord(c):04X} {_times(counts[c])}" for c in sorted(controls))
+        shown = first_few(f"U+{ord(c):04X} {_times(counts[c])}" for c in sorted(controls))
         yield f"control characters are kept: {shown}"
     if folded := sorted(counts.keys() - set(vocabulary)):
         times = _times(sum(counts[c] for c in folded))
         yield (
             f"{len(folded):,} rare characters, {times} in all, are read as {named(FOLDED)}: "
-            f"{few(map(named, folded))}"
+            f"{first_few(map(named, folded))}"
         )
     if unseen := _unseen(counts, vocabulary, val):
         yield (
             f"{len(unseen):,} characters of the validation text, {_times(sum(unseen.values()))} in "
             f"all, are not in the "
-            f"training text: {few(map(named, unseen))}"
+            f"training text: {first_few(map(named, unseen))}"
         )
     if any(text.is_large for text in texts):
         place = disk_cache.folder()

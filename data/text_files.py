@@ -18,8 +18,7 @@ from io import IncrementalNewlineDecoder
 from itertools import chain
 from pathlib import Path
 
-from common.errors import ConfigError, DataError, printable
-from configs.fields import did_you_mean
+from common.errors import ConfigError, DataError, did_you_mean, escape
 from data.download import Unavailable, download
 
 CHUNK = 2**18  # bytes that are read at a time: what is made of them stays in a processor's cache
@@ -48,7 +47,7 @@ class Source:
             return cls(url, Path("data", name, "input.txt"), url, sha256.lower())
         if "://" in source:
             raise ConfigError(
-                f"data.sources: not a usable address: {printable(source)}; allowed is "
+                f"data.sources: not a usable address: {escape(source)}; allowed is "
                 "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; or give the path of a file"
             )
         if not source or "\0" in source:
@@ -99,7 +98,7 @@ class Source:
             }
         except OSError:
             return otherwise
-        return printable(did_you_mean(self.path.name, beside, otherwise))
+        return escape(did_you_mean(self.path.name, beside, otherwise))
 
     def _places(self) -> list[Path]:
         elsewhere = os.environ.get("HORNBOOK_CORPORA")
@@ -131,7 +130,7 @@ class File:
                 yield chunk
         if digest.digest() != self.digest:
             raise DataError(
-                f"{printable(self.path)}: changed while it was read; a text must stay as it is "
+                f"{escape(self.path)}: changed while it was read; a text must stay as it is "
                 f"until training begins; "
                 "try again"
             )
@@ -169,7 +168,7 @@ def _readable(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{printable(error.filename or place)}: cannot be read: {error.strerror}; mend it, or "
+            f"{escape(error.filename or place)}: cannot be read: {error.strerror}; mend it, or "
             f"name another source"
         ) from error
 
@@ -201,7 +200,7 @@ def _text_files(folder: Path) -> list[Path]:
     )
     if not files:
         raise DataError(
-            f"{printable(folder)}: holds no text; a folder's texts are its *.txt files; add one, "
+            f"{escape(folder)}: holds no text; a folder's texts are its *.txt files; add one, "
             f"or give a pattern "
             "such as 'FOLDER/*.md'"
         )
@@ -213,7 +212,7 @@ def _file(path: Path) -> File:
         path.stat().st_mode
     ):  # asked before opening, which would wait for a pipe's writer
         raise DataError(
-            f"{printable(path)}: not a regular file; only such can hold a text; copy it to one"
+            f"{escape(path)}: not a regular file; only such can hold a text; copy it to one"
         )
     with open(path, "rb") as opened:
         head = opened.read(HEAD)
@@ -256,7 +255,7 @@ def decoded(
         and (order := _order_of_utf16(file.head))
     ):
         raise DataError(
-            f"{printable(file.path)}: looks like UTF-16 without a byte order mark; {_ALLOWED}; "
+            f"{escape(file.path)}: looks like UTF-16 without a byte order mark; {_ALLOWED}; "
             f"set data.encoding=utf-16-{order}, {_CONVERT}"
         )
     encoding = _MARKS.get(mark, encoding)
@@ -271,7 +270,7 @@ def decoded(
             place = before + len(chunk) - len(error.object) + error.start
             line = _line(file, encoding, place)
             raise DataError(
-                f"{printable(file.path)}: not {encoding.upper()} at byte {place} (line {line}); "
+                f"{escape(file.path)}: not {encoding.upper()} at byte {place} (line {line}); "
                 f"{_ALLOWED}; "
                 f"set data.encoding to what it is, {_CONVERT}"
             ) from error

@@ -4,7 +4,7 @@ characters.
 
 import numpy as np
 
-from common.errors import UserError, printable
+from common.errors import UserError, escape
 
 FOLDED = (
     "\ufffd"  # the replacement character: it stands for every character that is too rare to learn
@@ -74,7 +74,7 @@ class CharTokenizer:
         return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, place: int) -> UnknownCharacter:
-        shown = printable(self.vocabulary[:100]) + "..." * (len(self) > 100)
+        shown = escape(self.vocabulary[:100]) + "..." * (len(self) > 100)
         return UnknownCharacter(
             f"not in the vocabulary: {named(text[place])} at {place}; "
             f"its {len(self)} characters are: {shown}; leave that character out or write another"
@@ -83,7 +83,7 @@ class CharTokenizer:
 
 def named(character: str) -> str:
     """A character as messages show it: `'é' (U+00E9)`."""
-    return f"'{printable(character)}' (U+{ord(character):04X})"
+    return f"'{escape(character)}' (U+{ord(character):04X})"
 
 
 def code_points(text: str, errors: str = "strict") -> np.ndarray:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import sample
 from checkpointing import checkpoint
-from common.errors import UserError, printable
+from common.errors import UserError, escape
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
@@ -144,8 +144,7 @@ def test_every_row_has_its_exit_code_and_its_line(
     said += capsys.readouterr().err
     assert found == code, said
     assert (
-        len(said.splitlines()) == (code != 0 or fragments != [])
-        and printable(said, keep="\n") == said
+        len(said.splitlines()) == (code != 0 or fragments != []) and escape(said, keep="\n") == said
     )
     for fragment in fragments:
         assert fragment in said

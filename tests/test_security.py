@@ -15,7 +15,7 @@ import pytest
 
 import sample
 import train
-from common.errors import printable
+from common.errors import escape
 from tests.campaigns.common import contents, forge
 from tests.conftest import ROOT
 
@@ -229,4 +229,4 @@ def test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obe
     assert any("last.safetensors" in act for act in acts)
     assert [act for act in acts if "canary" in act] == []
     said = "".join(capsys.readouterr())
-    assert "canary.txt" in said and printable(said, keep="\n\t") == said
+    assert "canary.txt" in said and escape(said, keep="\n\t") == said

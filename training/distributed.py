@@ -17,7 +17,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from common.errors import ConfigError, UserError, printable
+from common.errors import ConfigError, UserError, escape
 from common.signals import Interrupted, Stop
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class World:
             if other:
                 raise ConfigError(
                     f"process {rank} of this run has other settings or another text than process 0 "
-                    f"({printable('; '.join(other))}); all must be equal; start every machine with "
+                    f"({escape('; '.join(other))}); all must be equal; start every machine with "
                     "the same command"
                 )
 

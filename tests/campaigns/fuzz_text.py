@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
-from common.errors import printable
+from common.errors import escape
 from data.corpus import Corpus, check_sizes, load_corpus
 from tests.campaigns.fuzzing import Answer, Tally, call, chance, main, of_hypothesis, real
 
@@ -203,7 +203,7 @@ def read(folder: str, block_size: int) -> Corpus:
     said = []
     corpus = load_corpus([folder], notify=said.append)
     check_sizes(corpus, block_size)
-    assert all(printable(line) == line for line in said)
+    assert all(escape(line) == line for line in said)
     return corpus
 
 

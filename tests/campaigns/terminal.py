@@ -24,7 +24,7 @@ import yaml
 import sample
 import train
 from checkpointing import checkpoint as checkpoints
-from common.errors import printable, run_command
+from common.errors import escape, run_command
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
@@ -260,7 +260,7 @@ def run(cases: int) -> Tally:
         if place == "generated":
             assert raw == following(commands[i][2].removeprefix("--prompt=")) + "\n", raw
         if place in ("prompt", "generated") and not code:
-            assert text == printable(raw, keep="\n\t"), (raw, text)
+            assert text == escape(raw, keep="\n\t"), (raw, text)
     return tally
 
 
@@ -279,7 +279,7 @@ def trained(folder: Path) -> Answer:
     [(code, shown)] = spoken(
         folder, [["train.py", "configs/smoke.yaml", *options]], terminal=True, errors=False
     )
-    assert printable(VOCABULARY[:100]) in shown and "  | " in shown
+    assert escape(VOCABULARY[:100]) in shown and "  | " in shown
     return Answer(code, shown, "")
 
 
