@@ -45,8 +45,11 @@ class Stop:
         return self
 
     def __exit__(self, *_) -> None:
+        # torchrun sends SIGTERM to every rank as soon as one has exited; ignore it, so that a rank
+        # that stopped on request exits with its own code.
+        all_ranks_stop = self.global_request in EXIT_CODES.values()
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if all_ranks_stop else handler)
 
     def set_time_limit(self, minutes: float | None) -> None:
         """Limit the time from now on; None removes the limit."""

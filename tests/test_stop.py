@@ -6,6 +6,8 @@ import os
 import re
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
@@ -13,6 +15,7 @@ import pytest
 
 from common.signals import Interrupted, Stop
 from tests.campaigns.common import (
+    ROOT,
     STEPS,
     at_step,
     contents,
@@ -70,6 +73,22 @@ def test_before_there_is_work_to_save_a_signal_ends_the_command_with_its_code():
         with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
             signal.raise_signal(getattr(signal, name))
         assert getattr(caught.value, "code", 130) == CODES[name]
+
+
+def test_a_launcher_that_ends_the_other_ranks_does_not_change_their_exit_code():
+    """torchrun sends SIGTERM to a rank that has already stopped and is about to exit with 143."""
+    code = (
+        "import os, signal, sys\n"
+        "from common.signals import Stop\n"
+        "with Stop() as stop:\n"
+        "    stop.defer()\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    stop.global_request = stop.local_request\n"
+        "signal.raise_signal(signal.SIGTERM)\n"
+        "sys.exit(stop.exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    assert done.returncode == 143
 
 
 def test_handlers_are_put_back():
