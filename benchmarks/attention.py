@@ -1,11 +1,11 @@
-"""What does each spelling of attention cost? Every layout with every kernel: python -m
-benchmarks.attention
+"""Cost of every attention layout with every kernel: python -m benchmarks.attention
 
 One layer of causal self-attention on the CPU. Times are ratios to the default pair (fused, sdpa),
-timed in turn with it, the median of the repeats; so the default's own row shows the noise. Memory
-is the most that tensors hold at once, above weights and input, in a forward and backward pass. The
-difference is the largest, of output and input gradient, from the formula in float64, as a share of
-the largest number there.
+which is timed right before each measurement; the table has the medians over the repeats, and the
+default's own row shows the noise. Peak memory is the most that tensors occupy at once in a forward
+and backward pass, without weights and input. The difference is the largest absolute error of the
+output and the input gradient against the formula in float64, relative to the largest reference
+value.
 
 B batch, T tokens, C n_embd, H n_head, D head size
 """
@@ -34,54 +34,70 @@ SIZES = {  # B, T, C, H
     "baby": (16, 256, 384, 6),
 }
 DEFAULT = ("fused", "sdpa")
+MIN_SECONDS = 0.02  # per timing: as many calls as take the default pair this long
+
+Pair = tuple[str, str]  # layout and kernel
+
+# ---------------------------------------------------------------------------------------- workloads
 
 
 def forward(layer: MultiHeadAttention, x: Tensor) -> None:
+    """Run a forward pass without autograd: x (B, T, C)."""
     with torch.no_grad():
         layer(x)
 
 
-def both(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
-    """Output, gradient to the input, gradients to the parameters."""
+def forward_backward(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
+    """Return the output and the input gradient, both (B, T, C), and the parameter gradients."""
     y = layer(x).float()
     return [y, *torch.autograd.grad(y, [x, *layer.parameters()], x.detach())]
 
 
-def decode(layer: MultiHeadAttention, x: Tensor) -> None:
-    """The first text of `x`, read one token at a time, as generation does."""
+def cached_decode(layer: MultiHeadAttention, x: Tensor) -> None:
+    """Process the first text of `x` one token at a time with a KV cache, as generation does."""
     cache = KVCache(x.size(1))
     with torch.inference_mode():
         for t in range(x.size(1)):
             layer(x[:1, t : t + 1], cache=cache)
 
 
-WORK = {"forward": forward, "forward + backward": both, "cached decode": decode}
+WORKLOADS = {
+    "forward": forward,
+    "forward + backward": forward_backward,
+    "cached decode": cached_decode,
+}
+
+# ------------------------------------------------------------------------------------- measurements
 
 
-def seconds(work: Callable, layer: MultiHeadAttention, x: Tensor, number: int) -> float:
-    return timeit.timeit(functools.partial(work, layer, x), number=number) / number
+def seconds_per_call(
+    workload: Callable, layer: MultiHeadAttention, x: Tensor, number: int
+) -> float:
+    """Return the mean seconds of `number` calls."""
+    return timeit.timeit(functools.partial(workload, layer, x), number=number) / number
 
 
-def times(work: Callable, layers: dict, x: Tensor, repeats: int) -> tuple[dict, float]:
-    """Each pair's times as ratios to the default pair's, one a repeat, and the default's own median
-    in seconds.
-    """
+def time_pairs(
+    workload: Callable, layers: dict[Pair, MultiHeadAttention], x: Tensor, repeats: int
+) -> tuple[dict[Pair, list[float]], float]:
+    """Return each pair's time ratios to the default, one per repeat, and the default's seconds."""
     for layer in layers.values():
-        work(layer, x)
-    number = math.ceil(0.02 / seconds(work, layers[DEFAULT], x, 1))  # at least 20 ms a timing
-    ratios, own = {pair: [] for pair in layers}, []
-    for _, (pair, layer) in itertools.product(range(repeats), layers.items()):
-        own.append(seconds(work, layers[DEFAULT], x, number))
-        ratios[pair].append(seconds(work, layer, x, number) / own[-1])
-    return ratios, statistics.median(own)
+        workload(layer, x)  # warm up
+    default = layers[DEFAULT]
+    number = math.ceil(MIN_SECONDS / seconds_per_call(workload, default, x, 1))
+    ratios, default_seconds = {pair: [] for pair in layers}, []
+    for _ in range(repeats):
+        for pair, layer in layers.items():
+            default_seconds.append(seconds_per_call(workload, default, x, number))
+            seconds = seconds_per_call(workload, layer, x, number)
+            ratios[pair].append(seconds / default_seconds[-1])
+    return ratios, statistics.median(default_seconds)
 
 
 def peak_bytes(layer: MultiHeadAttention, x: Tensor) -> int:
-    """The most that is allocated at once, above what is there before, in a forward and backward
-    pass.
-    """
+    """Return the most bytes that a forward and backward pass has allocated at once."""
     with torch.profiler.profile(profile_memory=True) as profile:
-        both(layer, x)
+        forward_backward(layer, x)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(trace))
@@ -92,13 +108,11 @@ def peak_bytes(layer: MultiHeadAttention, x: Tensor) -> int:
     return max(itertools.accumulate(change for _, change in changes))
 
 
-def exact(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
-    """Output and gradient to the input by the formula, in float64."""
+def reference(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
+    """Compute output and input gradient, both (B, T, C), by the formula in float64."""
     x = x.detach().double().requires_grad_()
     heads = [layer.projection.head_weights(h) for h in range(layer.projection.n_head)]
-    Wq, Wk, Wv = (
-        torch.stack([head[part] for head in heads]).double() for part in range(3)
-    )  # (H, D, C)
+    Wq, Wk, Wv = (torch.stack(part).double() for part in zip(*heads, strict=True))  # (H, D, C)
     q, k, v = (torch.einsum("btc,hdc->bhtd", x, W) for W in (Wq, Wk, Wv))
     scores = torch.einsum("bhtd,bhsd->bhts", q, k) / q.size(-1) ** 0.5
     later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
@@ -107,69 +121,78 @@ def exact(layer: MultiHeadAttention, x: Tensor) -> list[Tensor]:
     return [y, *torch.autograd.grad(y, x, x.detach())]
 
 
-def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+def relative_difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest absolute difference, relative to the largest expected value."""
     return max(
-        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs, strict=True)
+        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True)
     )
+
+
+# ------------------------------------------------------------------------------------------- report
 
 
 def measure(size: str, repeats: int) -> None:
-    """Print the table of one size."""
+    """Print the table of one size, and for each workload the pair that beats the default."""
     B, T, C, H = SIZES[size]
     layers = {}
-    for pair in itertools.product(LAYOUTS, KERNELS):
-        layers[pair] = MultiHeadAttention(C, H, layout=pair[0], kernel=pair[1])
-        layers[pair].reset_parameters(torch.Generator().manual_seed(0), C**-0.5, C**-0.5)
+    for layout, kernel in itertools.product(LAYOUTS, KERNELS):
+        layer = MultiHeadAttention(C, H, layout=layout, kernel=kernel)
+        layer.reset_parameters(torch.Generator().manual_seed(0), C**-0.5, C**-0.5)
+        layers[layout, kernel] = layer
     x = torch.randn(B, T, C, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    truth = exact(layers[DEFAULT], x)
-    differences = {pair: difference(both(layer, x)[:2], truth) for pair, layer in layers.items()}
-    megabytes = {pair: peak_bytes(layer, x) / 1e6 for pair, layer in layers.items()}
-    timed = {name: times(work, layers, x, repeats) for name, work in WORK.items()}
 
-    own = ", ".join(f"{name} {1e3 * own:.2f} ms" for name, (_, own) in timed.items())
-    print(
-        f"\n{size}: B {B}, T {T}, C {C}, H {H}. {', '.join(DEFAULT)}: {own} for {T} tokens of one "
-        f"text\n"
-    )
-    print(f"| layout | kernel | {' | '.join(WORK)} | peak MB | difference |")
-    print("| --- | --- |" + " ---: |" * (len(WORK) + 2))
+    expected = reference(layers[DEFAULT], x)
+    differences, megabytes = {}, {}
+    for pair, layer in layers.items():
+        differences[pair] = relative_difference(forward_backward(layer, x)[:2], expected)
+        megabytes[pair] = peak_bytes(layer, x) / 1e6
+    ratios, default_times = {}, []
+    for name, workload in WORKLOADS.items():
+        ratios[name], seconds = time_pairs(workload, layers, x, repeats)
+        default_times.append(f"{name} {1e3 * seconds:.2f} ms")
+
+    print(f"\n{size}: B {B}, T {T}, C {C}, H {H}. ", end="")
+    print(f"{', '.join(DEFAULT)}: {', '.join(default_times)} for {T} tokens of one text\n")
+    print(f"| layout | kernel | {' | '.join(WORKLOADS)} | peak MB | difference |")
+    print("| --- | --- |" + " ---: |" * (len(WORKLOADS) + 2))
     for pair in layers:
-        medians = " | ".join(
-            f"{statistics.median(ratios[pair]):.2f}" for ratios, _ in timed.values()
-        )
-        print(
-            f"| {pair[0]} | {pair[1]} | {medians} | {megabytes[pair]:.1f} | "
-            f"{differences[pair]:.0e} |"
-        )
+        medians = [f"{statistics.median(ratios[name][pair]):.2f}" for name in WORKLOADS]
+        cells = [*pair, *medians, f"{megabytes[pair]:.1f}", f"{differences[pair]:.0e}"]
+        print(f"| {' | '.join(cells)} |")
     print()
-    for name, (ratios, _) in timed.items():
-        faster = {
-            pair: statistics.median(each)
-            for pair, each in ratios.items()
-            if max(each) < 1 and pair != DEFAULT
-        }
-        best = min(faster, key=faster.get, default=())
-        share = f", at {faster[best]:.2f} of its time" if best else ""
-        print(
-            f"- {name}: {', '.join(best) or 'no pair'} is faster than the default in every "
-            f"repeat{share}"
-        )
+    for name in WORKLOADS:
+        print_fastest(name, ratios[name])
+
+
+def print_fastest(workload: str, ratios: dict[Pair, list[float]]) -> None:
+    """Print the fastest of the pairs that beat the default in every repeat."""
+    faster = {
+        pair: statistics.median(each)
+        for pair, each in ratios.items()
+        if max(each) < 1 and pair != DEFAULT
+    }
+    if not faster:
+        print(f"- {workload}: no pair is faster than the default in every repeat")
+        return
+    best = min(faster, key=faster.get)
+    print(
+        f"- {workload}: {', '.join(best)} is faster than the default in every repeat, "
+        f"at {faster[best]:.2f} of its time"
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["small", "baby"])
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast"
     )
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(argv)
-    os.environ["KINETO_LOG_LEVEL"] = (
-        "99"  # or the profiler tells of each of its beginnings and ends
-    )
-    threads, processor = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # silences the profiler's start and stop messages
+    threads, capability = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     print(
-        f"{options.dtype}, {threads} threads, {processor}, torch {torch.__version__}, "
+        f"{options.dtype}, {threads} thread(s), {capability}, torch {torch.__version__}, "
         f"{options.repeats} repeats"
     )
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.dtype == "bfloat16"):

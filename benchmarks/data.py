@@ -1,10 +1,12 @@
-"""How soon is a text of 1 GB ready, and in how much memory? python -m benchmarks.data [--megabytes
-1000]
+"""Time and memory to prepare a text of 1 GB: python -m benchmarks.data [--megabytes 1000]
 
-Two texts are made in a temporary folder, one ASCII, one mixed UTF-8. Each is encoded, and
-`train.py` takes one step of the smallest model on it, twice: the first start counts and encodes,
-the second finds that done. Memory is what a process has of its own (mapped file pages are the
-system's), looked at every 5 ms, beyond that of a bare `import torch`. For Linux.
+Two texts are generated in a temporary folder, one in ASCII and one in mixed UTF-8. Each is encoded
+by itself, and then by `train.py`, which takes one step of the smallest model, twice: the first
+start counts and encodes the characters, the second finds the encoded text in the disk cache.
+
+Peak memory is the largest anonymous resident memory of the process (RssAnon), which leaves out
+memory-mapped files; it is sampled every 5 ms. The cost of `import torch` is subtracted from all
+seconds and MB. Linux only.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TEXTS = {
+TEXTS = {  # name: characters to draw from
     "ASCII": "abcdefghijklmnopqrstuvwxyz ETAOIN,.\n",
     "mixed UTF-8": (
         "the quick brown fox\n Съешь ещё этих булок Straße naïve "
@@ -32,13 +34,11 @@ began = time.perf_counter()
 load_corpus([sys.argv[1]], notify=print)
 print(f"seconds {time.perf_counter() - began}")
 """
-STEP = ["--max_iters=1", "--warmup_iters=0", "--val_fraction=1e-5", "--sample_chars=1"]
+ONE_STEP = ["--max_iters=1", "--warmup_iters=0", "--val_fraction=1e-5", "--sample_chars=1"]
 
 
-def generate(path: Path, characters: str, size: int) -> None:
-    """About `size` bytes: random lines of `characters`, a megabyte of them shuffled again and
-    again.
-    """
+def write_text(path: Path, characters: str, size: int) -> None:
+    """Write about `size` bytes of random lines: 10,000 different ones, shuffled repeatedly."""
     rng = random.Random(0)
     lines = ["".join(rng.choices(characters, k=99)) + "\n" for _ in range(10_000)]
     with open(path, "w", encoding="utf-8", newline="") as file:
@@ -47,50 +47,47 @@ def generate(path: Path, characters: str, size: int) -> None:
             file.write("".join(lines))
 
 
-def measure(*arguments: str, **environment: str) -> tuple[float, float, str]:
-    """Seconds of a process of Python, the most megabytes it had of its own, and what it printed."""
+def run_python(*arguments: str, **environment: str) -> tuple[float, float, str]:
+    """Run a Python process; return its seconds, its peak memory in MB, and its output."""
     began, peak = time.perf_counter(), 0
-    with tempfile.TemporaryFile("w+") as printed:
-        words = [sys.executable, *arguments]
-        process = subprocess.Popen(words, cwd=ROOT, stdout=printed, env=os.environ | environment)
+    with tempfile.TemporaryFile("w+") as output:
+        command = [sys.executable, *arguments]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, env=os.environ | environment)
         while process.poll() is None:
             status = Path(f"/proc/{process.pid}/status").read_text()
-            peak = max(peak, *map(int, re.findall(r"RssAnon:\s+(\d+)", status)), 0)
+            anonymous = re.search(r"RssAnon:\s+(\d+)", status)  # no such line in a zombie's status
+            if anonymous:
+                peak = max(peak, int(anonymous[1]))
             time.sleep(0.005)
         seconds = time.perf_counter() - began
-        printed.seek(0)
+        output.seek(0)
         assert process.returncode == 0
-        return seconds, peak / 1e3, printed.read()
+        return seconds, peak / 1e3, output.read()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     size = parser.parse_args().megabytes * 10**6
-    torch_seconds, torch_memory, _ = measure("-c", "import torch")
+    torch_seconds, torch_memory, _ = run_python("-c", "import torch")
     print(
-        f"import torch: {torch_seconds:.1f} s, {torch_memory:.0f} MB; below, what comes on top of "
-        f"that\n"
+        f"import torch: {torch_seconds:.1f} s, {torch_memory:.0f} MB; subtracted from the seconds "
+        "and MB below\n"
     )
     print("| text | encoded | peak | first start of train.py | peak | second start | peak |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name, characters in TEXTS.items():
         with tempfile.TemporaryDirectory() as folder:
             text = Path(folder, "text.txt")
-            generate(text, characters, size)
-            _, memory, printed = measure("-c", ENCODE, str(text), XDG_CACHE_HOME=f"{folder}/alone")
-            speed = text.stat().st_size / 1e6 / float(re.search("seconds (.*)", printed)[1])
+            write_text(text, characters, size)
+            separate_cache = f"{folder}/alone"
+            _, memory, output = run_python("-c", ENCODE, str(text), XDG_CACHE_HOME=separate_cache)
+            speed = text.stat().st_size / 1e6 / float(re.search("seconds (.*)", output)[1])
             row = [f"{speed:.0f} MB/s", f"{memory - torch_memory:.0f} MB"]
+            options = [f"--data.sources={text}", f"--out_dir={folder}/out", "--overwrite"]
+            command = ["train.py", "configs/smoke.yaml", *ONE_STEP, *options]
             for _ in range(2):
-                options = [
-                    *STEP,
-                    f"--data.sources={text}",
-                    f"--out_dir={folder}/out",
-                    "--overwrite",
-                ]
-                seconds, memory, _ = measure(
-                    "train.py", "configs/smoke.yaml", *options, XDG_CACHE_HOME=folder
-                )
+                seconds, memory, _ = run_python(*command, XDG_CACHE_HOME=folder)
                 row += [f"{seconds - torch_seconds:.1f} s", f"{memory - torch_memory:.0f} MB"]
         print(f"| {name} | {' | '.join(row)} |", flush=True)
 

@@ -1,10 +1,10 @@
-"""How fast is generation? python -m benchmarks.decode [--nanogpt FOLDER] [--repeats N]
+"""Generation speed: python -m benchmarks.decode [--nanogpt FOLDER] [--repeats N]
 
-Everything is a ratio of runs in turn, on the same weights, in float32, for the same number of
-characters; the median over the repeats. Models are made and weights prepared before the clock
-starts. FOLDER is a checkout of nanoGPT, whose own `generate` is then run; without it our own
-uncached generation by nanoGPT's rule stands in. `generate` of Hugging Face is run where
-`transformers` is installed. The others run with one thread and with all, ours as in sample.py.
+Ours against nanoGPT's `generate` (FOLDER is a checkout) and Hugging Face's (if `transformers` is
+installed): the same weights and number of characters, in float32. Without FOLDER, our own uncached
+generation with nanoGPT's window stands in for nanoGPT. Runs alternate, and ratios are medians over
+the repeats. Models and weights are prepared before the clock starts. nanoGPT and Hugging Face run
+with one thread and with all; ours chooses its number of threads as in sample.py.
 """
 
 import argparse
@@ -15,100 +15,91 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
 
+from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
 from model.fast_decode import FastDecoder
 from model.generate import Generation, Sampler
 from model.gpt import GPT
 
-VOCABULARY = 65
+VOCAB_SIZE = 65
 SHAPES = {
     "small": ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64),
     "baby": ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256),
 }
 TEMPERATURE = 0.8
-BATCH = 64
+BATCH_SIZE = 64  # samples
 
 
-def ours(model: GPT, prompt: int, characters: int, rows: int = 1, **options) -> Callable:
-    """Return a call that draws `characters` after a prompt of the given length.
+def prepare_generation(
+    model: GPT, prompt_length: int, characters: int, batch_size: int = 1, **options
+) -> Callable:
+    """Return a call that generates `characters` after a prompt, for each sample of the batch.
 
-    With a prompt as long as the context they are drawn past the window, in a text under way.
+    After a prompt of block_size characters, the call starts past the window. `options` go to
+    `Generation`.
     """
-    text = Generation(model, Sampler(1, range(rows), temperature=TEMPERATURE), **options)
-    text.append(np.zeros((rows, prompt), np.int64))
-    if prompt == model.config.block_size:
-        text.step()
-    threads = text.decoder.threads if text.decoder else torch.get_num_threads()
-    return partial(with_threads, threads, lambda: [text.step() for _ in range(characters)])
+    sampler = Sampler(1, range(batch_size), temperature=TEMPERATURE)
+    generation = Generation(model, sampler, **options)
+    generation.append(np.zeros((batch_size, prompt_length), np.int64))
+    if prompt_length == model.config.block_size:
+        generation.step()
+    decoder = generation.decoder
+    threads = decoder.threads if decoder else torch.get_num_threads()
+
+    def generate() -> None:
+        for _ in range(characters):
+            generation.step()
+
+    return partial(run_with_threads, threads, generate)
 
 
-def with_threads(count: int, call: Callable) -> None:
+def run_with_threads(threads: int, call: Callable) -> None:
+    """Run a call with so many PyTorch threads, then restore their number."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(threads)
     call()
     torch.set_num_threads(before)
 
 
-def each_way(name: str, call: Callable) -> dict[str, Callable]:
-    """Runs of `call` with one thread and with all that there are."""
+def setups_by_threads(name: str, call: Callable) -> dict[str, Callable]:
+    """Return setups for `time_interleaved` that run `call` with one thread and with all."""
     counts = sorted({1, torch.get_num_threads()})
-    return {f"{name}, threads: {n}": lambda n=n: partial(with_threads, n, call) for n in counts}
+    return {f"{name}, threads: {n}": lambda n=n: partial(run_with_threads, n, call) for n in counts}
 
 
-def in_turn(runs: dict[str, Callable[[], Callable]], repeats: int) -> dict[str, list[float]]:
-    """The seconds of every run, by its name: all of them once, then all of them again. What a run
-    returns is timed.
-    """
-    seconds = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, prepared in runs.items():
-            run = prepared()
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return seconds
+# ------------------------------------------------------------------------ nanoGPT and Hugging Face
 
 
-def ratio(slow: list[float], fast: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
-
-
-# --------------------------------------------------------------------------------------- the others
-
-
-def nanogpt_module(folder: Path):
-    """The model.py of a checkout of nanoGPT."""
+def load_nanogpt_module(folder: Path) -> ModuleType:
+    """Import the model.py of a nanoGPT checkout."""
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def nanogpt(folder: Path, model: GPT) -> torch.nn.Module:
-    """nanoGPT's own model from a checkout of it, with our weights."""
-    module, config = nanogpt_module(folder), model.config
-    sizes = {name: getattr(config, name) for name in ("block_size", "n_layer", "n_head", "n_embd")}
-    theirs = module.GPT(
-        module.GPTConfig(vocab_size=VOCABULARY, dropout=0.0, bias=False, **sizes)
-    ).eval()
-    copy_weights(theirs.state_dict(), model, transposed=False)
-    return theirs
+def build_nanogpt(folder: Path, config: ModelConfig) -> torch.nn.Module:
+    """Build the model of a nanoGPT checkout, without biases, in the sizes of a config."""
+    module = load_nanogpt_module(folder)
+    names = ("block_size", "n_layer", "n_head", "n_embd", "dropout")
+    settings = {name: getattr(config, name) for name in names}
+    return module.GPT(module.GPTConfig(vocab_size=VOCAB_SIZE, bias=False, **settings))
 
 
-def hugging_face(model: GPT) -> torch.nn.Module | None:
-    """GPT-2 of `transformers` with exact GELU and our weights; None where it is not installed."""
+def build_hugging_face(config: ModelConfig) -> torch.nn.Module | None:
+    """Build GPT-2 of `transformers`, with exact GELU; return None if it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = model.config
-    theirs = GPT2LMHeadModel(
+    return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCABULARY,
+            vocab_size=VOCAB_SIZE,
             n_positions=config.block_size,
             n_embd=config.n_embd,
             n_layer=config.n_layer,
@@ -117,155 +108,176 @@ def hugging_face(model: GPT) -> torch.nn.Module | None:
             bos_token_id=None,
             eos_token_id=None,
         )
-    ).eval()
-    copy_weights(theirs.state_dict(), model, transposed=True)
-    return theirs
+    )
 
 
-def generate_by(face: torch.nn.Module, begin: torch.Tensor, characters: int) -> None:
-    """Hugging Face's own generation, with its cache."""
-    choice = {
-        "do_sample": True,
-        "temperature": TEMPERATURE,
-        "top_k": 0,
-        "use_cache": True,
-        "pad_token_id": 0,
-    }
-    face.generate(begin, attention_mask=torch.ones_like(begin), max_new_tokens=characters, **choice)
+def generate_hugging_face(
+    hugging_face: torch.nn.Module, prompt: torch.Tensor, characters: int
+) -> None:
+    """Generate with Hugging Face's KV cache after a prompt (1, T)."""
+    hugging_face.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=characters,
+        do_sample=True,
+        temperature=TEMPERATURE,
+        top_k=0,
+        use_cache=True,
+        pad_token_id=0,
+    )
 
 
 @torch.no_grad()
-def copy_weights(theirs: dict[str, torch.Tensor], model: GPT, transposed: bool) -> None:
-    """Our weights into tensors with GPT-2's names, whose matrices may be transposed; biases become
-    0.
+def copy_weights(model: GPT, target: torch.nn.Module, *, transposed: bool) -> None:
+    """Copy our weights into a model with GPT-2's parameter names, and set its biases to 0.
+
+    `transposed`: the target stores its linear layers as (in, out), as Hugging Face does.
     """
-    own = {"wte": model.token_embedding, "wpe": model.position_embedding, "ln_f": model.final_norm}
+    modules = {
+        "wte": model.token_embedding,
+        "wpe": model.position_embedding,
+        "ln_f": model.final_norm,
+    }
     for i, block in enumerate(model.blocks):
-        parts = {
-            "ln_1": block.attn_norm,
-            "attn.c_attn": block.attention.projection.qkv,
-            "attn.c_proj": block.attention.out_proj,
-            "ln_2": block.mlp_norm,
-            "mlp.c_fc": block.mlp.up,
-            "mlp.c_proj": block.mlp.down,
-        }
-        own |= {f"h.{i}.{name}": part for name, part in parts.items()}
-    for name, module in own.items():
-        flip = transposed and name.endswith(("c_attn", "c_proj", "c_fc"))
-        theirs[f"transformer.{name}.weight"].copy_(module.weight.T if flip else module.weight)
-        if f"transformer.{name}.bias" in theirs:
-            theirs[f"transformer.{name}.bias"].zero_()
+        modules[f"h.{i}.ln_1"] = block.attn_norm
+        modules[f"h.{i}.attn.c_attn"] = block.attention.projection.qkv
+        modules[f"h.{i}.attn.c_proj"] = block.attention.out_proj
+        modules[f"h.{i}.ln_2"] = block.mlp_norm
+        modules[f"h.{i}.mlp.c_fc"] = block.mlp.up
+        modules[f"h.{i}.mlp.c_proj"] = block.mlp.down
+    tensors = target.state_dict()
+    for name, module in modules.items():
+        is_linear = name.endswith(("c_attn", "c_proj", "c_fc"))
+        weight = module.weight.T if transposed and is_linear else module.weight
+        tensors[f"transformer.{name}.weight"].copy_(weight)
+        if f"transformer.{name}.bias" in tensors:
+            tensors[f"transformer.{name}.bias"].zero_()
 
 
-# ---------------------------------------------------------------------------------- the comparisons
+# -------------------------------------------------------------------------------------- comparisons
 
 
 @torch.inference_mode()
 def check_logits(model: GPT, others: dict[str, Callable]) -> None:
-    """Print the largest difference of each one's logits from ours, over a whole window."""
-    ids = torch.randint(
-        VOCABULARY, (1, model.config.block_size), generator=torch.Generator().manual_seed(0)
-    )
-    expected, caches = model(ids)[0], model.new_caches()
-    first, step = model(ids[:, :1], caches)[0], FastDecoder(model)
-    rest = [torch.from_numpy(step(ids[0, : i + 1].numpy(), caches)) for i in range(1, ids.size(1))]
-    logits = {"the fast decoder": torch.cat([first, *rest])}
-    logits |= {name: call(ids)[0] for name, call in others.items()}
-    for name, found in logits.items():
-        print(f"  logits of {name}: within {(found - expected).abs().max():.1e} of GPT.forward's")
+    """Print the largest difference of other logits from GPT.forward's, over a whole window.
 
-
-def compare(model: GPT, folder: Path | None, repeats: int) -> None:
-    """Against uncached generation, inside and past the window, and against Hugging Face's cache
-    inside it.
+    `others` map ids (1, block_size) to logits (block_size, V).
     """
-    block_size, others = model.config.block_size, {}
-    theirs, face = nanogpt(folder, model) if folder else None, hugging_face(model)
-    if theirs:
-        others["nanoGPT"] = lambda ids: theirs(ids, ids)[0]
-    if face:
-        others["Hugging Face"] = lambda ids: face(ids).logits
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCAB_SIZE, (1, model.config.block_size), generator=generator)
+    expected = model(ids)[0]  # (block_size, V)
+    caches, decoder = model.new_caches(), FastDecoder(model)
+    rows = [model(ids[:, :1], caches)[0]]
+    for i in range(1, ids.size(1)):
+        rows.append(torch.from_numpy(decoder(ids[0, : i + 1].numpy(), caches)))  # (1, V)
+    logits = {"the fast decoder": torch.cat(rows)}
+    logits |= {name: call(ids) for name, call in others.items()}
+    for name, found in logits.items():
+        difference = (found - expected).abs().max()
+        print(f"  logits of {name} and GPT.forward: differences up to {difference:.1e}")
+
+
+def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
+    """Print the speed of ours and the others, inside the window and past it.
+
+    Hugging Face runs only inside: its cache does not move the window.
+    """
+    block_size, others, nanogpt = model.config.block_size, {}, None
+    if folder:
+        nanogpt = build_nanogpt(folder, model.config).eval()
+        copy_weights(model, nanogpt, transposed=False)
+        others["nanoGPT"] = lambda ids: nanogpt(ids, ids)[0][0]  # all logits only with targets
+    hugging_face = build_hugging_face(model.config)
+    if hugging_face:
+        copy_weights(model, hugging_face.eval(), transposed=True)
+        others["Hugging Face"] = lambda ids: hugging_face(ids).logits[0]
     check_logits(model, others)
+
     began = time.perf_counter()
     FastDecoder(model)
-    print(f"  preparing the weights takes {time.perf_counter() - began:.3f} s, once for a text")
-    for place, prompt, characters in (
-        ("inside", 1, block_size - 1),
-        ("past", block_size, block_size // 2),
-    ):
-        begin, runs = (
-            torch.zeros(1, prompt, dtype=torch.int64),
-            {"ours": partial(ours, model, prompt, characters)},
-        )
-        if theirs:
-            runs |= each_way(
-                "nanoGPT", partial(theirs.generate, begin, characters, temperature=TEMPERATURE)
-            )
+    print(f"  weight preparation: {time.perf_counter() - began:.3f} s, once per text")
+
+    cases = (("inside", 1, block_size - 1), ("past", block_size, block_size // 2))
+    for where, prompt_length, characters in cases:
+        prompt = torch.zeros(1, prompt_length, dtype=torch.int64)
+        ours = partial(prepare_generation, model, prompt_length, characters)
+        setups = {"ours": ours}
+        if nanogpt:
+            call = partial(nanogpt.generate, prompt, characters, temperature=TEMPERATURE)
+            setups |= setups_by_threads("nanoGPT", call)
         else:
-            runs["uncached"] = partial(ours, model, prompt, characters, cache=False, window="exact")
-        if face and prompt == 1:
-            runs |= each_way("Hugging Face", partial(generate_by, face, begin, characters))
-        seconds = in_turn(runs, repeats)
+            setups["uncached"] = partial(ours, cache=False, window="exact")
+        if hugging_face and where == "inside":
+            call = partial(generate_hugging_face, hugging_face, prompt, characters)
+            setups |= setups_by_threads("Hugging Face", call)
+        seconds = time_interleaved(setups, repeats)
         for name, taken in seconds.items():
-            times = (
-                f"ours is {ratio(taken, seconds['ours']):.1f} times as fast"
-                if name != "ours"
-                else ""
-            )
-            rate = characters / statistics.median(taken)
-            print(f"  {place} the window: {name:<25}{rate:>7,.0f} characters/s  {times}")
+            speed = characters / statistics.median(taken)
+            line = f"  {where} the window: {name:<25}{speed:>7,.0f} characters/s"
+            if name != "ours":
+                line += f"  ours is {median_ratio(taken, seconds['ours']):.1f} times as fast"
+            print(line)
 
 
-def batch(model: GPT, repeats: int) -> None:
-    """64 samples at once against one stream of the same PyTorch step."""
+def measure_batch(model: GPT, repeats: int) -> None:
+    """Print the speed of a batch of samples against one sample, both without the fast decoder."""
     characters = min(64, model.config.block_size - 1)
-    runs = {
-        "one stream": partial(ours, model, 1, characters, fast=False),
-        "64 samples": partial(ours, model, 1, characters, BATCH),
+    setups = {
+        "one": partial(prepare_generation, model, 1, characters, fast=False),
+        "batch": partial(prepare_generation, model, 1, characters, BATCH_SIZE),
     }
-    seconds = in_turn(runs, repeats)
-    one, many = (statistics.median(seconds[name]) for name in runs)
+    seconds = time_interleaved(setups, repeats)
+    one_speed = characters / statistics.median(seconds["one"])
+    batch_speed = BATCH_SIZE * characters / statistics.median(seconds["batch"])
+    speedup = BATCH_SIZE * median_ratio(seconds["one"], seconds["batch"])
     print(
-        f"  PyTorch step: one stream {characters / one:,.0f} characters/s, {BATCH} samples "
-        f"{BATCH * characters / many:,.0f}, "
-        f"{BATCH * ratio(seconds['one stream'], seconds['64 samples']):.1f} times"
+        f"  without the fast decoder: 1 sample {one_speed:,.0f} characters/s, {BATCH_SIZE} samples "
+        f"{batch_speed:,.0f} characters/s, {speedup:.1f} times as many"
     )
 
 
-def flatness(model: GPT, repeats: int) -> None:
-    """The cost of a character in the second window against that in the tenth, and memory taken
-    between the two.
-    """
-    block_size, ratios, grown = model.config.block_size, [], 0
+def measure_long_text(model: GPT, repeats: int) -> None:
+    """Print the cost of the tenth block_size characters against the second, and memory growth."""
+    block_size, ratios, growth = model.config.block_size, [], 0
     for _ in range(repeats):
-        draw_a_window, seconds = ours(model, block_size, block_size), []
-        for window in range(9):
-            began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            draw_a_window()
+        generate, seconds = prepare_generation(model, block_size, block_size), []
+        for i in range(9):
+            began, before = time.perf_counter(), peak_memory()
+            generate()
             seconds.append(time.perf_counter() - began)
-            grown += (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (window > 0)
+            if i > 0:
+                growth += peak_memory() - before
         ratios.append(seconds[-1] / seconds[0])
     print(
-        f"  a character at 10 x block_size costs {statistics.median(ratios):.2f} times that at "
-        f"block_size",
-        end="; ",
+        f"  characters 9 to 10 x block_size take {statistics.median(ratios):.2f} times as long as "
+        f"1 to 2 x block_size; peak memory grew by {growth} kB"
     )
-    print(f"memory grew by {grown} kB")
 
 
-def bandwidth(model: GPT, repeats: int) -> None:
-    """Reading the weights once, which each character must, against the whole step."""
+def peak_memory() -> int:
+    """Return the peak resident memory of this process so far, in kB on Linux."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def measure_bandwidth(model: GPT, repeats: int) -> None:
+    """Print the time to read all weights once, which each character needs, against a whole step."""
     weights = torch.ones(sum(parameter.numel() for parameter in model.parameters()))
     characters = model.config.block_size - 1
-    runs = {
-        "step": partial(ours, model, 1, characters),
-        "read": lambda: lambda: [weights.sum() for _ in range(characters)],
+
+    def read_weights() -> None:
+        for _ in range(characters):
+            weights.sum()
+
+    setups = {
+        "step": partial(prepare_generation, model, 1, characters),
+        "read": lambda: read_weights,
     }
-    seconds = in_turn(runs, repeats)
-    speed = 4 * weights.numel() * characters / statistics.median(seconds["read"]) / 1e9
-    share = ratio(seconds["read"], seconds["step"])
+    seconds = time_interleaved(setups, repeats)
+    bandwidth = 4 * weights.numel() * characters / statistics.median(seconds["read"])  # bytes/s
+    fraction = median_ratio(seconds["read"], seconds["step"])
     print(
-        f"  reading all weights, at {speed:.0f} GB/s, takes {share:.0%} of the time of a character"
+        f"  reading all weights, at {bandwidth / 1e9:.0f} GB/s, takes {fraction:.0%} of the time "
+        "per character"
     )
 
 
@@ -276,15 +288,16 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args()
     for name in options.shapes:
-        config, model = SHAPES[name], GPT(SHAPES[name], VOCABULARY, seed=1).eval()
+        config = SHAPES[name]
+        model = GPT(config, VOCAB_SIZE, seed=1).eval()
         print(
-            f"{name}: {config.n_layer} layers, {config.n_head} heads, {config.n_embd} wide, "
+            f"{name}: {config.n_layer} layers, {config.n_head} heads, n_embd {config.n_embd}, "
             f"context {config.block_size}, {model.parameter_count():,} parameters, "
-            f"{torch.get_num_threads()} threads"
+            f"{torch.get_num_threads()} thread(s)"
         )
-        compare(model, options.nanogpt, options.repeats)
-        for question in (batch, flatness, bandwidth):
-            question(model, options.repeats)
+        compare_speed(model, options.nanogpt, options.repeats)
+        for measure in (measure_batch, measure_long_text, measure_bandwidth):
+            measure(model, options.repeats)
 
 
 if __name__ == "__main__":

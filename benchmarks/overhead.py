@@ -1,8 +1,8 @@
-"""What a run spends on neither learning nor evaluating: python -m benchmarks.overhead RUN
+"""Overhead of logging and checkpoints in a finished run: python -m benchmarks.overhead RUN
 
-From the event files of a finished run: between two lines of the log that no evaluation parts, the
-time on the clock over that of the steps is progress bar, TensorBoard and health. Its checkpoint is
-then written again, and timed.
+Logging: in each log interval without an evaluation, the wall-clock time minus the time of the steps
+went to the log, the progress bar, TensorBoard and health checks. Checkpoints: the last one is saved
+and loaded again, in a temporary folder, and timed.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.runs import characters_per_step, load_events
 from checkpointing import checkpoint
 from common.files import write_atomic
 from data.tokenizer import CharTokenizer
@@ -26,31 +27,34 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     folder = parser.parse_args().run
     saved = checkpoint.load(folder / checkpoint.LAST)
-    train = saved.config.train
-    characters = (
-        train.batch_size * train.gradient_accumulation_steps * saved.config.model.block_size
-    )
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    speeds, evaluated = (
-        events.Scalars("train/tokens_per_sec"),
-        [each.step for each in events.Scalars("val/loss")],
-    )
-    whole, steps = 0.0, 0.0
-    for before, after in pairwise(speeds):
-        if not any(before.step <= step < after.step for step in evaluated):
-            whole += after.wall_time - before.wall_time
-            steps += characters * (after.step - before.step) / after.value
+    events = load_events(folder)
+    overhead = logging_overhead(events, characters_per_step(saved.config))
+    print(f"log, progress bar, TensorBoard: {overhead:.2%} of the time between evaluations")
 
     saving, loading = time_checkpoint(saved)
-    saves = 2 * len(evaluated)  # at most: each evaluation improves, and saves best and last
+    saves = 2 * len(events.Scalars("val/loss"))  # if each improves, it saves best and last
+    speeds = events.Scalars("train/tokens_per_sec")
     total = speeds[-1].wall_time - speeds[0].wall_time
     size = (folder / checkpoint.LAST).stat().st_size / 1e6
-    print(f"log, bar, TensorBoard: {(whole - steps) / whole:.2%} of the time between evaluations")
     print(
-        f"a checkpoint of {size:.1f} MB: saved in {saving:.3f} s, loaded in {loading:.3f} s; ",
-        end="",
+        f"checkpoint of {size:.1f} MB: saved in {saving:.3f} s, loaded in {loading:.3f} s; "
+        f"at most {saves} saves: {saves * saving / total:.2%} of {total:.0f} s"
     )
-    print(f"{saves} saves: {saves * saving / total:.2%} of {total:.0f} s")
+
+
+def logging_overhead(events: EventAccumulator, per_step: int) -> float:
+    """Return the fraction of the time between evaluations that is not spent in steps.
+
+    `per_step` is the number of characters that a step trains on.
+    """
+    evaluated_steps = [each.step for each in events.Scalars("val/loss")]
+    total, in_steps = 0.0, 0.0  # seconds
+    for before, after in pairwise(events.Scalars("train/tokens_per_sec")):
+        if any(before.step <= step < after.step for step in evaluated_steps):
+            continue
+        total += after.wall_time - before.wall_time
+        in_steps += per_step * (after.step - before.step) / after.value
+    return (total - in_steps) / total
 
 
 def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:

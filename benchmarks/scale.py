@@ -1,9 +1,8 @@
-"""Characters per second against the number of processes on this machine: python -m benchmarks.scale
-[--ranks 1 2 4]
+"""Training speed by number of processes: python -m benchmarks.scale [--ranks 1 2 4]
 
-The global batch stays, and the processor's cores are divided: what a second process gains is what
-one leaves idle, and what it costs is the averaging of gradients and, in every process, whatever
-does not depend on the rows of its batch.
+All runs have the same global batch and divide the CPU cores of this machine among their processes.
+A second process gains the time for which a single one leaves cores idle. It costs the averaging of
+gradients and, in each process, the work that does not depend on its share of the batch.
 """
 
 import argparse
@@ -14,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from benchmarks.runs import load_events
 
 ROOT = Path(__file__).parent.parent
-STEPS, LINES = 60, 10  # of which the first line is of the start
+STEPS, LOG_INTERVAL = 60, 6
 OPTIONS = [
     "configs/nanogpt_cpu.yaml",
     "--data.sources=data/plays",
@@ -25,37 +24,36 @@ OPTIONS = [
     "--dtype=float32",
     "--sample_chars=0",
     f"--max_iters={STEPS}",
-    f"--log_interval={STEPS // LINES}",
+    f"--log_interval={LOG_INTERVAL}",
     "--warmup_iters=0",
 ]
 
 
-def speed(ranks: int, threads: int) -> float:
-    """Median characters per second of a run of so many processes of so many threads each."""
+def training_speed(processes: int, threads: int) -> float:
+    """Train with `threads` threads in each process; return the median characters/s."""
     with tempfile.TemporaryDirectory() as folder:
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
+        command = [*launcher, "train.py", *OPTIONS, f"--out_dir={folder}"]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        words = [*launcher, "train.py", *OPTIONS, f"--out_dir={folder}"]
-        subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-        values = EventAccumulator(folder).Reload().Scalars("train/tokens_per_sec")
-        return statistics.median(each.value for each in values[2:])
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+        speeds = load_events(Path(folder)).Scalars("train/tokens_per_sec")
+    return statistics.median(each.value for each in speeds[2:])  # the first intervals warm up
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    cores, alone = len(os.sched_getaffinity(0)), None
-    print(
-        f"{cores} cores\n{'processes':>9}{'threads each':>14}{'characters/s':>14}{'times one':>11}"
-    )
-    for ranks in parser.parse_args(arguments).ranks:
-        threads = max(1, cores // ranks)
-        found = speed(ranks, threads)
-        alone = alone or found
-        print(f"{ranks:>9}{threads:>14}{found:>14,.0f}{found / alone:>11.2f}", flush=True)
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    print(f"{cores} cores")
+    print(f"{'processes':>9}{'threads each':>14}{'characters/s':>14}{'speedup':>11}")
+    baseline = None
+    for processes in options.ranks:
+        threads = max(1, cores // processes)
+        speed = training_speed(processes, threads)
+        baseline = baseline or speed
+        print(f"{processes:>9}{threads:>14}{speed:>14,.0f}{speed / baseline:>11.2f}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

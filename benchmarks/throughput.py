@@ -1,42 +1,45 @@
-"""Characters trained on in a second: python -m benchmarks.throughput [--nanogpt FOLDER] [--steps N]
+"""Training speed of one process: python -m benchmarks.throughput [--nanogpt FOLDER] [--steps N]
 
-Whole training steps (forward, backward, clipping, optimizer) of nanoGPT's own architecture, batch
-and dropout, ours and nanoGPT's in turn, step by step; then what share of the peak of large matrix
-products our own recipes reach, and what a character costs in a long context against a short one.
-Without FOLDER ours in float32 stands in for nanoGPT.
+Whole optimization steps (forward, backward, clipping, update) on one fixed batch, so without
+loading batches. Three measurements:
+
+- Speed against nanoGPT, in its architecture, batch size and dropout; steps alternate. FOLDER is a
+  checkout of nanoGPT; without it, ours in float32 stands in.
+- Utilization of modern models: model FLOP/s as a fraction of the FLOP/s of large matrix products.
+- Cost of a character in a long context against a short one.
 """
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from benchmarks.decode import VOCABULARY, nanogpt_module
+from benchmarks.decode import VOCAB_SIZE, build_nanogpt
+from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig, TrainConfig
 from model.gpt import GPT
 from training import runtime
 from training.evaluate import cross_entropy
 from training.optimizers import build
 
+WARMUP = 3  # steps
+PEAK_SIZE = 2048  # rows and columns of the matrices whose product measures the peak
 MODERN = {
     "kernel": "batched",
     "positions": "rope",
     "mlp": "relu2",
     "qk_norm": True,
     "residual_init": "zero",
+    "tied": False,
+    "logit_softcap": 15.0,
 }
-MODERN |= {"tied": False, "logit_softcap": 15.0}
-CLASSIC = {  # nanoGPT's two recipes, the second with a batch for a CPU
-    "small": (ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, kernel="batched"), 12),
-    "baby": (
-        ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, kernel="batched"),
-        16,
-    ),
-}
-SHARES = {
+SMALL = ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, kernel="batched")
+BABY = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2, kernel="batched")
+# nanoGPT's two recipes: name, config, batch size; baby trains with 64 there, on a GPU
+NANOGPT_SHAPES = {"small": (SMALL, 12), "baby": (BABY, 16)}
+MODERN_SHAPES = {  # likewise
     "4 x 256, context 128": (
         ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=128, **MODERN),
         24,
@@ -46,23 +49,21 @@ SHARES = {
         12,
     ),
 }
-CONTEXTS = {
-    size: (ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=size, **MODERN), 4096 // size)
-    for size in (64, 1024)
-}
+SHORT, LONG = 64, 1024  # context lengths
+CHARACTERS_PER_STEP = 4096  # in either context
 
 
-def ours(
+def training_step(
     config: ModelConfig, batch_size: int, dtype: str = "auto", optimizer: str = "adamw"
-) -> Callable[[], object]:
-    """One training step, as train.py takes it."""
-    where, model = runtime.select_runtime("cpu", dtype), GPT(config, VOCABULARY)
-    optimizers = build(model, TrainConfig(optimizer=optimizer), where.dtype)
-    x, y = torch.randint(VOCABULARY, (2, batch_size, config.block_size))
+) -> Callable[[], float]:
+    """Return a call that makes one step like training/step.py and returns the loss."""
+    selected, model = runtime.select_runtime("cpu", dtype), GPT(config, VOCAB_SIZE)
+    optimizers = build(model, TrainConfig(optimizer=optimizer), selected.dtype)
+    x, y = torch.randint(VOCAB_SIZE, (2, batch_size, config.block_size))
 
-    def step():
-        with where.autocast():
-            logits = model(x)
+    def step() -> float:
+        with selected.autocast():
+            logits = model(x)  # (B, T, V)
         loss = cross_entropy(logits, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
@@ -74,21 +75,19 @@ def ours(
     return step
 
 
-def nanogpt(
+def nanogpt_training_step(
     folder: Path, config: ModelConfig, batch_size: int, compiled: bool
-) -> Callable[[], object]:
-    """One training step, as nanoGPT's train.py takes it on a CPU."""
-    module = nanogpt_module(folder)
-    sizes = {
-        name: getattr(config, name)
-        for name in ("block_size", "n_layer", "n_head", "n_embd", "dropout")
-    }
-    model = module.GPT(module.GPTConfig(vocab_size=VOCABULARY, bias=False, **sizes))
+) -> Callable[[], float]:
+    """Return a call that makes one step as nanoGPT's train.py does on a CPU, and returns the loss.
+
+    Hyperparameters as in nanoGPT's config/train_shakespeare_char.py.
+    """
+    model = build_nanogpt(folder, config)
     optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
     forward = torch.compile(model) if compiled else model
-    x, y = torch.randint(VOCABULARY, (2, batch_size, config.block_size))
+    x, y = torch.randint(VOCAB_SIZE, (2, batch_size, config.block_size))
 
-    def step():
+    def step() -> float:
         _, loss = forward(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -99,74 +98,71 @@ def nanogpt(
     return step
 
 
-def in_turn(steps: dict[str, Callable[[], object]], times: int) -> dict[str, list[float]]:
-    """Seconds of each step, one of each after the other; the first three of each are not
-    counted.
-    """
-    seconds = {name: [] for name in steps}
-    for _ in range(times + 3):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: each[3:] for name, each in seconds.items()}
+def time_steps(steps: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of each step in each repeat after the warm-up; steps alternate."""
+    setups = {name: lambda step=step: step for name, step in steps.items()}
+    seconds = time_interleaved(setups, WARMUP + repeats)
+    return {name: each[WARMUP:] for name, each in seconds.items()}
 
 
-def peak(dtype: torch.dtype) -> float:
-    """Operations per second of large square matrix products: the best of twenty."""
-    a, b = torch.randn(2, 2048, 2048).to(dtype)
-    seconds = in_turn({"product": lambda: a @ b}, 20)["product"]
-    return 2 * 2048**3 / min(seconds)
+def peak_flops(dtype: torch.dtype) -> float:
+    """Return the FLOP/s of large square matrix products: the best of twenty."""
+    a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE).to(dtype)
+    seconds = time_steps({"product": lambda: a @ b}, 20)["product"]
+    return 2 * PEAK_SIZE**3 / min(seconds)
 
 
-def against_nanogpt(folder: Path | None, times: int) -> None:
-    for name, (config, batch_size) in CLASSIC.items():
-        steps = {"ours": ours(config, batch_size)}
+def compare_with_nanogpt(folder: Path | None, repeats: int) -> None:
+    """Print the training speed of ours and nanoGPT in each of its shapes."""
+    for name, (config, batch_size) in NANOGPT_SHAPES.items():
+        steps = {"ours": training_step(config, batch_size)}
         if folder:
-            steps |= {
-                f"nanoGPT, compile {on}": nanogpt(folder, config, batch_size, on)
-                for on in (False, True)
-            }
+            for compiled in (False, True):
+                step = nanogpt_training_step(folder, config, batch_size, compiled)
+                steps[f"nanoGPT, compile {compiled}"] = step
         else:
-            steps["ours, float32"] = ours(config, batch_size, "float32")
-        seconds, characters = in_turn(steps, times), batch_size * config.block_size
-        for who, each in seconds.items():
-            ratio = statistics.median(a / b for a, b in zip(each, seconds["ours"], strict=True))
-            speed = characters / statistics.median(each)
+            steps["ours, float32"] = training_step(config, batch_size, "float32")
+        seconds = time_steps(steps, repeats)
+        for label, taken in seconds.items():
+            speed = batch_size * config.block_size / statistics.median(taken)
+            ratio = median_ratio(taken, seconds["ours"])
             print(
-                f"{name:<6} {who:<24}{speed:>9,.0f} characters/s  ours is {ratio:.2f} times as fast"
+                f"{name:<6} {label:<24}{speed:>9,.0f} characters/s  ours is {ratio:.2f} times as "
+                "fast"
             )
 
 
-def share_of_peak(times: int) -> None:
-    where = runtime.select_runtime("cpu", "auto")
-    for name, (config, batch_size) in SHARES.items():
-        operations = GPT(config, VOCABULARY).flops_per_token() * batch_size * config.block_size
+def measure_utilization(repeats: int) -> None:
+    """Print the model FLOP/s of each modern shape and optimizer, absolute and relative to the peak.
+
+    The FLOP of the optimizer, such as Newton-Schulz in Muon, do not count.
+    """
+    dtype = runtime.select_runtime("cpu", "auto").dtype
+    for name, (config, batch_size) in MODERN_SHAPES.items():
+        flop = GPT(config, VOCAB_SIZE).flops_per_token() * batch_size * config.block_size
         for optimizer in ("adamw", "muon"):
-            seconds = in_turn({"ours": ours(config, batch_size, optimizer=optimizer)}, times)[
-                "ours"
-            ]
-            speed = operations / statistics.median(seconds)
+            step = training_step(config, batch_size, optimizer=optimizer)
+            seconds = time_steps({"step": step}, repeats)["step"]
+            flops = flop / statistics.median(seconds)
             print(
-                f"{name}, {optimizer}: {speed / 1e9:.0f} GFLOP/s, {speed / peak(where.dtype):.0%} "
-                f"of the peak"
+                f"{name}, {optimizer}: {flops / 1e9:.0f} GFLOP/s, "
+                f"{flops / peak_flops(dtype):.0%} of the measured peak"
             )
 
 
-def long_context(times: int) -> None:
-    seconds = in_turn({size: ours(*each) for size, each in CONTEXTS.items()}, times)
-    operations = {
-        size: GPT(config, VOCABULARY).flops_per_token() for size, (config, _) in CONTEXTS.items()
-    }
-    short, long = CONTEXTS
-    ratio = statistics.median(b / a for a, b in zip(seconds[short], seconds[long], strict=True))
-    theory = operations[long] / operations[short]
+def compare_contexts(repeats: int) -> None:
+    """Print the time and the FLOP of a character in a long context, relative to a short one."""
+    steps, flop = {}, {}
+    for block_size in (SHORT, LONG):
+        config = ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=block_size, **MODERN)
+        steps[block_size] = training_step(config, CHARACTERS_PER_STEP // block_size)
+        flop[block_size] = GPT(config, VOCAB_SIZE).flops_per_token()
+    seconds = time_steps(steps, repeats)
+    time_ratio, flop_ratio = median_ratio(seconds[LONG], seconds[SHORT]), flop[LONG] / flop[SHORT]
     print(
-        f"context {long} over {short}: a character costs {ratio:.2f} times, by theory "
-        f"{theory:.2f}; ",
-        end="",
+        f"context {LONG} against {SHORT}: {time_ratio:.2f} times the time per character, "
+        f"{flop_ratio:.2f} times the FLOP; {time_ratio / flop_ratio:.2f} of the expected time"
     )
-    print(f"{ratio / theory:.2f} of it")
 
 
 def main() -> None:
@@ -176,12 +172,12 @@ def main() -> None:
     options = parser.parse_args()
     runtime.keep_freed_memory()
     print(
-        f"{torch.get_num_threads()} threads, {runtime.select_runtime('cpu', 'auto')}, torch "
-        f"{torch.__version__}"
+        f"{torch.get_num_threads()} thread(s), {runtime.select_runtime('cpu', 'auto')}, "
+        f"torch {torch.__version__}"
     )
-    against_nanogpt(options.nanogpt, options.steps)
-    share_of_peak(options.steps)
-    long_context(options.steps)
+    compare_with_nanogpt(options.nanogpt, options.steps)
+    measure_utilization(options.steps)
+    compare_contexts(options.steps)
 
 
 if __name__ == "__main__":

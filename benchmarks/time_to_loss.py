@@ -1,11 +1,14 @@
-"""How soon is nanoGPT's loss reached? python -m benchmarks.time_to_loss [--nanogpt FOLDER]
-[--repeats N]
+"""Training time and loss against nanoGPT: python -m benchmarks.time_to_loss [--nanogpt FOLDER]
 
-Whole commands in turn: nanoGPT's recipe for a CPU, by its own train.py in FOLDER (a checkout whose
-data/shakespeare_char has been prepared), against configs/fast.yaml, and against what
-shakespeare.yaml learns when it is cut to less time than nanoGPT takes. Without FOLDER our
-nanogpt_cpu.yaml in float32 stands in for it. All learn the same text. Losses are exact, over the
-whole validation text; "training" is the time of the steps alone.
+Whole training commands, alternating, on the same text:
+
+- nanoGPT's recipe for a CPU, by the train.py in FOLDER, a checkout of nanoGPT with
+  data/shakespeare_char prepared; without FOLDER, configs/nanogpt_cpu.yaml in float32
+- configs/fast.yaml, made to reach the loss of that recipe
+- configs/shakespeare.yaml, shortened to less time than that recipe takes
+
+Each recipe trains for a fixed number of steps: compare the losses before the times. Losses are
+exact, over the whole validation text; "training" is the time of the training steps alone.
 """
 
 import argparse
@@ -15,88 +18,109 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.decode import nanogpt_module
-from benchmarks.runs import course
+from benchmarks.decode import load_nanogpt_module
+from benchmarks.runs import read_loss_curve
+from benchmarks.timing import ratios
 from data.batches import Split, evaluation_windows
 from training import runtime
 from training.evaluate import exact_loss
 
-# nanoGPT's README, "I only have a macbook"
-MACBOOK = {
+NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
+    "device": "cpu",
     "eval_iters": 20,
     "log_interval": 1,
     "block_size": 64,
     "batch_size": 12,
     "n_layer": 4,
     "n_head": 4,
-}
-MACBOOK |= {
     "n_embd": 128,
     "max_iters": 2000,
     "lr_decay_iters": 2000,
     "dropout": 0.0,
-    "device": "cpu",
-    "compile": False,
 }
-AS_LONG = (
+SHORTENED = [
     "--n_layer=2",
     "--n_embd=192",
     "--max_iters=1000",
     "--cooldown_iters=900",
     "--eval_interval=1000",
-)
+]
 
 
-def ours(config: str, *options: str) -> tuple[float, float, float]:
-    """Seconds of the whole command, seconds of its steps, exact loss at the end."""
-    with tempfile.TemporaryDirectory() as name:
-        began = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "train.py", config, *options, f"--out_dir={name}/run"],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        whole = time.perf_counter() - began
-        way = course(Path(name) / "run")
-    return whole, way.seconds[-1], way.losses[-1]
+@dataclass(frozen=True)
+class TrainingResult:
+    """The result of a training command.
 
-
-def nanogpt(folder: Path, compiled: bool) -> tuple[float, float, float]:
-    """The same of nanoGPT, whose ordinary step, the median, stands for those that it timed with an
-    evaluation.
+    command_seconds  from start to exit of the process
+    step_seconds     in training steps alone
+    loss             exact validation loss at the end, nats per character
     """
-    with tempfile.TemporaryDirectory() as out:
-        settings = MACBOOK | {"compile": compiled, "out_dir": out, "always_save_checkpoint": True}
-        command = [sys.executable, "train.py", "config/train_shakespeare_char.py"]
+
+    command_seconds: float
+    step_seconds: float
+    loss: float
+
+
+def run_training(config: str, *options: str) -> TrainingResult:
+    """Run our train.py with a config and options."""
+    with tempfile.TemporaryDirectory() as folder:
+        out_dir = Path(folder) / "run"
+        command = [sys.executable, "train.py", config, *options, f"--out_dir={out_dir}"]
         began = time.perf_counter()
-        done = subprocess.run(
-            [*command, *(f"--{name}={value}" for name, value in settings.items())],
-            cwd=folder,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        whole = time.perf_counter() - began
-        saved = torch.load(f"{out}/ckpt.pt", weights_only=True)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.perf_counter() - began
+        curve = read_loss_curve(out_dir)
+    return TrainingResult(seconds, curve.seconds[-1], curve.losses[-1])
+
+
+def run_nanogpt_training(folder: Path, compiled: bool) -> TrainingResult:
+    """Run the train.py of a nanoGPT checkout, and measure the loss of its last checkpoint.
+
+    Its time per step includes the evaluations, so `step_seconds` is the median step times the
+    number of steps.
+    """
+    with tempfile.TemporaryDirectory() as out_dir:
+        settings = NANOGPT_OPTIONS | {
+            "compile": compiled,
+            "out_dir": out_dir,
+            "always_save_checkpoint": True,
+        }
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        command = [sys.executable, "train.py", "config/train_shakespeare_char.py", *options]
+        began = time.perf_counter()
+        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        seconds = time.perf_counter() - began
+        saved = torch.load(f"{out_dir}/ckpt.pt", weights_only=True)
     milliseconds = [float(each) for each in re.findall(r"time ([\d.]+)ms", done.stdout)]
-    module = nanogpt_module(folder)
+    step_seconds = statistics.median(milliseconds) / 1000 * NANOGPT_OPTIONS["max_iters"]
+    return TrainingResult(seconds, step_seconds, nanogpt_loss(folder, saved))
+
+
+def nanogpt_loss(folder: Path, saved: dict) -> float:
+    """Return the exact validation loss of a nanoGPT checkpoint, in nats per character."""
+    module = load_nanogpt_module(folder)
     model = module.GPT(module.GPTConfig(**saved["model_args"])).eval()
-    model.load_state_dict(
-        {name.removeprefix("_orig_mod."): value for name, value in saved["model"].items()}
-    )
+    weights = {
+        name.removeprefix("_orig_mod."): value  # the prefix is torch.compile's
+        for name, value in saved["model"].items()
+    }
+    model.load_state_dict(weights)
     ids = np.fromfile(folder / "data/shakespeare_char/val.bin", np.uint16)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), model.config.block_size, 64)
-    loss = exact_loss(_Logits(model), windows, runtime.select_runtime("cpu", "float32"))
-    return whole, statistics.median(milliseconds) / 1000 * MACBOOK["max_iters"], loss
+    return exact_loss(NanoGPTLogits(model), windows, runtime.select_runtime("cpu", "float32"))
 
 
-class _Logits(torch.nn.Module):
-    """nanoGPT gives the logits of all places only where it is given targets."""
+class NanoGPTLogits(torch.nn.Module):
+    """A nanoGPT model called as ours is: ids (B, T) in, logits (B, T, V) out.
+
+    nanoGPT returns the logits of all positions only when it gets targets.
+    """
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -106,48 +130,64 @@ class _Logits(torch.nn.Module):
         return self.model(ids, ids)[0]
 
 
+def print_comparison(results: dict[str, list[TrainingResult]]) -> None:
+    """Print the speed of each recipe relative to the first one, and all mean losses."""
+    (_, baseline), *others = results.items()
+    for name, runs in others:
+        for label, attribute in (("command", "command_seconds"), ("training", "step_seconds")):
+            slow, fast = ([getattr(run, attribute) for run in each] for each in (baseline, runs))
+            speedups = ratios(slow, fast)
+            print(
+                f"{name}, {label}: {statistics.median(speedups):.1f} times as fast "
+                f"({min(speedups):.1f} to {max(speedups):.1f})"
+            )
+    losses = [
+        f"{name} {statistics.mean(run.loss for run in runs):.4f}" for name, runs in results.items()
+    ]
+    print(f"mean losses: {', '.join(losses)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--nanogpt", type=Path, help="folder of a checkout of nanoGPT")
-    parser.add_argument("--compile", action="store_true", help="nanoGPT with its compile: true")
+    parser.add_argument("--compile", action="store_true", help="run nanoGPT with --compile=True")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    text = []
-    if options.nanogpt:
-        text = [f"--data.sources={options.nanogpt.resolve()}/data/shakespeare_char/input.txt"]
-        theirs = ("nanoGPT", lambda seed: nanogpt(options.nanogpt, options.compile))
+    folder, text = options.nanogpt, []
+    if folder:
+        text = [f"--data.sources={folder.resolve()}/data/shakespeare_char/input.txt"]
+        baseline = "nanoGPT"
     else:
-        classic = ("configs/nanogpt_cpu.yaml", "--dtype=float32", "--kernel=sdpa")
-        theirs = ("nanogpt_cpu.yaml, float32", lambda seed: ours(*classic, f"--seed={seed}"))
-    programs = {
-        theirs[0]: theirs[1],
-        "fast.yaml": lambda seed: ours("configs/fast.yaml", f"--seed={seed}", *text),
-        "shakespeare.yaml, cut": lambda seed: ours(
-            "configs/shakespeare.yaml", *AS_LONG, f"--seed={seed}", *text
-        ),
+        baseline = "nanogpt_cpu.yaml, float32"
+
+    def run_baseline(seed: int) -> TrainingResult:
+        if folder:
+            return run_nanogpt_training(folder, options.compile)
+        classic = ["--dtype=float32", "--kernel=sdpa"]
+        return run_training("configs/nanogpt_cpu.yaml", *classic, f"--seed={seed}")
+
+    def run_fast(seed: int) -> TrainingResult:
+        return run_training("configs/fast.yaml", f"--seed={seed}", *text)
+
+    def run_shortened(seed: int) -> TrainingResult:
+        return run_training("configs/shakespeare.yaml", *SHORTENED, f"--seed={seed}", *text)
+
+    recipes = {
+        baseline: run_baseline,
+        "fast.yaml": run_fast,
+        "shakespeare.yaml, shortened": run_shortened,
     }
-    found = {name: [] for name in programs}
+    results = {name: [] for name in recipes}
     for seed in range(options.repeats):
-        for name, program in programs.items():
-            found[name].append(program(seed))
+        for name, run_recipe in recipes.items():
+            result = run_recipe(seed)
+            results[name].append(result)
             print(
-                f"{name:<26} whole {found[name][-1][0]:6.1f} s  training {found[name][-1][1]:6.1f} "
-                f"s  "
-                f"loss {found[name][-1][2]:.4f}",
+                f"{name:<28} command {result.command_seconds:6.1f} s  "
+                f"training {result.step_seconds:6.1f} s  loss {result.loss:.4f}",
                 flush=True,
             )
-    slow, *others = found.values()
-    for name, rows in zip(list(found)[1:], others, strict=True):
-        for place, what in enumerate(("whole", "training")):
-            ratios = sorted(a[place] / b[place] for a, b in zip(slow, rows, strict=True))
-            print(
-                f"{name}, {what}: {statistics.median(ratios):.1f} times as fast ({ratios[0]:.1f} "
-                f"to {ratios[-1]:.1f})"
-            )
-    losses = (
-        f"{name} {statistics.mean(each[2] for each in rows):.4f}" for name, rows in found.items()
-    )
-    print(f"mean losses: {', '.join(losses)}")
+    print_comparison(results)
 
 
 if __name__ == "__main__":
