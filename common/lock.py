@@ -1,6 +1,4 @@
-"""One writer per run folder, by a lock that the system releases when its holder ends, however it
-ends.
-"""
+"""One writer per run folder: a lock that the system releases when its holder ends in any way."""
 
 import os
 import time
@@ -11,32 +9,31 @@ from typing import TextIO
 
 from common.errors import ResourceError, RunInUseError, escape
 
-BEYOND = 2**30  # Windows forbids others to read what is locked, so lock a byte that nobody reads
+LOCKED_BYTE = 2**30  # Windows denies reading what is locked, so lock a byte that nobody reads
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold `folder`, which is made where there is none, for as long as the block lasts.
+    """Lock a folder, which is created if necessary, until the end of the block.
 
-    RunInUseError (exit 7) names the process that holds it already; ResourceError (exit 5) where it
-    cannot be written. A file system that knows no locks is trusted to have one writer.
+    Raises RunInUseError, which names the process that holds the lock, and ResourceError if the
+    folder cannot be written. On a file system without locks there is no protection.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); choose another "
-            f"--out_dir"
+            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "
+            "choose another --out_dir"
         ) from error
     with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
             raise RunInUseError(
-                f"out_dir: {escape(folder)} is in use by {_holder(file)}; one run at a time "
-                f"writes to a folder; "
-                "wait for it, stop it or choose another --out_dir"
+                f"out_dir: {escape(folder)} is in use by {_holder(file)}; a folder has one writer "
+                "at a time; wait for it, stop it or choose another --out_dir"
             ) from None
         except OSError:
             pass
@@ -51,7 +48,7 @@ def _lock(file: TextIO) -> None:
     if os.name == "nt":
         import msvcrt
 
-        file.seek(BEYOND)
+        file.seek(LOCKED_BYTE)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         import fcntl
@@ -60,6 +57,7 @@ def _lock(file: TextIO) -> None:
 
 
 def _holder(file: TextIO) -> str:
-    time.sleep(0.1)  # it may have got the lock just now and not written who it is
+    """Return what the holder of the lock wrote about itself."""
+    time.sleep(0.1)  # it may have just taken the lock and not written yet
     file.seek(0)
     return escape(file.read(100))

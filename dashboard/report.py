@@ -15,7 +15,7 @@ from common.errors import escape
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
-from data.summary import fitting
+from data.summary import size_advice
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
 from training.health import SPIKE_WINDOW, HealthWarning
 from training.runtime import dtype_name
@@ -36,10 +36,10 @@ class Report:
         run, model, corpus = self.run, self.run.model, self.run.corpus
         vocab_size, parameters = model.vocab_size, model.parameter_count()
         lines = [
-            *corpus.report,
+            *corpus.summary,
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"character of text; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
-            *filter(None, [fitting(parameters, corpus.characters)]),
+            *filter(None, [size_advice(parameters, corpus.characters)]),
             f"device      {run.runtime}",
             f"first loss  should be near ln({vocab_size}) = {math.log(vocab_size):.3f}: "
             "every character equally likely",

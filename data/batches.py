@@ -1,10 +1,9 @@
-"""Which characters a step learns from: a pure function of (seed, step), computed on the fly and
-never stored.
+"""Training batches as a pure function of (seed, step), and the windows of an evaluation.
 
-An epoch cuts the text into windows of `block_size` predictions, beginning at a random offset, and
-visits each window once, in a random order. The order is a permutation that is evaluated for the
-indices of one batch at a time, so shuffling a text of any size takes no memory, and a run that is
-resumed, or spread over ranks, sees the same batches.
+An epoch cuts the text into windows of `block_size` predictions, starting at a random offset, and
+visits each window once, in random order. The order is a permutation that is computed for the
+indices of one batch at a time. So shuffling a text of any size takes no memory, and a run that is
+resumed, or runs on several processes, sees the same batches.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,16 +13,15 @@ from math import isqrt
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-_ROUNDS = 3
+ROUNDS = 3  # of the permutation
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The part of a corpus to train on, or to validate on.
+    """The training or the validation part of a corpus.
 
-    `ids` is a whole text, perhaps shared by both splits and perhaps memory-mapped; `segments` are
-    the (start, end) in it that belong to this split, one for each file. No window crosses the end
-    of a segment.
+    `ids` is a whole text, possibly shared by both splits and possibly memory-mapped. `segments` are
+    the (start, end) of this split in it, one per file; no window crosses the end of a segment.
     """
 
     ids: np.ndarray
@@ -33,9 +31,7 @@ class Split:
         return sum(end - start for start, end in self.segments)
 
     def head(self, predictions: int) -> "Split":
-        """The beginning of this split with so many predictions, at least one: a fixed text to
-        measure a loss on.
-        """
+        """Return the beginning of this split with so many predictions, at least one."""
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
             end = min(end, start + left + 1) if left else start
@@ -45,90 +41,94 @@ class Split:
 
 
 class Batches:
-    """`batches(step)` gives that step's (x, y), int64 of shape (batch_size, block_size), y one
-    character later.
+    """`batches(step)` returns (x, y), int64 of shape (batch_size, block_size), y shifted by one.
 
-    Row i of step s is the window at position p = s * batch_size + i of an endless sequence of
-    epochs. A segment (file) of L > block_size characters gives max(1, L // block_size - 1) windows,
-    which leaves room to begin them at a random one of up to 2 * block_size - 1 offsets; a shorter
-    segment gives none. So every epoch has the same number of windows, `windows_per_epoch`, and what
-    one epoch leaves out at the ends another visits.
+        ids = 0 1 2 3 4 5 6 7 8 9, block_size 3, batch_size 2, seed 0: two windows per epoch
+        batches(0): x = [[3, 4, 5], [6, 7, 8]], y = [[4, 5, 6], [7, 8, 9]]    starting at offset 3
+        batches(1): x = [[3, 4, 5], [0, 1, 2]], y = [[4, 5, 6], [1, 2, 3]]    at offset 0, shuffled
+
+    Row i of step s is window number s * batch_size + i of an endless sequence of epochs. A segment
+    (file) of L > block_size characters has max(1, L // block_size - 1) windows per epoch, so that
+    they can start at a random one of up to 2 * block_size - 1 offsets; a shorter segment has none.
+    So all epochs have the same number of windows, `windows_per_epoch`, and what one epoch omits at
+    the ends is visited in others.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
-        segments = np.array([s for s in split.segments if s[1] - s[0] > block_size], dtype=np.int64)
-        assert len(segments), "check_sizes refuses a split without a window"
+        long_enough = [(start, end) for start, end in split.segments if end - start > block_size]
+        assert long_enough, "check_sizes refuses a split without a window"
+        segments = np.array(long_enough, dtype=np.int64)
         lengths = segments[:, 1] - segments[:, 0]
-        counts = np.maximum(1, lengths // block_size - 1)
+        counts = np.maximum(1, lengths // block_size - 1)  # windows of each segment
         self._starts = segments[:, 0]
-        self._offsets = (lengths - counts * block_size).astype(
-            np.uint64
-        )  # how many a segment allows
-        self._first = np.cumsum(counts) - counts  # the number of each segment's first window
+        self._offsets = (lengths - counts * block_size).astype(np.uint64)  # possible ones
+        self._first_window = np.cumsum(counts) - counts  # number of each segment's first window
         self._windows = sliding_window_view(split.ids, block_size + 1)
         self.windows_per_epoch = int(counts.sum())
         self._block_size, self._batch_size = block_size, batch_size
         self._seed = np.array([seed], dtype=np.uint64)
 
     def __call__(self, step: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """The (x, y) of `step`, or only its `rows`: a rank's slice of the one batch."""
+        """Return the (x, y) of a step, or only some rows of it: the slice of a process."""
         first = step * self._batch_size
-        position = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
-        epoch, index = np.divmod(position, np.uint64(self.windows_per_epoch))
+        numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
+        epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
         key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
-        segment = np.searchsorted(self._first, window, side="right") - 1
+        segment = np.searchsorted(self._first_window, window, side="right") - 1
         offset = splitmix(~key, segment.astype(np.uint64)) % self._offsets[segment]
-        start = self._starts[segment] + (window - self._first[segment]) * self._block_size
+        start = self._starts[segment] + (window - self._first_window[segment]) * self._block_size
         return _shifted(self._windows[start + offset.astype(np.int64)])
 
 
 def evaluation_windows(
     split: Split, block_size: int, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Every prediction of `split` exactly once: (x, y), int64 of shape (at most batch_size, at most
-    block_size).
+    """Yield every prediction of a split exactly once: (x, y), int64, at most (batch, block_size).
 
-    Windows do not overlap and begin anew in every segment, whose last window may be shorter;
-    windows of one length share batches, longest first. A segment of n characters gives n - 1
+    Windows do not overlap and start anew in every segment, whose last window may be shorter.
+    Windows of one length share batches, longest first. A segment of n characters has n - 1
     predictions.
     """
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
     full, rest = np.divmod(predictions, block_size)
-    end = np.cumsum(full)  # the number after each segment's last full window
+    end = np.cumsum(full)  # number after each segment's last full window
 
-    def full_windows(numbers: np.ndarray) -> np.ndarray:
+    def full_window_starts(numbers: np.ndarray) -> np.ndarray:
         segment = np.searchsorted(end, numbers, side="right")
         return starts[segment] + (numbers - end[segment] + full[segment]) * block_size
 
-    def batched(length: int, count: int, places: Callable[[np.ndarray], np.ndarray]):
+    def batched(length: int, count: int, starts_of: Callable[[np.ndarray], np.ndarray]):
         windows = sliding_window_view(split.ids, length + 1)
         for i in range(0, count, batch_size):
-            yield _shifted(windows[places(np.arange(i, min(i + batch_size, count)))])
+            yield _shifted(windows[starts_of(np.arange(i, min(i + batch_size, count)))])
 
     if end[-1]:
-        yield from batched(block_size, int(end[-1]), full_windows)
+        yield from batched(block_size, int(end[-1]), full_window_starts)
     for length in sorted(set(rest.tolist()) - {0}, reverse=True):
-        last = (starts + predictions - rest)[rest == length]
-        yield from batched(length, len(last), last.__getitem__)
+        last_window_starts = (starts + predictions - rest)[rest == length]
+        yield from batched(length, len(last_window_starts), last_window_starts.__getitem__)
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """Where the permutation of 0..n-1 that `key` chooses sends each `index` (uint64, as `key`,
-    which broadcasts).
+    """Permute 0..n-1: return where the permutation `key` maps each index (uint64 arrays).
 
-    A Feistel network on a grid of about sqrt(n) by sqrt(n) cells, in which row and column are
-    shifted in turn, each by a hash of the other; a result beyond n goes through again until it
-    falls below (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Every step can
-    be undone, so no two indices meet.
+        key = splitmix([2], [0])
+        permute([0, 1, 2, 3, 4], 5, key) -> [2, 1, 3, 0, 4]
+        permute([3], 5, key) -> [0]
+
+    A Feistel network on a grid of about sqrt(n) x sqrt(n) cells: row and column are shifted
+    alternately, each by a hash of the other. A result beyond n is permuted again until it is below
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). Every step is invertible, so
+    no two indices collide.
     """
     rows = np.uint64(isqrt(n - 1) + 1)
     columns = np.uint64(-(-n // int(rows)))
     row, column = np.divmod(index, columns)
-    for round in range(_ROUNDS):
-        row = (row + splitmix(key + np.uint64(2 * round), column)) % rows
-        column = (column + splitmix(key + np.uint64(2 * round + 1), row)) % columns
+    for i in range(ROUNDS):
+        row = (row + splitmix(key + np.uint64(2 * i), column)) % rows
+        column = (column + splitmix(key + np.uint64(2 * i + 1), row)) % columns
     result = row * columns + column
     beyond = result >= n
     if beyond.any():
@@ -137,11 +137,10 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 
 def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Number `i` of the SplitMix64 sequence that begins at `seed` (uint64 arrays that broadcast).
+    """Return number `i` of the SplitMix64 sequence with this seed (uint64 arrays that broadcast).
 
-    (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.) Any number of
-    the sequence can be had without the ones before it, and the bits are the same in every version
-    of numpy.
+    (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators".) Any number can
+    be computed without the ones before it, and is the same in every version of NumPy.
     """
     z = seed + i * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -150,5 +149,5 @@ def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
 
 
 def _shifted(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(B, T + 1) ids -> x and y, both (B, T) int64 and contiguous."""
+    """Split (B, T + 1) ids into x and y, both (B, T), int64 and contiguous."""
     return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)

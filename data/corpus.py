@@ -1,6 +1,4 @@
-"""From a list of sources to the ids of a training and a validation split: the first source that can
-be had is taken.
-"""
+"""The corpus: the first available source, encoded and split into training and validation text."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,21 +11,21 @@ import numpy as np
 from common.errors import CheckpointError, DataError, escape, first_few
 from data.batches import Split
 from data.download import Unavailable
-from data.streaming import Passes
-from data.summary import counts_of, report
+from data.streaming import StreamedText
+from data.summary import summarize, total_counts
 from data.text_files import Source, Text
-from data.tokenizer import FOLDED, CharTokenizer, named
+from data.tokenizer import UNK, CharTokenizer, describe
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """A text, split and encoded.
 
-    name        for people: `tinyshakespeare`, `plays`, `book.txt`
-    sha256      of its bytes, as `data.text_files.Text` has it
-    val_sha256  the same of the text to validate on, where that is one of its own
+    name        for messages: `tinyshakespeare`, `plays`, `book.txt`
+    sha256      of the text, as `text_files.Text` defines it
+    val_sha256  of the validation text, if that is a text of its own
     characters  in all files together
-    report      what was found, in lines for people
+    summary     lines for the user
     """
 
     name: str
@@ -37,7 +35,7 @@ class Corpus:
     tokenizer: CharTokenizer
     train: Split
     val: Split
-    report: list[str]
+    summary: list[str]
 
 
 def load_corpus(
@@ -53,128 +51,120 @@ def load_corpus(
     wanted_val_sha256: str | None = None,
     vocabulary: str | None = None,
 ) -> Corpus:
-    """The first text of `sources` that can be had, split within each file and encoded; the settings
-    are DataConfig's.
+    """Load the first available source and encode it into training and validation ids.
 
-    A source is a file, a folder (its *.txt files, sorted by name, are one corpus), a pattern such
-    as `books/**/*.md` or `https://.../NAME/FILE#sha256=HEX`, which is downloaded once to
-    `data/NAME/input.txt`. What is named `data/NAME/input.txt` is also looked for as
-    `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any network.
+    The settings are those of DataConfig. A source is a file, a folder (its *.txt files, sorted by
+    name, are one corpus), a pattern such as `books/**/*.md`, or `https://.../NAME/FILE#sha256=HEX`,
+    which is downloaded once to `data/NAME/input.txt`. A text at `data/NAME/input.txt` is also
+    looked for as `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any download.
 
-    With `wanted_sha256` (a resumed run) it is the text with that digest, wherever it stands in the
-    list; with `vocabulary` (a run that starts from another's weights) the text is encoded with that
-    one, not its own. `notify` hears of a download that was not what it should be.
+    With `wanted_sha256` (a resumed run), only the text with that digest is taken, at any place in
+    the list. With `vocabulary` (a run that starts from other weights), the text is encoded with
+    that vocabulary. `notify` gets a line about a download with the wrong digest.
 
-    Raises ConfigError for a malformed source, DataError for a text that cannot be had, read or
-    learned from, CheckpointError if the wanted text is not there or the vocabulary lacks characters
-    of the text, ResourceError for a large text without room for its cache.
+    Raises ConfigError for a malformed source, DataError for a text that is unavailable, unreadable
+    or too small, CheckpointError if the wanted text is missing or the vocabulary lacks characters
+    of the text, ResourceError if the disk cache has no space for a large text.
     """
-    choice = _choose("data.sources", sources, wanted_sha256, notify)
-    chosen = [
-        choice,
-        *(
-            [_choose("data.val_sources", val_sources, wanted_val_sha256, notify)]
-            if val_sources
-            else []
-        ),
-    ]
-    texts = [Passes(each.text, encoding, newlines) for each in chosen]
-    tokenizer = _tokenizer_for(counts_of(texts), choice.text.place, min_count, vocabulary)
-    ids = [text.ids(tokenizer, fold=min_count > 1) for text in texts]
-    files = [list(pairwise(accumulate(text.census.lengths, initial=0))) for text in texts]
+    chosen = [_choose("data.sources", sources, wanted_sha256, notify)]
     if val_sources:
-        train, val = (Split(*each) for each in zip(ids, map(tuple, files), strict=True))
+        chosen.append(_choose("data.val_sources", val_sources, wanted_val_sha256, notify))
+    texts = [StreamedText(choice.text, encoding, newlines) for choice in chosen]
+    tokenizer = _tokenizer_for(total_counts(texts), chosen[0].text.path, min_count, vocabulary)
+    ids = [text.ids(tokenizer, map_unknown=min_count > 1) for text in texts]
+    files = [list(pairwise(accumulate(text.char_counts.lengths, initial=0))) for text in texts]
+    if val_sources:
+        train, val = Split(ids[0], tuple(files[0])), Split(ids[1], tuple(files[1]))
     else:
         train, val = _split(ids[0], files[0], val_fraction)
     return Corpus(
-        choice.source.name,
-        choice.text.sha256,
-        chosen[1].text.sha256 if val_sources else None,
-        sum(map(len, ids)),
-        tokenizer,
-        train,
-        val,
-        [*map(_account, chosen, texts), *report(texts, tokenizer, train, val)],
+        name=chosen[0].source.name,
+        sha256=chosen[0].text.sha256,
+        val_sha256=chosen[1].text.sha256 if val_sources else None,
+        characters=sum(map(len, ids)),
+        tokenizer=tokenizer,
+        train=train,
+        val=val,
+        summary=[
+            *map(_describe_choice, chosen, texts),
+            *summarize(texts, tokenizer, train, val),
+        ],
     )
 
 
 def check_sizes(corpus: Corpus, block_size: int) -> None:
     """Raise DataError unless both splits hold at least one window of `block_size` predictions."""
-    splits = {"training": corpus.train, "validation": corpus.val}
-    longest = {
-        name: max(end - start for start, end in split.segments) for name, split in splits.items()
-    }
+    longest = {}
+    for name, split in (("training", corpus.train), ("validation", corpus.val)):
+        longest[name] = max(end - start for start, end in split.segments)
     shorter = min(longest, key=longest.get)
-    fits = longest[shorter] - 1
-    if fits < block_size:
-        raise DataError(
-            f"{escape(corpus.name)}: the longest stretch of {shorter} text has "
-            f"{longest[shorter]:,} characters, "
-            f"block_size {block_size} needs {block_size + 1:,}; "
-            + (
-                f"the largest block_size that fits is {fits}; set that or "
-                if fits > 0
-                else "no block_size fits; "
-            )
-            + "take a longer text"
-        )
+    largest = longest[shorter] - 1
+    if largest >= block_size:
+        return
+    remedy = "no block_size fits; use a longer text"
+    if largest > 0:
+        remedy = f"the largest block_size that fits is {largest}; set that or use a longer text"
+    raise DataError(
+        f"{escape(corpus.name)}: the longest piece of {shorter} text has {longest[shorter]:,} "
+        f"characters; block_size {block_size} needs {block_size + 1:,}; {remedy}"
+    )
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The first of several alternatives that can be had, and why not one before it."""
+    """The first available one of several sources, and why the ones before it are not."""
 
     setting: str
     first: Source
     source: Source
     text: Text
-    passed_over: list[str]
+    unavailable: list[str]
 
 
 def _choose(
     setting: str, sources: Sequence[str], wanted: str | None, notify: Callable[[str], None]
 ) -> _Choice:
+    """Return the first available source; with `wanted`, the one with that SHA-256."""
     alternatives = [Source.parse(source) for source in sources]
-    passed_over = []
-    # A resumed run looks through what lies on this machine before it asks the network.
+    unavailable = []
+    # A resumed run looks on this machine first, then in the network.
     for source in sorted(alternatives, key=lambda s: wanted is not None and s.url is not None):
         try:
-            return _Choice(
-                setting, alternatives[0], source, source.find(wanted, notify), passed_over
-            )
+            text = source.find(wanted, notify)
+            return _Choice(setting, alternatives[0], source, text, unavailable)
         except Unavailable as reason:
-            passed_over.append(f"{source.label} ({reason})")
-    reasons = escape(", ".join(passed_over))
+            unavailable.append(f"{source.label} ({reason})")
+    reasons = escape(", ".join(unavailable))
     if wanted:
         raise CheckpointError(
-            f"{setting}: the text changed since the checkpoint, which learnt from SHA-256 "
-            f"{escape(wanted)}; "
-            f"found instead: {reasons}; bring that text back, start a new run, or go on with "
-            f"--allow-data-change"
+            f"{setting}: the text has changed since the checkpoint, which was trained on SHA-256 "
+            f"{escape(wanted)}; found instead: {reasons}; restore that text, start a new run, or "
+            "continue with --allow-data-change"
         )
-    hint = alternatives[-1].guess("name a file, a folder or an address that is there")
-    raise DataError(f"{setting}: no text can be had: {reasons}; {hint}")
+    hint = alternatives[-1].suggestion("name an existing file, folder or address")
+    raise DataError(f"{setting}: no text is available: {reasons}; {hint}")
 
 
-def _account(choice: _Choice, text: Passes) -> str:
-    """Which text was taken, how large it is, and why it was not another."""
+def _describe_choice(choice: _Choice, text: StreamedText) -> str:
+    """Say which text was chosen, how large it is, and why it is not an earlier one."""
+    kind = "text" if choice.setting == "data.sources" else "validation text"
     files = f"{len(text.text.files):,} files, " * (len(text.text.files) > 1)
+    counts = text.char_counts
     line = (
-        f"{'text' if choice.setting == 'data.sources' else 'validation text'}: "
-        f"{choice.text.place}, {files}"
+        f"{kind}: {choice.text.path}, {files}"
+        f"{sum(counts.lengths):,} characters, {len(counts.counts):,} distinct"
     )
-    line += f"{sum(text.census.lengths):,} characters, {len(text.census.counts):,} distinct"
-    if choice.passed_over:
-        line += f"; passed over: {', '.join(choice.passed_over)}"
+    if choice.unavailable:
+        line += f"; unavailable: {', '.join(choice.unavailable)}"
     if choice.source.name != choice.first.name:
-        line += f"; losses on {choice.source.name} do not compare with those on {choice.first.name}"
+        line += f"; losses on {choice.source.name} and {choice.first.name} are not comparable"
     return escape(line)
 
 
 def _split(
     ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float
 ) -> tuple[Split, Split]:
-    """The last `fraction` of each file to validate on, rounded up, the rest to train on."""
+    """Split each file: the last `fraction`, rounded up, is validation text."""
     cuts = [start + int((end - start) * (1 - fraction)) for start, end in files]
     train = tuple((start, cut) for (start, _), cut in zip(files, cuts, strict=True))
     val = tuple((cut, end) for (_, end), cut in zip(files, cuts, strict=True))
@@ -182,27 +172,29 @@ def _split(
 
 
 def _tokenizer_for(
-    counts: Counter[str], place: Path, min_count: int, vocabulary: str | None
+    counts: Counter[str], path: Path, min_count: int, vocabulary: str | None
 ) -> CharTokenizer:
+    """Build the tokenizer of a text, or check that a given vocabulary has its characters."""
     if not counts:
         raise DataError(
-            f"{escape(place)}: 0 characters; need at least 10 * block_size + 1; take a longer text"
+            f"{escape(path)}: 0 characters; need at least 10 * block_size + 1; use a longer text"
         )
     own = {character for character, count in counts.items() if count >= min_count}
-    own |= {FOLDED} if len(own) < len(counts) else set()
+    if len(own) < len(counts):
+        own |= {UNK}
     if len(own) == 1:
+        often = " that occurs data.min_count times" * (min_count > 1)
         raise DataError(
-            f"{escape(place)}: nothing to learn: {named(*own)} is its only character"
-            f"{' that occurs data.min_count times' * (min_count > 1)}; take another text"
+            f"{escape(path)}: nothing to learn: {describe(*own)} is the only character{often}; "
+            "use another text"
         )
     if vocabulary is None:
         return CharTokenizer("".join(sorted(own)))
     missing = sorted(own - set(vocabulary))
-    if missing and not (min_count > 1 and FOLDED in vocabulary):
+    if missing and not (min_count > 1 and UNK in vocabulary):
         raise CheckpointError(
-            f"{escape(place)}: {len(missing)} of its characters are not in the checkpoint's "
-            f"vocabulary: "
-            f"{first_few(map(named, missing))}; leave them out of the text, or start without the "
-            f"checkpoint"
+            f"{escape(path)}: {len(missing)} of its characters are not in the checkpoint's "
+            f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "
+            "without the checkpoint"
         )
     return CharTokenizer(vocabulary)

@@ -1,7 +1,7 @@
-"""One text from an https address: whole and verified, or not at all.
+"""Downloads over https: complete and verified, or nothing.
 
-What may hang (looking up the name, connecting, reading) happens in a thread of its own; whoever
-waits for it stops waiting at a deadline, whatever the thread is stuck in.
+Anything that may hang (name lookup, connecting, reading) happens in a thread of its own; the caller
+stops waiting at a deadline, whatever the thread is doing.
 """
 
 import hashlib
@@ -19,35 +19,30 @@ from tqdm import tqdm
 from common.errors import escape
 from common.files import atomic_file
 
-# seconds in which something must come: from the start to the first byte, then from byte to byte
-PATIENCE = 9.0
-LIMIT = 300.0  # seconds for a whole download that does make progress
-CAP = 100_000_000  # bytes
+STALL_TIMEOUT = 9.0  # seconds without a byte, from the start on
+MAX_SECONDS = 300.0
+MAX_BYTES = 100_000_000
 
 
 class Unavailable(Exception):
-    """A text that cannot be had; the message says why."""
+    """A text that cannot be obtained; the message says why."""
 
 
 def download(url: str, sha256: str, target: Path, notify: Callable[[str], None]) -> None:
-    """Store what `url` holds at `target`, if its SHA-256 is `sha256`; a bar on the terminal shows
-    progress.
+    """Store the content of `url` at `target` if its SHA-256 is `sha256`, with a progress bar.
 
-    Only https is spoken, after redirects too. Without a network this gives up within PATIENCE
-    seconds, name look-up included; with one that makes progress, after LIMIT seconds or CAP bytes.
-    Until the text is complete and verified nothing is written, and `target` appears in one step.
-    Raises Unavailable; `notify` hears of a wrong digest.
+    Only https is used, also after redirects. Gives up after STALL_TIMEOUT without progress, after
+    MAX_SECONDS and after MAX_BYTES. `target` appears atomically, once the content is complete and
+    verified. Raises Unavailable; `notify` gets a line about a wrong digest.
     """
     content = bytearray()
     with tqdm(desc=target.parent.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-        for chunk in _arriving(url):
+        for chunk in _chunks(url):
             content += chunk
             bar.update(len(chunk))
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        notify(
-            escape(f"{url}: {len(content):,} bytes came, with SHA-256 {found} instead of {sha256}")
-        )
+        notify(escape(f"{url}: received {len(content):,} bytes with SHA-256 {found}, not {sha256}"))
         raise Unavailable("wrong SHA-256")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,40 +52,38 @@ def download(url: str, sha256: str, target: Path, notify: Callable[[str], None])
         raise Unavailable(f"cannot be stored at {target}: {error.strerror}") from error
 
 
-def _arriving(url: str) -> Iterator[bytes]:
-    """The content of `url` as it comes, handed over by a thread that may be abandoned."""
-    arrivals: SimpleQueue[bytes | Exception] = SimpleQueue()
-    threading.Thread(target=_fetch, args=(url, arrivals), daemon=True).start()
+def _chunks(url: str) -> Iterator[bytes]:
+    """Yield the content of `url` as it arrives from a thread that may be abandoned."""
+    queue: SimpleQueue[bytes | Exception] = SimpleQueue()
+    threading.Thread(target=_fetch, args=(url, queue), daemon=True).start()
     while True:
         try:
-            arrived = arrivals.get(timeout=PATIENCE)
+            item = queue.get(timeout=STALL_TIMEOUT)
         except Empty:
-            raise Unavailable(f"nothing came for {PATIENCE:g} seconds") from None
-        if isinstance(arrived, Exception):
-            reason = arrived.reason if type(arrived) is URLError else arrived
-            raise Unavailable(str(reason)[:200] or type(arrived).__name__) from arrived
-        if not arrived:
+            raise Unavailable(f"no data for {STALL_TIMEOUT:g} seconds") from None
+        if isinstance(item, Exception):
+            reason = item.reason if type(item) is URLError else item
+            raise Unavailable(str(reason)[:200] or type(item).__name__) from item
+        if not item:
             return
-        yield arrived
+        yield item
 
 
-def _fetch(url: str, arrivals: SimpleQueue) -> None:
-    """Put the content of `url` into `arrivals` piece by piece, then b"" or the exception that ended
-    it.
-    """
-    end, left = time.monotonic() + LIMIT, CAP
+def _fetch(url: str, queue: SimpleQueue) -> None:
+    """Put the content of `url` into the queue in chunks, then b"" or an exception."""
+    deadline, left = time.monotonic() + MAX_SECONDS, MAX_BYTES
     try:
-        with build_opener(_HttpsOnly).open(url, timeout=PATIENCE) as response:
+        with build_opener(_HttpsOnly).open(url, timeout=STALL_TIMEOUT) as response:
             while chunk := response.read1(1 << 16):
-                arrivals.put(chunk)
+                queue.put(chunk)
                 left -= len(chunk)
                 if left < 0:
-                    raise Unavailable(f"larger than {CAP:,} bytes")
-                if time.monotonic() > end:
-                    raise Unavailable(f"not complete after {LIMIT:g} seconds")
-        arrivals.put(b"")
+                    raise Unavailable(f"larger than {MAX_BYTES:,} bytes")
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"not complete after {MAX_SECONDS:g} seconds")
+        queue.put(b"")
     except Exception as error:
-        arrivals.put(error)
+        queue.put(error)
 
 
 class _HttpsOnly(HTTPRedirectHandler):

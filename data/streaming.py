@@ -1,10 +1,9 @@
-"""A text of any size, in two passes that hold a piece of it at a time: one counts its characters,
-one encodes them.
+"""Texts of any size, read in two passes with bounded memory: count characters, then encode them.
 
-What they find of a small text stays in memory. Of a large one it is kept in the cache, under a name
-made of the text's SHA-256 and all else that it depends on, so the next run starts without a pass;
-the ids are read there through a memory map. Every pass checks that SHA-256 again, so nothing is
-ever kept of a text that changed meanwhile.
+The results for a small text stay in memory. Those for a large one are stored in the disk cache,
+under a name derived from the text's SHA-256 and everything else they depend on, so the next run
+starts without a pass; the ids are then memory-mapped. Every pass checks the SHA-256 again, so
+nothing is stored for a text that changes meanwhile.
 """
 
 import hashlib
@@ -21,20 +20,16 @@ from tqdm import tqdm
 
 from common.errors import DataError, escape
 from data import disk_cache
-from data.text_files import Text, decoded, mark_of
+from data.text_files import Text, byte_order_mark, decoded
 from data.tokenizer import CharTokenizer, code_points
 
-LARGE = (
-    2**25
-)  # bytes of a text from which on the cache is used; below, both passes take a fraction of a second
-FORMAT = "1"  # of what is kept
+LARGE = 2**25  # bytes from which the disk cache is used; below, both passes take under a second
+CACHE_FORMAT = "1"
 
 
 @dataclass(frozen=True)
-class Census:
-    """How often each character occurs in a text, the characters of each file, and the lines that
-    end in \\r\\n.
-    """
+class CharCounts:
+    """Counts of each character, the length of each file, and how many lines end in \\r\\n."""
 
     counts: dict[str, int]
     lengths: list[int]
@@ -42,8 +37,8 @@ class Census:
 
 
 @dataclass(frozen=True)
-class Passes:
-    """A text and how its bytes are read: `encoding` and `newlines` as `decoded` takes them."""
+class StreamedText:
+    """A text and how to decode it; `encoding` and `newlines` are those of `text_files.decoded`."""
 
     text: Text
     encoding: str = "utf-8"
@@ -54,44 +49,43 @@ class Passes:
         return self.text.size >= LARGE
 
     @property
-    def marked(self) -> int:
-        """How many files begin with a byte order mark."""
-        return sum(mark_of(file) != b"" for file in self.text.files)
+    def files_with_mark(self) -> int:
+        """The number of files that begin with a byte order mark."""
+        return sum(byte_order_mark(file) != b"" for file in self.text.files)
 
     @cached_property
-    def census(self) -> Census:
-        """Counted once."""
+    def char_counts(self) -> CharCounts:
         if not self.is_large:
             return self._count()
         name = f"{self._key()}.json"
-        if known := disk_cache.get(name):
-            with suppress(ValueError, TypeError):  # of a file that was damaged
-                return Census(**json.loads(known.read_bytes()))
-        census = self._count()
-        content = json.dumps(asdict(census)).encode()
+        if path := disk_cache.get(name):
+            with suppress(ValueError, TypeError):  # a damaged entry
+                return CharCounts(**json.loads(path.read_bytes()))
+        counts = self._count()
+        content = json.dumps(asdict(counts)).encode()
         disk_cache.put(name, len(content), lambda file: file.write(content))
-        return census
+        return counts
 
-    def ids(self, tokenizer: CharTokenizer, fold: bool) -> np.ndarray:
-        """The ids of all files, one after the other, as `CharTokenizer.encode` gives them; not to
-        be written to.
-        """
+    def ids(self, tokenizer: CharTokenizer, map_unknown: bool) -> np.ndarray:
+        """Return the ids of all files, concatenated, as `CharTokenizer.encode`; read-only."""
         if not self.is_large:
-            memory = BytesIO()
-            self._encode(tokenizer, fold, memory)
-            return np.frombuffer(memory.getvalue(), tokenizer.dtype)
+            buffer = BytesIO()
+            self._encode(tokenizer, map_unknown, buffer)
+            return np.frombuffer(buffer.getvalue(), tokenizer.dtype)
         name = f"{self._key(tokenizer.vocabulary)}.ids"
-        size = sum(self.census.lengths) * tokenizer.dtype.itemsize
-        path = disk_cache.get(name, size) or disk_cache.put(
-            name, size, lambda file: self._encode(tokenizer, fold, file)
-        )
+        size = sum(self.char_counts.lengths) * tokenizer.dtype.itemsize
+        path = disk_cache.get(name, size)
+        if path is None:
+            path = disk_cache.put(
+                name, size, lambda file: self._encode(tokenizer, map_unknown, file)
+            )
         return np.asarray(np.memmap(path, tokenizer.dtype, mode="r"))
 
     def _key(self, *more: str) -> str:
-        parts = (FORMAT, self.text.sha256, self.encoding, self.newlines, *more)
+        parts = (CACHE_FORMAT, self.text.sha256, self.encoding, self.newlines, *more)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
-    def _count(self) -> Census:
+    def _count(self) -> CharCounts:
         counts, crlf = np.zeros(0x110000, dtype=np.int64), 0
         lengths = [0] * len(self.text.files)
         for number, piece in self._pieces("counting"):
@@ -101,31 +95,20 @@ class Passes:
             crlf += piece.count("\r\n")
         if counts[0xD800:0xE000].any():
             raise DataError(
-                f"{escape(self.text.place)}: holds halves of surrogate pairs, which "
-                f"{self.encoding.upper()} can "
-                "write and no text may hold; convert it: iconv -f ENCODING -t UTF-8"
+                f"{escape(self.text.path)}: contains surrogates, which {self.encoding.upper()} "
+                "can encode but no text may contain; convert it: iconv -f ENCODING -t UTF-8"
             )
-        return Census(
-            {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}, lengths, crlf
-        )
+        present = {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}
+        return CharCounts(present, lengths, crlf)
 
-    def _encode(self, tokenizer: CharTokenizer, fold: bool, file: BinaryIO) -> None:
+    def _encode(self, tokenizer: CharTokenizer, map_unknown: bool, file: BinaryIO) -> None:
         for _, piece in self._pieces("encoding"):
-            file.write(tokenizer.encode(piece, fold))
+            file.write(tokenizer.encode(piece, map_unknown))
 
-    def _pieces(self, doing: str) -> Iterator[tuple[int, str]]:
-        """Each piece of the text with the number of its file; a bar on the terminal where that
-        takes over a second.
-        """
-        words = {
-            "desc": doing,
-            "unit": "B",
-            "unit_scale": True,
-            "leave": False,
-            "delay": 1,
-            "disable": None,
-        }
-        with tqdm(total=self.text.size, **words) as bar:
+    def _pieces(self, activity: str) -> Iterator[tuple[int, str]]:
+        """Yield each piece of the text with the number of its file; a bar shows after a second."""
+        options = {"unit": "B", "unit_scale": True, "leave": False, "delay": 1, "disable": None}
+        with tqdm(total=self.text.size, desc=activity, **options) as bar:
             for number, file in enumerate(self.text.files):
                 for piece in decoded(file, self.encoding, self.newlines, bar.update):
                     yield number, piece

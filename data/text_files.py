@@ -1,8 +1,8 @@
-"""Where a text may lie, and the files that are found there.
+"""Sources of text: finding the files, reading them in chunks, decoding bytes to characters.
 
-A source is what stands in `data.sources`: a file, a folder, a pattern, or an address with the
-SHA-256 of what it holds. One that is missing is passed over; one that is there but cannot be read
-is an error, because nobody wants to learn from another text than the one named.
+A source is an entry of `data.sources`: a file, a folder, a pattern, or an address with the SHA-256
+of its content. A missing source is skipped. One that exists but cannot be read is an error, because
+nobody wants to train on another text than the one named.
 """
 
 import codecs
@@ -21,18 +21,25 @@ from pathlib import Path
 from common.errors import ConfigError, DataError, did_you_mean, escape
 from data.download import Unavailable, download
 
-CHUNK = 2**18  # bytes that are read at a time: what is made of them stays in a processor's cache
-HEAD = 4096  # bytes by which an encoding is told
-_ADDRESS = re.compile(
-    r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE
-)
+CHUNK_BYTES = 2**18  # small enough that what is computed from a chunk stays in the CPU's cache
+HEAD_BYTES = 4096  # of a file, to detect its encoding
+ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
+MARKS = {  # UTF-32 before UTF-16, whose little-endian mark it begins with
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+ALLOWED = "allowed: UTF-8, and UTF-16 or UTF-32 with a byte order mark"
+CONVERT = "or convert it: iconv -f ENCODING -t UTF-8"
+
+# ------------------------------------------------------------------------------------------ sources
 
 
 @dataclass(frozen=True)
 class Source:
-    """One alternative: where its text lies, and where it can be had if it does not lie
-    there yet.
-    """
+    """A source: the path of its text, and where to download that if it does not exist."""
 
     label: str
     path: Path
@@ -41,66 +48,59 @@ class Source:
 
     @classmethod
     def parse(cls, source: str) -> "Source":
-        """Raises ConfigError for what can be no file, folder or address."""
-        if match := _ADDRESS.fullmatch(source):
+        """Parse an entry of data.sources; raise ConfigError if it cannot be one."""
+        if match := ADDRESS.fullmatch(source):
             url, name, sha256 = match.groups()
             return cls(url, Path("data", name, "input.txt"), url, sha256.lower())
         if "://" in source:
             raise ConfigError(
-                f"data.sources: not a usable address: {escape(source)}; allowed is "
+                f"data.sources: unusable address {escape(source)}; allowed: "
                 "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; or give the path of a file"
             )
         if not source or "\0" in source:
             raise ConfigError(
-                "data.sources: an empty name, or one with a NUL; give a file, a folder or an "
-                "address"
+                "data.sources: an empty name, or one with NUL; give a file, a folder or an address"
             )
         return cls(source, Path(source))
 
     @property
     def name(self) -> str:
-        """For people: the folder of an `input.txt`, the pattern, else the file's or folder's own
-        name.
-        """
+        """A name for messages: the folder of an `input.txt`, a pattern, or the file's own name."""
         if _is_pattern(self.path):
             return self.label
         path = self.path.absolute()
         return path.parent.name if path.name == "input.txt" else path.name
 
     def find(self, wanted: str | None, notify: Callable[[str], None]) -> "Text":
-        """The text of this source, downloaded if need be; only one with the SHA-256 `wanted`, if
-        that is given.
+        """Return the text of this source, downloaded if necessary.
 
-        Raises Unavailable, or DataError for what is there and cannot be read.
+        With `wanted`, only a text with that SHA-256. Raises Unavailable if there is none, DataError
+        if it exists but cannot be read.
         """
         if wanted and self.sha256 not in (None, wanted):
             raise Unavailable(f"another text, SHA-256 {self.sha256}")
-        found = next(filter(None, map(_look, self._places())), None)
+        found = next(filter(None, map(_text_at, self._paths())), None)
         if not found:
             if not self.url:
-                raise Unavailable(
-                    "nothing matches" if _is_pattern(self.path) else "no such file or folder"
-                )
+                missing = "nothing matches" if _is_pattern(self.path) else "no such file or folder"
+                raise Unavailable(missing)
             download(self.url, self.sha256, self.path, notify)
-            found = _look(self.path)
+            found = _text_at(self.path)
         if found.sha256 != (self.sha256 or wanted or found.sha256):
-            raise Unavailable(f"{found.place} holds another text, SHA-256 {found.sha256}")
+            raise Unavailable(f"{found.path} is another text, SHA-256 {found.sha256}")
         return found
 
-    def guess(self, otherwise: str) -> str:
-        """What may have been meant by a name that is not there: the nearest in its folder, or
-        `otherwise`.
-        """
+    def suggestion(self, otherwise: str) -> str:
+        """Return "did you mean X?" for the nearest name in the folder, or `otherwise`."""
         try:
-            beside = {
-                name: str(self.path.with_name(name))
-                for name in sorted(os.listdir(self.path.parent))[:1000]
-            }
+            names = sorted(os.listdir(self.path.parent))[:1000]
         except OSError:
             return otherwise
-        return escape(did_you_mean(self.path.name, beside, otherwise))
+        known = {name: str(self.path.with_name(name)) for name in names}
+        return escape(did_you_mean(self.path.name, known, otherwise))
 
-    def _places(self) -> list[Path]:
+    def _paths(self) -> list[Path]:
+        """Return the paths to try: `data/NAME/input.txt` may also be in $HORNBOOK_CORPORA."""
         elsewhere = os.environ.get("HORNBOOK_CORPORA")
         match self.path.parts:
             case ("data", name, "input.txt") if elsewhere:
@@ -110,9 +110,7 @@ class Source:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a text as it was found: how long, with which SHA-256 (binary), and how
-    it begins.
-    """
+    """A file of a text as it was found: its size, SHA-256 (binary) and first bytes."""
 
     path: Path
     size: int
@@ -120,27 +118,24 @@ class File:
     head: bytes
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes, CHUNK at a time; DataError at their end unless they are those that
-        were found.
-        """
+        """Yield the bytes in chunks; raise DataError at the end if they have changed."""
         digest = hashlib.sha256()
-        with _readable(self.path), open(self.path, "rb") as opened:
-            while chunk := opened.read(CHUNK):
+        with _data_errors(self.path), open(self.path, "rb") as opened:
+            while chunk := opened.read(CHUNK_BYTES):
                 digest.update(chunk)
                 yield chunk
         if digest.digest() != self.digest:
             raise DataError(
-                f"{escape(self.path)}: changed while it was read; a text must stay as it is "
-                f"until training begins; "
-                "try again"
+                f"{escape(self.path)}: changed while it was read; it must not change until "
+                "training begins; try again"
             )
 
 
 @dataclass(frozen=True)
 class Text:
-    """The files that one corpus is read from, in order."""
+    """The files of a corpus, in order; `path` is the file, folder or pattern they came from."""
 
-    place: Path
+    path: Path
     files: Sequence[File]
 
     @property
@@ -150,44 +145,41 @@ class Text:
 
     @property
     def sha256(self) -> str:
-        """That of the file's bytes; of several files, the SHA-256 of their (binary) SHA-256s joined
-        in order.
+        """The SHA-256 of a single file; of several, that of their concatenated binary SHA-256s.
 
-        So it depends on the contents and on where each ends, not on the names.
+        It depends on the contents and on where each file ends, not on names.
         """
         digests = [file.digest for file in self.files]
-        return (
-            digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
-        ).hex()
+        if len(digests) > 1:
+            return hashlib.sha256(b"".join(digests)).hexdigest()
+        return digests[0].hex()
 
 
 @contextmanager
-def _readable(place: Path) -> Iterator[None]:
-    """Answer with a DataError what the system says of a file that cannot be read."""
+def _data_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a DataError."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{escape(error.filename or place)}: cannot be read: {error.strerror}; mend it, or "
-            f"name another source"
+            f"{escape(error.filename or path)}: cannot be read: {error.strerror}; "
+            "fix that, or name another source"
         ) from error
 
 
-def _look(place: Path) -> Text | None:
-    """The text at `place`, a file, a folder or a pattern; None where there is nothing."""
-    with _readable(place):
-        if _is_pattern(place):
-            matches = map(
-                Path, glob.iglob(str(place), recursive=True)
-            )  # ** stands for any number of folders
-            paths = sorted(path for path in matches if not path.is_dir())
+def _text_at(path: Path) -> Text | None:
+    """Return the text at a path (a file, a folder or a pattern), or None if nothing is there."""
+    with _data_errors(path):
+        if _is_pattern(path):
+            matches = map(Path, glob.iglob(str(path), recursive=True))
+            paths = sorted(match for match in matches if not match.is_dir())
         else:
             try:
-                place.lstat()
+                path.lstat()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            paths = _text_files(place) if stat.S_ISDIR(place.stat().st_mode) else [place]
-        return Text(place, [_file(path) for path in paths]) if paths else None
+            paths = _text_files(path) if stat.S_ISDIR(path.stat().st_mode) else [path]
+        return Text(path, [_file(each) for each in paths]) if paths else None
 
 
 def _is_pattern(path: Path) -> bool:
@@ -195,104 +187,85 @@ def _is_pattern(path: Path) -> bool:
 
 
 def _text_files(folder: Path) -> list[Path]:
+    """Return the visible .txt files of a folder, sorted."""
     files = sorted(
-        f for f in folder.iterdir() if f.suffix.lower() == ".txt" and not f.name.startswith(".")
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() == ".txt" and not path.name.startswith(".")
     )
     if not files:
         raise DataError(
-            f"{escape(folder)}: holds no text; a folder's texts are its *.txt files; add one, "
-            f"or give a pattern "
-            "such as 'FOLDER/*.md'"
+            f"{escape(folder)}: contains no text; the texts of a folder are its *.txt files; "
+            "add one, or give a pattern such as 'FOLDER/*.md'"
         )
     return files
 
 
 def _file(path: Path) -> File:
-    if not stat.S_ISREG(
-        path.stat().st_mode
-    ):  # asked before opening, which would wait for a pipe's writer
-        raise DataError(
-            f"{escape(path)}: not a regular file; only such can hold a text; copy it to one"
-        )
+    if not stat.S_ISREG(path.stat().st_mode):  # before opening, which would block for a pipe
+        raise DataError(f"{escape(path)}: not a regular file; copy its content to one")
     with open(path, "rb") as opened:
-        head = opened.read(HEAD)
+        head = opened.read(HEAD_BYTES)
         opened.seek(0)
         return File(path, path.stat().st_size, hashlib.file_digest(opened, "sha256").digest(), head)
 
 
-# ------------------------------------------------------------ decoding
-
-_MARKS = {  # UTF-32 before UTF-16, whose little-endian mark it begins with
-    codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32-le",
-    codecs.BOM_UTF32_BE: "utf-32-be",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
-}
-_ALLOWED = "allowed are UTF-8, and UTF-16 or UTF-32 with a byte order mark"
-_CONVERT = "or convert it: iconv -f ENCODING -t UTF-8"
+# ----------------------------------------------------------------------------------------- decoding
 
 
-def mark_of(file: File) -> bytes:
-    """The byte order mark that `file` begins with, b"" if none."""
-    return next(filter(file.head.startswith, _MARKS), b"")
+def byte_order_mark(file: File) -> bytes:
+    """Return the byte order mark that a file begins with, b"" if none."""
+    return next(filter(file.head.startswith, MARKS), b"")
 
 
 def decoded(
-    file: File, encoding: str, newlines: str, read: Callable[[int], object]
+    file: File, encoding: str, newlines: str, on_read: Callable[[int], object]
 ) -> Iterator[str]:
-    """The characters of `file` without its byte order mark, in pieces none of which ends between
-    \\r and \\n.
+    """Yield the characters of a file without its byte order mark, never split between \\r and \\n.
 
-    A mark tells the encoding; without one it is `encoding`. With `newlines` "unix" every \\r\\n and
-    \\r is a \\n. `read` hears how many bytes were read. Raises DataError, with byte and line, for
-    bytes that are no text.
+    A byte order mark determines the encoding; without one it is `encoding`. With `newlines` "unix"
+    every \\r\\n and \\r becomes \\n. `on_read` is called with the number of bytes read. Raises
+    DataError, with byte and line, for bytes that are not text.
     """
-    mark = mark_of(file)
-    if (
-        not mark
-        and codecs.lookup(encoding).name == "utf-8"
-        and (order := _order_of_utf16(file.head))
-    ):
+    mark = byte_order_mark(file)
+    if not mark and codecs.lookup(encoding).name == "utf-8" and (order := _utf16_order(file.head)):
         raise DataError(
-            f"{escape(file.path)}: looks like UTF-16 without a byte order mark; {_ALLOWED}; "
-            f"set data.encoding=utf-16-{order}, {_CONVERT}"
+            f"{escape(file.path)}: looks like UTF-16 without a byte order mark; {ALLOWED}; "
+            f"set data.encoding=utf-16-{order}, {CONVERT}"
         )
-    encoding = _MARKS.get(mark, encoding)
-    decoder = IncrementalNewlineDecoder(
-        codecs.getincrementaldecoder(encoding)(), translate=newlines == "unix"
-    )
-    skip, before = len(mark), 0
+    encoding = MARKS.get(mark, encoding)
+    decoder = codecs.getincrementaldecoder(encoding)()
+    decoder = IncrementalNewlineDecoder(decoder, translate=newlines == "unix")
+    skip, bytes_before = len(mark), 0
     for chunk in chain(file.chunks(), [b""]):
         try:
             piece = decoder.decode(chunk[skip:], final=not chunk)
         except UnicodeDecodeError as error:
-            place = before + len(chunk) - len(error.object) + error.start
-            line = _line(file, encoding, place)
+            position = bytes_before + len(chunk) - len(error.object) + error.start
+            line = _line_number(file, encoding, position)
             raise DataError(
-                f"{escape(file.path)}: not {encoding.upper()} at byte {place} (line {line}); "
-                f"{_ALLOWED}; "
-                f"set data.encoding to what it is, {_CONVERT}"
+                f"{escape(file.path)}: not {encoding.upper()} at byte {position} (line {line}); "
+                f"{ALLOWED}; set data.encoding to what it is, {CONVERT}"
             ) from error
-        skip, before = max(0, skip - len(chunk)), before + len(chunk)
-        read(len(chunk))
+        skip, bytes_before = max(0, skip - len(chunk)), bytes_before + len(chunk)
+        on_read(len(chunk))
         if piece:
             yield piece
 
 
-def _line(file: File, encoding: str, place: int) -> int:
-    """The number of the line in which byte `place` lies, from 1."""
+def _line_number(file: File, encoding: str, position: int) -> int:
+    """Return the number of the line that contains a byte, from 1."""
     decoder, line = codecs.getincrementaldecoder(encoding)("replace"), 1
     for chunk in file.chunks():
-        line += decoder.decode(chunk[: max(0, place)]).count("\n")
-        place -= len(chunk)
+        line += decoder.decode(chunk[: max(0, position)]).count("\n")
+        position -= len(chunk)
     return line
 
 
-def _order_of_utf16(head: bytes) -> str | None:
-    """The byte order of what looks like UTF-16: every other byte takes few values, zero among them.
+def _utf16_order(head: bytes) -> str | None:
+    """Return the byte order of what looks like UTF-16: every other byte has few values, incl. 0.
 
-    These are the upper halves of an alphabet's characters.
+    Those are the upper bytes of an alphabet's characters.
     """
     even, odd = set(head[::2]), set(head[1::2])
     for upper, lower, order in ((odd, even, "le"), (even, odd, "be")):

@@ -250,3 +250,21 @@ def test_a_stretch_is_the_beginning_of_a_split_and_never_without_a_prediction(le
 
 def predictions_of(split):
     return [i for start, end in split.segments for i in range(start + 1, end)]
+
+
+# ------------------------------------------------------------- the examples of the docstrings
+
+
+def test_the_examples_of_the_docstrings_are_right():
+    key = splitmix(np.array([2], np.uint64), np.array([0], np.uint64))
+    assert permute(np.arange(5, dtype=np.uint64), 5, key).tolist() == [2, 1, 3, 0, 4]
+    assert permute(np.array([3], np.uint64), 5, key).tolist() == [0]
+    batches = Batches(Split(np.arange(10, dtype=np.uint8), ((0, 10),)), 3, 2, seed=0)
+    for step, x, y in (
+        (0, [[3, 4, 5], [6, 7, 8]], [[4, 5, 6], [7, 8, 9]]),
+        (1, [[3, 4, 5], [0, 1, 2]], [[4, 5, 6], [1, 2, 3]]),
+    ):
+        assert [each.tolist() for each in batches(step)] == [x, y]
+        for part in (x, y):
+            assert str(part) in Batches.__doc__
+    assert "[2, 1, 3, 0, 4]" in permute.__doc__ and "[3], 5, key) -> [0]" in permute.__doc__

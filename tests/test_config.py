@@ -27,7 +27,7 @@ from configs.schema import (
     to_dict,
 )
 from configs.strict_yaml import to_yaml
-from data.summary import PRESETS, fitting
+from data.summary import PRESETS, size_advice
 from tests.conftest import ROOT
 
 TOO_LARGE = (
@@ -404,7 +404,7 @@ def test_the_preset_for_each_size_of_text_is_ready_and_fits_it(preset, tmp_path)
     block = next(block for block in blocks if block.startswith(f"{name}: "))
     ready = "# " + block if "\nmodel:" in block else "# " + block.replace("\n# ", "\n")
     config = load([write(tmp_path, head + ready)]).config
-    assert fitting(estimate_parameters(config.model, 100), min(characters, 10**9)) is None
+    assert size_advice(estimate_parameters(config.model, 100), min(characters, 10**9)) is None
     assert (config.model.dropout > 0) == (characters <= 2e6)
 
 

@@ -48,7 +48,7 @@ def load(*sources, **settings):
     """The corpus, and the lines that were said, those of its report among them."""
     said = []
     corpus = load_corpus(sources, notify=said.append, **settings)
-    return corpus, said + corpus.report
+    return corpus, said + corpus.summary
 
 
 def whole_text(corpus):
@@ -142,7 +142,7 @@ def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(encoding):
     corpus, said = load(write("book.txt", content))
     assert whole_text(corpus) == [text]
     assert corpus.sha256 == sha256(content)
-    assert said[1] == "note: a byte order mark begins 1 file(s) and is left out"
+    assert said[1] == "note: 1 file(s) begin with a byte order mark, which is removed"
 
 
 def test_a_byte_order_mark_is_noted_once_and_only_the_first_is_left_out():
@@ -151,7 +151,7 @@ def test_a_byte_order_mark_is_noted_once_and_only_the_first_is_left_out():
     corpus, said = load("folder")
     assert whole_text(corpus) == ["aa", "\ufeffbb"]
     assert [line for line in said if "mark" in line] == [
-        "note: a byte order mark begins 2 file(s) and is left out"
+        "note: 2 file(s) begin with a byte order mark, which is removed"
     ]
 
 
@@ -164,7 +164,7 @@ def test_windows_line_ends_are_noted():
     _, said = load(write("book.txt", "a\r\nb\rc\n" * 10))
     assert (
         said[1]
-        == r"note: 10 lines end in \r\n, which is kept exactly; data.newlines=unix makes it \n"
+        == r"note: 10 lines end in \r\n, which is kept; data.newlines=unix converts it to \n"
     )
 
 
@@ -238,9 +238,8 @@ def test_rare_characters_are_folded_counted_and_reported():
     assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "\ufffd"}))
     note = next(line for line in said if "rare" in line)
     assert note == (
-        "note: 3 rare characters, 5 times in all, are read as '\ufffd' (U+FFFD): 'x' (U+0078), 'é' "
-        "(U+00E9), "
-        "'🙂' (U+1F642)"
+        "note: 3 rare characters, 5 times in all, are mapped to '\ufffd' (U+FFFD): "
+        "'x' (U+0078), 'é' (U+00E9), '🙂' (U+1F642)"
     )
     assert corpus.tokenizer.vocabulary == load("book.txt", min_count=3)[0].tokenizer.vocabulary
     again, _ = load(
@@ -252,7 +251,7 @@ def test_rare_characters_are_folded_counted_and_reported():
     )  # nothing is rare
     message = message_of(DataError, "book.txt", min_count=10**6)
     assert message.startswith(
-        "book.txt: nothing to learn: '\ufffd' (U+FFFD) is its only character that occurs"
+        "book.txt: nothing to learn: '\ufffd' (U+FFFD) is the only character that occurs"
     )
 
 
@@ -330,11 +329,11 @@ PRESETS = data.summary.PRESETS
 def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(
     parameters, characters, preset
 ):
-    line = data.summary.fitting(parameters, characters)
+    line = data.summary.size_advice(parameters, characters)
     assert (
         line is None
         if preset is None
-        else f'the preset "{preset}" of configs/mytext.yaml fits' in line
+        else f'use the preset "{preset}" of configs/mytext.yaml' in line
     )
 
 
@@ -427,7 +426,7 @@ def make_folder_with_a_dangling_link():
         (make_link_to_device, "not a regular file"),
         (make_loop, "cannot be read: Too many levels of symbolic links"),
         (make_dangling_link, "cannot be read: No such file or directory"),
-        (make_folder_without_text, "holds no text"),
+        (make_folder_without_text, "contains no text"),
         (make_folder_with_a_fifo, "not a regular file"),
         (make_folder_with_a_dangling_link, "cannot be read: No such file or directory"),
     ],
@@ -486,16 +485,16 @@ def test_the_first_source_that_is_there_is_taken_and_the_others_accounted_for():
     assert corpus.name == "b"
     assert said[0] == (
         f"text: b/input.txt, {len(TEXT)} characters, {len(set(TEXT))} distinct; "
-        "passed over: a.txt (no such file or folder), b/nothing (no such file or folder), "
-        "b/input.txt/under (no such file or folder); losses on b do not compare with those on a.txt"
+        "unavailable: a.txt (no such file or folder), b/nothing (no such file or folder), "
+        "b/input.txt/under (no such file or folder); losses on b and a.txt are not comparable"
     )
 
 
 def test_no_source_left_names_each_and_why():
     message = message_of(DataError, "a.txt", "b\x1b[2J")
     assert message.startswith(
-        r"data.sources: no text can be had: a.txt (no such file or folder), b\x1b[2J (no such file "
-        r"or folder); "
+        r"data.sources: no text is available: a.txt (no such file or folder), "
+        r"b\x1b[2J (no such file or folder); "
     )
 
 
@@ -506,9 +505,7 @@ def test_a_mistyped_source_is_answered_with_the_nearest_name_in_its_folder():
         r"; did you mean books/other\x1b.txt?"
     )
     for far in ("books/x", "nowhere/austen.txt", "boo*/austin.txt"):
-        assert message_of(DataError, far).endswith(
-            "; name a file, a folder or an address that is there"
-        )
+        assert message_of(DataError, far).endswith("; name an existing file, folder or address")
 
 
 def test_a_name_for_people():
@@ -555,7 +552,7 @@ def test_a_changed_text_is_refused_on_resume_with_both_digests():
     before = sha256(TEXT.encode())
     write("a.txt", TEXT + "more"), write("b.txt", "b" + TEXT)
     message = message_of(CheckpointError, "a.txt", "b.txt", "c.txt", wanted_sha256=before)
-    assert message.startswith("data.sources: the text changed since the checkpoint")
+    assert message.startswith("data.sources: the text has changed since the checkpoint")
     for digest in (before, sha256((TEXT + "more").encode()), sha256(("b" + TEXT).encode())):
         assert digest in message
 
@@ -614,18 +611,18 @@ def test_a_text_of_its_own_can_be_validated_on():
     assert corpus.tokenizer.vocabulary == "abc"
     assert corpus.val_sha256 == sha256(b"abac" * 20) and corpus.sha256 == load("books")[0].sha256
     assert said[1] == (
-        "validation text: val.txt, 80 characters, 3 distinct; passed over: missing.txt (no such "
+        "validation text: val.txt, 80 characters, 3 distinct; unavailable: missing.txt (no such "
         "file or folder); "
-        "losses on val.txt do not compare with those on missing.txt"
+        "losses on val.txt and missing.txt are not comparable"
     )
     message = message_of(
         CheckpointError, "books", val_sources=["val.txt"], wanted_val_sha256=sha256(b"other")
     )
-    assert message.startswith("data.val_sources: the text changed since the checkpoint")
+    assert message.startswith("data.val_sources: the text has changed since the checkpoint")
     message = message_of(DataError, "books", val_sources=["missing.txt"])
-    assert message.startswith("data.val_sources: no text can be had")
+    assert message.startswith("data.val_sources: no text is available")
     with pytest.raises(
-        DataError, match="stretch of validation text has 80 characters, block_size 80 needs"
+        DataError, match="longest piece of validation text has 80 characters; block_size 80 needs"
     ):
         check_sizes(corpus, 80)
 
@@ -651,7 +648,7 @@ def test_both_splits_must_hold_a_window(lengths, block_size, fits):
             check_sizes(corpus, block_size)
         longest = max(end - start for start, end in corpus.val.segments)
         assert str(raised.value).startswith(
-            f"folder: the longest stretch of validation text has {longest} characters, "
+            f"folder: the longest piece of validation text has {longest} characters; "
             f"block_size {block_size} needs {block_size + 1}; the largest block_size that fits is "
             f"{longest - 1}; "
         )
@@ -660,7 +657,7 @@ def test_both_splits_must_hold_a_window(lengths, block_size, fits):
 
 def test_a_text_too_short_for_any_block_size_is_said_to_be():
     for text in ("ab", "abababab"):
-        with pytest.raises(DataError, match="no block_size fits; take a longer text"):
+        with pytest.raises(DataError, match="no block_size fits; use a longer text"):
             check_sizes(load(write("book.txt", text))[0], 1)
 
 
@@ -792,7 +789,7 @@ def files_in(folder):
 
 @pytest.mark.parametrize("behaviour", ["good", "moved", "slow"])
 def test_a_text_is_downloaded_once_and_stored(behaviour, server, folder, capfd, monkeypatch):
-    monkeypatch.setattr(data.download, "PATIENCE", 0.5)  # less than the slow one takes in all
+    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)  # less than the slow one takes in all
     corpus, said = load(
         "data/corpus/input.txt", address(server, behaviour), write("other.txt", "other " * 20)
     )
@@ -822,7 +819,7 @@ FAILURES = {  # what the server does: the reason that is given
     "hangup": "closed connection",
     "silent": "",  # the socket's or the waiting side's patience, whichever ends first
     "stalled": "",
-    "slow_headers": "nothing came for 0.5 seconds",
+    "slow_headers": "no data for 0.5 seconds",
     "endless": "larger than 1,000,000 bytes",
     "dribble": "not complete after 1 seconds",
 }
@@ -832,9 +829,9 @@ FAILURES = {  # what the server does: the reason that is given
 def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(
     behaviour, server, folder, monkeypatch
 ):
-    monkeypatch.setattr(data.download, "PATIENCE", 0.5)
-    monkeypatch.setattr(data.download, "CAP", 1_000_000)
-    monkeypatch.setattr(data.download, "LIMIT", 1.0)
+    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)
+    monkeypatch.setattr(data.download, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(data.download, "MAX_SECONDS", 1.0)
     write("plays/a.txt", "other text " * 20)
     begin = time.monotonic()
     corpus, said = load(address(server, behaviour), "plays")
@@ -843,7 +840,7 @@ def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(
     account = next(line for line in said if line.startswith("text: "))
     assert f"/{behaviour}/corpus/input.txt (" in account and FAILURES[behaviour] in account
     assert "()" not in account and len(account) < 1200
-    assert account.endswith("; losses on plays do not compare with those on corpus")
+    assert account.endswith("; losses on plays and corpus are not comparable")
     assert files_in(folder) == ["plays/a.txt"]
     assert "/good/corpus/input.txt" not in server.asked
 
@@ -857,14 +854,14 @@ def test_a_wrong_digest_is_reported_even_where_no_text_is_found(behaviour, serve
 
 
 def test_a_name_lookup_that_hangs_is_given_up(server, monkeypatch):
-    monkeypatch.setattr(data.download, "PATIENCE", 0.5)
+    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: server.closing.wait(20))
     begin = time.monotonic()
     corpus, said = load(
         "https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt")
     )
     assert time.monotonic() - begin < 2
-    assert corpus.name == "book.txt" and "nothing came for 0.5 seconds" in said[0]
+    assert corpus.name == "book.txt" and "no data for 0.5 seconds" in said[0]
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     assert others and all(
         thread.daemon for thread in others
@@ -880,7 +877,7 @@ def test_a_refused_connection_is_told_in_plain_words(server):
 
 
 def test_without_a_network_ten_seconds_are_enough():
-    assert data.download.PATIENCE < 10
+    assert data.download.STALL_TIMEOUT < 10
 
 
 def test_a_download_appears_in_one_step(server, folder, monkeypatch):
@@ -916,7 +913,7 @@ def test_another_text_in_the_place_of_a_download_is_neither_taken_nor_overwritte
     mine = write("data/corpus/input.txt", "my own text " * 20)
     corpus, said = load(address(server, "good"), write("other.txt"))
     assert corpus.name == "other.txt"
-    assert "data/corpus/input.txt holds another text, SHA-256 " in said[0]
+    assert "data/corpus/input.txt is another text, SHA-256 " in said[0]
     assert Path(mine).read_text() == "my own text " * 20
     assert server.asked == []
 

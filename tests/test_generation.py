@@ -4,6 +4,7 @@ decoder is GPT.forward.
 
 import dataclasses
 import itertools
+import re
 import time
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model import fast_decode
-from model.generate import Generation, Sampler, generate, window_start
+from model.generate import Generation, Sampler, apply_top_p, generate, window_start
 from model.gpt import GPT
 from tests.campaigns.cached_text import campaign, flips
 from tests.variants import CHOICES, in_layout
@@ -412,3 +413,15 @@ def test_a_draw_is_always_of_a_character_that_is_left(number):
         logits = np.random.default_rng(seed).normal(scale=10, size=(1, V))
         logits[0, [0, 1, -2, -1]] = -np.inf
         assert 2 <= sampler(logits).item() < V - 2
+
+
+# ----------------------------------------------------------------- the examples of the docstrings
+
+
+def test_the_examples_of_the_docstrings_are_right():
+    table = re.search(r"n +((?:\d+ +)+\d+)\n +start +((?:\d+ +)+\d+)", window_start.__doc__)
+    lengths, starts = ([int(n) for n in row.split()] for row in table.groups())
+    assert [window_start(n, 8) for n in lengths] == starts and len(starts) == 10
+    probs = np.array([[0.5, 0.125, 0.25, 0.125]])
+    apply_top_p(probs, 0.7)
+    assert probs.tolist() == [[0.5, 0, 0.25, 0]] and "[0.5, 0, 0.25, 0]" in apply_top_p.__doc__

@@ -110,7 +110,8 @@ def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
 def test_a_text_smaller_than_the_model_wants(options, tmp_path):
     code, said = train(*options, *SHORT, "--n_embd=384")
     (note,) = re.findall(
-        r"note: \S+ parameters are many for 6,000 characters: .* by heart; the preset .* fits", said
+        r"note: \S+ parameters are many for 6,000 characters: .* memorizes it; use the preset .*",
+        said,
     )
     (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("run/corpus/text_summary")
     assert code == 0 and note in corpus.tensor_proto.string_val[0].decode()

@@ -18,7 +18,7 @@ from common.errors import DataError, ResourceError
 from data import disk_cache, streaming, text_files
 from data.batches import Batches, evaluation_windows
 from data.corpus import load_corpus
-from data.streaming import Passes
+from data.streaming import StreamedText
 from data.text_files import Source
 from data.tokenizer import CharTokenizer
 
@@ -59,7 +59,9 @@ def no_pass(monkeypatch):
     """From when it is called, reading a text again is an error."""
 
     def forbid():
-        monkeypatch.setattr(Passes, "_pieces", lambda *_: pytest.fail("the text is read again"))
+        monkeypatch.setattr(
+            StreamedText, "_pieces", lambda *_: pytest.fail("the text is read again")
+        )
 
     return forbid
 
@@ -70,12 +72,12 @@ def no_pass(monkeypatch):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
 def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
-    monkeypatch.setattr(text_files, "CHUNK", chunk)
+    monkeypatch.setattr(text_files, "CHUNK_BYTES", chunk)
     write("book.txt", TEXT, encoding)
     marked = encoding in ("utf-8-sig", "utf-16", "utf-32")
     corpus = load("book.txt", encoding="utf-8" if marked else encoding)
     assert text_of(corpus) == TEXT
-    assert any(line.startswith("note: 40 lines end in") for line in corpus.report)
+    assert any(line.startswith("note: 40 lines end in") for line in corpus.summary)
     unix = load("book.txt", encoding="utf-8" if marked else encoding, newlines="unix")
     assert text_of(unix) == TEXT.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -93,7 +95,7 @@ def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
 def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_cut(
     content, words, chunk, monkeypatch
 ):
-    monkeypatch.setattr(text_files, "CHUNK", chunk)
+    monkeypatch.setattr(text_files, "CHUNK_BYTES", chunk)
     with pytest.raises(DataError, match=r"book\.txt: ") as raised:
         load(write("book.txt", content))
     assert words in str(raised.value)
@@ -113,7 +115,7 @@ def test_a_large_text_is_what_a_small_one_is(monkeypatch):
         and large.train.ids.dtype == small.train.ids.dtype
     )
     assert (large.train.segments, large.val.segments) == (small.train.segments, small.val.segments)
-    assert [line for line in large.report if "lies in" not in line] == small.report
+    assert [line for line in large.summary if "is cached in" not in line] == small.summary
 
 
 @pytest.mark.parametrize("characters", ["abc\n", "аб🙂\n"])
@@ -150,10 +152,10 @@ def test_the_second_start_reads_no_text(no_pass):
     assert len(kept()) == 2
     no_pass()
     again = load("book.txt")
-    assert again.report == first.report and np.array_equal(again.train.ids, first.train.ids)
+    assert again.summary == first.summary and np.array_equal(again.train.ids, first.train.ids)
     os.rename("book.txt", "other.txt")
     assert text_of(load("other.txt", vocabulary=first.tokenizer.vocabulary)) == TEXT
-    assert any("cache/hornbook for the next start" in line for line in again.report)
+    assert any("cache/hornbook; it may be deleted" in line for line in again.summary)
 
 
 def test_another_text_or_other_settings_are_made_anew():
@@ -256,19 +258,19 @@ def test_what_has_long_been_unused_is_removed():
 def test_a_text_that_changes_between_the_passes_is_refused():
     tokenizer = CharTokenizer.from_text(TEXT)
     for content in (TEXT[:-5], TEXT + "x", TEXT[::-1]):
-        text = Passes(Source.parse(write("book.txt")).find(None, print))
-        assert text.census.lengths == [len(TEXT)]
+        text = StreamedText(Source.parse(write("book.txt")).find(None, print))
+        assert text.char_counts.lengths == [len(TEXT)]
         write("book.txt", content)
         with pytest.raises(DataError, match=r"book\.txt: changed while it was read"):
-            text.ids(tokenizer, fold=False)
+            text.ids(tokenizer, map_unknown=False)
         assert not any(name.endswith(".ids") for name in kept())
 
 
 def test_a_text_that_goes_away_between_the_passes_is_an_error():
-    text = Passes(Source.parse(write("book.txt")).find(None, print))
+    text = StreamedText(Source.parse(write("book.txt")).find(None, print))
     os.remove("book.txt")
     with pytest.raises(DataError, match=r"book\.txt: cannot be read: No such file"):
-        _ = text.census
+        _ = text.char_counts
 
 
 @pytest.mark.parametrize("large", [0, 10**9])

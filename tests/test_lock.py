@@ -26,9 +26,8 @@ def refusal(folder):
 def test_the_second_is_told_who_the_first_is_and_since_when(tmp_path):
     with only_writer(tmp_path):
         told = (
-            r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; one run at "
-            r"a time writes to a "
-            r"folder; wait for it, stop it or choose another --out_dir"
+            r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; "
+            r"a folder has one writer at a time; wait for it, stop it or choose another --out_dir"
         )
         assert int(re.fullmatch(told, refusal(tmp_path))[1]) == os.getpid()
     with only_writer(tmp_path):

@@ -38,7 +38,7 @@ ROWS = [  # row of faults.md, arguments, standard input, exit code, what standar
         ["--prompt=caf\xe9"],
         None,
         2,
-        ["not in the vocabulary: '\xe9' (U+00E9) at 3", "leave that character out"],
+        ["not in the vocabulary: '\xe9' (U+00E9) at 3", "remove or replace it"],
     ),
     ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["skipped 1 characters"]),
     ("D2", ["--prompt="], None, 0, []),

@@ -80,7 +80,7 @@ def test_the_first_unknown_character_is_named_with_its_place(text, message):
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer.from_text("hello ").encode(text)
     assert str(raised.value).startswith(
-        f"not in the vocabulary: {message}; its 5 characters are:  ehlo; "
+        f"not in the vocabulary: {message}; the 5 known characters are:  ehlo; "
     )
     assert raised.value.exit_code == 2
 
@@ -88,7 +88,7 @@ def test_the_first_unknown_character_is_named_with_its_place(text, message):
 def test_a_long_vocabulary_is_shortened_and_escaped_in_the_message():
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer("".join(map(chr, range(9, 5000)))).encode("\0")
-    assert "its 4991 characters are: " + r"\t\n\x0b" in str(raised.value)
+    assert "the 4991 known characters are: " + r"\t\n\x0b" in str(raised.value)
     assert len(str(raised.value)) < 400
     assert str(raised.value).isprintable()
 

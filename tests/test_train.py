@@ -292,7 +292,7 @@ def test_a_changed_text_to_validate_on_is_refused_too(run, tmp_path):
     val.write_text("Less text.\n" * 20)
     done = run("train.py", *options, "--resume", check=4)
     assert (
-        done.stderr.startswith("error: data.val_sources: the text changed")
+        done.stderr.startswith("error: data.val_sources: the text has changed")
         and done.stderr.count("\n") == 1
     )
 
