@@ -1,5 +1,6 @@
-"""What a model attends to, and what context is worth, drawn with one ink on its own paper: readable
-in light and dark.
+"""Pictures for TensorBoard: attention maps, and the loss by position in the context.
+
+Each has a white background of its own, so it is readable in light and dark mode.
 
 H heads, T characters
 """
@@ -9,8 +10,8 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-CELL = 15  # pixels a character
-PAPER, FAINT, INK = 255, 242, 0  # of a palette that runs from dark blue to white
+CELL = 15  # pixels per character
+BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
 STOPS = np.array([[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]])
 PALETTE = np.stack(
     [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in STOPS.T], axis=1
@@ -20,89 +21,89 @@ NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 
 
 def name(character: str) -> str:
-    """What a label says: the character, its name, or U+XXXX where it cannot be drawn."""
+    """Return the label of a character: itself, its name, or U+XXXX if the font lacks it."""
     missing = bytes(FONT.getmask("\U0010ffff"))
     drawn = character.isprintable() and bytes(FONT.getmask(character)) not in (missing, b"")
     return NAMES.get(character) or (character if drawn else f"U+{ord(character):04X}")
 
 
 def attention(maps: np.ndarray, characters: str, title: str) -> Image.Image:
-    """The maps (H, T, T) of a layer, head by head: row by row, who is read by the character before
-    the row.
+    """Draw the attention weights (H, T, T) of a layer, one map per head.
+
+    A row is a query; its cells are the keys that it attends to.
     """
     H, T = maps.shape[:2]
     rows, columns = _labels(characters)
     margin, side = rows.width, T * CELL
     across = math.ceil(math.sqrt(H))
     width, height = margin + side + CELL, side + margin + 2 * CELL
-    page = Image.new("L", (across * width + CELL, math.ceil(H / across) * height + 3 * CELL), PAPER)
+    page = Image.new(
+        "L", (across * width + CELL, math.ceil(H / across) * height + 3 * CELL), BACKGROUND
+    )
     draw = ImageDraw.Draw(page)
-    draw.text((CELL, CELL // 2), title, INK, LARGE)
+    draw.text((CELL, CELL // 2), title, DARK, LARGE)
     for h, weights in enumerate(maps):
         left, top = h % across * width + margin + CELL, h // across * height + 3 * CELL
-        draw.text((left, top - CELL), f"head {h + 1}", INK, FONT)
+        draw.text((left, top - CELL), f"head {h + 1}", DARK, FONT)
         page.paste(rows, (left - margin, top))
         page.paste(columns, (left, top + side))
         page.paste(Image.fromarray(_cells(weights)), (left, top))
-    return _inked(page)
+    return _with_palette(page)
 
 
-def curve(x: np.ndarray, y: np.ndarray, highest: float, title: str) -> Image.Image:
-    """`y` from 0 to `highest` or above, over `x` from 1 on a logarithmic axis; what lies at
-    `highest` is dashed.
-    """
+def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.Image:
+    """Plot `y` over `x` (from 1, logarithmic), with a dashed line at the height `reference`."""
     width, height, margin = 720, 400, 48
-    top = max(highest, *y) * 1.05
-    page = Image.new("L", (width, height), PAPER)
+    x_max, y_max = x[-1], max(reference, *y) * 1.05
+    page = Image.new("L", (width, height), BACKGROUND)
     draw = ImageDraw.Draw(page)
 
-    def at(x, y):
-        across = np.log(x) / max(math.log(x_last), 1e-9)
-        return margin + across * (width - 2 * margin), height - margin - y / top * (
-            height - 2 * margin
-        )
+    def pixel(x, y):
+        fraction = np.log(x) / max(math.log(x_max), 1e-9)
+        column = margin + fraction * (width - 2 * margin)
+        row = height - margin - y / y_max * (height - 2 * margin)
+        return column, row
 
-    x_last = x[-1]
-    for tick in range(math.floor(top) + 1):
-        draw.line([at(1, tick), at(x_last, tick)], FAINT - 12)
-        draw.text((margin - 20, at(1, tick)[1] - 8), str(tick), INK, FONT)
-    for tick in 2 ** np.arange(math.floor(math.log2(x_last)) + 1):
-        draw.text((at(tick, 0)[0] - 4, height - margin + 6), str(tick), INK, FONT)
+    for tick in range(math.floor(y_max) + 1):
+        draw.line([pixel(1, tick), pixel(x_max, tick)], FAINT - 12)
+        draw.text((margin - 20, pixel(1, tick)[1] - 8), str(tick), DARK, FONT)
+    for tick in 2 ** np.arange(math.floor(math.log2(x_max)) + 1):
+        draw.text((pixel(tick, 0)[0] - 4, height - margin + 6), str(tick), DARK, FONT)
+    row = pixel(1, reference)[1]
     for dash in np.linspace(margin, width - margin, 60):
-        draw.line([(dash, at(1, highest)[1]), (dash + 5, at(1, highest)[1])], 140)
-    draw.line(list(zip(*at(x, y), strict=True)), INK, 2)
-    draw.text((margin, 12), title, INK, LARGE)
-    return _inked(page)
+        draw.line([(dash, row), (dash + 5, row)], 140)
+    draw.line(list(zip(*pixel(x, y), strict=True)), DARK, 2)
+    draw.text((margin, 12), title, DARK, LARGE)
+    return _with_palette(page)
 
 
 def _cells(weights: np.ndarray) -> np.ndarray:
-    """(T, T) weights -> (T * CELL, T * CELL) shades, darker by the square root; what is still to
-    come stays paper.
+    """Return the shades (T * CELL, T * CELL) of weights (T, T): by the square root, 1 is darkest.
+
+    Keys after the query have the color of the background.
     """
-    shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - INK)
-    shades = np.where(np.tri(len(weights), dtype=bool), shades, PAPER)
+    shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
+    shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
     return np.kron(shades, np.ones((CELL, CELL))).astype(np.uint8)
 
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
-    """The characters as a strip to the left of a map, and as one below it, where names stand
-    upright.
-    """
+    """Draw the labels on the left of a map and those below it, where long ones are rotated."""
     names = [name(character) for character in characters]
     margin = 8 + max(math.ceil(FONT.getlength(each)) for each in names)
-    rows = Image.new("L", (margin, len(names) * CELL), PAPER)
-    below = Image.new("L", (len(names) * CELL, margin), PAPER)
+    rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
+    below = Image.new("L", (len(names) * CELL, margin), BACKGROUND)
     for i, each in enumerate(names):
-        label = Image.new("L", (margin, CELL), PAPER)
-        ImageDraw.Draw(label).text((margin - 4, CELL // 2), each, INK, FONT, anchor="rm")
+        label = Image.new("L", (margin, CELL), BACKGROUND)
+        ImageDraw.Draw(label).text((margin - 4, CELL // 2), each, DARK, FONT, anchor="rm")
         rows.paste(label, (0, i * CELL))
         if len(each) > 1:
             below.paste(label.rotate(90, expand=True), (i * CELL, 0))
         else:
-            ImageDraw.Draw(below).text((i * CELL + CELL // 2, 4), each, INK, FONT, anchor="mt")
+            ImageDraw.Draw(below).text((i * CELL + CELL // 2, 4), each, DARK, FONT, anchor="mt")
     return rows, below
 
 
-def _inked(page: Image.Image) -> Image.Image:
+def _with_palette(page: Image.Image) -> Image.Image:
     page.putpalette(PALETTE.round().astype(np.uint8).tobytes())
     return page
