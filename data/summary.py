@@ -13,12 +13,12 @@ from data.streaming import StreamedText
 from data.tokenizer import UNK, CharTokenizer, describe
 
 PIECE = 2**20  # ids that are counted at a time
-# of configs/mytext.yaml: name, most characters of text, fewest and most parameters of a model
+# config file, the most characters of text it is for, the fewest and most parameters that suit them
 PRESETS = (
-    ("up to 100 KB", 1e5, (0, 1.2e6)),
-    ("up to 2 MB", 2e6, (3e5, 1.2e7)),
-    ("up to 50 MB", 5e7, (2e6, 5e7)),
-    ("beyond 50 MB", float("inf"), (8e6, float("inf"))),
+    ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
+    ("configs/mytext.yaml", 2e6, (3e5, 1.2e7)),
+    ("configs/mytext_large.yaml", 5e7, (2e6, 5e7)),
+    ("configs/mytext_huge.yaml", float("inf"), (8e6, float("inf"))),
 )
 
 
@@ -45,7 +45,7 @@ def total_counts(texts: Sequence[StreamedText]) -> Counter[str]:
 
 
 def size_advice(parameters: int, characters: int) -> str | None:
-    """Return a line with the preset for a text of this length, unless the model's size fits it."""
+    """Return a line with the config for a text of this length, unless the model's size fits it."""
     preset, _, (low, high) = next(each for each in PRESETS if characters <= each[1])
     if low <= parameters <= high:
         return None
@@ -55,7 +55,7 @@ def size_advice(parameters: int, characters: int) -> str | None:
         fault, result = "few", "learns less than it could"
     return (
         f"note: {parameters:,} parameters are {fault} for {characters:,} characters: such a model "
-        f'{result}; use the preset "{preset}" of configs/mytext.yaml'
+        f"{result}; use {preset}"
     )
 
 

@@ -110,7 +110,7 @@ def test_a_head_is_idle_whatever_it_reads_and_not_when_it_looks_back_by_one():
 def test_a_text_smaller_than_the_model_wants(options, tmp_path):
     code, said = train(*options, *SHORT, "--n_embd=384")
     (note,) = re.findall(
-        r"note: \S+ parameters are many for 6,000 characters: .* memorizes it; use the preset .*",
+        r"note: \S+ parameters are many for 6,000 characters: .* memorizes it; use \S+_small.yaml",
         said,
     )
     (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("run/corpus/text_summary")

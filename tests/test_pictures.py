@@ -63,7 +63,9 @@ def test_a_map_has_a_cell_for_each_pair_darker_for_more_weight_and_none_for_what
     cells = np.array(page)[top : top + side, left : left + side][plots.CELL // 2 :: plots.CELL]
     cells = cells[:, plots.CELL // 2 :: plots.CELL]
     assert cells[3].tolist() == [plots.FAINT, plots.DARK, plots.FAINT, plots.FAINT]
-    assert (cells[np.triu_indices(4, 1)] == plots.BACKGROUND).all() and 0 < cells[2, 0] < plots.FAINT
+    assert (cells[np.triu_indices(4, 1)] == plots.BACKGROUND).all() and 0 < cells[
+        2, 0
+    ] < plots.FAINT
     labels = np.array(page)[top : top + side, left - margin : left].reshape(4, plots.CELL, margin)
     widths = (
         (labels < plots.FAINT).any(axis=1).sum(axis=1)
