@@ -34,15 +34,6 @@ def test_the_code_of_the_tour_runs_from_its_beginning_to_its_end(own_default_dty
         exec(compile(above + block[1], TOUR, "exec"), session)
 
 
-def test_the_links_within_the_tour_lead_to_its_headings():
-    text = TOUR.read_text(encoding="utf-8")
-    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
-    links = re.findall(r"\]\(#([^)]*)\)", text)
-    assert links and set(links) <= {
-        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
-    }
-
-
 def test_the_benchmark_that_the_tour_names_has_a_row_for_every_pair(capsys):
     benchmark.main(["--sizes", "toy", "--repeats", "1"])
     printed = capsys.readouterr().out

@@ -47,6 +47,17 @@ def test_every_link_to_a_file_leads_to_one(document):
         assert "://" in link or (document.parent / link).exists(), link
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_heading_leads_to_one(document):
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    for path, fragment in links:
+        if "://" not in path:
+            target = document.parent / path if path else document
+            titles = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles]
+            assert fragment in anchors, f"{path}#{fragment}"
+
+
 def test_no_document_names_a_place_of_one_machine():
     for document in DOCUMENTS:
         assert not re.search(
