@@ -115,7 +115,7 @@ def contents(path: Path) -> dict:
 def forge(path: Path, changed: dict) -> None:
     """Write a checkpoint file with a right digest, whatever its contents."""
     metadata = {name: json.dumps(part) for name, part in changed.items() if name != "tensors"}
-    write_atomic(path, file_format.to_bytes(metadata, changed["tensors"]))
+    write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
 
 
 def step_of(folder: Path) -> int:
