@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from common.errors import ConfigError, DataError, UserError, escape, run_command
 from common.files import read_regular
 from configs.cli import load_sample, sample_help
+from configs.fields import brief
 from configs.schema import SampleConfig
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MAX_BATCH = 64  # samples
 MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
 MAX_FILE = 2**28  # bytes
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
 def main(argv: list[str]) -> int:
@@ -30,6 +33,7 @@ def main(argv: list[str]) -> int:
         print(sample_help())
         return 0
     options = load_sample(argv)
+    options = dataclasses.replace(options, stop=tuple(map(unescape, options.stop)))
     text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)
     session = Session(options)
     if options.score:
@@ -56,9 +60,13 @@ def print_samples(session: "Session", prompt: str) -> None:
         )
     prompt = session.tokenizer.decode(ids)
     batch = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
-    for first in range(0, options.num_samples, batch):
-        samples = range(first, min(first + batch, options.num_samples))
-        steps = session.generate(session.begin(samples, ids))
+    start, end = 0, options.num_samples
+    if options.sample:
+        start, end = options.sample - 1, options.sample
+    for first in range(start, end, batch):
+        samples = range(first, min(first + batch, end))
+        stops = [StopStrings(options.stop, prompt) for _ in samples]
+        steps = session.generate(session.begin(samples, ids), stops)
         if len(samples) == 1:
             columns = [(piece for (piece,) in steps)]
         else:
@@ -77,11 +85,11 @@ def chat(session: "Session", prompt: str) -> None:
     After an empty line the model continues from where it stopped. A stop string ends the turn; it
     stays in the context but is not printed.
     """
-    ids = session.encode(prompt)
-    generation = session.begin([0], ids) if len(ids) else None
-    prompt = session.tokenizer.decode(ids)
-    write(prompt)
-    end_line(prompt)
+    ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
+    generation = session.begin(samples, ids) if len(ids) else None
+    shown = session.tokenizer.decode(ids)  # what a stop string may have begun in
+    write(shown)
+    end_line(shown)
     while (line := read_line()) is not None:
         try:
             ids = session.encode(line)
@@ -89,14 +97,16 @@ def chat(session: "Session", prompt: str) -> None:
             print(f"error: {error}", file=sys.stderr)
             continue
         if generation is None:
-            generation = session.begin([0], ids)
+            generation = session.begin(samples, ids)
+            shown = session.tokenizer.decode(ids)
         else:
-            session.append_line(generation, ids)
-        last = ""
-        for (piece,) in session.generate(generation):
+            shown += session.append_line(generation, ids)
+        stop, output = StopStrings(session.options.stop, shown), ""
+        for (piece,) in session.generate(generation, [stop]):
             write(piece)
-            last = piece or last
-        end_line(last)
+            output += piece
+        end_line(output)
+        shown = "" if stop.reached else shown + output
 
 
 class Session:
@@ -104,7 +114,7 @@ class Session:
 
     def __init__(self, options: SampleConfig):
         from checkpointing import checkpoint as checkpoints
-        from data.tokenizer import CharTokenizer
+        from data.tokenizer import CharTokenizer, UnknownCharacter
         from training import runtime
 
         self.options = options
@@ -119,12 +129,19 @@ class Session:
         self.model = model.to(self.runtime.device)
         self.tokenizer = CharTokenizer(saved.vocabulary)
         self.drawn, self.seconds = 0, 0.0  # characters, and the time for them
+        for stop in options.stop:
+            try:
+                self.tokenizer.encode(stop)
+            except UnknownCharacter as error:
+                raise ConfigError(f"--stop {brief(stop)} can never appear: {error}") from None
 
     def encode(self, text: str) -> "np.ndarray":
         """Encode a text, without its unknown characters if they are to be skipped.
 
-        Raises UnknownCharacter (exit 2) if they are not.
+        Raises ConfigError if they are not.
         """
+        from data.tokenizer import UnknownCharacter
+
         if self.options.unknown == "skip":
             vocabulary = frozenset(self.tokenizer.vocabulary)
             known = "".join(c for c in text if c in vocabulary)
@@ -132,7 +149,10 @@ class Session:
                 skipped = len(text) - len(known)
                 print(f"skipped {skipped:,} characters not in the vocabulary", file=sys.stderr)
             text = known
-        return self.tokenizer.encode(text)
+        try:
+            return self.tokenizer.encode(text)
+        except UnknownCharacter as error:
+            raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
         """Start the samples of these numbers with the prompt, or with a newline if it is empty."""
@@ -164,19 +184,20 @@ class Session:
         generation.append(np.tile(ids, (len(samples), 1)))
         return generation
 
-    def append_line(self, generation: "Generation", ids: "np.ndarray") -> None:
-        """Append a typed line to the text, on a line of its own."""
+    def append_line(self, generation: "Generation", ids: "np.ndarray") -> str:
+        """Append a typed line to the text, on a line of its own; return what was appended."""
         import numpy as np
 
         at_start = self.tokenizer.decode(generation.ids[0, -1:]) == "\n"
         if len(ids) and not at_start and "\n" in self.tokenizer.vocabulary:
             ids = np.concatenate([self.tokenizer.encode("\n"), ids])
         generation.append(ids[None])
+        return self.tokenizer.decode(ids)
 
-    def generate(self, generation: "Generation") -> Iterator[list[str]]:
+    def generate(
+        self, generation: "Generation", stops: Sequence["StopStrings"]
+    ) -> Iterator[list[str]]:
         """Draw characters until all samples have ended; yield what each adds to the output."""
-        context = self.tokenizer.decode(generation.ids[0])
-        stops = [StopStrings(self.options.stop, context) for _ in generation.ids]
         for _ in range(self.options.max_new_tokens):
             began = time.perf_counter()
             characters = self.tokenizer.decode(generation.step())
@@ -207,14 +228,14 @@ class Session:
 
 
 class StopStrings:
-    """The end of a sample at a stop string, which may have begun in the context.
+    """The end of a sample at a stop string, which may have begun in the text shown before it.
 
     Text that may be the start of a stop string is buffered, in `pending`.
     """
 
-    def __init__(self, stops: Sequence[str], context: str):
+    def __init__(self, stops: Sequence[str], shown: str):
         self.stops, self.longest = stops, max(map(len, stops), default=0)
-        self.tail = context[max(0, len(context) - self.longest) :]
+        self.tail = shown[max(0, len(shown) - self.longest) :]
         self.pending, self.reached = "", False
 
     def feed(self, character: str) -> str:
@@ -246,7 +267,7 @@ def read_prompt(prompt: str) -> str:
         return decode(sys.stdin.buffer.read(), "standard input", ConfigError)
     if prompt.startswith("FILE:"):
         return read_text(prompt.removeprefix("FILE:"), ConfigError)
-    return prompt
+    return unescape(prompt)
 
 
 def read_text(name: str, error_type: type[UserError]) -> str:
@@ -268,6 +289,11 @@ def decode(content: bytes | bytearray, source: str, error_type: type[UserError])
         raise error_type(
             f"{escape(source)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
         ) from None
+
+
+def unescape(text: str) -> str:
+    r"""Replace \n, \t, \r and \\ with the characters they stand for."""
+    return re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
 
 
 def read_line() -> str | None:

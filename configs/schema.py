@@ -240,10 +240,14 @@ class SampleConfig(Checked):
     ckpt: str = setting(MISSING, "checkpoint file, or run folder; required")
     prompt: str = setting(
         "",
-        "text to continue; FILE:path reads it from a file, - from standard input",
+        "text to continue, in which \\n is a newline, \\t a tab, \\r a carriage return and \\\\ a "
+        "backslash; FILE:path reads it unchanged from a file, - from standard input",
         aliases=("start",),
     )
     num_samples: int = setting(1, "number of samples", "[1, 1e12]")
+    sample: int | None = setting(
+        None, "draw only the sample of this number, the same as among others", "[1, 1e12]"
+    )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
     temperature: float = setting(
         0.8, "softmax temperature: lower is more conservative; 0: greedy", "[0, 1e6]"
@@ -258,7 +262,9 @@ class SampleConfig(Checked):
         0.0, "drop characters below this fraction of the likeliest's probability; 0: off", "[0, 1)"
     )
     stop: tuple[str, ...] = setting(
-        (), "stop string: end a sample where it appears, without printing it; may be repeated"
+        (),
+        "stop string: end a sample where it is generated, without printing it; with escapes as in "
+        "--prompt; may be repeated",
     )
     unknown: str = setting(
         "error",
@@ -289,6 +295,8 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.sample and self.num_samples > 1:
+            raise ConfigError("--sample and --num_samples contradict each other; give one of them")
         others = {
             "num_samples": self.num_samples > 1,
             "prompt=-": self.prompt == "-",

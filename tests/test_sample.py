@@ -38,7 +38,7 @@ ROWS = [  # row of faults.md, arguments, standard input, exit code, what standar
         ["--prompt=caf\xe9"],
         None,
         2,
-        ["not in the vocabulary: '\xe9' (U+00E9) at 3", "remove or replace it"],
+        ["not in the vocabulary: '\xe9' (U+00E9) at 3", "remove or replace it; --unknown=skip"],
     ),
     ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["skipped 1 characters"]),
     ("D2", ["--prompt="], None, 0, []),
@@ -81,6 +81,9 @@ ROWS = [  # row of faults.md, arguments, standard input, exit code, what standar
     ("-", ["--score=no/such/file"], None, 3, ["no/such/file: No such file"]),
     ("-", ["--interactive", "--num-samples=2"], None, 2, ["contradict"]),
     ("-", ["--stop="], None, 2, ["stop has no value"]),
+    ("-", ["--stop=caf\xe9"], None, 2, ["--stop 'caf\xe9' can never appear", "'\xe9' (U+00E9)"]),
+    ("-", ["--sample=2", "--num-samples=2"], None, 2, ["contradict"]),
+    ("-", ["--sample=0"], None, 2, ["but is 0"]),
 ]
 
 
@@ -289,6 +292,48 @@ def test_every_sample_of_a_batch_ends_at_its_own_stop(speak):
         "So " + cut(text[:-1], 3, ["e", "th"]) for text in plain
     ]
     assert plain != ended
+
+
+def test_the_newline_before_an_empty_prompt_does_not_count_for_a_stop_string(speak):
+    text = speak("--max-new-tokens=200", "--num-samples=1")
+    for stop in ("\n\n", "\n" + text[0]):
+        assert speak("--max-new-tokens=200", f"--stop={stop}")[:-1] == cut(text[:-1], 0, [stop])
+    assert sample.StopStrings(["\n\n"], "").feed("\n") == ""  # may still become one
+
+
+def test_a_stop_string_does_not_match_text_that_an_earlier_turn_hid(speak):
+    plain = speak("--interactive", "--max-new-tokens=60", stdin=b"So\n")
+    stop = plain[10:12]
+    first = speak("--interactive", "--max-new-tokens=60", f"--stop={stop}", stdin=b"So\n")
+    assert first == plain[: plain.index(stop)] + "\n"
+    both = speak("--interactive", "--max-new-tokens=60", f"--stop={stop}", stdin=b"So\n\n")
+    rest = plain[plain.index(stop) + 2 : -1]
+    assert rest and stop not in rest and both.startswith(first + rest)
+
+
+@pytest.mark.parametrize(
+    "written, read", [(r"\n", "\n"), (r"\t\r\\n", "\t\r\\n"), (r"\x\ ", r"\x\ ")]
+)
+def test_escapes_in_prompt_and_stop_stand_for_their_characters(written, read):
+    assert sample.unescape(written) == read
+
+
+def test_escapes_work_in_the_commands_but_not_in_files(speak, tmp_path, capsys):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("So\n")
+    escaped = speak("--prompt=So\\n", "--max-new-tokens=20")
+    assert escaped == speak(f"--prompt=FILE:{prompt}", "--max-new-tokens=20")
+    options = ["--prompt=So", "--max-new-tokens=200"]
+    assert speak(*options, "--stop=\\n") == speak(*options, "--stop=\n") != speak(*options)
+    prompt.write_text("So\\n")
+    with pytest.raises(UserError, match="not in the vocabulary"):
+        speak(f"--prompt=FILE:{prompt}")
+
+
+def test_a_sample_alone_is_the_sample_of_its_number_among_others(speak):
+    options = ["--prompt=So ", "--max-new-tokens=60"]
+    _, *texts = re.split(r"-+ sample \d -+\n", speak(*options, "--num-samples=3"))
+    assert [speak(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
 
 
 # -------------------------------------------------------------------------------------------- turns
