@@ -6,6 +6,7 @@ which takes seconds.
 
 import os
 import sys
+import time
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
 from configs.strict_yaml import to_yaml
 from training.distributed import World
+
+TRIAL_ITERS = 10**6  # max_iters of the run that is timed for --minutes, which never ends
 
 if TYPE_CHECKING:
     from checkpointing.checkpoint import Checkpoint
@@ -71,8 +74,11 @@ def train(command: Command, stop: Stop, world: World) -> None:
     source, note = world.on_rank_0(
         run_dir.prepare_run_dir, folder, command.resume, command.overwrite
     )
-    if note:
-        info(note)
+    if command.minutes:
+        command = fit_to_minutes(command, source, selected, stop)
+        config = command.config
+    for line in filter(None, (note, command.note)):
+        info(line)
     run, saved, changes = world.local_rank_0_first(build_run, command, source, selected)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
     world.check_same(facts | {"dtype": selected.dtype, "step": run.progress.step})
@@ -103,6 +109,34 @@ def train(command: Command, stop: Stop, world: World) -> None:
         info(f"stopped and saved at step {run.progress.step:,}; to resume:\n  {command_line}")
     else:
         report.log_end(folder)
+
+
+def fit_to_minutes(
+    command: Command, source: Path | None, selected: "Runtime", stop: Stop
+) -> Command:
+    """Replace --minutes by the max_iters that fits the time, or by that of the run in `source`."""
+    from checkpointing import checkpoint as checkpoints
+    from dashboard.logger import info
+    from training.duration import fit_max_iters, measure_speed
+
+    def with_max_iters(max_iters: int) -> Command:
+        return load(command.arguments, max_iters)
+
+    if source:
+        return with_max_iters(checkpoints.load(source).config.train.max_iters)
+    began, seconds = time.monotonic(), 60 * command.minutes
+    trial, _, _ = build_run(with_max_iters(TRIAL_ITERS), None, selected)
+    building = time.monotonic() - began
+    speed = measure_speed(trial, seconds, stop)
+    left = seconds - (time.monotonic() - stop.started) - building
+    max_iters = selected.world.on_rank_0(
+        fit_max_iters, speed, left, lambda n: with_max_iters(n).config.train
+    )
+    info(
+        f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
+        f"evaluation; training with --max_iters={max_iters}, which repeats this run exactly"
+    )
+    return with_max_iters(max_iters)
 
 
 def build_run(

@@ -31,7 +31,7 @@ class Stop:
     """
 
     def __init__(self):
-        self.deadline = math.inf
+        self.started, self.deadline = time.monotonic(), math.inf
         self.signal: str | None = None
         self.global_request: int | None = None
         self._deferred = self._verbose = False

@@ -42,6 +42,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
+LENGTHS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
 --key=value, and a dash the same as an underscore. A switch needs no value: --key is --key=true.
@@ -65,12 +66,22 @@ class Actions(Checked):
         None, "checkpoint to take the initial weights and the vocabulary from"
     )
     time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
+    minutes: float | None = setting(
+        None,
+        "fit the run to this time: choose max_iters by timing the first steps",
+        "(0, 1e6]",
+    )
 
     def __post_init__(self):
         super().__post_init__()
         for other in ("overwrite", "init_from"):
             if self.resume and getattr(self, other):
                 raise ConfigError(f"--resume and --{other} contradict each other; give one of them")
+        if self.minutes and self.time_limit:
+            raise ConfigError(
+                "--minutes and --time_limit contradict each other; give one of them: --minutes "
+                "fits the schedule to the time, --time_limit cuts it off"
+            )
         if self.allow_data_change and not self.resume:
             raise ConfigError("--allow_data_change only applies together with --resume")
 
@@ -81,6 +92,8 @@ class Command(Actions):
 
     config_file: str = ""
     config: Config = field(default_factory=Config)
+    arguments: tuple[str, ...] = ()
+    note: str | None = None  # on settings that were scaled with max_iters
 
     @property
     def out_dir(self) -> str:
@@ -90,9 +103,17 @@ class Command(Actions):
         return self.config.out_dir
 
 
-def load(argv: list[str]) -> Command:
-    """Parse the arguments of train.py: a config file and the options that override it."""
+def load(argv: list[str], max_iters: int | None = None) -> Command:
+    """Parse the arguments of train.py: a config file and the options that override it.
+
+    `max_iters` is the number of iterations that --minutes has come to. Settings of the file that
+    are in iterations are scaled when the options change max_iters.
+    """
     words, values = parse_arguments(argv, Actions, Config)
+    if "minutes" in values and "train.max_iters" in values:
+        raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
+    if max_iters:
+        values["train.max_iters"] = max_iters
     if len(words) != 1:
         given = brief(tuple(words)) if words else "none"
         raise ConfigError(
@@ -102,15 +123,41 @@ def load(argv: list[str]) -> Command:
             "see python train.py --help"
         )
     actions = {name: values.pop(name) for name in settings_of(Actions) if name in values}
+    written = read_config(words[0])
+    scaled = _scaled_lengths(written, values)
     nested = {}
-    for name, value in (read_config(words[0]) | values).items():
+    for name, value in (written | scaled | values).items():
         section, _, key = name.rpartition(".")
         target = nested.setdefault(section, {}) if section else nested
         target[key] = value
     with error_context(words[0] + " and the options" * bool(values)):
         config = from_dict(nested)
         check_memory(config.model)
-    return Command(config_file=words[0], config=config, **actions)
+    note = None
+    if scaled:
+        lengths = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
+        note = f"max_iters {config.train.max_iters:,}: scaled with it: {', '.join(lengths)}"
+    return Command(config_file=words[0], config=config, arguments=tuple(argv), note=note, **actions)
+
+
+def _scaled_lengths(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
+    """Return the file's settings in iterations, in proportion to an overridden max_iters.
+
+    Settings that the options give themselves are left out, and so is `auto`.
+    """
+    settings = settings_of(Config)
+    before, after = (
+        each.get("train.max_iters", settings["train.max_iters"].default)
+        for each in (written, written | values)
+    )
+    scaled = {}
+    for name in LENGTHS:
+        length = written.get(name, settings[name].default)
+        if before != after and name not in values and length != "auto":
+            scaled[name] = length * after // before
+    if "train.eval_interval" in scaled:
+        scaled["train.eval_interval"] = max(1, scaled["train.eval_interval"])
+    return scaled
 
 
 def load_sample(argv: list[str]) -> SampleConfig:

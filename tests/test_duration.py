@@ -1,0 +1,101 @@
+"""The length of a run: settings that scale with max_iters, and --minutes."""
+
+import re
+
+import pytest
+
+from common.errors import ConfigError
+from configs.cli import load
+from configs.schema import TrainConfig
+from tests.campaigns.common import same, small, step_of, train
+from tests.campaigns.signals import send_at
+from tests.conftest import ROOT
+from training.duration import TARGET, Speed, fit_max_iters
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_can_be_shortened_to_one_iteration(path):
+    settings = load([str(path), "--max_iters=1"]).config.train
+    assert (settings.max_iters, settings.eval_interval) == (1, 1)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_without_another_max_iters_nothing_is_scaled(path):
+    command = load([str(path)])
+    same_length = load([str(path), f"--max_iters={command.config.train.max_iters}"])
+    assert command.note is same_length.note is None
+    assert command.config == same_length.config
+
+
+def test_lengths_scale_with_max_iters_and_one_line_lists_them():
+    command = load([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=320"])
+    train = command.config.train
+    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 275, 40)
+    assert command.note == (
+        "max_iters 320: scaled with it: warmup_iters 5, cooldown_iters 275, eval_interval 40"
+    )
+
+
+def test_lengths_that_are_given_are_not_scaled():
+    options = ["--max_iters=640", "--warmup_iters=7", "--eval_interval=100"]
+    command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
+    train = command.config.train
+    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 550, 100)
+    assert command.note == "max_iters 640: scaled with it: cooldown_iters 550"
+
+
+@pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
+def test_minutes_and_another_limit_are_refused_together(other):
+    with pytest.raises(ConfigError, match="contradict"):
+        load([str(ROOT / "configs/smoke.yaml"), "--minutes=1", other])
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1, 60, 600, 36000])
+@pytest.mark.parametrize("evaluation", [0, 0.5, 20])
+def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, evaluation):
+    speed = Speed(step=0.2, evaluation=evaluation, measuring=0)
+
+    def with_max_iters(max_iters):
+        return TrainConfig(
+            max_iters=max_iters, warmup_iters=0, eval_interval=max(1, max_iters // 8)
+        )
+
+    fitted = fit_max_iters(speed, seconds, with_max_iters)
+    taken = speed.seconds(with_max_iters(fitted))
+    assert fitted == 1 or taken <= TARGET * seconds
+    more = speed.seconds(with_max_iters(fitted + 1))
+    assert more > TARGET * seconds - 2 * evaluation
+
+
+@pytest.fixture
+def options(tmp_path):
+    """The small run, without its lengths."""
+    return [each for each in small(tmp_path) if "max_iters" not in each and "warmup" not in each]
+
+
+def chosen(output):
+    """Return the option that a run with --minutes prints as equal to it."""
+    (option,) = re.findall(r"training with (--max_iters=\d+), which repeats", output)
+    return option
+
+
+def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tmp_path):
+    timed, repeated = tmp_path / "timed", tmp_path / "repeated"
+    code, output = train(*options, "--minutes=0.02", f"--out_dir={timed}")
+    assert code == 0
+    assert train(*options, chosen(output), f"--out_dir={repeated}")[0] == 0
+    assert same(timed, repeated)
+    assert f"--max_iters={step_of(timed)}" == chosen(output)
+
+
+def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch):
+    stopped, undisturbed = tmp_path / "stopped", tmp_path / "undisturbed"
+    with monkeypatch.context() as patch:
+        send_at("evaluate", "SIGTERM", 4, patch.setattr)  # the first two calls are timed
+        code, output = train(*options, "--minutes=0.02", f"--out_dir={stopped}")
+    assert code == 143
+    assert train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")[0] == 0
+    assert train(*options, chosen(output), f"--out_dir={undisturbed}")[0] == 0
+    assert same(stopped, undisturbed)

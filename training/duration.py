@@ -1,0 +1,66 @@
+"""The number of iterations that fits into a given time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.signals import Stop
+from configs.schema import TrainConfig
+from training.evaluate import evaluate
+from training.state import Run
+from training.step import TrainStep
+
+WARMUP_STEPS = 2  # are not timed: they allocate memory, and compile
+MIN_STEPS = 3  # that are timed
+TRIAL_PART = 0.05  # of the time, for timed steps
+TARGET = 0.96  # of the time, so that small errors do not exceed it
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds per step, seconds per evaluation, and the seconds that measuring them took."""
+
+    step: float
+    evaluation: float
+    measuring: float
+
+    def seconds(self, train: TrainConfig) -> float:
+        """Return the time that the steps and evaluations of a run take."""
+        evaluations = -(-train.max_iters // train.eval_interval)
+        return train.max_iters * self.step + evaluations * self.evaluation
+
+
+def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
+    """Time steps and an evaluation of a run that is discarded afterwards.
+
+    `seconds` is the time for the run itself. A collective: rank 0 decides how many steps are timed.
+    """
+    began = time.monotonic()
+    step = TrainStep(run, notify=lambda line: None)
+    for _ in range(WARMUP_STEPS):
+        step()
+    first = step().seconds
+    count = run.runtime.world.on_rank_0(max, MIN_STEPS, int(TRIAL_PART * seconds / first))
+    step_began = time.monotonic()
+    for _ in range(count):
+        step()
+    step_seconds = (time.monotonic() - step_began) / count
+    evaluation_began = time.monotonic()
+    evaluate(run, stop)
+    evaluation_seconds = time.monotonic() - evaluation_began
+    return Speed(step_seconds, evaluation_seconds, time.monotonic() - began)
+
+
+def fit_max_iters(
+    speed: Speed, seconds: float, with_max_iters: Callable[[int], TrainConfig]
+) -> int:
+    """Return the largest max_iters whose run takes at most TARGET of the time, but at least 1.
+
+    `with_max_iters` returns the settings for a number of iterations.
+    """
+    low, high = 1, max(2, int(TARGET * seconds / speed.step) + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = speed.seconds(with_max_iters(middle)) <= TARGET * seconds
+        low, high = (middle, high) if fits else (low, middle)
+    return low
