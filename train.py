@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +75,8 @@ def train(command: Command, stop: Stop, world: World) -> None:
     source, note = world.on_rank_0(
         run_dir.prepare_run_dir, folder, command.resume, command.overwrite
     )
-    if command.minutes:
-        command = fit_to_minutes(command, source, selected, stop)
-        config = command.config
+    command = resolve(command, source, selected, stop)
+    config = command.config
     for line in filter(None, (note, command.note)):
         info(line)
     run, saved, changes = world.local_rank_0_first(build_run, command, source, selected)
@@ -111,17 +111,25 @@ def train(command: Command, stop: Stop, world: World) -> None:
         report.log_end(folder)
 
 
-def fit_to_minutes(
-    command: Command, source: Path | None, selected: "Runtime", stop: Stop
-) -> Command:
-    """Replace --minutes by the max_iters that fits the time, or by that of the run in `source`."""
+def resolve(command: Command, source: Path | None, selected: "Runtime", stop: Stop) -> Command:
+    """Replace `kernel: auto` by a kernel, and --minutes by the max_iters that fits the time.
+
+    A run that is resumed from `source` has its max_iters already.
+    """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
     from training.duration import fit_max_iters, measure_speed
+    from training.runtime import resolve_kernel
+
+    def with_kernel(command: Command) -> Command:
+        model = resolve_kernel(command.config.model, selected)
+        return replace(command, config=replace(command.config, model=model))
 
     def with_max_iters(max_iters: int) -> Command:
-        return load(command.arguments, max_iters)
+        return with_kernel(load(command.arguments, max_iters))
 
+    if not command.minutes:
+        return with_kernel(command)
     if source:
         return with_max_iters(checkpoints.load(source).config.train.max_iters)
     began, seconds = time.monotonic(), 60 * command.minutes

@@ -17,6 +17,7 @@ KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16")
 SEEDS = "[0, 4294967295]"
+MAX_BATCHED_CONTEXT = 1024  # of kernel auto: batched stores all T^2 attention weights
 MAX_ROTARY_ANGLES = 2**23  # bounds a table whose size depends on the settings alone
 
 
@@ -76,7 +77,12 @@ class ModelConfig(Checked):
     """The model: everything but the vocabulary that determines its function."""
 
     attention: str = setting("fused", "weight layout of the attention", choices=LAYOUTS)
-    kernel: str = setting("sdpa", "computation of the attention", choices=KERNELS)
+    kernel: str = setting(
+        "sdpa",
+        "computation of the attention; auto: batched in bfloat16 on a CPU up to a context of "
+        f"{MAX_BATCHED_CONTEXT:,}, otherwise sdpa",
+        choices=("auto", *KERNELS),
+    )
     n_layer: int = setting(4, "number of blocks", "[1, 1000]")
     n_head: int = setting(4, "number of attention heads per block", "[1, 65536]")
     n_embd: int = setting(128, "embedding size: the width of the residual stream", "[1, 65536]")

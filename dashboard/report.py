@@ -40,7 +40,7 @@ class Report:
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"character of text; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             *filter(None, [size_advice(parameters, corpus.characters)]),
-            f"device      {run.runtime}",
+            f"device      {run.runtime}; attention kernel {run.config.model.kernel}",
             f"first loss  should be near ln({vocab_size}) = {math.log(vocab_size):.3f}: "
             "every character equally likely",
         ]

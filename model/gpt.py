@@ -66,7 +66,7 @@ class Block(nn.Module):
             config.n_embd,
             config.n_head,
             layout=config.attention,
-            kernel=config.kernel,
+            kernel="sdpa" if config.kernel == "auto" else config.kernel,
             bias=config.bias,
             dropout=config.dropout,
             attention_dropout=attention_dropout,

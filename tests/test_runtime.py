@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from common.errors import ResourceError
+from configs.schema import ModelConfig
+from tests.campaigns.common import contents, small, train
 from training import runtime
 
 
@@ -44,6 +46,39 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(machine, has,
     with pytest.raises(ResourceError) as caught:
         runtime.select_runtime(device, "auto")
     assert str(caught.value) == words and caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    "device, dtype, context, kernel",
+    [
+        ("cpu", "bfloat16", 128, "batched"),
+        ("cpu", "bfloat16", 1024, "batched"),
+        ("cpu", "bfloat16", 1025, "sdpa"),
+        ("cpu", "float32", 128, "sdpa"),
+        ("cuda", "bfloat16", 128, "sdpa"),
+    ],
+)
+def test_kernel_auto_is_batched_in_bfloat16_on_a_cpu_up_to_a_context(
+    device, dtype, context, kernel
+):
+    selected = runtime.Runtime(torch.device(device), runtime.DTYPES[dtype], "")
+    model = ModelConfig(kernel="auto", block_size=context)
+    assert runtime.resolve_kernel(model, selected).kernel == kernel
+    named = ModelConfig(kernel="loop", block_size=context)
+    assert runtime.resolve_kernel(named, selected) is named
+
+
+def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(tmp_path):
+    options = [
+        "--kernel=auto",
+        "--max_iters=1",
+        "--dtype=bfloat16",
+        f"--out_dir={tmp_path / 'run'}",
+    ]
+    code, output = train(*small(tmp_path), "--warmup_iters=0", *options)
+    assert code == 0 and "; attention kernel batched\n" in output
+    assert "kernel: batched\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert contents(tmp_path / "run" / "last.safetensors")["config"]["model"]["kernel"] == "batched"
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])

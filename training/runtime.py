@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import platform
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from common.errors import ResourceError
+from configs.schema import MAX_BATCHED_CONTEXT, ModelConfig
 from training.distributed import SINGLE_PROCESS, World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -104,6 +106,18 @@ def select_runtime(device: str, dtype: str, world: World = SINGLE_PROCESS) -> Ru
     if name == "cuda" and world.launched:
         torch.cuda.set_device(world.local_rank)
     return Runtime(torch.device(name), DTYPES[dtype], reason, world)
+
+
+def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
+    """Replace `kernel: auto` by the fastest kernel to train with.
+
+    In bfloat16 on a CPU the backward pass of sdpa is slow (docs/results.md).
+    """
+    if model.kernel != "auto":
+        return model
+    on_cpu = runtime.device.type == "cpu" and runtime.dtype == torch.bfloat16
+    batched = on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
+    return dataclasses.replace(model, kernel="batched" if batched else "sdpa")
 
 
 def keep_freed_memory() -> None:
