@@ -36,7 +36,10 @@ class DataConfig(Checked):
         "keep", "line ends: keep them, or convert all to \\n", choices=("keep", "unix")
     )
     min_count: int = setting(
-        1, "map characters that occur fewer times than this to U+FFFD", "[1, 1e9]"
+        1,
+        "map characters that occur fewer times than this to U+FFFD; with --init_from, those that "
+        "its vocabulary lacks",
+        "[1, 1e9]",
     )
     val_sources: tuple[str, ...] = setting(
         (), "validation texts, as sources; none: the end of each file of sources"
