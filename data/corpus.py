@@ -10,6 +10,7 @@ import numpy as np
 
 from common.errors import CheckpointError, DataError, escape, first_few
 from data.batches import Split
+from data.disk_cache import StoredIds
 from data.download import Unavailable
 from data.streaming import StreamedText
 from data.summary import summarize, total_counts
@@ -175,7 +176,7 @@ def _kept_although_rare(
 
 
 def _split(
-    ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float
+    ids: np.ndarray | StoredIds, files: Sequence[tuple[int, int]], fraction: float
 ) -> tuple[Split, Split]:
     """Split each file: the last `fraction`, rounded up, is validation text."""
     cuts = [start + int((end - start) * (1 - fraction)) for start, end in files]
