@@ -121,7 +121,7 @@ class Report:
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
             "train/tokens_per_sec": tokens_per_sec,
-            "train/epoch": run.epochs(progress.step),
+            "train/epoch": run.epochs,
             "train/spikes": progress.spikes,
             "train/skipped": progress.skipped,
             "train/lr": run.lr,
