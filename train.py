@@ -137,7 +137,11 @@ def build_run(
             *checkpoints.config_changes(saved.config, config).values(),
             *checkpoints.environment_changes(saved, corpus, selected),
         ]
-        return checkpoints.restore(saved, config, corpus, selected), saved, changes
+        run = checkpoints.restore(saved, config, corpus, selected)
+        if checkpoints.has_other_validation_text(saved, config, corpus):
+            run.progress.forget_best()
+            changes.append("another validation text, so the best loss begins anew")
+        return run, saved, changes
     if parent:
         model = checkpoints.build_model(parent, config.model)
     else:

@@ -373,6 +373,20 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     }
 
 
+def has_other_validation_text(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+    """Return whether the best loss of a checkpoint was measured on another validation text."""
+    return _validation_text(saved.config, saved.data) != _validation_text(
+        config, _data_facts(corpus)
+    )
+
+
+def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
+    """Return what a validation text depends on: its own text, or a part of the training text."""
+    own = facts.get("val_sha256")
+    part = (facts["sha256"], config.data.val_fraction)
+    return (own, *(() if own else part), config.data.encoding, config.data.newlines)
+
+
 def check_same_model(path: object, saved: Config, config: Config) -> None:
     """Raise CheckpointError with the differences if the configs describe different models."""
     free = {f"model.{name}" for name in FREE_KEYS}

@@ -2,6 +2,7 @@
 running model, optimizer and schedule, or the change is refused.
 """
 
+import shutil
 import signal
 from unittest import mock
 
@@ -18,7 +19,7 @@ from dashboard.logger import Logger
 from dashboard.report import Report
 from model.attention import KERNELS, LAYOUTS
 from model.dropout import dropout
-from tests.campaigns.common import at_step, train
+from tests.campaigns.common import at_step, contents, forge, train
 from tests.conftest import ROOT
 from train import build_run
 from training import runtime, schedule
@@ -235,6 +236,46 @@ def test_with_init_from_min_count_maps_what_the_vocabulary_lacks_and_notes_what_
     assert "rare characters are kept, because the checkpoint's vocabulary has them" in note
     unchanged = run_with(saved, "init_from", "out_dir", "x")
     assert not any("min_count" in line for line in unchanged.corpus.summary)
+
+
+OTHER_VALIDATION = [
+    {"val_fraction": 0.4},
+    {"newlines": "unix"},
+    {"encoding": "latin-1"},
+    {"val_sources": "other.txt"},
+    {"sources": "other.txt"},
+]
+
+
+@pytest.mark.parametrize("settings", OTHER_VALIDATION, ids=str)
+def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, tmp_path):
+    folder, options = saved
+    shutil.copytree(folder / "run", tmp_path / "run")
+    forged = contents(tmp_path / "run/last.safetensors")
+    forged["progress"] |= {"best_loss": 0.001, "best_step": 1, "evals_since_best": 2}
+    forge(tmp_path / "run/last.safetensors", forged)
+    changed = [f"--{name}={value}" for name, value in settings.items() if "sources" not in name]
+    changed += [f"--{name}={folder / settings[name]}" for name in settings if "sources" in name]
+    rest = [each for each in options if "sources" not in settings or "sources" not in each]
+    code, said = train(
+        *rest, *changed, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change",
+        "--max_iters=6", "--eval_interval=2", "--patience=3",
+    )  # fmt: skip
+    assert code == 0 and "; another validation text, so the best loss begins anew" in said
+    assert ", the best so far" in said
+    best = load(tmp_path / "run/best.safetensors").progress
+    assert best["step"] in (4, 6) and best["best_loss"] > 1
+
+
+def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
+    folder, options = saved
+    shutil.copytree(folder / "run", tmp_path / "run")
+    resume = [*options, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change"]
+    best = load(tmp_path / "run/last.safetensors").progress["best_loss"]
+    for _ in range(2):
+        code, said = train(*resume, "--max_iters=4", "--learning_rate=0.5")
+        assert code == 0 and "begins anew" not in said
+    assert load(tmp_path / "run/last.safetensors").progress["best_loss"] == best
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

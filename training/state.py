@@ -19,6 +19,9 @@ from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
 
+# fields of Progress about the validation text
+BEST = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
+
 
 @dataclass
 class Progress:
@@ -63,6 +66,12 @@ class Progress:
         else:
             self.evals_since_best += 1
         return improved
+
+    def forget_best(self) -> None:
+        """Begin the best loss anew, as before the first evaluation: on another validation text."""
+        new = Progress()
+        for name in BEST:
+            setattr(self, name, getattr(new, name))
 
     def record_loss_scale(self, scale: float, growth_tracker: int) -> None:
         """Record the state of the float16 GradScaler."""
