@@ -288,7 +288,11 @@ class SampleConfig(Checked):
         "saved", "weight layout to convert the attention to", choices=("saved", *LAYOUTS)
     )
     kernel: str = setting("saved", "computation of the attention", choices=("saved", *KERNELS))
-    cache: bool = setting(True, "use the KV cache: the same text, faster", aliases=("no-cache",))
+    cache: bool = setting(
+        True,
+        "use the KV cache: faster; in float32 the same text, in bfloat16 and float16 it may differ",
+        aliases=("no-cache",),
+    )
 
     def __post_init__(self):
         super().__post_init__()
