@@ -53,7 +53,6 @@ def train(command: Command, stop: Stop, world: World) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     from checkpointing import run_dir
-    from common.files import write_atomic
     from configs.schema import flat_settings
     from dashboard.event_file import DESCRIPTION, truncate_events
     from dashboard.logger import Logger, info
@@ -80,7 +79,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     with world.raise_on_all():
         if world.is_main:
             run_dir.check_space(folder, run.checkpoint_bytes)
-            write_atomic(folder / run_dir.CONFIG, to_yaml(config).encode())
+            run_dir.write_settings(folder, config)
             if in_place:
                 truncate_events(folder, saved.events)
     if source:
