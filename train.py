@@ -57,7 +57,6 @@ def train(command: Command, stop: Stop, world: World) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     from checkpointing import run_dir
-    from common.files import write_atomic
     from configs.schema import flat_settings
     from dashboard.event_file import DESCRIPTION, truncate_events
     from dashboard.logger import Logger, info
@@ -86,7 +85,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     with world.raise_on_all():
         if world.is_main:
             run_dir.check_space(folder, run.checkpoint_bytes)
-            write_atomic(folder / run_dir.CONFIG, to_yaml(config).encode())
+            run_dir.write_settings(folder, config)
             if in_place:
                 truncate_events(folder, saved.events)
     if source:
@@ -179,7 +178,11 @@ def build_run(
             *checkpoints.config_changes(saved.config, config).values(),
             *checkpoints.environment_changes(saved, corpus, selected),
         ]
-        return checkpoints.restore(saved, config, corpus, selected), saved, changes
+        run = checkpoints.restore(saved, config, corpus, selected)
+        if checkpoints.has_other_validation_text(saved, config, corpus):
+            run.progress.forget_best()
+            changes.append("another validation text, so the best loss begins anew")
+        return run, saved, changes
     if parent:
         model = checkpoints.build_model(parent, config.model)
     else:

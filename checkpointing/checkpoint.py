@@ -50,9 +50,13 @@ REQUIRED = {
     "events.number": int,
     "events.size": int,
 }
-# settings of the model that a resumed run may change: they change no weight's meaning
-LAYOUT_KEYS = {"attention", "kernel"}
-TRAINING_KEYS = {"dropout", "attention_dropout", "residual_init"}
+# settings of the model that may differ from the checkpoint's: they change no weight's meaning, and
+# take effect (residual_init would not, because the weights come from the checkpoint)
+FREE_KEYS = {"attention", "kernel", "dropout", "attention_dropout"}
+FIXED_ON_RESUME = {
+    "train.optimizer": "the states of optimizers do not convert",
+    "data.min_count": "the vocabulary that it decided is part of the checkpoint",
+}
 MAX_EXCESS_BYTES = 2**22  # of the model that a config describes over the weights in its file
 Plain = int | float | str | bool | None
 
@@ -143,14 +147,10 @@ def capture(run: Run, events: dict[str, int]) -> Checkpoint:
 def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime) -> Run:
     """Rebuild the run of a checkpoint under `config`, which may differ in what resuming allows.
 
-    Raises CheckpointError unless every tensor fits the model and optimizers of `config`.
+    Raises CheckpointError unless resuming allows what differs, and every tensor fits the model and
+    optimizers of `config`.
     """
-    then, now = saved.config.train.optimizer, config.train.optimizer
-    if then != now:
-        raise CheckpointError(
-            f"{saved.origin}: its run used train.optimizer {then}, the config says {now}; their "
-            f"states do not convert; set it back, or start a new run with --init_from"
-        )
+    _check_resumable(saved, config)
     _check_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     rows, tensors = _tensors_of(run), saved.tensors
@@ -373,17 +373,42 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     }
 
 
+def has_other_validation_text(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+    """Return whether the best loss of a checkpoint was measured on another validation text."""
+    return _validation_text(saved.config, saved.data) != _validation_text(
+        config, _data_facts(corpus)
+    )
+
+
+def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
+    """Return what a validation text depends on: its own text, or a part of the training text."""
+    own = facts.get("val_sha256")
+    part = (facts["sha256"], config.data.val_fraction)
+    return (own, *(() if own else part), config.data.encoding, config.data.newlines)
+
+
 def check_same_model(path: object, saved: Config, config: Config) -> None:
     """Raise CheckpointError with the differences if the configs describe different models."""
-    free = {f"model.{name}" for name in LAYOUT_KEYS | TRAINING_KEYS}
+    free = {f"model.{name}" for name in FREE_KEYS}
     changes = config_changes(saved, config)
     other = [changes[name] for name in changes if name.startswith("model.") and name not in free]
     if other:
         raise CheckpointError(
             f"{escape(path)}: the checkpoint has another model than the config "
-            f"({'; '.join(other)}); only model.attention, model.kernel, the dropouts and "
-            "residual_init may differ; set the rest back, or start a new run"
+            f"({'; '.join(other)}); only model.attention, model.kernel and the dropouts may "
+            "differ; set the rest back, or start a new run"
         )
+
+
+def _check_resumable(saved: Checkpoint, config: Config) -> None:
+    """Raise CheckpointError if a setting differs that a resumed run cannot change."""
+    then, now = flat_settings(saved.config), flat_settings(config)
+    for name, reason in FIXED_ON_RESUME.items():
+        if then[name] != now[name]:
+            raise CheckpointError(
+                f"{saved.origin}: its run used {name} {then[name]}, the config says {now[name]}; "
+                f"{reason}; set it back, or start a new run with --init_from"
+            )
 
 
 def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
-from checkpointing.run_dir import resume_command
+from checkpointing.run_dir import resume_command, settings_file
 from common.errors import CheckpointError, NonFiniteError, ResourceError, escape
 from configs.cli import Command
 from training.distributed import World
@@ -20,14 +20,14 @@ def raise_user_error(error: Exception, command: Command, world: World) -> None:
     if isinstance(error, NonFiniteError):
         raise NonFiniteError(
             f"{error}; {_last_checkpoint(command, with_step=True)}; "
-            f"{_retry_hint(command, world)} {_half_learning_rate(command)}"
+            f"{_retry_hint(command, world, _half_learning_rate(command))}"
         ) from error
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
         raise ResourceError(
             f"device {command.config.device}: out of memory; "
             f"batch_size {command.config.train.batch_size} windows of block_size "
             f"{command.config.model.block_size} do not fit at once; {_last_checkpoint(command)}; "
-            f"{_retry_hint(command, world)} {_smaller_batch(command)}"
+            f"{_retry_hint(command, world, *_smaller_batch(command))}"
         ) from error
     if world.is_connection_error(error):
         raise ResourceError(
@@ -55,15 +55,22 @@ def _half_learning_rate(command: Command) -> str:
     return f"--{name}={getattr(train, name) / 2:g}"
 
 
-def _smaller_batch(command: Command) -> str:
+def _smaller_batch(command: Command) -> list[str]:
     """Return options for the same batch in more micro-batches, or failing that a smaller model."""
     train = command.config.train
     size, steps = train.batch_size, train.gradient_accumulation_steps
     divisor = next((n for n in range(2, size + 1) if size % n == 0), None)
     if divisor is None:
-        return "--model.n_layer=1"
-    return f"--batch_size={size // divisor} --gradient_accumulation_steps={steps * divisor}"
+        return ["--model.n_layer=1"]
+    return [
+        f"--batch_size={size // divisor}",
+        f"--gradient_accumulation_steps={steps * divisor}",
+    ]
 
 
-def _retry_hint(command: Command, world: World) -> str:
-    return f"try: {resume_command(Path(command.out_dir), world)}"
+def _retry_hint(command: Command, world: World, *options: str) -> str:
+    """Return the command to try, or only its options if the run has not saved its settings."""
+    folder = Path(command.out_dir)
+    if settings_file(folder).exists():
+        return f"try: {resume_command(folder, world, *options)}"
+    return f"try again with {' '.join(options)}" if options else "try again"

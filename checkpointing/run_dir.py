@@ -1,22 +1,49 @@
-"""The folder of a run: what may be written there, its checkpoints, and the command to resume."""
+"""The folder of a run: what may be written there, its checkpoints, and the command to resume.
 
+Other files may lie there too. Only files that this program wrote are ever replaced or removed.
+"""
+
+import hashlib
 import os
-import shlex
+import re
 import shutil
-import subprocess
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 from checkpointing import checkpoint as checkpoints
 from checkpointing.checkpoint import BEST, LAST, PREV
 from common import files
-from common.errors import ConfigError, ResourceError, escape
+from common.errors import (
+    ConfigError,
+    ResourceError,
+    escape,
+    path_word,
+    script,
+    shell_command,
+)
+from configs.schema import Config
+from configs.strict_yaml import to_yaml
 from training.distributed import World
 from training.state import Progress, Run
 
 CHECKPOINTS = (LAST, PREV, BEST)
-CONFIG = "config.yaml"
+EVENTS = "events.out.tfevents.{:010d}"
+OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
+# The description of a run; TensorBoard reads files in order of names.
+DESCRIPTION = EVENTS.format(0) + ".run"
+SETTINGS_HEADER = (
+    "# The complete settings of this run, by train.py, which replaces this file as long as nobody "
+    "edits it: SHA-256 {}\n"
+)
+MAX_SETTINGS = 2**20  # bytes
+# A file that lies in the folder from the start of a run to its first checkpoint. Without one, event
+# files are removed by the next start only where this file shows whose they are.
+UNSAVED = ".no-checkpoint-yet"
+UNSAVED_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
 
 
 class CheckpointManager:
@@ -57,6 +84,9 @@ class CheckpointManager:
             if last:
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
                 self.saved = replace(run.progress)
+            if _is_unsaved(self.folder):
+                with suppress(OSError):
+                    (self.folder / UNSAVED).unlink()
         except ResourceError as error:
             if final:
                 raise
@@ -94,10 +124,48 @@ def prepare_run_dir(
             "it, another --out_dir leaves it alone"
         )
     _check_writable(folder)
-    files.remove_stale(folder, (*CHECKPOINTS, CONFIG))
-    if source is None:
-        _remove_run(folder)
+    files.remove_stale(folder, (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name))
+    if source is None or source.parent.resolve() != folder.resolve():
+        _make_empty(folder, overwrite)
     return source, note
+
+
+def event_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return the number and path of each event file of ours in a folder, but the description."""
+    found = []
+    for path in folder.glob(EVENTS.partition("{")[0] + "*"):
+        match = OWN_EVENTS.fullmatch(path.name)
+        if match and stat.S_ISREG(path.lstat().st_mode):
+            found.append((int(match[1]), path))
+    return found
+
+
+def settings_file(folder: Path) -> Path:
+    """Return the file for the settings of a run: config.yaml, or config-2.yaml and so on.
+
+    It is the first one that does not exist, or that this program wrote and nobody has edited.
+    """
+    names = chain(["config.yaml"], (f"config-{number}.yaml" for number in count(2)))
+    return next(folder / name for name in names if _may_replace(folder / name))
+
+
+def write_settings(folder: Path, config: Config) -> None:
+    """Write the complete settings of a run; raise ResourceError if that fails."""
+    content = to_yaml(config).encode()
+    header = SETTINGS_HEADER.format(hashlib.sha256(content).hexdigest())
+    files.write_atomic(settings_file(folder), header.encode() + content)
+
+
+def _may_replace(path: Path) -> bool:
+    """Return whether a file does not exist, or is as `write_settings` has written it."""
+    try:
+        header, _, content = bytes(files.read_regular(path, MAX_SETTINGS)).partition(b"\n")
+    except FileNotFoundError:
+        return not path.is_symlink()
+    except OSError:
+        return False
+    digest = hashlib.sha256(content).hexdigest()
+    return header + b"\n" == SETTINGS_HEADER.format(digest).encode()
 
 
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
@@ -113,18 +181,23 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
         )
 
 
-def resume_command(folder: Path, world: World) -> str:
-    """Return the command that resumes the run in a folder."""
-    words = [*world.launcher, "train.py", str(folder / CONFIG), f"--out_dir={folder}", "--resume"]
-    return escape(subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words))
+def resume_command(folder: Path, world: World, *options: str) -> str:
+    """Return the command that resumes the run in a folder, with further options."""
+    config = path_word(settings_file(folder))
+    out_dir = f"--out_dir={path_word(folder)}"
+    return shell_command(
+        [*world.launcher, script("train.py"), config, out_dir, "--resume", *options]
+    )
 
 
 def _check_writable(folder: Path) -> None:
     """Write and remove a file, to find a full or read-only disk before hours of training."""
-    probe = folder / f"probe.tmp.{os.getpid()}"
+    probe = folder / f"{LAST}.tmp.{os.getpid()}"
     try:
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x" * 4096)
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise ResourceError(
             f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "
@@ -132,9 +205,36 @@ def _check_writable(folder: Path) -> None:
         ) from error
 
 
-def _remove_run(folder: Path) -> None:
-    """Remove the checkpoints and event files of an earlier run, and nothing else."""
-    for name in CHECKPOINTS:
-        (folder / name).unlink(missing_ok=True)
-    for events in folder.glob("events.out.tfevents.*"):
-        events.unlink()
+def _make_empty(folder: Path, overwrite: bool) -> None:
+    """Remove what an earlier run of ours left, if that may go; mark the folder as without a run.
+
+    Raises ConfigError if there are event files of a run whose checkpoints are elsewhere.
+    """
+    events = [path for _, path in event_files(folder)]
+    if (folder / DESCRIPTION).is_file():
+        events.append(folder / DESCRIPTION)
+    if events and not (overwrite or _is_unsaved(folder)):
+        raise ConfigError(
+            f"out_dir: {escape(folder)} has {len(events)} event files of a run, but no checkpoint; "
+            "a new run with --overwrite removes them, another --out_dir leaves them alone"
+        )
+    try:
+        for name in CHECKPOINTS:
+            (folder / name).unlink(missing_ok=True)
+        for path in events:
+            path.unlink()
+        if not os.path.lexists(folder / UNSAVED):
+            (folder / UNSAVED).write_bytes(UNSAVED_CONTENT)
+    except OSError as error:
+        raise ResourceError(
+            f"{escape(error.filename)}: cannot be removed or written ({error.strerror}); "
+            "choose another --out_dir"
+        ) from error
+
+
+def _is_unsaved(folder: Path) -> bool:
+    """Return whether all event files of ours in a folder are of a run without a checkpoint."""
+    try:
+        return files.read_regular(folder / UNSAVED, MAX_SETTINGS) == UNSAVED_CONTENT
+    except OSError:
+        return False

@@ -2,9 +2,13 @@
 
 import difflib
 import os
+import shlex
+import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -64,6 +68,33 @@ def _is_harmless(c: str) -> bool:
 
 def _escaped(c: str) -> str:
     return c.encode("unicode_escape").decode()
+
+
+def shell_command(words: Iterable[object]) -> str:
+    """Return the command to print for these words: quoted, so that a shell reads them unchanged.
+
+    If a name holds a control character, no command can be printed: the reason is returned.
+    """
+    words = list(map(str, words))
+    command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+    if escape(command) != command:
+        return "(no command is printed: a name in it contains control characters)"
+    return command
+
+
+def path_word(path: object) -> str:
+    """Return a path as one word of a command, in which it cannot be mistaken for anything else."""
+    text = str(path)
+    return f"./{text}" if text == "auto" or text[:1] in ("-", "~") else text
+
+
+def script(name: str) -> str:
+    """Return the path of a script of the project from the working directory: `train.py`."""
+    path = Path(__file__).parents[1] / name
+    with suppress(OSError):
+        if path.samefile(name):
+            return name
+    return str(path)
 
 
 def first_few(items: Iterable[str], separator: str = ", ") -> str:

@@ -1,14 +1,17 @@
 """One writer per run folder: a lock that the system releases when its holder ends in any way."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from common.errors import ResourceError, RunInUseError, escape
 
+# follow no link, and do not wait for the other end of a pipe
+FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 LOCKED_BYTE = 2**30  # Windows denies reading what is locked, so lock a byte that nobody reads
 
 
@@ -17,17 +20,23 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Lock a folder, which is created if necessary, until the end of the block.
 
     Raises RunInUseError, which names the process that holds the lock, and ResourceError if the
-    folder cannot be written. On a file system without locks there is no protection.
+    folder cannot be written, or if its .lock is anything but a lock of this program. On a file
+    system without locks there is no protection.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        handle = os.open(folder / ".lock", FLAGS)
     except OSError as error:
+        if (folder / ".lock").is_symlink():
+            raise _not_ours(folder) from error
         raise ResourceError(
             f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "
             "choose another --out_dir"
         ) from error
-    with os.fdopen(handle, "r+", encoding="utf-8", errors="replace") as file:
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # it would be another's file too
+            raise _not_ours(folder)
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
@@ -37,14 +46,23 @@ def only_writer(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass
-        file.seek(0)
-        file.truncate()
-        file.write(f"pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        file.flush()
+        if (content := _read(file)) and not content.startswith("pid "):
+            raise _not_ours(folder)
+        with suppress(OSError):  # the disk is full: the lock holds, without the name of its holder
+            file.truncate(0)
+            file.seek(0)
+            file.write(f"pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}".encode())
         yield
 
 
-def _lock(file: TextIO) -> None:
+def _not_ours(folder: Path) -> ResourceError:
+    return ResourceError(
+        f"out_dir: {escape(folder / '.lock')} is not a lock of this program; "
+        "remove it or choose another --out_dir"
+    )
+
+
+def _lock(file: BinaryIO) -> None:
     if os.name == "nt":
         import msvcrt
 
@@ -56,8 +74,12 @@ def _lock(file: TextIO) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _holder(file: TextIO) -> str:
+def _holder(file: BinaryIO) -> str:
     """Return what the holder of the lock wrote about itself."""
     time.sleep(0.1)  # it may have just taken the lock and not written yet
+    return escape(_read(file))
+
+
+def _read(file: BinaryIO) -> str:
     file.seek(0)
-    return escape(file.read(100))
+    return file.read(100).decode(errors="replace")

@@ -35,6 +35,9 @@ usage: python train.py CONFIG [--section.key=value ...]
   python train.py configs/mytext.yaml --data.sources=book.txt
   python train.py configs/shakespeare.yaml --max_iters=2000 --learning_rate=5e-4
   python train.py configs/shakespeare.yaml --resume
+  torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml --train.log=scalars
+
+torchrun refuses --log as ambiguous, because it has options that begin so: write --train.log.
 """
 SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]

@@ -37,7 +37,10 @@ class DataConfig(Checked):
         "keep", "line ends: keep them, or convert all to \\n", choices=("keep", "unix")
     )
     min_count: int = setting(
-        1, "map characters that occur fewer times than this to U+FFFD", "[1, 1e9]"
+        1,
+        "map characters that occur fewer times than this to U+FFFD; with --init_from, those that "
+        "its vocabulary lacks",
+        "[1, 1e9]",
     )
     val_sources: tuple[str, ...] = setting(
         (), "validation texts, as sources; none: the end of each file of sources"
@@ -297,7 +300,11 @@ class SampleConfig(Checked):
         "saved", "weight layout to convert the attention to", choices=("saved", *LAYOUTS)
     )
     kernel: str = setting("saved", "computation of the attention", choices=("saved", *KERNELS))
-    cache: bool = setting(True, "use the KV cache: the same text, faster", aliases=("no-cache",))
+    cache: bool = setting(
+        True,
+        "use the KV cache: faster; in float32 the same text, in bfloat16 and float16 it may differ",
+        aliases=("no-cache",),
+    )
 
     def __post_init__(self):
         super().__post_init__()

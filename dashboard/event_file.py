@@ -7,7 +7,6 @@ one numbered file, and the number and size of the current one are the position.
 
 import io
 import re
-import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,13 +15,11 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from checkpointing.run_dir import DESCRIPTION, EVENTS, event_files
 from common.errors import ResourceError, escape
 from common.files import write_atomic
 
-NAME = "events.out.tfevents.{:010d}"
 MAX_NUMBER = 10**10 - 1  # of ten digits
-OWN_NAME = re.compile(r"events\.out\.tfevents\.(\d{10})")
-DESCRIPTION = NAME.format(0) + ".run"  # what the run is; TensorBoard reads files in order of names
 
 
 class EventFile:
@@ -34,8 +31,8 @@ class EventFile:
     def __init__(self, folder: Path):
         names = [path.name for path in folder.glob("*tfevents*")]
         numbers = [int(n) for name in names for n in re.findall(r"tfevents\.(\d{1,10})", name)]
-        self.number = max([int(time.time()), *(n + 1 for n in numbers if n < MAX_NUMBER)])
-        self.path = folder / NAME.format(self.number)
+        self.number = max([1, int(time.time()), *(n + 1 for n in numbers if n < MAX_NUMBER)])
+        self.path = folder / EVENTS.format(self.number)
         self.size = 0  # bytes on disk
         self.waiting = io.BytesIO()
 
@@ -71,7 +68,7 @@ def truncate_events(folder: Path, position: dict[str, int]) -> None:
     Touches only files with names of our own. Raises ResourceError if they cannot be changed.
     """
     try:
-        for number, path in own_files(folder):
+        for number, path in event_files(folder):
             if number > position["number"]:
                 path.unlink()
             elif number == position["number"] and path.stat().st_size > position["size"]:
@@ -82,16 +79,6 @@ def truncate_events(folder: Path, position: dict[str, int]) -> None:
             f"{escape(error.filename or folder)}: cannot remove the events after the "
             f"checkpoint ({error.strerror}); make the folder writable"
         ) from error
-
-
-def own_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the number and path of each event file of ours in a folder."""
-    found = []
-    for path in folder.glob(NAME.partition("{")[0] + "*"):
-        match = OWN_NAME.fullmatch(path.name)
-        if match and stat.S_ISREG(path.lstat().st_mode):
-            found.append((int(match[1]), path))
-    return found
 
 
 def _records(summaries: Iterable[Summary]) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from common.errors import escape
+from common.errors import escape, path_word, script, shell_command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
@@ -109,10 +109,11 @@ class Report:
     def log_end(self, folder: Path) -> None:
         """Report the best loss of a finished run, and the commands to use it."""
         progress = self.run.progress
+        sample = shell_command(["python", script("sample.py"), "--ckpt", path_word(folder)])
+        tensorboard = shell_command(["tensorboard", "--logdir", path_word(folder.parent)])
         info(
             f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}; "
-            f"now try:\n  python sample.py --ckpt {escape(folder)}\n"
-            f"  tensorboard --logdir {escape(folder.parent)}"
+            f"now try:\n  {sample}\n  {tensorboard}"
         )
 
     def _step_scalars(self, result: StepResult, tokens_per_sec: float) -> dict[str, float]:
@@ -121,7 +122,7 @@ class Report:
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
             "train/tokens_per_sec": tokens_per_sec,
-            "train/epoch": run.epochs(progress.step),
+            "train/epoch": run.epochs,
             "train/spikes": progress.spikes,
             "train/skipped": progress.skipped,
             "train/lr": run.lr,

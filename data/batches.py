@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+
+from data.disk_cache import StoredIds
 
 ROUNDS = 3  # of the permutation
+IGNORED = -100  # the target of padding; cross_entropy ignores it by default
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """The training or the validation part of a corpus.
 
-    `ids` is a whole text, possibly shared by both splits and possibly memory-mapped. `segments` are
-    the (start, end) of this split in it, one per file; no window crosses the end of a segment.
+    `ids` is a whole text, possibly shared by both splits and possibly in a file. `segments` are the
+    (start, end) of this split in it, one per file; no window crosses the end of a segment.
     """
 
-    ids: np.ndarray
+    ids: np.ndarray | StoredIds
     segments: tuple[tuple[int, int], ...]
 
     def __len__(self) -> int:
@@ -49,27 +51,50 @@ class Batches:
 
     Row i of step s is window number s * batch_size + i of an endless sequence of epochs. A segment
     (file) of L > block_size characters has max(1, L // block_size - 1) windows per epoch, so that
-    they can start at a random one of up to 2 * block_size - 1 offsets; a shorter segment has none.
-    So all epochs have the same number of windows, `windows_per_epoch`, and what one epoch omits at
-    the ends is visited in others.
+    they can start at a random one of up to 2 * block_size - 1 offsets. A shorter segment is one
+    window, padded with targets IGNORED; one of a single character has nothing to predict. So all
+    epochs have the same number of windows, `windows_per_epoch`, and what one epoch omits at the
+    ends is visited in others.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
-        long_enough = [(start, end) for start, end in split.segments if end - start > block_size]
-        assert long_enough, "check_sizes refuses a split without a window"
-        segments = np.array(long_enough, dtype=np.int64)
-        lengths = segments[:, 1] - segments[:, 0]
+        segments = [(start, end) for start, end in split.segments if end - start > 1]
+        assert segments, "check_sizes refuses a split without a window"
+        self._starts, ends = np.array(segments, dtype=np.int64).T
+        lengths = ends - self._starts
         counts = np.maximum(1, lengths // block_size - 1)  # windows of each segment
-        self._starts = segments[:, 0]
-        self._offsets = (lengths - counts * block_size).astype(np.uint64)  # possible ones
+        self._predictions = np.minimum(lengths - 1, block_size)  # of each of these windows
+        self._offsets = (lengths - counts * self._predictions).astype(np.uint64)  # possible ones
         self._first_window = np.cumsum(counts) - counts  # number of each segment's first window
-        self._windows = sliding_window_view(split.ids, block_size + 1)
+        self._ids = split.ids
         self.windows_per_epoch = int(counts.sum())
+        self.predictions_per_epoch = int((counts * self._predictions).sum())
+        self._characters = int(lengths.sum())
         self._block_size, self._batch_size = block_size, batch_size
         self._seed = np.array([seed], dtype=np.uint64)
 
     def __call__(self, step: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Return the (x, y) of a step, or only some rows of it: the slice of a process."""
+        starts, lengths = self._windows(step, rows)
+        x = np.zeros((len(starts), self._block_size), dtype=np.int64)
+        y = np.full_like(x, IGNORED)
+        for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+            text = self._ids[start : start + length + 1]
+            x[row, :length], y[row, :length] = text[:-1], text[1:]
+        return x, y
+
+    def predictions(self, step: int) -> int:
+        """Return the number of predictions in the batch of a step: its targets without padding."""
+        return int(self._windows(step, slice(None))[1].sum())
+
+    def epochs(self, steps: int) -> float:
+        """Return how often, on average, `steps` batches read each character that has windows."""
+        windows = steps * self._batch_size
+        predictions = windows * (self.predictions_per_epoch / self.windows_per_epoch)
+        return predictions / self._characters
+
+    def _windows(self, step: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the starts and the numbers of predictions of a step's windows."""
         first = step * self._batch_size
         numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
         epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
@@ -78,7 +103,7 @@ class Batches:
         segment = np.searchsorted(self._first_window, window, side="right") - 1
         offset = splitmix(~key, segment.astype(np.uint64)) % self._offsets[segment]
         start = self._starts[segment] + (window - self._first_window[segment]) * self._block_size
-        return _shifted(self._windows[start + offset.astype(np.int64)])
+        return start + offset.astype(np.int64), self._predictions[segment]
 
 
 def evaluation_windows(
@@ -100,9 +125,9 @@ def evaluation_windows(
         return starts[segment] + (numbers - end[segment] + full[segment]) * block_size
 
     def batched(length: int, count: int, starts_of: Callable[[np.ndarray], np.ndarray]):
-        windows = sliding_window_view(split.ids, length + 1)
         for i in range(0, count, batch_size):
-            yield _shifted(windows[starts_of(np.arange(i, min(i + batch_size, count)))])
+            first = starts_of(np.arange(i, min(i + batch_size, count))).tolist()
+            yield _shifted(np.stack([split.ids[start : start + length + 1] for start in first]))
 
     if end[-1]:
         yield from batched(block_size, int(end[-1]), full_window_starts)

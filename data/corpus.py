@@ -1,7 +1,7 @@
 """The corpus: the first available source, encoded and split into training and validation text."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 from common.errors import CheckpointError, DataError, escape, first_few
 from data.batches import Split
+from data.disk_cache import StoredIds
 from data.download import Unavailable
 from data.streaming import StreamedText
 from data.summary import summarize, total_counts
@@ -87,6 +88,7 @@ def load_corpus(
         val=val,
         summary=[
             *map(_describe_choice, chosen, texts),
+            *_kept_although_rare(total_counts(texts), min_count, vocabulary),
             *summarize(texts, tokenizer, train, val),
         ],
     )
@@ -161,8 +163,20 @@ def _describe_choice(choice: _Choice, text: StreamedText) -> str:
     return escape(line)
 
 
+def _kept_although_rare(
+    counts: Counter[str], min_count: int, vocabulary: str | None
+) -> Iterator[str]:
+    """Yield a note if a given vocabulary has characters that `min_count` would leave out of one."""
+    rare = {c for c in counts if counts[c] < min_count} & set(vocabulary or "") - {UNK}
+    if rare:
+        yield (
+            f"note: data.min_count={min_count}: {len(rare):,} rare characters are kept, because "
+            f"the checkpoint's vocabulary has them"
+        )
+
+
 def _split(
-    ids: np.ndarray, files: Sequence[tuple[int, int]], fraction: float
+    ids: np.ndarray | StoredIds, files: Sequence[tuple[int, int]], fraction: float
 ) -> tuple[Split, Split]:
     """Split each file: the last `fraction`, rounded up, is validation text."""
     cuts = [start + int((end - start) * (1 - fraction)) for start, end in files]

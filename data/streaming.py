@@ -2,14 +2,13 @@
 
 The results for a small text stay in memory. Those for a large one are stored in the disk cache,
 under a name derived from the text's SHA-256 and everything else they depend on, so the next run
-starts without a pass; the ids are then memory-mapped. Every pass checks the SHA-256 again, so
-nothing is stored for a text that changes meanwhile.
+starts without a pass; the ids are then read as they are needed. Every pass checks the SHA-256
+again, so nothing is stored for a text that changes meanwhile.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BytesIO
@@ -20,11 +19,12 @@ from tqdm import tqdm
 
 from common.errors import DataError, escape
 from data import disk_cache
+from data.disk_cache import StoredIds
 from data.text_files import Text, byte_order_mark, decoded
 from data.tokenizer import CharTokenizer, code_points
 
 LARGE = 2**25  # bytes from which the disk cache is used; below, both passes take under a second
-CACHE_FORMAT = "1"
+CACHE_FORMAT = "2"
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,14 @@ class StreamedText:
         if not self.is_large:
             return self._count()
         name = f"{self._key()}.json"
-        if path := disk_cache.get(name):
-            with suppress(ValueError, TypeError):  # a damaged entry
-                return CharCounts(**json.loads(path.read_bytes()))
+        if entry := disk_cache.get(name):
+            return CharCounts(**json.loads(entry.read(0, entry.size)))
         counts = self._count()
         content = json.dumps(asdict(counts)).encode()
         disk_cache.put(name, len(content), lambda file: file.write(content))
         return counts
 
-    def ids(self, tokenizer: CharTokenizer, map_unknown: bool) -> np.ndarray:
+    def ids(self, tokenizer: CharTokenizer, map_unknown: bool) -> np.ndarray | StoredIds:
         """Return the ids of all files, concatenated, as `CharTokenizer.encode`; read-only."""
         if not self.is_large:
             buffer = BytesIO()
@@ -74,12 +73,12 @@ class StreamedText:
             return np.frombuffer(buffer.getvalue(), tokenizer.dtype)
         name = f"{self._key(tokenizer.vocabulary)}.ids"
         size = sum(self.char_counts.lengths) * tokenizer.dtype.itemsize
-        path = disk_cache.get(name, size)
-        if path is None:
-            path = disk_cache.put(
+        entry = disk_cache.get(name, size)
+        if entry is None:
+            entry = disk_cache.put(
                 name, size, lambda file: self._encode(tokenizer, map_unknown, file)
             )
-        return np.asarray(np.memmap(path, tokenizer.dtype, mode="r"))
+        return StoredIds(entry, tokenizer.dtype)
 
     def _key(self, *more: str) -> str:
         parts = (CACHE_FORMAT, self.text.sha256, self.encoding, self.newlines, *more)

@@ -30,7 +30,7 @@ def summarize(
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
     vocabulary = tokenizer.vocabulary
     return [
-        *(f"note: {escape(note)}" for note in _notes(texts, counts, vocabulary, val)),
+        *(f"note: {escape(note)}" for note in _notes(texts, counts, vocabulary, train, val)),
         f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
         f"{len(val):,} to validate on ({len(val) / total:.1%})",
         f"vocabulary  {len(vocabulary):,} characters: "
@@ -60,9 +60,15 @@ def size_advice(parameters: int, characters: int) -> str | None:
 
 
 def _notes(
-    texts: Sequence[StreamedText], counts: Counter[str], vocabulary: str, val: Split
+    texts: Sequence[StreamedText], counts: Counter[str], vocabulary: str, train: Split, val: Split
 ) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
+    for kind, split in (("training", train), ("validation", val)):
+        if single := sum(end - start == 1 for start, end in split.segments):
+            yield (
+                f"{single:,} file(s) have a single character of {kind} text, which has nothing "
+                "before it to be predicted from: it is never used"
+            )
     if marked := sum(text.files_with_mark for text in texts):
         yield f"{marked:,} file(s) begin with a byte order mark, which is removed"
     if crlf := sum(text.char_counts.crlf for text in texts):

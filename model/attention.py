@@ -184,8 +184,11 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
-    Same as `F.rms_norm`, which autocast runs in float32 throughout, at twice the time.
+    Same as `F.rms_norm`, which autocast runs in float32 throughout, at twice the time. Only
+    float16 is computed in float32, because squares above 65,504 would overflow.
     """
+    if x.dtype == torch.float16:
+        return rms_norm(x.float()).half()
     wide = torch.promote_types(x.dtype, torch.float32)
     mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=wide)
     return x * (mean_square + torch.finfo(wide).eps).rsqrt().to(x.dtype)

@@ -519,3 +519,18 @@ def test_unit_rms_is_rms_norm_without_gains(dtype):
         found = rms_norm(x)
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_qk_norm_in_float16_neither_overflows_nor_underflows():
+    x = torch.cat([torch.full((1, 4), size) for size in (65504.0, 300.0, 1.0, 6e-5, 6e-8)]).half()
+    expected = F.rms_norm(x.float(), (4,), eps=torch.finfo(torch.float32).eps)
+    torch.testing.assert_close(rms_norm(x).float(), expected, rtol=1e-3, atol=0)
+    assert rms_norm(torch.full((1, 4), 300.0).half()).tolist() == [[1.0] * 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_qk_norm_in_the_other_dtypes_is_computed_as_before(dtype):
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=torch.float32)
+    eps = torch.finfo(torch.float32).eps
+    assert torch.equal(rms_norm(x), x * (mean_square + eps).rsqrt().to(dtype))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.batches import Batches, Split, evaluation_windows, permute, splitmix
+from data.batches import IGNORED, Batches, Split, evaluation_windows, permute, splitmix
 
 SHAPES = [  # segments' lengths, block_size, batch_size
     ([1000], 16, 4),
@@ -95,8 +95,11 @@ def test_y_is_x_one_character_later(lengths, block_size, batch_size):
         assert x.shape == y.shape == (batch_size, block_size)
         assert x.dtype == y.dtype == np.int64
         assert x.flags.c_contiguous and y.flags.c_contiguous
-        assert np.array_equal(y, x + 1)
-        assert np.array_equal(x, x[:, :1] + np.arange(block_size))
+        for row in range(batch_size):
+            n = np.count_nonzero(y[row] != IGNORED)
+            assert np.array_equal(x[row, :n], x[row, 0] + np.arange(n))
+            assert np.array_equal(y[row, :n], x[row, :n] + 1)
+            assert not x[row, n:].any() and (y[row, n:] == IGNORED).all()
 
 
 @pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
@@ -105,7 +108,7 @@ def test_no_window_crosses_the_end_of_a_file(lengths, block_size, batch_size):
     batches = Batches(split, block_size, batch_size, seed=2)
     for step in range(200):
         x, y = batches(step)
-        for first, last in zip(x[:, 0], y[:, -1], strict=True):
+        for first, last in zip(x[:, 0], y.max(axis=1), strict=True):
             assert any(start <= first and last < end for start, end in split.segments)
 
 
@@ -113,7 +116,7 @@ def test_no_window_crosses_the_end_of_a_file(lengths, block_size, batch_size):
 def test_every_epoch_visits_every_window_once(lengths, block_size, batch_size):
     split = split_of(lengths)
     batches = Batches(split, block_size, batch_size, seed=3)
-    expected = [max(1, n // block_size - 1) for n in lengths if n > block_size]
+    expected = [max(1, n // block_size - 1) for n in lengths if n > 1]
     assert batches.windows_per_epoch == sum(expected)
     for places in epochs(batches, batch_size, 30):
         found = []
@@ -145,10 +148,32 @@ def test_every_prediction_of_a_file_is_visited_in_some_epoch(lengths, block_size
     split = split_of(lengths)
     batches = Batches(split, block_size, batch_size, seed=6)
     visited = np.unique(np.concatenate([batches(step)[1].ravel() for step in range(3000)]))
-    expected = [
-        np.arange(start + 1, end) for start, end in split.segments if end - start > block_size
-    ]
-    assert np.array_equal(visited, np.concatenate(expected))
+    expected = [np.arange(start + 1, end) for start, end in split.segments]
+    assert np.array_equal(visited[visited != IGNORED], np.concatenate(expected))
+
+
+def test_a_file_of_at_most_block_size_characters_is_one_shorter_window_of_an_epoch():
+    split = split_of([40, 16, 2, 1, 0])
+    batches = Batches(split, 16, 3, seed=1)  # an epoch: one window each of 16, 15 and 1 predictions
+    assert batches.windows_per_epoch == 3 and batches.predictions_per_epoch == 32
+    for epoch in range(20):
+        x, y = batches(epoch)
+        (short,) = np.flatnonzero(x[:, 0] == split.segments[1][0])
+        assert y[short].tolist() == [*range(*split.segments[1]), IGNORED][1:]
+        (tiny,) = np.flatnonzero(x[:, 0] == split.segments[2][0])
+        assert y[tiny].tolist() == [split.segments[2][1] - 1, *[IGNORED] * 15]
+
+
+@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
+def test_predictions_and_epochs_count_what_is_read(lengths, block_size, batch_size):
+    batches = Batches(split_of(lengths), block_size, batch_size, seed=6)
+    read = 0
+    for step in range(4 * batches.windows_per_epoch):  # whole epochs
+        count = np.count_nonzero(batches(step)[1] != IGNORED)
+        assert batches.predictions(step) == count
+        read += count
+    characters = sum(length for length in lengths if length > 1)
+    assert batches.epochs(step + 1) == pytest.approx(read / characters, rel=1e-12)
 
 
 def test_a_batch_depends_on_the_seed_and_the_step_alone():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, escape
-from configs.cli import Actions, Command, load, load_sample, sample_help, train_help
+from configs.cli import Actions, Command, _options, load, load_sample, sample_help, train_help
 from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
 from tests.conftest import ROOT
@@ -287,6 +287,30 @@ def test_help_shows_every_setting_with_its_meaning_default_and_range(text, secti
             assert all(choice in words for choice in this.metadata["choices"])
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii()
+
+
+def test_help_names_every_option_that_torchrun_refuses_with_the_form_that_works(capsys):
+    run = pytest.importorskip("torch.distributed.run")
+    parser, refused = run.get_args_parser(), []
+    for name in _options(Actions, Config):
+        words = ["configs/smoke.yaml", f"--{name}=1"]
+        try:
+            found = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
+            assert found.training_script_args == words
+        except SystemExit:
+            refused.append(name)
+            full = next(full for full in settings_of(Config) if full.endswith(f".{name}"))
+            words = ["configs/smoke.yaml", f"--{full}=1"]
+            found = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
+            assert found.training_script_args == words
+            assert f"refuses --{name} as ambiguous" in train_help()
+            assert f"write --{full}." in train_help()
+    assert "log" in refused
+
+
+def test_help_says_for_which_dtype_cached_text_is_the_same():
+    words = " ".join(sample_help().split())
+    assert "in float32 the same text, in bfloat16 and float16 it may differ" in words
 
 
 def test_a_closed_standard_output_ends_nothing():

@@ -226,6 +226,18 @@ def test_a_pattern_is_one_corpus_of_the_files_that_match_by_name():
     assert "nothing matches" in message_of(DataError, "notes/*.rst")
 
 
+def test_what_is_never_used_is_noted_with_its_count():
+    write("notes/a.txt", TEXT), write("notes/b.txt", "The "), write("notes/c.txt", "T")
+    write("notes/d.txt", "Th")
+    said = load("notes")[1]
+    notes = [line for line in said if "never used" in line]
+    assert [line.partition(", which")[0] for line in notes] == [
+        "note: 1 file(s) have a single character of training text",
+        "note: 3 file(s) have a single character of validation text",
+    ]
+    assert not any("never used" in line for line in load("notes/a.txt")[1])
+
+
 def test_a_file_whose_name_looks_like_a_pattern_is_that_file():
     corpus, _ = load(write("draft[1]*.txt"), write("draft1.txt", "other " * 20))
     assert whole_text(corpus) == [TEXT] and corpus.name == "draft[1]*.txt"

@@ -4,7 +4,6 @@ read from a map.
 
 import errno
 import itertools
-import json
 import os
 import shutil
 import time
@@ -18,6 +17,7 @@ from common.errors import DataError, ResourceError
 from data import disk_cache, streaming, text_files
 from data.batches import Batches, evaluation_windows
 from data.corpus import load_corpus
+from data.disk_cache import StoredIds
 from data.streaming import StreamedText
 from data.text_files import Source
 from data.tokenizer import CharTokenizer
@@ -107,9 +107,7 @@ def test_a_large_text_is_what_a_small_one_is(monkeypatch):
     large = load("books")
     monkeypatch.setattr(streaming, "LARGE", 10**9)
     small = load("books")
-    assert isinstance(large.train.ids.base, np.memmap) and not isinstance(
-        small.train.ids.base, np.memmap
-    )
+    assert isinstance(large.train.ids, StoredIds) and isinstance(small.train.ids, np.ndarray)
     assert (
         np.array_equal(large.train.ids, small.train.ids)
         and large.train.ids.dtype == small.train.ids.dtype
@@ -134,10 +132,9 @@ def test_memory_is_bounded_whatever_the_size(characters, monkeypatch):
         tracemalloc.stop()
 
 
-def test_batches_are_read_from_the_map_without_a_copy_of_the_corpus():
+def test_batches_are_read_from_the_file_without_a_copy_of_the_corpus():
     corpus = load(write("book.txt"))
-    assert isinstance(corpus.train.ids.base, np.memmap)
-    assert corpus.val.ids.base is corpus.train.ids.base and not corpus.train.ids.flags.writeable
+    assert isinstance(corpus.train.ids, StoredIds) and corpus.val.ids is corpus.train.ids
     x, y = Batches(corpus.train, 16, 4, seed=1)(0)
     assert all(
         corpus.tokenizer.decode(row) in TEXT for row in np.concatenate([x, y[:, -1:]], axis=1)
@@ -173,21 +170,66 @@ def test_another_text_or_other_settings_are_made_anew():
     assert before < set(kept())
 
 
-def test_a_cache_that_was_cut_short_is_made_again():
+def test_a_cache_entry_that_is_not_intact_is_made_again():
+    load(write("book.txt"))
+    for path in map(Path, sorted(Path("cache/hornbook").iterdir())):
+        whole = path.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        swapped = whole[:-32][::-1] + whole[-32:]
+        damaged = [bytes(len(whole)), bytes(len(whole) - 32) + whole[-32:], flipped, swapped]
+        for content in (*damaged, whole[:-1], whole[:9], b"", whole + b"x"):
+            path.write_bytes(content)
+            assert text_of(load("book.txt")) == TEXT and path.read_bytes() == whole
+        path.unlink()
+        path.symlink_to("nowhere")
+        assert text_of(load("book.txt")) == TEXT and path.read_bytes() == whole
+
+
+def test_an_entry_is_checked_by_reading_it_once(monkeypatch):
+    load(write("book.txt"))
+    read, pieces = os.read, []
+
+    def counted(file, count):
+        pieces.append(content := read(file, count))
+        return content
+
+    monkeypatch.setattr(os, "read", counted)
+    for path in Path("cache/hornbook").iterdir():
+        pieces.clear()
+        assert disk_cache.get(path.name)
+        assert sum(map(len, pieces)) == path.stat().st_size
+
+
+def test_a_cache_that_is_cut_short_while_it_is_used_is_one_line_and_exit_5():
     corpus = load(write("book.txt"))
-    ids = Path("cache/hornbook", next(name for name in kept() if name.endswith(".ids")))
-    whole = ids.read_bytes()
-    del corpus
-    for damaged in (whole[:-1], b"", whole + b"x"):
-        ids.write_bytes(damaged)
-        assert text_of(load("book.txt")) == TEXT and ids.read_bytes() == whole
-    census = next(Path("cache/hornbook").glob("*.json"))
-    counted = census.read_bytes()
-    for damaged in (counted[:-1], b"", b"\xff", b"[]", b"{}", b'{"counts": {}, "lengths": 3}'):
-        census.write_bytes(damaged)
-        assert text_of(load("book.txt")) == TEXT and json.loads(census.read_bytes()) == json.loads(
-            counted
-        )
+    (path,) = Path("cache/hornbook").glob("*.ids")
+    os.truncate(path, 100)
+    words = rf"{path}: this encoded text in the cache failed while it was read \(it has been cut "
+    with pytest.raises(ResourceError, match=words):
+        for step in range(20):
+            Batches(corpus.train, 16, 4, seed=1)(step)
+    with pytest.raises(ResourceError, match="resume the run"):
+        list(evaluation_windows(corpus.val, 16, 4))
+
+
+def test_a_disk_that_fails_while_the_cache_is_read_is_one_line_and_exit_5(monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    corpus = load(write("book.txt"))
+    monkeypatch.setattr(os, "read", fails)
+    with pytest.raises(ResourceError, match=r"failed while it was read \(Input/output error\)"):
+        Batches(corpus.train, 16, 4, seed=1)(0)
+
+
+def test_without_a_home_no_folder_named_tilde_appears(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nor has the user an entry
+    with pytest.raises(ResourceError, match="no home folder; set XDG_CACHE_HOME"):
+        load(write("book.txt"))
+    assert [path.name for path in Path(".").iterdir()] == ["book.txt"]
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

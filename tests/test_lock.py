@@ -69,6 +69,66 @@ def test_what_somebody_wrote_into_the_lock_is_shown_escaped(tmp_path):
         assert r"in use by \x1b[2J\nerror: none" in told and told.isprintable() and len(told) < 400
 
 
+def make_link(path, target):
+    path.symlink_to(target)
+
+
+def make_dangling_link(path, target):
+    path.symlink_to(target.with_name("nowhere"))
+
+
+def make_hard_link(path, target):
+    os.link(target, path)
+
+
+def make_pipe(path, _):
+    os.mkfifo(path)
+
+
+def make_folder(path, _):
+    path.mkdir()
+
+
+def make_lock_of_another_program(path, _):
+    path.write_text("precious")
+
+
+NOT_LOCKS = [
+    make_link, make_dangling_link, make_hard_link, make_pipe, make_folder,
+    make_lock_of_another_program,
+]  # fmt: skip
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes and links")
+@pytest.mark.parametrize("make", NOT_LOCKS)
+def test_a_lock_that_is_not_ours_is_refused_and_not_touched(make, tmp_path):
+    precious = tmp_path / "precious.txt"
+    precious.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    make(folder / ".lock", precious)
+    before = (folder / ".lock").lstat()
+    with pytest.raises(ResourceError) as caught, only_writer(folder):
+        pass
+    assert caught.value.exit_code == 5 and f"{folder}" in str(caught.value)
+    assert precious.read_text() == "precious" and not (tmp_path / "nowhere").exists()
+    after = (folder / ".lock").lstat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    if (folder / ".lock").is_file():
+        assert (folder / ".lock").read_text() == "precious"
+
+
+def test_a_full_disk_does_not_prevent_the_lock(tmp_path):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with only_writer(tmp_path):
+            assert "in use by ; a folder has one writer" in refusal(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_file_system_without_locks_is_trusted(tmp_path, monkeypatch):
     def no_locks(_):
         raise OSError(95, "Operation not supported")

@@ -21,6 +21,7 @@ from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from tests.campaigns.common import (
+    ROOT,
     SMALL,
     at_step,
     contents,
@@ -79,6 +80,25 @@ def test_two_ranks_take_the_steps_of_one_process(optimizer, each, within, tmp_pa
     one, two = found
     assert len(one) == len(two) == STEPS + 1
     assert 0 < max(abs(a - b) for a, b in zip(one, two, strict=True)) < within
+
+
+def test_padding_does_not_change_the_weight_of_a_prediction_whichever_rank_has_it(tmp_path):
+    books = tmp_path / "books"
+    books.mkdir()
+    play = (ROOT / "data/plays/admiral.txt").read_text(encoding="utf-8")
+    for i, length in enumerate((300, 5, 9, 12, 16, 3, 2)):  # block_size is 16
+        (books / f"{i}.txt").write_text(play[100 * i :][:length], encoding="utf-8")
+    options = [*SMALL, *EQUAL, f"--data.sources={books}", "--max_iters=10"]
+    found = []
+    for size, batch, parts in ((1, 4, 2), (2, 4, 2), (1, 8, 1)):
+        options += [f"--batch_size={batch}", f"--gradient_accumulation_steps={parts}"]
+        words = [*options, f"--out_dir={tmp_path / f'{size}{batch}'}"]
+        codes = [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=in_float64)]
+        assert codes == [0] * size
+        progress = contents(tmp_path / f"{size}{batch}" / "last.safetensors")["progress"]
+        found.append(progress["recent_losses"])
+    assert len(found[0]) == 10
+    assert np.abs(np.diff(found, axis=0)).max() < 1e-12
 
 
 def evaluated(folder: Path, ranks: World) -> None:

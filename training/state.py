@@ -7,15 +7,20 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from configs.schema import Config
+from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
 from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
+
+# fields of Progress about the validation text
+BEST = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
 
 @dataclass
@@ -62,6 +67,12 @@ class Progress:
             self.evals_since_best += 1
         return improved
 
+    def forget_best(self) -> None:
+        """Begin the best loss anew, as before the first evaluation: on another validation text."""
+        new = Progress()
+        for name in BEST:
+            setattr(self, name, getattr(new, name))
+
     def record_loss_scale(self, scale: float, growth_tracker: int) -> None:
         """Record the state of the float16 GradScaler."""
         self.loss_scale, self.loss_scale_growth_tracker = scale, growth_tracker
@@ -84,6 +95,20 @@ class Run:
         self.progress = Progress()
         scaled = runtime.dtype == torch.float16 and runtime.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=scaled)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The batches of training, one per micro-batch."""
+        config = self.config
+        return Batches(
+            self.corpus.train, config.model.block_size, config.train.batch_size, config.seed
+        )
+
+    @property
+    def epochs(self) -> float:
+        """How often, on average, the steps so far have read each character of training text."""
+        steps = self.progress.step * self.config.train.gradient_accumulation_steps
+        return self.batches.epochs(steps)
 
     @property
     def eval_model(self) -> GPT:
@@ -122,12 +147,6 @@ class Run:
         """An upper bound of a checkpoint's size: AdamW has two moments per parameter, Muon one."""
         copies = 3 + (self.ema_model is not None)
         return copies * sum(parameter.nbytes for parameter in self.model.parameters())
-
-    def epochs(self, steps: int) -> float:
-        """Return how many times `steps` training steps read the training text."""
-        train = self.config.train
-        windows = steps * train.batch_size * train.gradient_accumulation_steps
-        return windows * self.config.model.block_size / len(self.corpus.train)
 
     @torch.no_grad()
     def update_ema(self) -> None:

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from common.errors import NonFiniteError
-from data.batches import Batches
+from data.batches import IGNORED
 from training import evaluate, health, optimizers, runtime, schedule
 from training.state import Run
 
@@ -19,11 +20,11 @@ MAX_SKIPPED_IN_A_ROW = 10  # with on_nonfinite: skip; more do not recover by the
 class StepResult:
     """The result of a step.
 
-    loss       mean over the batch, nats per character
+    loss       mean over all predictions of the step, nats per character
     grad_norm  before clipping
     skipped    whether the update was skipped because loss or gradient was not finite
     spike      whether the loss is far above the recent ones
-    tokens     trained on, by all ranks
+    tokens     predicted, by all ranks
     seconds    that the step took
     warnings   those that this run has not given before
     """
@@ -47,9 +48,7 @@ class TrainStep:
         config, self.run = run.config, run
         self.world = run.runtime.world
         self.accumulation = config.train.gradient_accumulation_steps
-        self.batches = Batches(
-            run.corpus.train, config.model.block_size, config.train.batch_size, config.seed
-        )
+        self.batches = run.batches
         self.rows = self.world.batch_slice(config.train.batch_size)
         self.network = self.world.wrap_ddp(run.model)
         self.forward = self.network
@@ -63,7 +62,11 @@ class TrainStep:
         seed = runtime.step_seed(run.config.seed, progress.step, self.world.rank)
         torch.manual_seed(seed)  # for dropout
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
-        loss = self.world.all_reduce_loss_and_stop(self._forward_backward())
+        micro_batches = range(
+            self.accumulation * progress.step, self.accumulation * (progress.step + 1)
+        )
+        tokens = sum(map(self.batches.predictions, micro_batches))
+        loss = self.world.all_reduce_loss_and_stop(self._forward_backward(micro_batches, tokens))
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
         parameters, max_norm = run.model.parameters(), train.grad_clip or math.inf
@@ -83,23 +86,25 @@ class TrainStep:
                 warnings = progress.new_warnings(found)
         if finite and run.ema_model is not None:
             run.update_ema()
-        tokens = train.batch_size * self.accumulation * run.config.model.block_size
         seconds = time.perf_counter() - began
         return StepResult(loss, grad_norm, skipped, spike, tokens, seconds, warnings)
 
-    def _forward_backward(self) -> float:
-        """Accumulate the gradients of all micro-batches; return their mean loss."""
+    def _forward_backward(self, micro_batches: range, tokens: int) -> float:
+        """Accumulate the gradients of all micro-batches; return their mean loss.
+
+        `tokens` is the number of predictions of all ranks. Each counts the same, although padding
+        makes the micro-batches of ranks unequal: the mean over ranks is that over predictions.
+        """
         run, loss = self.run, 0.0
         run.model.train()
-        for i in range(self.accumulation):
-            micro_batch = run.progress.step * self.accumulation + i
-            x, y = self.batches(micro_batch, self.rows)  # (B, T)
+        for i in micro_batches:
+            x, y = self.batches(i, self.rows)  # (B, T)
+            share = np.count_nonzero(y != IGNORED) * self.world.size
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
-            last = i == self.accumulation - 1
-            with self.world.grad_sync(self.network, enabled=last):
+            with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                part = evaluate.cross_entropy(logits, y) / self.accumulation
+                part = evaluate.cross_entropy(logits, y) / (tokens / share)
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss

@@ -1,0 +1,324 @@
+"""Every setting of the schema, changed by --resume and by --init_from: it takes effect in the
+running model, optimizer and schedule, or the change is refused.
+"""
+
+import shutil
+import signal
+from unittest import mock
+
+import pytest
+import torch
+
+from checkpointing.checkpoint import load
+from common.errors import CheckpointError
+from common.signals import Stop
+from configs.cli import load as parse
+from configs.fields import settings_of
+from configs.schema import Config
+from dashboard.logger import Logger
+from dashboard.report import Report
+from model.attention import KERNELS, LAYOUTS
+from model.dropout import dropout
+from tests.campaigns.common import at_step, contents, forge, train
+from tests.conftest import ROOT
+from train import build_run
+from training import runtime, schedule
+from training.evaluate import evaluate
+from training.step import TrainStep
+
+BASE = {
+    "n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "batch_size": 4, "max_iters": 20,
+    "warmup_iters": 2, "eval_interval": 10, "sample_chars": 5, "device": "cpu",
+    "dtype": "float32", "schedule": "trapezoid", "optimizer": "muon",
+}  # fmt: skip
+BEST_DEVICE = runtime.select_runtime("auto", "auto").device
+FIXED = {  # settings of the model that decide what its weights mean, and another value of each
+    "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 4, "positions": "rope",
+    "token_shifts": 1, "norm": "rmsnorm", "mlp": "relu2", "bias": True, "tied": False,
+    "qk_norm": True, "logit_softcap": 5.0,
+}  # fmt: skip
+
+
+def groups(run):
+    return {group["name"]: group for each in run.optimizers for group in each.param_groups}
+
+
+def block(run):
+    return run.model.blocks[0]
+
+
+def rates(run):
+    return [schedule.lr_multiplier(step, run.config.train) for step in range(20)]
+
+
+def due(run, name):
+    run.progress.step, run.progress.last_eval_step = 5, 0
+    return getattr(run, name)
+
+
+def losses_after_nan(run):
+    """The number of steps that a run skips, of one whose loss is NaN."""
+    step = TrainStep(run, notify=print)
+    step._forward_backward = lambda *_: float("nan")
+    try:
+        return step().skipped
+    except ArithmeticError:
+        raise
+    except ValueError:
+        return False
+
+
+def texts(run):
+    """The training and the validation text."""
+    decode, corpus = run.corpus.tokenizer.decode, run.corpus
+    return [
+        "".join(decode(split.ids[start:end]) for start, end in split.segments)
+        for split in (corpus.train, corpus.val)
+    ]
+
+
+# setting: the changed value, and what is measured in the running objects: (run) -> value, expected
+EFFECTS = {
+    "data.sources": ("other.txt", lambda run: texts(run)[0][:5], "Zweil"),
+    "data.encoding": ("latin-1", lambda run: "größer" in texts(run)[0], False),
+    "data.newlines": ("unix", lambda run: "\r" in texts(run)[0], False),
+    "data.val_sources": ("other.txt", lambda run: texts(run)[1][:5], "Zweil"),
+    "data.val_fraction": (0.5, lambda run: round(len(texts(run)[1]) / sum(map(len, texts(run))), 1),
+                          0.5),
+    "model.attention": ("stacked", lambda run: type(block(run).attention.projection),
+                        LAYOUTS["stacked"]),
+    "model.kernel": ("loop", lambda run: block(run).attention.kernel, KERNELS["loop"]),
+    "model.dropout": (0.7, lambda run: (run.model.config.dropout, block(run).attention.dropout,
+                                        block(run).mlp.dropout,
+                                        block(run).attention.attention_dropout), (0.7,) * 4),
+    "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
+    "train.batch_size": (6, lambda run: len(TrainStep(run, print).batches(0)[0]), 6),
+    "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run, print)().tokens, 3 * 4 * 8),
+    "train.max_iters": (15, lambda run: due(run, "evaluation_due") or rates(run)[14] < 0.5, True),
+    "train.optimizer": ("adamw", lambda run: len(run.optimizers), 1),
+    "train.learning_rate": (0.5, lambda run: groups(run)["embeddings"]["peak_lr"], 0.5),
+    "train.muon_learning_rate": (0.5, lambda run: groups(run)["hidden"]["peak_lr"], 0.5),
+    "train.min_lr_ratio": (0.5, lambda run: min(rates(run)[2:]) > 0.5, True),
+    "train.beta1": (0.5, lambda run: run.optimizers[0].beta1, 0.5),
+    "train.beta2": (0.5, lambda run: run.optimizers[0].beta2, 0.5),
+    "train.muon_momentum": (0.5, lambda run: groups(run)["hidden"]["momentum"], 0.5),
+    "train.weight_decay": (0.5, lambda run: (groups(run)["hidden"]["weight_decay"],
+                                             groups(run)["embeddings"]["weight_decay"]),
+                           (0.5, 0.5)),
+    "train.grad_clip": (1e-9, lambda run: weights_move_less_than(run, 1e-4), True),
+    "train.schedule": ("constant", lambda run: rates(run)[-1], 1.0),
+    "train.warmup_iters": (5, lambda run: rates(run)[0], 1 / 6),
+    "train.cooldown_iters": (15, lambda run: rates(run)[6] < 1, True),
+    "train.ema": (0.5, lambda run: run.eval_model is run.ema_model is not None, True),
+    "train.on_nonfinite": ("skip", losses_after_nan, True),
+    "train.patience": (3, lambda run: patience_of(run), 3),
+    "train.eval_interval": (5, lambda run: due(run, "evaluation_due"), True),
+    "train.save_interval": (5, lambda run: due(run, "save_due"), True),
+    "train.log_interval": (1, lambda run: logged(run), [1, 2, 3]),
+    "train.log": ("scalars", lambda run: Report(run, Logger(None, 0, 1)).pictures, False),
+    "train.sample_chars": (3, lambda run: len(evaluate(run, Stop()).sample), 3),
+    "out_dir": ("elsewhere", None, None),  # where train.py writes: test_train.py
+    "seed": (7, lambda run: TrainStep(run, print).batches._seed[0], 7),
+    "device": ("auto", lambda run: run.runtime.device, BEST_DEVICE),
+    "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
+    "compile": (True, lambda run: is_compiled(run), True),
+}  # fmt: skip
+
+
+def weights_move_less_than(run, distance):
+    """Whether plain gradient descent would: what reaches the optimizer is the clipped gradient."""
+    seen = []
+    run.optimizers[0].step = lambda: seen.extend(p.grad.norm() for p in run.model.parameters())
+    TrainStep(run, print)()
+    return max(seen) < distance
+
+
+def patience_of(run):
+    for run.progress.evals_since_best in range(1, 10):
+        if run.out_of_patience:
+            return run.progress.evals_since_best
+    return 0
+
+
+def logged(run):
+    report, steps, step = Report(run, Logger(None, 0, 1)), [], TrainStep(run, print)
+    report.logger.scalars = lambda number, _: steps.append(number)
+    for run.progress.step in (0, 1, 2):
+        report.log_step(step())
+    return steps
+
+
+def is_compiled(run):
+    with mock.patch("torch.compile") as compiler:  # which takes seconds to import
+        TrainStep(run, print)
+    return compiler.called
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a run of BASE after 4 steps, and the options of that run."""
+    folder = tmp_path_factory.mktemp("saved")
+    every_byte = "".join(map(chr, range(0x80, 0x100)))  # what UTF-8 becomes in latin-1
+    lines = [f"Zeile {n} w: größer, schöner \ufffd\r\n" for n in range(60)]
+    text = every_byte + "".join(lines)
+    (folder / "text.txt").write_bytes(text.encode())
+    (folder / "other.txt").write_bytes(("Zweil" + text).encode())
+    options = [str(ROOT / "configs/smoke.yaml"), f"--data.sources={folder / 'text.txt'}"]
+    options += [f"--{name}={value}" for name, value in BASE.items()]
+    code, said = train(*options, f"--out_dir={folder / 'run'}", "--max_iters=4", "--warmup_iters=2")
+    assert code == 0, said
+    return folder, options
+
+
+def run_with(saved, way, name, value):
+    """Build the run that --resume or --init_from makes with one setting changed, as train.py."""
+    folder, options = saved
+    if name.startswith("data.") and name.endswith("sources"):
+        value = folder / value
+        options = [each for each in options if name != "data.sources" or "sources" not in each]
+    options = [*options, f"--{name}={str(value).lower() if value in (True, False) else value}"]
+    last = folder / "run/last.safetensors"
+    if way == "resume":
+        command, source = parse([*options, "--resume", "--allow-data-change"]), last
+    else:
+        command, source = parse([*options, f"--init_from={last}"]), None
+    torch.set_num_threads(1)
+    selected = runtime.select_runtime(command.config.device, command.config.dtype)
+    return build_run(command, source, selected)[0]
+
+
+def test_every_setting_of_the_schema_is_in_a_table():
+    model = {f"model.{name}" for name in FIXED}
+    others = {"model.residual_init", "data.min_count"}  # have tests of their own
+    assert {*EFFECTS, *model, *others} == set(settings_of(Config))
+
+
+@pytest.mark.parametrize("way", ["resume", "init_from"])
+def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_schedule(way, saved):
+    for name, (value, measure, expected) in EFFECTS.items():
+        if measure is None or (way == "resume" and name == "train.optimizer"):
+            continue
+        assert measure(run_with(saved, way, name, value)) == expected, name
+        if name != "device":
+            unchanged = run_with(saved, way, "out_dir", "x")
+            assert measure(unchanged) != expected, f"{name} is measured where it has no effect"
+
+
+@pytest.mark.parametrize("way", ["resume", "init_from"])
+def test_a_setting_that_decides_what_the_weights_mean_is_refused_by_name(way, saved):
+    for name, value in FIXED.items():
+        with pytest.raises(CheckpointError, match=rf"another model .*model\.{name} ") as caught:
+            run_with(saved, way, f"model.{name}", value)
+        assert "set the rest back, or start a new run" in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["resume", "init_from"])
+def test_a_setting_of_the_initial_weights_is_refused_where_a_checkpoint_has_them(way, saved):
+    with pytest.raises(CheckpointError, match=r"model\.residual_init scaled -> zero"):
+        run_with(saved, way, "model.residual_init", "zero")
+
+
+def test_another_min_count_is_refused_on_resume_because_the_vocabulary_is_fixed(saved):
+    with pytest.raises(
+        CheckpointError, match=r"data\.min_count 1, the config says 9; .*--init_from"
+    ):
+        run_with(saved, "resume", "data.min_count", 9)
+
+
+def test_with_init_from_min_count_maps_what_the_vocabulary_lacks_and_notes_what_it_keeps(saved):
+    folder, options = saved
+    text = (folder / "text.txt").read_bytes().decode() + "\N{GREEK SMALL LETTER ALPHA}" * 3
+    (folder / "alpha.txt").write_bytes(text.encode())
+    run = run_with((folder, [*options[:1], f"--sources={folder / 'alpha.txt'}", *options[2:]]),
+                   "init_from", "data.min_count", 9)  # fmt: skip
+    assert texts(run)[1][-1] == "\ufffd" and "\x80" in texts(run)[0]
+    (note,) = (line for line in run.corpus.summary if "min_count" in line)
+    assert "rare characters are kept, because the checkpoint's vocabulary has them" in note
+    unchanged = run_with(saved, "init_from", "out_dir", "x")
+    assert not any("min_count" in line for line in unchanged.corpus.summary)
+
+
+OTHER_VALIDATION = [
+    {"val_fraction": 0.4},
+    {"newlines": "unix"},
+    {"encoding": "latin-1"},
+    {"val_sources": "other.txt"},
+    {"sources": "other.txt"},
+]
+
+
+@pytest.mark.parametrize("settings", OTHER_VALIDATION, ids=str)
+def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, tmp_path):
+    folder, options = saved
+    shutil.copytree(folder / "run", tmp_path / "run")
+    forged = contents(tmp_path / "run/last.safetensors")
+    forged["progress"] |= {"best_loss": 0.001, "best_step": 1, "evals_since_best": 2}
+    forge(tmp_path / "run/last.safetensors", forged)
+    changed = [f"--{name}={value}" for name, value in settings.items() if "sources" not in name]
+    changed += [f"--{name}={folder / settings[name]}" for name in settings if "sources" in name]
+    rest = [each for each in options if "sources" not in settings or "sources" not in each]
+    code, said = train(
+        *rest, *changed, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change",
+        "--max_iters=6", "--eval_interval=2", "--patience=3",
+    )  # fmt: skip
+    assert code == 0 and "; another validation text, so the best loss begins anew" in said
+    assert ", the best so far" in said
+    best = load(tmp_path / "run/best.safetensors").progress
+    assert best["step"] in (4, 6) and best["best_loss"] > 1
+
+
+def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
+    folder, options = saved
+    shutil.copytree(folder / "run", tmp_path / "run")
+    resume = [*options, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change"]
+    best = load(tmp_path / "run/last.safetensors").progress["best_loss"]
+    for _ in range(2):
+        code, said = train(*resume, "--max_iters=4", "--learning_rate=0.5")
+        assert code == 0 and "begins anew" not in said
+    assert load(tmp_path / "run/last.safetensors").progress["best_loss"] == best
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_another_optimizer_is_refused_on_resume_and_init_from_is_named(optimizer, saved, tmp_path):
+    _, options = saved
+    assert (
+        train(*options, f"--out_dir={tmp_path}", "--max_iters=4", f"--optimizer={optimizer}")[0]
+        == 0
+    )
+    other = "adamw" if optimizer == "muon" else "muon"
+    before = (tmp_path / "last.safetensors").read_bytes()
+    code, said = train(*options, f"--out_dir={tmp_path}", "--resume", f"--optimizer={other}")
+    assert code == 4 and said.count("\n") == 1
+    assert f"train.optimizer {optimizer}" in said and "--init_from" in said
+    assert (tmp_path / "last.safetensors").read_bytes() == before
+
+
+def test_a_changed_dropout_zeroes_as_many_activations_as_it_says(saved):
+    run = run_with(saved, "resume", "model.dropout", 0.7)
+    x = torch.ones(100, 100)
+    zeros = (dropout(x, run.model.blocks[0].mlp.dropout) == 0).float().mean()
+    assert zeros == pytest.approx(0.7, abs=0.02)
+    run.model.train()
+    ids = torch.from_numpy(run.corpus.train.ids[:8].astype("int64"))[None]
+    logits = [run.model(ids) for _ in range(2)]
+    assert not torch.equal(*logits)
+
+
+def test_a_run_resumed_with_another_dropout_may_be_stopped_and_resumed_again(
+    saved, tmp_path, monkeypatch
+):
+    folder, options = saved
+    changed = [*options, "--dropout=0.5", "--max_iters=12"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(*changed, f"--resume={folder / 'run'}", f"--out_dir={whole}")[0] == 0
+    with monkeypatch.context() as patch:
+        at_step(patch, 7, lambda: signal.raise_signal(signal.SIGINT))
+        assert train(*changed, f"--resume={folder / 'run'}", f"--out_dir={parts}")[0] == 130
+    assert train(*changed, "--resume", f"--out_dir={parts}")[0] == 0
+    assert same_weights(whole, parts)
+    assert not same_weights(whole, folder / "run")
+
+
+def same_weights(a, b):
+    first, second = (load(folder / "last.safetensors").tensors for folder in (a, b))
+    return all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,309 @@
+"""The folder of a run: what a person wrote, or another program, is never changed or removed; and
+every command that is printed runs as it is.
+"""
+
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sample
+from checkpointing.run_dir import (
+    DESCRIPTION,
+    EVENTS,
+    UNSAVED,
+    resume_command,
+    settings_file,
+    write_settings,
+)
+from common.errors import escape, path_word, script, shell_command
+from configs.cli import load
+from configs.schema import Config
+from dashboard.event_file import EventFile
+from tests.campaigns.common import SMALL, at_step, scalars, small, step_of, train
+from tests.conftest import ROOT
+from training.distributed import SINGLE_PROCESS
+
+SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]
+
+
+class Killed(BaseException):
+    """The process is gone: nothing runs after it."""
+
+
+@pytest.fixture
+def options(tmp_path):
+    return [*small(tmp_path), *SHORT, f"--out_dir={tmp_path / 'run'}"]
+
+
+def contents_of(folder):
+    """Every entry of a folder: its kind, and its bytes if it is a regular file."""
+    return {
+        path.name: (stat.S_IFMT(path.lstat().st_mode), path.is_file() and path.read_bytes())
+        for path in folder.iterdir()
+        if not path.is_fifo() and path.name != ".lock"
+    }
+
+
+def kill_at(step, *words):
+    def kill():
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, step, kill)
+        train(*words)
+
+
+# -------------------------------------------------------------------------------- files of a person
+
+
+FOREIGN = {
+    "config.yaml": "# my own notes\nmax_iters: 7\n",
+    "notes.tmp.99999999": "notes",
+    "probe.tmp.99999999": "notes",
+    "last.safetensors.tmp.txt": "notes",
+    "events.out.tfevents.1700000000.host.1.0": "another program's",
+    "events.out.tfevents.v2": "another program's",
+    "prev.txt": "notes",
+}
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, content in FOREIGN.items():
+        (run / name).write_text(content)
+    (run / EVENTS.format(7)).mkdir()
+    (run / EVENTS.format(8)).symlink_to("nowhere")
+    os.mkfifo(run / EVENTS.format(9))
+    before = contents_of(run)
+    for words in (overwrite, ["--resume"], ["--overwrite"]):
+        code, said = train(*options, *words)
+        assert code == 0, said
+        assert contents_of(run).items() >= before.items()
+        assert (run / EVENTS.format(9)).is_fifo()
+    assert step_of(run) == 4 and (run / "config-2.yaml").exists()
+
+
+def test_a_config_in_its_own_run_folder_stays_as_it_was_written(options, tmp_path):
+    config = tmp_path / "run/config.yaml"
+    config.parent.mkdir()
+    config.write_text("# mine\n" + (ROOT / "configs/smoke.yaml").read_text())
+    before = config.read_bytes()
+    words = [config if each == SMALL[0] else each for each in options]
+    assert train(*words)[0] == 0
+    assert config.read_bytes() == before
+    command = shlex.split(resume_command(tmp_path / "run", SINGLE_PROCESS))
+    settings = f"{tmp_path}/run/config-2.yaml"
+    assert command[2:] == [settings, f"--out_dir={tmp_path}/run", "--resume"]
+    assert train(*command[2:])[0] == 0
+    assert config.read_bytes() == before
+
+
+def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
+    write_settings(tmp_path, Config(seed=1))
+    write_settings(tmp_path, Config(seed=2))
+    first = tmp_path / "config.yaml"
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert load([str(first)]).config == Config(seed=2)
+    edited = first.read_text().replace("seed: 2", "seed: 3  # mine")
+    first.write_text(edited)
+    for seed in (4, 5):
+        write_settings(tmp_path, Config(seed=seed))
+        assert first.read_text() == edited
+        assert load([str(tmp_path / "config-2.yaml")]).config == Config(seed=seed)
+    (tmp_path / "config-2.yaml").write_text("")
+    assert settings_file(tmp_path).name == "config-3.yaml"
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
+        make(settings_file(tmp_path))
+    write_settings(tmp_path, Config(seed=6))
+    assert load([str(tmp_path / "config-6.yaml")]).config == Config(seed=6)
+
+
+def test_the_settings_of_a_run_are_readable_as_yaml(options, tmp_path):
+    assert train(*options)[0] == 0
+    text = (tmp_path / "run/config.yaml").read_text()
+    assert text.startswith("# The complete settings of this run, by train.py")
+    assert yaml.safe_load(text)["train"]["max_iters"] == 4
+
+
+# -------------------------------------------------------------------------------------- event files
+
+
+def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options)[0] == 0
+    for path in run.glob("*.safetensors"):
+        shutil.move(path, tmp_path / path.name)
+    before = contents_of(run)
+    elsewhere = f"--resume={tmp_path / 'last.safetensors'}"
+    for words in ([], ["--resume"], [elsewhere]):
+        code, said = train(*options, *words)
+        assert code == 2 and said.count("\n") <= 2
+        assert "2 event files of a run, but no checkpoint" in said and "--overwrite" in said
+        assert contents_of(run) == before
+    assert train(*options, "--overwrite")[0] == 0
+    assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_what_a_run_killed_before_its_first_checkpoint_left_is_removed(resume, options, tmp_path):
+    run = tmp_path / "run"
+    kill_at(1, *options)
+    assert (run / UNSAVED).exists() and not list(run.glob("*.safetensors"))
+    assert scalars(run)["train/loss"]
+    kill_at(1, *options, *resume)
+    assert train(*options, *resume)[0] == 0
+    assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
+    assert not (run / UNSAVED).exists()
+
+
+def test_a_run_killed_after_its_first_checkpoint_is_no_longer_marked(options, tmp_path):
+    kill_at(3, *options)
+    assert step_of(tmp_path / "run") == 2 and not (tmp_path / "run" / UNSAVED).exists()
+
+
+def test_a_marker_that_somebody_else_wrote_is_not_ours(options, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / UNSAVED).write_text("mine")
+    (run / EVENTS.format(3)).write_text("of a run whose checkpoints were moved away")
+    code, said = train(*options)
+    assert code == 2 and "1 event files of a run, but no checkpoint" in said
+    assert (run / UNSAVED).read_text() == "mine"
+
+
+def test_an_event_file_that_is_no_file_or_huge_is_not_read(options, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / DESCRIPTION).mkdir()
+    with open(run / "events.out.tfevents.0000000001.zeros", "wb") as file:
+        file.truncate(3 * 10**9)  # sparse: takes no room on disk
+    os.mkfifo(run / EVENTS.format(2))
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for words in ([], ["--resume", "--max_iters=5"]):
+        code, said = train(*options, *words)
+        assert code == 0 and said.count("warning: TensorBoard's file cannot be written") == 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**6  # kilobytes
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_one_line(options, tmp_path):
+    (tmp_path / "run/last.safetensors").mkdir(parents=True)
+    (tmp_path / "run/last.safetensors/notes.txt").write_text("mine")
+    assert train(*options)[0] == 2
+    code, said = train(*options, "--overwrite")
+    assert code == 5 and said.count("\n") == 1 and "cannot be removed" in said
+    assert (tmp_path / "run/last.safetensors/notes.txt").read_text() == "mine"
+
+
+def test_a_clock_that_shows_1970_makes_nothing_unreadable(options, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("time.time", lambda: 0.0)
+        assert EventFile(tmp_path).path.name == EVENTS.format(1)
+        kill_at(3, *options)
+    for path in run.iterdir():
+        os.utime(path, (0, 0))
+    assert train(*options, "--resume")[0] == 0
+    assert step_of(run) == 4
+    assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
+
+
+# ----------------------------------------------------------------------------------------- commands
+
+
+HOSTILE = [
+    "with space", "$HOME", "`id`", ";id", "$(id)", "it's", 'say "hi"', "*", "[a]", " leading",
+    "trailing ", "a&b", "a|b", "a>b", "back\\slash", "!x", "#x", "~", "-x", "--resume", "a=b",
+    "{a,b}", "ünï🙂", "auto", "null", "%PATH%",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """A shell in which python, torchrun and tensorboard print their arguments."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("python", "torchrun", "tensorboard"):
+        (folder / name).write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"; printf '\\1'\n")
+        (folder / name).chmod(0o755)
+
+    def run(commands, cwd):
+        """Run the commands; return the arguments that each program got."""
+        path = f"{folder}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-c", "\n".join(commands)],
+            cwd=cwd,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            check=True,
+        )
+        programs = done.stdout.decode().split("\1")[:-1]
+        assert len(programs) == len(commands)
+        return [program.split("\0")[:-1] for program in programs]
+
+    return run
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
+@pytest.mark.parametrize("absolute", [True, False])
+def test_every_printed_command_means_the_folder_that_it_names(
+    absolute, tmp_path, shell, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    folders = [(tmp_path if absolute else Path()) / name for name in HOSTILE]
+    commands = []
+    for folder in folders:
+        folder.mkdir()
+        write_settings(folder, Config())
+        commands += [
+            resume_command(folder, SINGLE_PROCESS, "--seed=5"),
+            shell_command(["python", script("sample.py"), "--ckpt", path_word(folder)]),
+            shell_command(["tensorboard", "--logdir", path_word(folder)]),
+        ]
+    found = shell(commands, tmp_path)
+    resumed, sampled, boards = found[::3], found[1::3], found[2::3]
+    for folder, (train_script, *words) in zip(folders, resumed, strict=True):
+        command = load(words)
+        assert Path(train_script) == ROOT / "train.py"
+        assert os.path.samefile(command.out_dir, folder), folder
+        assert Path(command.config_file).parent.samefile(folder)
+        assert command.resume == "auto" and command.config.seed == 5
+    for folder, (sample_script, *words) in zip(folders, sampled, strict=True):
+        assert Path(sample_script) == ROOT / "sample.py"
+        assert os.path.samefile(sample.load_sample(words).ckpt, folder)
+    for folder, (_, logdir) in zip(folders, boards, strict=True):
+        assert os.path.samefile(os.path.expanduser(logdir), folder) and logdir[0] != "-"
+
+
+def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert script("train.py") == "train.py"
+    monkeypatch.chdir(tmp_path)
+    assert script("train.py") == str(ROOT / "train.py")
+    (tmp_path / "train.py").write_text("")  # another program of that name
+    assert script("train.py") == str(ROOT / "train.py")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"])
+def test_for_a_name_with_control_characters_no_command_is_printed_but_the_reason(name, tmp_path):
+    folder = tmp_path / name
+    said = resume_command(folder, SINGLE_PROCESS)
+    assert said == "(no command is printed: a name in it contains control characters)"
+
+
+def test_the_commands_that_a_run_prints_in_a_hostile_folder_run(tmp_path, shell):
+    options = [*small(tmp_path), *SHORT]
+    out = tmp_path / "$(touch pwned) `id`; 'x' *"
+    code, said = train(*options, f"--out_dir={out}")
+    assert code == 0
+    commands = [line.strip() for line in said.splitlines()[-2:]]
+    assert shell(commands, ROOT) == [["sample.py", "--ckpt", str(out)], ["--logdir", str(tmp_path)]]
+    assert not list(ROOT.glob("pwned")) and not list(tmp_path.rglob("pwned"))
+    assert escape(said, keep="\n") == said
