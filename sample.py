@@ -9,7 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, DataError, UserError, escape, run_command
+from common.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    check_packages,
+    escape,
+    run_command,
+)
 from common.files import read_regular
 from configs.cli import load_sample, sample_help
 from configs.fields import brief
@@ -32,6 +39,7 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(sample_help())
         return 0
+    check_packages()
     options = load_sample(argv)
     options = dataclasses.replace(options, stop=tuple(map(unescape, options.stop)))
     text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)

@@ -12,11 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import NonFiniteError, escape, run_command
+from common.errors import NonFiniteError, check_packages, escape, run_command
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
-from configs.strict_yaml import to_yaml
 from training.distributed import World
 
 TRIAL_ITERS = 10**6  # max_iters of the run that is timed for --minutes, which never ends
@@ -33,9 +32,12 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(train_help())
         return 0
+    check_packages()
     with Stop() as stop, World(stop, os.environ) as world:
         command = load(argv)
         if command.print_config:
+            from configs.strict_yaml import to_yaml
+
             print(to_yaml(command.config), end="")
             return 0
         world.batch_slice(command.config.train.batch_size)  # refuse it before the slow imports

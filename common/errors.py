@@ -1,7 +1,9 @@
 """Errors of the user, with their exit codes; escaping and suggestions for messages."""
 
 import difflib
+import importlib.util
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+
+MODULES = {"pyyaml": "yaml"}  # package -> module, where the names differ
 
 
 class UserError(ValueError):
@@ -113,6 +117,47 @@ def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
     near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
     near = near or [name for name in known if given and name.startswith(given)]
     return f"did you mean {known[near[0]]}?" if near else otherwise
+
+
+def check_packages() -> None:
+    """Raise ResourceError if a package of requirements.txt is missing or too old.
+
+    Nothing is imported: torch takes seconds.
+    """
+    root = Path(__file__).parents[1]
+    for requirement in (root / "requirements.txt").read_text(encoding="utf-8").split():
+        name, _, oldest = requirement.partition(">=")
+        version = _installed_version(name)
+        if version is None:
+            fault = f"has no {name}"
+        elif version and _numbers(version) < _numbers(oldest):
+            fault = f"has {name} {version}"
+        else:
+            continue
+        environments = (root / ".venv/bin/python", root / ".venv/Scripts/python.exe")
+        ready = [path for path in environments if path.exists() and str(path) != sys.executable]
+        use = f"use {escape(ready[0])}, or " if ready else ""
+        install = shell_command([sys.executable, "-m", "pip", "install", "-r", "requirements.txt"])
+        raise ResourceError(
+            f"{escape(sys.executable)} {fault}; {requirement} is needed; {use}install it: {install}"
+        )
+
+
+def _installed_version(package: str) -> str | None:
+    """Return the version of a package, "" if it is unknown, None if it is not installed."""
+    try:
+        spec = importlib.util.find_spec(MODULES.get(package, package))
+    except ValueError:  # already imported, without a spec
+        return ""
+    if spec is None or not spec.origin:
+        return None
+    pattern = re.compile(rf"{package}-([0-9.]+).*\.dist-info", re.IGNORECASE)
+    found = map(pattern.fullmatch, os.listdir(Path(spec.origin).parents[1]))
+    return next((match[1] for match in found if match), "")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part]
 
 
 def run_command(main: Callable[[list[str]], int]) -> int:

@@ -26,7 +26,6 @@ from configs.fields import (
     settings_of,
 )
 from configs.schema import Config, SampleConfig, check_memory, from_dict
-from configs.strict_yaml import parse, read_config
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -112,6 +111,8 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     `max_iters` is the number of iterations that --minutes has come to. Settings of the file that
     are in iterations are scaled when the options change max_iters.
     """
+    from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
+
     words, values = parse_arguments(argv, Actions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
@@ -210,6 +211,8 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
 def _parse_option(each: Field, text: str) -> object:
     """Parse the value of an option; a list may be written as in YAML, `[a, b]`."""
     if kind(each) is tuple and text.startswith("["):
+        from configs.strict_yaml import parse
+
         return parse_value(each, parse(text))
     return parse_value(each, RawValue(text, plain=kind(each) is not str))
 

@@ -1,0 +1,58 @@
+"""Packages that are missing or too old: one line, before anything is imported or created."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from common import errors
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    "package, version, fault",
+    [
+        ("torch", None, "has no torch; torch>=2.10 is needed; "),
+        ("torch", "2.9.1", "has torch 2.9.1; torch>=2.10 is needed; "),
+        ("pyyaml", "5.4", "has pyyaml 5.4; pyyaml>=6.0 is needed; "),
+    ],
+)
+def test_a_missing_or_old_package_is_named_with_the_command_that_installs_it(
+    package, version, fault, monkeypatch
+):
+    installed = errors._installed_version
+    monkeypatch.setattr(
+        errors,
+        "_installed_version",
+        lambda name: version if name == package else installed(name),
+    )
+    with pytest.raises(errors.ResourceError) as caught:
+        errors.check_packages()
+    message = str(caught.value)
+    assert message.startswith(f"{sys.executable} {fault}")
+    assert message.endswith(f"install it: {sys.executable} -m pip install -r requirements.txt")
+
+
+@pytest.mark.parametrize("package", ["torch", "numpy", "tqdm", "pyyaml", "tensorboard"])
+def test_the_versions_of_the_installed_packages_are_found(package):
+    from importlib import metadata
+
+    release = metadata.version(package).partition("+")[0]
+    assert errors._installed_version(package) == release
+
+
+@pytest.mark.parametrize(
+    "command", ["train.py configs/smoke.yaml --out_dir=OUT", "sample.py --ckpt OUT --prompt x"]
+)
+def test_without_any_package_the_commands_print_one_line_and_create_nothing(command, tmp_path):
+    out = tmp_path / "out"
+    words = command.replace("OUT", str(out)).split()
+    environment = {"PATH": os.environ["PATH"], "SYSTEMROOT": os.environ.get("SYSTEMROOT", "")}
+    bare = [sys.executable, "-S", *words]  # -S: without site-packages
+    done = subprocess.run(
+        bare, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 5 and not done.stdout and not out.exists()
+    assert done.stderr.startswith(f"error: {sys.executable} has no torch; ")
+    assert done.stderr.count("\n") == 1
