@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import unicodedata
@@ -90,6 +91,19 @@ def path_word(path: object) -> str:
     """Return a path as one word of a command, in which it cannot be mistaken for anything else."""
     text = str(path)
     return f"./{text}" if text == "auto" or text[:1] in ("-", "~") else text
+
+
+def program(name: str) -> str:
+    """Return the word that starts a program of this Python's environment, such as tensorboard.
+
+    It is the bare name if the shell finds that one, else a path: `.venv/bin/python`.
+    """
+    found, folder = shutil.which(name), Path(sys.executable).parent
+    if not sys.executable or (found and Path(found).parent == folder):
+        return name
+    with suppress(ValueError):
+        return str((folder / name).relative_to(Path.cwd()))
+    return str(folder / name)
 
 
 def script(name: str) -> str:

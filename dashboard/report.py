@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from common.errors import escape, path_word, script, shell_command
+from common.errors import escape, path_word, program, script, shell_command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
@@ -109,8 +109,10 @@ class Report:
     def log_end(self, folder: Path) -> None:
         """Report the best loss of a finished run, and the commands to use it."""
         progress = self.run.progress
-        sample = shell_command(["python", script("sample.py"), "--ckpt", path_word(folder)])
-        tensorboard = shell_command(["tensorboard", "--logdir", path_word(folder.parent)])
+        sample = shell_command(
+            [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+        )
+        tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
         info(
             f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}; "
             f"now try:\n  {sample}\n  {tensorboard}"

@@ -17,7 +17,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from common.errors import ConfigError, UserError, escape
+from common.errors import ConfigError, UserError, escape, program
 from common.signals import Interrupted, Stop
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class World:
     def launcher(self) -> list[str]:
         """The words of the command before train.py."""
         if not self.launched:
-            return ["python"]
+            return [program("python")]
         nodes = [f"--nnodes={self.n_nodes}"] if self.n_nodes > 1 else []
-        return ["torchrun", *nodes, f"--nproc_per_node={self.local_size}"]
+        return [program("torchrun"), *nodes, f"--nproc_per_node={self.local_size}"]
 
     # ------------------------------------------------------------------------------ before training
 
