@@ -109,7 +109,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
         command_line = run_dir.resume_command(folder, world)
         info(f"stopped and saved at step {run.progress.step:,}; to resume:\n  {command_line}")
     else:
-        report.log_end(folder)
+        report.log_end(folder, time.monotonic() - stop.started)
 
 
 def resolve(command: Command, source: Path | None, selected: "Runtime", stop: Stop) -> Command:

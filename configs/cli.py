@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
-from common.errors import ConfigError, did_you_mean
+from common.errors import ConfigError
 from configs.fields import (
     Checked,
     RawValue,
@@ -25,7 +25,7 @@ from configs.fields import (
     setting,
     settings_of,
 )
-from configs.schema import Config, SampleConfig, check_memory, from_dict
+from configs.schema import Config, SampleConfig, check_memory, from_dict, suggest_setting
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -191,7 +191,7 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
         key = option.removeprefix("--").replace("-", "_")
         if key not in options:
             known = {name: f"--{name}" for name in (*options, "help")}
-            hint = did_you_mean(key, known, "--help lists all")
+            hint = suggest_setting(key, known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
         name, each, bare_value = options[key]
         with error_context(option):

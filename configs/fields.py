@@ -1,7 +1,6 @@
 """Settings: dataclass fields with a meaning and a range, which parse and check their values."""
 
 import dataclasses
-import difflib
 import math
 import re
 from contextlib import contextmanager
@@ -81,20 +80,13 @@ def kind(field: Field) -> type:
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
 
 
-def allowed(field: Field, value: object = None) -> str:
-    """Describe the values that a setting may have; of choices, the nearest to `value` first."""
+def allowed(field: Field) -> str:
+    """Describe the values that a setting may have."""
     choices, within = field.metadata["choices"], field.metadata["within"]
     if not choices or within:
         interval = f" in {within}" if within else ""
         return " or ".join([*choices, TYPE_NAMES[kind(field)] + interval])
-    if value:
-        given = brief(value)
-        choices = sorted(choices, key=lambda choice: -similarity(choice, given))
     return "one of " + ", ".join(choices)
-
-
-def similarity(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def checked(field: Field, value: object) -> object:
@@ -114,7 +106,7 @@ def checked(field: Field, value: object) -> object:
     if wanted is tuple and isinstance(value, list):
         value = tuple(value)
     if type(value) is not wanted or not _in_range(field, value):
-        raise ConfigError(f"{field.name} must be {allowed(field, value)}, but is {brief(value)}")
+        raise ConfigError(f"{field.name} must be {allowed(field)}, but is {brief(value)}")
     return value
 
 

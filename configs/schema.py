@@ -16,6 +16,26 @@ LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16")
+# names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
+OTHER_NAMES = {
+    "lr": "learning_rate", "muon_lr": "muon_learning_rate", "min_lr": "min_lr_ratio",
+    "wd": "weight_decay", "max_grad_norm": "grad_clip", "clip_grad_norm": "grad_clip",
+    "adam_beta1": "beta1", "adam_beta2": "beta2", "lr_scheduler_type": "schedule",
+    "warmup": "warmup_iters", "warmup_steps": "warmup_iters", "steps": "max_iters",
+    "max_steps": "max_iters", "iters": "max_iters", "epochs": "max_iters",
+    "num_train_epochs": "max_iters", "eval_steps": "eval_interval", "save_steps": "save_interval",
+    "logging_steps": "log_interval", "early_stopping_patience": "patience",
+    "per_device_train_batch_size": "batch_size", "bs": "batch_size",
+    "accumulation_steps": "gradient_accumulation_steps", "context_length": "block_size",
+    "seq_len": "block_size", "n_ctx": "block_size", "n_positions": "block_size",
+    "max_position_embeddings": "block_size", "d_model": "n_embd", "hidden_size": "n_embd",
+    "embed_dim": "n_embd", "num_layers": "n_layer", "num_hidden_layers": "n_layer",
+    "depth": "n_layer", "num_heads": "n_head", "nhead": "n_head", "num_attention_heads": "n_head",
+    "dropout_rate": "dropout", "activation": "mlp", "tie_word_embeddings": "tied",
+    "dataset": "sources", "torch_compile": "compile", "checkpoint": "ckpt", "model_path": "ckpt",
+    "max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n_samples": "num_samples",
+    "num_return_sequences": "num_samples", "topk": "top_k", "topp": "top_p",
+}  # fmt: skip
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # of kernel auto: batched stores all T^2 attention weights
 MAX_ROTARY_ANGLES = 2**23  # bounds a table whose size depends on the settings alone
@@ -320,6 +340,15 @@ class SampleConfig(Checked):
                 raise ConfigError(
                     f"--interactive and --{other} contradict each other; give one of them"
                 )
+
+
+def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
+    """Return `did you mean X?` for an unknown key, also if it is a name of another project.
+
+    `names` maps the names of settings to what is printed for them.
+    """
+    meant = OTHER_NAMES.get(key.rpartition(".")[2])
+    return did_you_mean(meant if meant in names else key, names, otherwise)
 
 
 def to_dict(config: Config) -> dict:

@@ -17,7 +17,7 @@ import yaml
 from common.errors import ConfigError, did_you_mean, escape
 from common.files import read_regular
 from configs.fields import RawValue, brief, error_context, parse_value, settings_of
-from configs.schema import Config, to_dict
+from configs.schema import Config, suggest_setting, to_dict
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10
@@ -58,7 +58,7 @@ def _settings(tree: RawValue, section: str = "") -> Iterator[tuple[str, object]]
                 raise ConfigError(f"{name} must be a mapping of keys to values; {hint}")
             if name not in known or "." in key:
                 names = sections | {field.name: name for name, field in known.items()}
-                hint = did_you_mean(key, names, "python train.py --help lists all")
+                hint = suggest_setting(key, names, "python train.py --help lists all")
                 raise ConfigError(f"unknown key {brief(key)}; {hint}")
             yield name, parse_value(known[name], raw)
 
@@ -133,6 +133,9 @@ def _yaml_errors(text: str) -> Iterator[None]:
         raise ConfigError(f"line {line}: control character {character}; remove it") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
+        if "expected ':'" in error.problem and error.context_mark:
+            line = error.context_mark.line + 1
+            raise ConfigError(f"line {line}: missing ':' after the key; write key: value") from None
         if "'\\t'" in error.problem:
             raise ConfigError(f"tab at line {line}; indent with spaces") from None
         hint = _missing_space(

@@ -2,7 +2,7 @@
 
 Each has a white background of its own, so it is readable in light and dark mode.
 
-H heads, T characters
+T characters
 """
 
 import math
@@ -10,14 +10,16 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-CELL = 15  # pixels per character
+CELL = 10  # pixels per character
+TITLE_HEIGHT, SCALE_WIDTH, MIN_WIDTH = 18, 92, 200  # pixels
 BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
 STOPS = np.array([[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]])
 PALETTE = np.stack(
     [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in STOPS.T], axis=1
 )
-FONT, LARGE = ImageFont.load_default(12), ImageFont.load_default(15)
+SMALL, FONT, LARGE = (ImageFont.load_default(size) for size in (10, 12, 15))
 NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
+SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
 
 def name(character: str) -> str:
@@ -27,28 +29,32 @@ def name(character: str) -> str:
     return NAMES.get(character) or (character if drawn else f"U+{ord(character):04X}")
 
 
-def attention(maps: np.ndarray, characters: str, title: str) -> Image.Image:
-    """Draw the attention weights (H, T, T) of a layer, one map per head.
+def attention(weights: np.ndarray, characters: str, title: str) -> Image.Image:
+    """Draw the attention weights (T, T) of a head: a row is a query, its cells are the keys.
 
-    A row is a query; its cells are the keys that it attends to.
+    The size is that at which TensorBoard first shows a picture, so 32 characters are legible.
     """
-    H, T = maps.shape[:2]
     rows, columns = _labels(characters)
-    margin, side = rows.width, T * CELL
-    across = math.ceil(math.sqrt(H))
-    width, height = margin + side + CELL, side + margin + 2 * CELL
-    page = Image.new(
-        "L", (across * width + CELL, math.ceil(H / across) * height + 3 * CELL), BACKGROUND
-    )
-    draw = ImageDraw.Draw(page)
-    draw.text((CELL, CELL // 2), title, DARK, LARGE)
-    for h, weights in enumerate(maps):
-        left, top = h % across * width + margin + CELL, h // across * height + 3 * CELL
-        draw.text((left, top - CELL), f"head {h + 1}", DARK, FONT)
-        page.paste(rows, (left - margin, top))
-        page.paste(columns, (left, top + side))
-        page.paste(Image.fromarray(_cells(weights)), (left, top))
+    margin, side = rows.width, len(weights) * CELL
+    width = max(margin + side, MIN_WIDTH)
+    page = Image.new("L", (width, TITLE_HEIGHT + side + columns.height), BACKGROUND)
+    ImageDraw.Draw(page).text((2, 2), title, DARK, FONT)
+    _draw_scale(page)
+    page.paste(rows, (0, TITLE_HEIGHT))
+    page.paste(Image.fromarray(_cells(weights)), (margin, TITLE_HEIGHT))
+    page.paste(columns, (margin, TITLE_HEIGHT + side))
     return _with_palette(page)
+
+
+def _draw_scale(page: Image.Image) -> None:
+    """Draw the scale of the weights into the upper right corner: 0, 1/4 and 1."""
+    draw = ImageDraw.Draw(page)
+    left = page.width - SCALE_WIDTH
+    for weight, label in ((0.0, "0"), (0.25, "1/4"), (1.0, "1")):
+        shade = _cells(np.full((1, 1), weight))
+        page.paste(Image.fromarray(shade), (left, 4))
+        draw.text((left + CELL + 3, 2), label, DARK, FONT)
+        left += CELL + 8 + math.ceil(FONT.getlength(label))
 
 
 def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.Image:
@@ -89,18 +95,18 @@ def _cells(weights: np.ndarray) -> np.ndarray:
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
     """Draw the labels on the left of a map and those below it, where long ones are rotated."""
-    names = [name(character) for character in characters]
-    margin = 8 + max(math.ceil(FONT.getlength(each)) for each in names)
+    names = [SYMBOLS.get(character, name(character)) for character in characters]
+    margin = 6 + max(8, *(math.ceil(SMALL.getlength(each)) for each in names))
     rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
     below = Image.new("L", (len(names) * CELL, margin), BACKGROUND)
     for i, each in enumerate(names):
         label = Image.new("L", (margin, CELL), BACKGROUND)
-        ImageDraw.Draw(label).text((margin - 4, CELL // 2), each, DARK, FONT, anchor="rm")
+        ImageDraw.Draw(label).text((margin - 3, CELL // 2), each, DARK, SMALL, anchor="rm")
         rows.paste(label, (0, i * CELL))
-        if len(each) > 1:
+        if SMALL.getlength(each) > CELL:
             below.paste(label.rotate(90, expand=True), (i * CELL, 0))
         else:
-            ImageDraw.Draw(below).text((i * CELL + CELL // 2, 4), each, DARK, FONT, anchor="mt")
+            ImageDraw.Draw(below).text((i * CELL + CELL // 2, 10), each, DARK, SMALL, anchor="ms")
     return rows, below
 
 

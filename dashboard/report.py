@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
+from checkpointing.run_dir import resume_command
 from common.errors import escape, path_word, program, script, shell_command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
@@ -30,20 +31,20 @@ class Report:
         self.run, self.logger = run, logger
         self.pictures = run.config.train.log == "pictures"
         self.tokens, self.seconds = 0, 0.0  # since the last logged step
+        self.first_step = run.progress.step
 
     def log_start(self, *, describe: bool) -> None:
         """Report the text, the model and the device; to TensorBoard too if `describe`."""
         run, model, corpus = self.run, self.run.model, self.run.corpus
-        vocab_size, parameters = model.vocab_size, model.parameter_count()
+        parameters = model.parameter_count()
         lines = [
             *corpus.summary,
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"character of text; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
-            *filter(None, [size_advice(parameters, corpus.characters)]),
             f"device      {run.runtime}; attention kernel {run.config.model.kernel}",
-            f"first loss  should be near ln({vocab_size}) = {math.log(vocab_size):.3f}: "
-            "every character equally likely",
         ]
+        if run.progress.step == 0:
+            lines += filter(None, [size_advice(parameters, corpus.characters)])
         for line in lines:
             info(line)
         if self.pictures:
@@ -78,6 +79,12 @@ class Report:
                 f"step {step:,}: loss {result.loss:.3f} is far above the last {SPIKE_WINDOW}: "
                 f"spike {progress.spikes:,}"
             )
+        if step == 1:
+            vocab_size = run.model.vocab_size
+            info(
+                f"first loss  {result.loss:.3f}; expected about ln({vocab_size}) = "
+                f"{math.log(vocab_size):.3f}, every character equally likely"
+            )
         self._log_warnings("train", result.warnings)
         if step % train.log_interval == 0 or step in (1, train.max_iters):
             tokens_per_sec = self.tokens / self.seconds
@@ -96,9 +103,9 @@ class Report:
         }
         self.logger.scalars(step, scalars)
         info(
-            f"step {step:,}: train {train_loss:.4f}, validation {val_loss:.4f} "
-            f"({val_loss * BITS_PER_NAT:.4f} bits per character)"
-            f"{', the best so far' if result.improved else ''}"
+            f"step {step:,}: validation loss {val_loss:.4f} "
+            f"({val_loss * BITS_PER_NAT:.4f} bits per character), on training text "
+            f"{train_loss:.4f}{'; the best so far' if result.improved else ''}"
         )
         if result.sample:
             self.logger.sample(step, result.sample)
@@ -106,16 +113,22 @@ class Report:
         if result.probe and self.pictures:
             self.logger.summaries(step, figures(result, self.run.corpus.tokenizer.vocabulary))
 
-    def log_end(self, folder: Path) -> None:
+    def log_end(self, folder: Path, seconds: float) -> None:
         """Report the best loss of a finished run, and the commands to use it."""
         progress = self.run.progress
         sample = shell_command(
             [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
+        if progress.step > self.first_step:
+            info(f"finished after {seconds / 60:.1f} minutes")
+        else:
+            longer = f"--max_iters={2 * progress.step}"
+            command = resume_command(folder, self.run.runtime.world, longer)
+            info(f"already finished, at step {progress.step:,}; to train on:\n  {command}")
         info(
-            f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}; "
-            f"now try:\n  {sample}\n  {tensorboard}"
+            f"{escape(folder)}: best validation loss {progress.best_loss:.4f} at step "
+            f"{progress.best_step:,}; now try:\n  {sample}\n  {tensorboard}"
         )
 
     def _step_scalars(self, result: StepResult, tokens_per_sec: float) -> dict[str, float]:
@@ -158,10 +171,10 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     """Make the pictures of an evaluation: next characters, attention maps, loss by position."""
     probe = result.probe
     yield summaries.text("samples/next", summaries.code_block(top_next(probe, vocabulary)))
-    for layer, weights in enumerate(probe.attention, 1):
-        title = f"layer {layer} of {len(probe.attention)}: what each character (left) reads (below)"
-        image = plots.attention(weights.numpy(), probe.text, title)
-        yield summaries.picture(f"attention/layer_{layer}", image)
+    for layer, heads in enumerate(probe.attention, 1):
+        for head, weights in enumerate(heads.numpy(), 1):
+            image = plots.attention(weights, probe.text, f"layer {layer}, head {head}")
+            yield summaries.picture(f"attention/layer_{layer}_head_{head}", image)
     positions = 1 + np.arange(len(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"

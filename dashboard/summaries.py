@@ -18,6 +18,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
     Category,
     Chart,
     Layout,
+    MarginChartContent,
     MultilineChartContent,
 )
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
@@ -28,10 +29,26 @@ from configs.fields import settings_of
 from configs.schema import Config
 
 CHARTS = {
-    "loss": ["train/loss", "val/loss", "val/train_loss"],
-    "rate": ["train/lr", "train/lr/.*"],
-    "speed": ["train/tokens_per_sec"],
+    "loss of each batch, with dropout": ["train/loss"],
+    "learning rates": ["train/lr", "train/lr/.*"],
+    "characters per second": ["train/tokens_per_sec"],
 }
+# Shown as a band, which TensorBoard does not smooth: title; value, lower end, upper end.
+LOSS_BAND = (
+    "evaluations: validation loss (line), down to the loss on training text",
+    ("val/loss", "val/train_loss", "val/loss"),
+)
+# TensorBoard sorts settings by name and shows five unless asked for more; a digit before the name,
+# which the display name omits, puts these first.
+FIRST_HPARAMS = (
+    "train.learning_rate",
+    "train.muon_learning_rate",
+    "model.n_layer",
+    "model.n_embd",
+    "model.block_size",
+    "train.batch_size",
+    "train.max_iters",
+)
 HPARAM_METRICS = ("val/loss", "val/bpc", "val/gap", "train/loss")
 HPARAM_KINDS = {bool: "bool", str: "string"}  # of settings; the others are numbers
 DATA_TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA_TYPE_FLOAT64"}
@@ -65,8 +82,12 @@ def picture(tag: str, image: Image) -> Summary:
 
 
 def charts() -> Summary:
-    """Make the page under Custom Scalars: loss, learning rates and speed."""
-    page = Category(title="training")
+    """Make the page under Custom Scalars: losses, learning rates and speed."""
+    title, (value, lower, upper) = LOSS_BAND
+    band = MarginChartContent.Series(value=value, lower=lower, upper=upper)
+    page = Category(
+        title="training", chart=[Chart(title=title, margin=MarginChartContent(series=[band]))]
+    )
     for title, tags in CHARTS.items():
         lines = MultilineChartContent(tag=[f"^{tag}$" for tag in tags])
         page.chart.append(Chart(title=title, multiline=lines))
@@ -79,6 +100,8 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
     """Make the run's row in the HParams tab: its settings and the last value of HPARAM_METRICS."""
     start, infos = plugin_data_pb2.SessionStartInfo(), []
     for name, value in settings.items():
+        first = FIRST_HPARAMS.index(name) + 1 if name in FIRST_HPARAMS else ""
+        key = f"{first}{name}"
         kind = HPARAM_KINDS.get(type(value), "number")
         domain = ()
         if kind == "bool":
@@ -87,10 +110,12 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
             domain = settings_of(Config)[name].metadata["choices"]
             if not domain:
                 continue  # the tab filters texts by check boxes, which free text has not
-        setattr(start.hparams[name], f"{kind}_value", value)
+        setattr(start.hparams[key], f"{kind}_value", value)
         values = ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain])
         discrete = values if domain else None
-        infos.append(HParamInfo(name=name, type=DATA_TYPES[kind], domain_discrete=discrete))
+        infos.append(
+            HParamInfo(name=key, display_name=name, type=DATA_TYPES[kind], domain_discrete=discrete)
+        )
     metrics = [MetricInfo(name=MetricName(tag=tag)) for tag in HPARAM_METRICS]
     experiment = Experiment(hparam_infos=infos, metric_infos=metrics)
     parts = {

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +87,7 @@ def load_corpus(
         train=train,
         val=val,
         summary=[
-            *map(_describe_choice, chosen, texts),
+            *(escape(line) for line in chain(*map(_describe_choice, chosen, texts))),
             *_kept_although_rare(total_counts(texts), min_count, vocabulary),
             *summarize(texts, tokenizer, train, val),
         ],
@@ -147,20 +147,19 @@ def _choose(
     raise DataError(f"{setting}: no text is available: {reasons}; {hint}")
 
 
-def _describe_choice(choice: _Choice, text: StreamedText) -> str:
-    """Say which text was chosen, how large it is, and why it is not an earlier one."""
+def _describe_choice(choice: _Choice, text: StreamedText) -> Iterator[str]:
+    """Yield which text was chosen and how large it is, then why it is not an earlier one."""
     kind = "text" if choice.setting == "data.sources" else "validation text"
     files = f"{len(text.text.files):,} files, " * (len(text.text.files) > 1)
     counts = text.char_counts
-    line = (
+    yield (
         f"{kind}: {choice.text.path}, {files}"
         f"{sum(counts.lengths):,} characters, {len(counts.counts):,} distinct"
     )
-    if choice.unavailable:
-        line += f"; unavailable: {', '.join(choice.unavailable)}"
     if choice.source.name != choice.first.name:
-        line += f"; losses on {choice.source.name} and {choice.first.name} are not comparable"
-    return escape(line)
+        yield f"note: losses on {choice.source.name} and {choice.first.name} are not comparable"
+    if choice.unavailable:
+        yield f"note: not available: {', '.join(choice.unavailable)}"
 
 
 def _kept_although_rare(

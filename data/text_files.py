@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import IncrementalNewlineDecoder
 from itertools import chain
@@ -32,6 +32,7 @@ MARKS = {  # UTF-32 before UTF-16, whose little-endian mark it begins with
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 ALLOWED = "allowed: UTF-8, and UTF-16 or UTF-32 with a byte order mark"
+LIKELY_ENCODINGS = ("cp1252", "gb18030", "shift-jis", "euc-kr")
 CONVERT = "or convert it: iconv -f ENCODING -t UTF-8"
 
 # ------------------------------------------------------------------------------------------ sources
@@ -245,12 +246,22 @@ def decoded(
             line = _line_number(file, encoding, position)
             raise DataError(
                 f"{escape(file.path)}: not {encoding.upper()} at byte {position} (line {line}); "
-                f"{ALLOWED}; set data.encoding to what it is, {CONVERT}"
+                f"{ALLOWED}; set data.encoding to {_likely_encodings(error.object)}, {CONVERT}"
             ) from error
         skip, bytes_before = max(0, skip - len(chunk)), bytes_before + len(chunk)
         on_read(len(chunk))
         if piece:
             yield piece
+
+
+def _likely_encodings(content: bytes) -> str:
+    """Return up to two encodings that can decode these bytes, for a message."""
+    possible = []
+    for name in LIKELY_ENCODINGS:
+        with suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder(name)().decode(content)
+            possible.append(name)
+    return " or ".join(possible[:2]) if possible else "the one that it has"
 
 
 def _line_number(file: File, encoding: str, position: int) -> int:
