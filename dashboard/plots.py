@@ -1,5 +1,4 @@
-"""What a model attends to, and what context is worth, drawn with one ink on its own paper: readable
-in light and dark.
+"""Images of attention maps and of the loss by position, readable in light and dark mode.
 
 H heads, T characters
 """
@@ -20,7 +19,7 @@ NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 
 
 def name(character: str) -> str:
-    """What a label says: the character, its name, or U+XXXX where it cannot be drawn."""
+    """Return a label for a character: itself, its name, or U+XXXX if the font cannot draw it."""
     missing = bytes(FONT.getmask("\U0010ffff"))
     drawn = character.isprintable() and bytes(FONT.getmask(character)) not in (missing, b"")
     return NAMES.get(character) or (character if drawn else f"U+{ord(character):04X}")
