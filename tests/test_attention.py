@@ -357,12 +357,8 @@ def test_future_tokens_have_exactly_no_influence(layout, kernel, positions):
         edited = ids.clone()
         edited[:, t + 1 :] = (edited[:, t + 1 :] + 1 + t) % 11
         assert torch.equal(model(edited)[:, : t + 1], logits[:, : t + 1])
-        (gradient_of_x,) = torch.autograd.grad(
-            logits[:, t].square().sum(), embedded[0], retain_graph=True
-        )
-        assert (
-            gradient_of_x[:, t + 1 :].eq(0).all() and gradient_of_x[:, : t + 1].ne(0).any(-1).all()
-        )
+        (grad,) = torch.autograd.grad(logits[:, t].square().sum(), embedded[0], retain_graph=True)
+        assert grad[:, t + 1 :].eq(0).all() and grad[:, : t + 1].ne(0).any(-1).all()
 
 
 @every_pair
@@ -382,12 +378,10 @@ def test_a_fully_masked_query_gives_zeros_and_passes_no_gradient(layout, kernel)
             heads = concatenated[0].unflatten(-1, (H, -1)).transpose(1, 2)  # (B, H, T, D)
             assert heads[fully_masked].eq(0).all() and heads[~fully_masked].ne(0).all()
             sources = [x, *layer.projection.parameters()]
-            for gradient_of_x in torch.autograd.grad(
-                heads[fully_masked].sum(), sources, retain_graph=True
-            ):
-                assert gradient_of_x.eq(0).all()
-            for gradient_of_x in torch.autograd.grad(y.sum(), sources):
-                assert gradient_of_x.isfinite().all()
+            for grad in torch.autograd.grad(heads[fully_masked].sum(), sources, retain_graph=True):
+                assert grad.eq(0).all()
+            for grad in torch.autograd.grad(y.sum(), sources):
+                assert grad.isfinite().all()
 
 
 @every_pair

@@ -160,7 +160,7 @@ CATALOGUE = {
     ],
     "B17 more characters than two bytes tell apart": [
         "test_data.py::test_more_than_65535_characters_do_not_overflow",
-        "test_tokenizer.py::test_ids_are_of_the_smallest_type_that_holds_them_all",
+        "test_tokenizer.py::test_ids_have_the_smallest_dtype_that_holds_the_vocabulary",
     ],
     "B18 a download that fails": [
         f"{DOWNLOAD}[missing]",
@@ -274,12 +274,12 @@ CATALOGUE = {
     ],
     # sampling
     "D1 a character that is not in the vocabulary": [
-        "test_tokenizer.py::test_the_first_unknown_character_is_named_with_its_place",
+        "test_tokenizer.py::test_the_error_names_the_first_unknown_character_and_its_position",
         "test_tokenizer.py::test_a_long_vocabulary_is_shortened_and_escaped_in_the_message",
         f"{SPOKEN}[D1-",
     ],
     "D2 an empty prompt": [
-        "test_tokenizer.py::test_a_text_without_a_prompt_starts_on_a_new_line_where_it_can",
+        "test_tokenizer.py::test_without_a_prompt_text_starts_with_a_newline_if_the_vocabulary_has_one",
         f"{SPOKEN}[D2-",
         "test_sample.py::test_an_empty_prompt_is_begun_as_a_new_line_is",
     ],
