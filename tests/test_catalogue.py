@@ -284,34 +284,34 @@ CATALOGUE = {
         "test_sample.py::test_an_empty_prompt_is_begun_as_a_new_line_is",
     ],
     "D3 a prompt longer than the context": [
-        "test_generation.py::test_a_text_is_what_the_rule_says_written_out",
+        "test_generation.py::test_generated_text_equals_a_plain_loop_over_gpt_forward",
         f"{SPOKEN}[D3-",
     ],
     "D4 temperature 0": ["test_generation.py::test_temperature_zero_is_greedy", f"{SPOKEN}[D4-"],
     "D5 a negative temperature": [f"{SAMPLE}[D5-", f"{SPOKEN}[D5-"],
     "D6 a temperature of nan, infinity or nearly 0": [
         f"{SAMPLE}[D6-",
-        "test_generation.py::test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave",
+        "test_generation.py::test_filters_always_leave_a_character_and_only_those_left_are_sampled",
         f"{SPOKEN}[D6-",
     ],
     "D7 a negative top-k": [f"{SAMPLE}[D7-", f"{SPOKEN}[D7-"],
     "D8 top-k larger than the vocabulary": [
-        "test_generation.py::test_filters_mean_what_the_written_out_ones_mean",
+        "test_generation.py::test_filters_equal_their_step_by_step_reference",
         f"{SPOKEN}[D8-",
     ],
     "D9 top-p of 0, above 1, nan": [f"{SAMPLE}[D9-", f"{SPOKEN}[D9-"],
     "D10 filters that together leave nothing": [
-        "test_generation.py::test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave",
+        "test_generation.py::test_filters_always_leave_a_character_and_only_those_left_are_sampled",
         f"{SPOKEN}[D10-",
     ],
     "D11 ties at the k-th logit": [
-        "test_generation.py::test_ties_at_the_kth_logit_are_all_kept",
+        "test_generation.py::test_top_k_includes_all_ties_at_the_kth_logit",
         f"{SPOKEN}[D11-",
     ],
     "D12 lengths that are none, or without end": [
         f"{SAMPLE}[D12-",
-        "test_generation.py::test_nothing_more_than_the_prompt_is_an_empty_text",
-        "test_generation.py::test_nothing_grows_with_the_text",
+        "test_generation.py::test_zero_new_tokens_give_an_empty_text",
+        "test_generation.py::test_memory_does_not_grow_with_the_text",
         f"{SPOKEN}[D12-",
     ],
     "D13 no samples, or very many": [
