@@ -18,7 +18,7 @@ CONFIG = "test_config.py::test_a_wrong_config_is_answered_in_one_line_that_names
 VALUE = "test_config.py::test_a_value_means_what_the_schema_says"
 OPTION = "test_command_line.py::test_a_wrong_argument_of_train_is_answered_in_one_line"
 SAMPLE = "test_command_line.py::test_a_wrong_argument_of_sample_is_answered_in_one_line"
-SPOKEN = "test_sample.py::test_every_row_has_its_exit_code_and_its_line"
+SPOKEN = "test_sample.py::test_every_row_has_its_exit_code_and_one_line_on_stderr"
 NO_TEXT = (
     "test_data.py::test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows"
 )
@@ -80,18 +80,18 @@ CATALOGUE = {
     "A33 settings that contradict each other": [
         f"{CONFIG}[A33-",
         f"{OPTION}[A33-",
-        "test_train.py::test_settings_are_answered_before_torch_is_imported",
+        "test_train.py::test_settings_help_and_config_errors_need_no_torch_import",
     ],
     "A34 a device or precision that is not there": [
-        "test_train.py::test_a_wrong_device_is_named_with_what_there_is",
+        "test_train.py::test_an_unavailable_device_is_rejected_with_the_available_ones",
         "test_runtime.py::test_a_device_that_is_not_there_is_refused_with_those_that_are",
         "test_runtime.py::test_float16_on_a_cpu_is_refused_with_what_fits",
         "test_ranks.py::test_more_ranks_than_gpus_are_refused_with_their_number",
     ],
     "A35 resumed with other settings": [
-        "test_train.py::test_resume_with_another_architecture_is_refused_with_the_difference",
-        "test_train.py::test_resume_into_another_layout_and_kernel_converts",
-        "test_train.py::test_resume_names_a_changed_rate_in_one_line",
+        "test_train.py::test_resume_with_another_architecture_is_rejected_with_the_difference",
+        "test_train.py::test_resume_with_another_layout_and_kernel_converts_the_weights",
+        "test_train.py::test_resume_prints_a_changed_learning_rate_in_one_line",
     ],
     # text
     "B1 missing, without text, no permission": [
@@ -144,9 +144,9 @@ CATALOGUE = {
     "B13 a link to itself": [f"{NO_TEXT}[make_loop"],
     "B14 changed since the checkpoint": [
         "test_data.py::test_a_changed_text_is_refused_on_resume_with_both_digests",
-        "test_train.py::test_resuming_on_a_changed_text_is_refused",
-        "test_train.py::test_a_changed_text_is_gone_on_with_where_that_is_asked_for",
-        "test_train.py::test_a_changed_text_to_validate_on_is_refused_too",
+        "test_train.py::test_resume_with_a_changed_text_is_rejected",
+        "test_train.py::test_allow_data_change_resumes_with_a_changed_text_in_the_same_vocabulary",
+        "test_train.py::test_resume_with_a_changed_validation_text_is_rejected",
         "test_large_text.py::test_another_text_or_other_settings_are_made_anew",
     ],
     "B15 cut short while it is read": [
@@ -228,7 +228,7 @@ CATALOGUE = {
     ],
     "C13 a vocabulary that differs from the text's": [
         "test_data.py::test_characters_that_a_given_vocabulary_lacks_are_named",
-        "test_train.py::test_a_new_run_from_weights_that_lack_a_character_is_refused_by_name",
+        "test_train.py::test_init_from_a_vocabulary_that_lacks_characters_is_rejected_with_their_names",
     ],
     "C14 a config that differs from the weights": [
         "test_checkpoint.py::test_a_config_that_differs_from_the_weights_is_refused_with_the_difference"
@@ -281,7 +281,7 @@ CATALOGUE = {
     "D2 an empty prompt": [
         "test_tokenizer.py::test_without_a_prompt_text_starts_with_a_newline_if_the_vocabulary_has_one",
         f"{SPOKEN}[D2-",
-        "test_sample.py::test_an_empty_prompt_is_begun_as_a_new_line_is",
+        "test_sample.py::test_an_empty_prompt_gives_the_same_text_as_a_newline",
     ],
     "D3 a prompt longer than the context": [
         "test_generation.py::test_generated_text_equals_a_plain_loop_over_gpt_forward",
@@ -317,18 +317,18 @@ CATALOGUE = {
     "D13 no samples, or very many": [
         f"{SAMPLE}[D13-",
         f"{SPOKEN}[D13-",
-        "test_sample.py::test_several_samples_are_separated_and_each_is_that_of_its_number",
+        "test_sample.py::test_samples_have_separators_and_do_not_depend_on_the_batch_size",
     ],
     "D14 a seed out of range": [f"{SAMPLE}[D14-", f"{SPOKEN}[D14-"],
     "D15 an abbreviated option": [f"{SAMPLE}[D15-", f"{SPOKEN}[D15-"],
-    "D16 a reader that leaves": ["test_sample.py::test_a_reader_that_goes_ends_it_silently"],
-    "D17 Ctrl-C amid the text": ["test_sample.py::test_ctrl_c_ends_the_line_and_leaves"],
+    "D16 a reader that leaves": ["test_sample.py::test_a_closed_pipe_ends_sampling_silently"],
+    "D17 Ctrl-C amid the text": ["test_sample.py::test_ctrl_c_ends_the_line_and_exits"],
     "D18 an output that lacks the characters": [
-        "test_sample.py::test_a_pipe_gets_every_character_exactly_and_ascii_gets"
+        "test_sample.py::test_a_pipe_gets_the_exact_characters_and_an_ascii_pipe_gets_escapes"
     ],
     "D19 control characters generated on a terminal": [
         "test_fuzzing.py::test_a_terminal_obeys_nothing_from_outside",
-        "test_sample.py::test_a_terminal_is_not_steered",
+        "test_sample.py::test_control_characters_are_escaped_on_a_terminal",
     ],
     "D20 a prompt that is not UTF-8": [f"{SAMPLE}[D20-", f"{SPOKEN}[D20-"],
     # run
@@ -403,7 +403,7 @@ CATALOGUE = {
         "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[starts]",
     ],
     "E20 a folder that holds a run": [
-        "test_train.py::test_an_existing_run_is_never_overwritten_unasked",
+        "test_train.py::test_an_existing_run_is_never_overwritten_without_a_flag",
         "test_faults.py::test_a_folder_with_a_run_is_not_begun_anew_unasked",
     ],
     "E21 a folder that is removed under a run": [
@@ -426,7 +426,7 @@ CATALOGUE = {
     "E26 no terminal": [
         "test_faults.py::test_a_reader_of_the_output_who_leaves_ends_nothing",
         "test_faults.py::test_a_terminal_that_has_gone_ends_nothing",
-        "test_train.py::test_a_run_says_what_a_person_wants_to_know",
+        "test_train.py::test_a_run_prints_its_data_model_and_results",
     ],
 }
 PARTS = {"A": 35, "B": 18, "C": 24, "D": 20, "E": 26}

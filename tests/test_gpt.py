@@ -10,7 +10,7 @@ import torch
 from configs.schema import LAYOUTS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT
-from tests.variants import CHOICES, joined
+from tests.variants import CHOICES, concatenated
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
@@ -67,9 +67,9 @@ def test_future_tokens_have_no_influence():
 
 
 def test_a_seed_gives_the_same_weights_in_every_layout_and_another_seed_gives_others():
-    first = joined(build(bias=True).named_rows())
+    first = concatenated(build(bias=True).named_rows())
     for layout in LAYOUTS:
-        actual = joined(build(bias=True, attention=layout).named_rows())
+        actual = concatenated(build(bias=True, attention=layout).named_rows())
         assert list(actual) == list(first)
         assert all(torch.equal(actual[name], first[name]) for name in first)
     assert not torch.equal(

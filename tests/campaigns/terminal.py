@@ -30,7 +30,7 @@ from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Answer, Tally, chance, main
 from tests.conftest import ROOT
-from tests.variants import joined
+from tests.variants import concatenated
 
 NEW = 3  # characters to generate
 VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
@@ -88,7 +88,7 @@ def make_checkpoint(path: Path) -> None:
         progress={"step": 0},
         environment={},
         events={"number": 0, "size": 0},
-        tensors={f"model.{name}": each for name, each in joined(model.named_rows()).items()},
+        tensors={f"model.{name}": each for name, each in concatenated(model.named_rows()).items()},
     )
     write_atomic(path, checkpoints.to_bytes(saved))
 
