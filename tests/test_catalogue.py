@@ -23,8 +23,8 @@ NO_TEXT = (
     "test_data.py::test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows"
 )
 DOWNLOAD = "test_data.py::test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken"
-FORGED = "test_file_format.py::test_a_forged_file_is_refused_at_once_with_bounded_memory"
-SIGNAL = "test_stop.py::test_in_each_phase_a_signal_ends_the_run_and_the_rest_is_as_if_it_had_not"
+FORGED = "test_file_format.py::test_a_forged_file_is_rejected_quickly_with_bounded_memory"
+SIGNAL = "test_stop.py::test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact"
 WEIGHT = "test_checkpoint.py::test_a_wrong_tensor_is_refused_by_name"
 
 CATALOGUE = {
@@ -66,7 +66,7 @@ CATALOGUE = {
     "A25 a raw control character": [f"{CONFIG}[A25-"],
     "A26 an escaped control character": [
         f"{CONFIG}[A26-",
-        "test_fuzzing.py::test_a_terminal_obeys_nothing_from_outside",
+        "test_fuzzing.py::test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte",
     ],
     "A27 a tag": [f"{CONFIG}[A27-"],
     "A28 a tag or date that YAML cannot make": [f"{CONFIG}[A28-"],
@@ -86,7 +86,7 @@ CATALOGUE = {
         "test_train.py::test_an_unavailable_device_is_rejected_with_the_available_ones",
         "test_runtime.py::test_a_device_that_is_not_there_is_refused_with_those_that_are",
         "test_runtime.py::test_float16_on_a_cpu_is_refused_with_what_fits",
-        "test_ranks.py::test_more_ranks_than_gpus_are_refused_with_their_number",
+        "test_ranks.py::test_more_ranks_than_gpus_are_rejected_with_the_number_of_gpus",
     ],
     "A35 resumed with other settings": [
         "test_train.py::test_resume_with_another_architecture_is_rejected_with_the_difference",
@@ -103,7 +103,7 @@ CATALOGUE = {
     "B3 shorter than block_size + 1": [
         "test_data.py::test_both_splits_must_hold_a_window",
         "test_data.py::test_a_text_too_short_for_any_block_size_is_said_to_be",
-        "test_fuzzing.py::test_any_text_is_read_exactly_or_refused_in_one_line",
+        "test_fuzzing.py::test_any_text_is_read_exactly_or_rejected_in_one_line",
     ],
     "B4 long enough to train on, too short to validate": [
         "test_data.py::test_both_splits_must_hold_a_window"
@@ -128,7 +128,7 @@ CATALOGUE = {
     ],
     "B10 control characters": [
         "test_data.py::test_control_characters_are_kept_and_counted",
-        "test_fuzzing.py::test_a_terminal_obeys_nothing_from_outside",
+        "test_fuzzing.py::test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte",
     ],
     "B11 larger than memory": [
         "test_large_text.py::test_memory_is_bounded_whatever_the_size",
@@ -175,20 +175,18 @@ CATALOGUE = {
     # checkpoint
     "C1 missing": [
         "test_checkpoint.py::test_where_there_is_nothing_the_good_ones_nearby_are_listed",
-        "test_file_format.py::test_what_is_no_readable_file_is_refused",
+        "test_file_format.py::test_unreadable_paths_are_rejected",
         f"{SAMPLE}[C1-",
     ],
     "C2 zero bytes": [
-        "test_file_format.py::test_every_truncation_is_refused",
+        "test_file_format.py::test_every_truncation_is_rejected",
         "test_checkpoint.py::test_a_file_that_was_named_is_read_or_refused_with_the_good_ones_nearby[empty]",
     ],
-    "C3 cut short": ["test_file_format.py::test_every_truncation_is_refused"],
-    "C4 a flipped bit": [
-        "test_file_format.py::test_every_flipped_bit_of_header_and_tensors_is_refused"
-    ],
-    "C5 another kind of file": ["test_file_format.py::test_a_foreign_file_is_refused"],
+    "C3 cut short": ["test_file_format.py::test_every_truncation_is_rejected"],
+    "C4 a flipped bit": ["test_file_format.py::test_any_flipped_bit_is_detected"],
+    "C5 another kind of file": ["test_file_format.py::test_a_file_of_another_kind_is_rejected"],
     "C6 another program's checkpoint": [
-        "test_file_format.py::test_another_programs_checkpoint_is_refused"
+        "test_file_format.py::test_a_checkpoint_of_another_program_is_rejected"
     ],
     "C7 a hostile header": [
         f"{FORGED}[a duplicate tensor]",
@@ -205,7 +203,7 @@ CATALOGUE = {
         f"{FORGED}[a header of 100 MB]",
         f"{FORGED}[nested deeply]",
         f"{FORGED}[shape of 2^60]",
-        "test_file_format.py::test_the_memory_of_the_costliest_header_is_bounded",
+        "test_file_format.py::test_memory_is_bounded_for_the_header_with_the_most_objects",
     ],
     "C9 a tensor that only claims to be large": [
         f"{FORGED}[shape larger than the data]",
@@ -213,11 +211,11 @@ CATALOGUE = {
         "test_checkpoint.py::test_a_small_file_never_makes_a_large_model",
     ],
     "C10 a newer format": [
-        "test_file_format.py::test_a_newer_format_is_named_before_anything_of_it_is_parsed"
+        "test_file_format.py::test_a_newer_format_is_rejected_before_its_header_is_parsed"
     ],
     "C11 an older format": [
         "test_checkpoint.py::test_a_file_of_format_2_is_read_for_ever",
-        "test_file_format.py::test_format_1_gets_one_line",
+        "test_file_format.py::test_a_file_of_format_1_is_rejected_in_one_line",
         "test_checkpoint.py::test_the_name_of_the_old_format_is_answered_with_the_new_one",
     ],
     "C12 parts missing, or too many": [
@@ -240,37 +238,37 @@ CATALOGUE = {
         f"{WEIGHT}[model-complex]",
     ],
     "C16 saved on a GPU, read on a CPU": [
-        "test_file_format.py::test_every_tensor_is_brought_to_the_cpu_and_no_device_is_written"
+        "test_file_format.py::test_every_tensor_is_moved_to_the_cpu_and_no_device_is_saved"
     ],
     "C17 saved from a compiled or distributed model": [
         "test_checkpoint.py::test_a_compiled_model_is_saved_as_what_it_wraps",
-        "test_ranks.py::test_a_checkpoint_does_not_tell_the_number_of_ranks",
+        "test_ranks.py::test_a_checkpoint_does_not_depend_on_the_number_of_ranks",
     ],
     "C18 a folder that cannot be written": [
-        "test_faults.py::test_a_folder_that_cannot_be_written_is_found_before_training",
+        "test_faults.py::test_an_unwritable_folder_is_reported_before_training",
     ],
     "C19 a disk that fills up during a save": [
-        "test_faults.py::test_a_disk_too_small_for_the_checkpoints_is_found_before_training",
-        "test_faults.py::test_a_save_that_fails_is_told_and_made_up_for_by_the_next",
-        "test_faults.py::test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole",
-        "test_files.py::test_a_disk_that_fills_at_any_byte_leaves_the_old_file",
-        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[disk]",
+        "test_faults.py::test_a_disk_too_small_for_the_checkpoints_is_reported_before_training",
+        "test_faults.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
+        "test_faults.py::test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_intact",
+        "test_files.py::test_a_disk_full_at_any_byte_leaves_the_old_file",
+        "test_campaigns.py::test_the_short_form_of_a_campaign_passes[disk]",
     ],
     "C20 killed during a save": [
-        "test_files.py::test_killed_at_any_call_of_a_save_a_run_has_a_whole_file"
+        "test_files.py::test_a_process_killed_at_any_call_of_a_save_leaves_an_intact_file"
     ],
     "C21 a power cut after a save": [
-        "test_files.py::test_a_save_syncs_the_file_before_it_is_renamed_and_the_folder_after"
+        "test_files.py::test_a_save_syncs_the_file_before_renaming_it_and_the_folder_afterwards"
     ],
     "C22 last.safetensors missing or damaged": [
         "test_checkpoint.py::test_a_folder_falls_back_and_says_so_in_one_line"
     ],
     "C23 names with control characters or ../": [
         "test_checkpoint.py::test_names_with_control_characters_are_shown_escaped",
-        "test_security.py::test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obeyed",
+        "test_security.py::test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped",
     ],
     "C24 read while it is replaced": [
-        "test_files.py::test_a_reader_beside_a_trainer_sees_only_whole_files"
+        "test_files.py::test_a_concurrent_reader_sees_only_intact_files"
     ],
     # sampling
     "D1 a character that is not in the vocabulary": [
@@ -327,105 +325,105 @@ CATALOGUE = {
         "test_sample.py::test_a_pipe_gets_the_exact_characters_and_an_ascii_pipe_gets_escapes"
     ],
     "D19 control characters generated on a terminal": [
-        "test_fuzzing.py::test_a_terminal_obeys_nothing_from_outside",
+        "test_fuzzing.py::test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte",
         "test_sample.py::test_control_characters_are_escaped_on_a_terminal",
     ],
     "D20 a prompt that is not UTF-8": [f"{SAMPLE}[D20-", f"{SPOKEN}[D20-"],
     # run
     "E1 a loss that is not finite": [
-        "test_faults.py::test_a_loss_that_is_not_finite_ends_the_run_before_the_update",
-        "test_faults.py::test_weights_that_an_update_has_spoilt_are_not_saved",
+        "test_faults.py::test_a_non_finite_loss_ends_the_run_before_the_update",
+        "test_faults.py::test_weights_made_non_finite_by_an_update_are_not_saved",
     ],
     "E2 a gradient that is not finite": [
-        "test_faults.py::test_a_gradient_that_is_not_finite_does_so_too",
-        "test_faults.py::test_an_overflow_that_the_scaler_answers_is_no_fault",
-        "test_faults.py::test_a_scale_below_1_is_no_answer",
+        "test_faults.py::test_a_non_finite_gradient_ends_the_run_before_the_update",
+        "test_faults.py::test_an_overflow_that_lowers_the_loss_scale_is_no_error",
+        "test_faults.py::test_an_overflow_at_a_loss_scale_of_1_ends_the_run",
     ],
     "E3 a spike of the loss": [
-        "test_faults.py::test_a_spike_is_counted_and_told",
-        "test_faults.py::test_six_sigmas_of_a_full_window_are_a_spike",
+        "test_faults.py::test_a_loss_spike_is_counted_and_printed",
+        "test_faults.py::test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window",
     ],
     "E4 a validation loss that is not finite": [
-        "test_faults.py::test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best",
+        "test_faults.py::test_a_non_finite_validation_loss_is_reported_and_never_the_best",
     ],
     "E5 out of GPU memory at the first step": [
-        "test_faults.py::test_out_of_memory_at_the_first_step_proposes_smaller_batches",
+        "test_faults.py::test_out_of_memory_at_the_first_step_suggests_a_smaller_batch",
     ],
     "E6 out of GPU memory later": [
-        "test_faults.py::test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same_windows",
+        "test_faults.py::test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows",
     ],
     "E7 killed for lack of memory": [
-        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[kills]"
+        "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]"
     ],
     "E8 Ctrl-C": [
         f"{SIGNAL}[step-SIGINT",
-        "test_stop.py::test_a_signal_sets_a_flag_and_says_so_at_once[SIGINT]",
-        "test_stop.py::test_a_signal_finishes_the_step_and_saves_it",
+        "test_stop.py::test_a_signal_sets_a_flag_and_prints_one_line_at_once[SIGINT]",
+        "test_stop.py::test_after_a_signal_the_current_step_is_finished_and_saved",
     ],
     "E9 Ctrl-C twice": [
-        "test_stop.py::test_the_second_ctrl_c_leaves_at_once",
+        "test_stop.py::test_a_second_ctrl_c_exits_at_once",
         f"{SIGNAL}[save-SIGINT twice",
     ],
     "E10 SIGTERM": [f"{SIGNAL}[step-SIGTERM"],
     "E11 SIGTERM during a save or an evaluation": [
         f"{SIGNAL}[save-SIGTERM",
         f"{SIGNAL}[evaluate-SIGTERM",
-        "test_stop.py::test_an_evaluation_is_left_and_made_when_the_run_goes_on",
+        "test_stop.py::test_an_interrupted_evaluation_is_repeated_on_resume",
     ],
     "E12 SIGHUP": [
         f"{SIGNAL}[step-SIGHUP",
         "test_stop.py::test_a_signal_that_nohup_ignores_stays_ignored",
     ],
     "E13 SIGKILL": [
-        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[kills]",
+        "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]",
         "test_lock.py::test_the_lock_of_a_killed_process_is_free_at_once",
     ],
-    "E14 stopped and continued": ["test_stop.py::test_a_laptop_that_sleeps_loses_nothing"],
+    "E14 stopped and continued": ["test_stop.py::test_a_suspended_process_continues_bit_identical"],
     "E15 a clock that jumps": [
-        "test_stop.py::test_time_does_not_go_by_the_clock_on_the_wall",
+        "test_stop.py::test_the_time_limit_does_not_depend_on_the_system_clock",
         "test_events.py::test_a_new_file_comes_after_all_others_even_if_the_clock_was_set_back",
         "test_events.py::test_files_of_other_programs_are_never_touched",
     ],
     "E16 no room for the log": [
-        "test_faults.py::test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else",
+        "test_faults.py::test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training",
         "test_events.py::test_a_full_disk_delays_the_records_and_loses_none",
     ],
     "E17 a log folder that cannot be written": [
-        "test_faults.py::test_a_folder_that_cannot_be_written_is_found_before_training",
+        "test_faults.py::test_an_unwritable_folder_is_reported_before_training",
     ],
     "E18 killed with scalars unwritten": [
         "test_events.py::test_what_came_after_the_checkpoint_is_gone",
         "test_events.py::test_a_record_torn_by_a_kill_is_gone_wherever_it_is_torn",
-        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[kills]",
+        "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]",
     ],
     "E19 two runs in one folder": [
         "test_lock.py::test_the_second_is_told_who_the_first_is_and_since_when",
-        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[starts]",
+        "test_campaigns.py::test_the_short_form_of_a_campaign_passes[starts]",
     ],
     "E20 a folder that holds a run": [
         "test_train.py::test_an_existing_run_is_never_overwritten_without_a_flag",
-        "test_faults.py::test_a_folder_with_a_run_is_not_begun_anew_unasked",
+        "test_faults.py::test_a_folder_with_a_run_is_not_overwritten_without_a_flag",
     ],
     "E21 a folder that is removed under a run": [
-        "test_faults.py::test_a_folder_that_is_removed_under_a_run_is_never_silent",
+        "test_faults.py::test_a_run_folder_removed_during_training_is_reported",
     ],
     "E22 a file system that fails for a moment": [
-        "test_files.py::test_whichever_call_of_a_save_fails_the_old_or_the_new_is_whole",
-        "test_faults.py::test_a_save_that_fails_is_told_and_made_up_for_by_the_next",
+        "test_files.py::test_if_any_call_of_a_save_fails_the_old_or_new_file_is_intact",
+        "test_faults.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
     ],
     "E23 one of several devices dies": [
-        "test_ranks.py::test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_end",
-        "test_campaigns.py::test_a_campaign_keeps_its_promise_in_the_short_form[ranks]",
+        "test_ranks.py::test_after_a_killed_rank_the_other_exits_and_resuming_is_bit_exact",
+        "test_campaigns.py::test_the_short_form_of_a_campaign_passes[ranks]",
     ],
     "E24 several devices that disagree": [
-        "test_ranks.py::test_what_is_wrong_is_said_once_and_ends_all[changes2-"
+        "test_ranks.py::test_an_error_on_any_rank_is_printed_once_and_ends_all_ranks[changes2-"
     ],
     "E25 resumed on another number of devices": [
-        "test_ranks.py::test_torchrun_passes_sigterm_on_and_one_process_goes_on_with_what_two_have_begun"
+        "test_ranks.py::test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume"
     ],
     "E26 no terminal": [
-        "test_faults.py::test_a_reader_of_the_output_who_leaves_ends_nothing",
-        "test_faults.py::test_a_terminal_that_has_gone_ends_nothing",
+        "test_faults.py::test_a_closed_stdout_does_not_end_a_run",
+        "test_faults.py::test_a_closed_terminal_does_not_raise_in_the_progress_bar",
         "test_train.py::test_a_run_prints_its_data_model_and_results",
     ],
 }

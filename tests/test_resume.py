@@ -15,15 +15,15 @@ from tests.campaigns.common import (
     STEPS,
     at_step,
     contents,
+    count_checkpoints,
     equal,
-    forge,
-    loadable,
     outcome,
-    same,
+    same_runs,
     scalars,
-    small,
+    small_run_args,
     step_of,
     train,
+    write_checkpoint,
 )
 from tests.campaigns.fields import DIVERGING
 
@@ -54,7 +54,7 @@ RECIPES = {
 
 @pytest.fixture
 def options(tmp_path):
-    return small(tmp_path)
+    return small_run_args(tmp_path)
 
 
 def stop_at(options, step):
@@ -75,7 +75,7 @@ def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
         assert step_of(tmp_path / "parts") == step + 1
     code, output = train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")
     assert code == 0 and "not the same run" not in output
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert same_runs(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, monkeypatch):
@@ -89,7 +89,7 @@ def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, mon
     for step in (3, 10):
         stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
     assert train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")[0] == 0
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert same_runs(tmp_path / "whole", tmp_path / "parts")
     assert 1 < outcome(tmp_path / "parts")[LAST]["progress"]["loss_scale"] < 2.0**127
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_or_missing_last_checkpoint_is_replaced_by_prev_with_one_line(
         and f"{other / 'last.safetensors'}: " in first_line
         and f"; using {other / 'prev.safetensors'} instead" in first_line
     )
-    assert same(whole, other)
+    assert same_runs(whole, other)
 
 
 def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(options, tmp_path):
@@ -166,7 +166,7 @@ def test_resuming_from_another_folder_continues_in_a_new_one(options, tmp_path):
     assert code == 0 and f"resuming from {whole / 'prev.safetensors'} at step 20" in output
     a, b = outcome(whole), outcome(new)
     assert scalars(new)["train/loss"] == scalars(whole)["train/loss"][20:]
-    assert loadable(new)[1] >= 2
+    assert count_checkpoints(new)[1] >= 2
     assert equal(a[LAST]["tensors"], b[LAST]["tensors"])
 
 
@@ -176,7 +176,7 @@ def test_resume_lists_every_difference_of_settings_environment_and_data(options,
     saved = contents(run / LAST)
     saved["environment"] |= {"threads": 7, "torch": "1.0", "cpu_capability": "\x1b[2J"}
     saved["data"]["name"] = "x.txt"
-    forge(run / LAST, saved)
+    write_checkpoint(run / LAST, saved)
     changes = ("--max_iters=8", "--kernel=loop", "--dtype=bfloat16")
     code, output = train(*options, f"--out_dir={run}", "--resume", *changes)
     (line,) = (line for line in output.splitlines() if line.startswith("resuming"))
@@ -221,7 +221,7 @@ def test_invalid_progress_is_rejected(name, options, tmp_path):
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     saved = contents(run / LAST)
     saved["progress"][name] = INVALID_PROGRESS[name]
-    forge(run / LAST, saved)
+    write_checkpoint(run / LAST, saved)
     code, output = train(*options, f"--out_dir={run}", "--resume")
     assert code == 4 and re.search(r"error: \S+/last.safetensors: invalid progress: .+\n\Z", output)
     assert "\x1b" not in output
