@@ -14,10 +14,10 @@ import pytest
 
 from tests.conftest import ROOT
 
-CONFIG = "test_config.py::test_a_wrong_config_is_answered_in_one_line_that_names_the_file"
-VALUE = "test_config.py::test_a_value_means_what_the_schema_says"
-OPTION = "test_command_line.py::test_a_wrong_argument_of_train_is_answered_in_one_line"
-SAMPLE = "test_command_line.py::test_a_wrong_argument_of_sample_is_answered_in_one_line"
+CONFIG = "test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_names_the_file"
+VALUE = "test_config.py::test_a_valid_value_is_converted_to_the_type_of_its_setting"
+OPTION = "test_command_line.py::test_an_invalid_argument_of_train_is_rejected_in_one_line"
+SAMPLE = "test_command_line.py::test_an_invalid_argument_of_sample_is_rejected_in_one_line"
 SPOKEN = "test_sample.py::test_every_row_has_its_exit_code_and_one_line_on_stderr"
 NO_TEXT = (
     "test_data.py::test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows"
@@ -25,31 +25,33 @@ NO_TEXT = (
 DOWNLOAD = "test_data.py::test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken"
 FORGED = "test_file_format.py::test_a_forged_file_is_rejected_quickly_with_bounded_memory"
 SIGNAL = "test_stop.py::test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact"
-WEIGHT = "test_checkpoint.py::test_a_wrong_tensor_is_refused_by_name"
+WEIGHT = "test_checkpoint.py::test_an_invalid_tensor_is_rejected_by_name"
 
 CATALOGUE = {
     # config
-    "A1 no such file": ["test_config.py::test_a1_a_missing_file_names_the_nearest"],
-    "A2 a folder": ["test_config.py::test_a2_a_folder_names_the_configs_in_it"],
-    "A3 no permission to read": ["test_config.py::test_a3_an_unreadable_file_is_refused"],
+    "A1 no such file": [
+        "test_config.py::test_a1_a_missing_file_is_rejected_with_the_most_similar_name"
+    ],
+    "A2 a folder": ["test_config.py::test_a2_a_folder_is_rejected_with_a_config_in_it"],
+    "A3 no permission to read": ["test_config.py::test_a3_an_unreadable_file_is_rejected"],
     "A4 empty, or nothing but comments": [f"{CONFIG}[A4-"],
     "A5 no mapping": [f"{CONFIG}[A5-"],
     "A6 no space after a colon": [f"{CONFIG}[A6-"],
     "A7 an unknown key": [
         f"{CONFIG}[A7-",
         f"{OPTION}[A7-",
-        "test_command_line.py::test_every_typo_in_the_name_of_a_setting_is_led_back",
+        "test_command_line.py::test_the_error_for_a_mistyped_setting_suggests_the_right_one",
     ],
     "A8 an unknown name": [f"{CONFIG}[A8-", f"{OPTION}[A8-"],
     "A9 a number in quotes": [f"{CONFIG}[A9-"],
     "A10 an integer written as 6.0": [f"{VALUE}[A10-", f"{CONFIG}[A10-"],
     "A11 a number written as 1e-3": [
         f"{VALUE}[A11-",
-        "test_command_line.py::test_every_spelling_of_an_option_sets_its_setting",
+        "test_command_line.py::test_every_form_of_an_option_of_train_sets_its_setting",
     ],
     "A12 an integer written as 1e4": [
         f"{VALUE}[A12-",
-        "test_command_line.py::test_every_spelling_of_an_option_sets_its_setting",
+        "test_command_line.py::test_every_form_of_an_option_of_train_sets_its_setting",
     ],
     "A13 a leading zero": [f"{CONFIG}[A13-", f"{OPTION}[A13-"],
     "A14 a time of day for a number": [f"{CONFIG}[A14-"],
@@ -174,13 +176,13 @@ CATALOGUE = {
     ],
     # checkpoint
     "C1 missing": [
-        "test_checkpoint.py::test_where_there_is_nothing_the_good_ones_nearby_are_listed",
+        "test_checkpoint.py::test_a_missing_checkpoint_is_rejected_with_a_list_of_undamaged_ones_nearby",
         "test_file_format.py::test_unreadable_paths_are_rejected",
         f"{SAMPLE}[C1-",
     ],
     "C2 zero bytes": [
         "test_file_format.py::test_every_truncation_is_rejected",
-        "test_checkpoint.py::test_a_file_that_was_named_is_read_or_refused_with_the_good_ones_nearby[empty]",
+        "test_checkpoint.py::test_a_damaged_file_given_by_name_is_rejected_with_a_list_of_undamaged_ones[empty]",
     ],
     "C3 cut short": ["test_file_format.py::test_every_truncation_is_rejected"],
     "C4 a flipped bit": ["test_file_format.py::test_any_flipped_bit_is_detected"],
@@ -208,28 +210,28 @@ CATALOGUE = {
     "C9 a tensor that only claims to be large": [
         f"{FORGED}[shape larger than the data]",
         f"{FORGED}[beyond the file]",
-        "test_checkpoint.py::test_a_small_file_never_makes_a_large_model",
+        "test_checkpoint.py::test_a_small_file_never_allocates_a_large_model",
     ],
     "C10 a newer format": [
         "test_file_format.py::test_a_newer_format_is_rejected_before_its_header_is_parsed"
     ],
     "C11 an older format": [
-        "test_checkpoint.py::test_a_file_of_format_2_is_read_for_ever",
+        "test_checkpoint.py::test_a_file_of_format_2_can_still_be_read",
         "test_file_format.py::test_a_file_of_format_1_is_rejected_in_one_line",
-        "test_checkpoint.py::test_the_name_of_the_old_format_is_answered_with_the_new_one",
+        "test_checkpoint.py::test_a_missing_pt_file_is_rejected_with_the_name_of_the_safetensors_file",
     ],
     "C12 parts missing, or too many": [
         f"{WEIGHT}[model-missing]",
-        "test_checkpoint.py::test_names_of_wrong_tensors_are_escaped_and_counted",
+        "test_checkpoint.py::test_the_names_of_unknown_tensors_are_escaped_and_long_lists_are_shortened",
         f"{WEIGHT}[model-unknown]",
-        "test_checkpoint.py::test_a_part_of_the_wrong_kind_is_refused_by_name",
+        "test_checkpoint.py::test_an_invalid_part_is_rejected_by_name",
     ],
     "C13 a vocabulary that differs from the text's": [
         "test_data.py::test_characters_that_a_given_vocabulary_lacks_are_named",
         "test_train.py::test_init_from_a_vocabulary_that_lacks_characters_is_rejected_with_their_names",
     ],
     "C14 a config that differs from the weights": [
-        "test_checkpoint.py::test_a_config_that_differs_from_the_weights_is_refused_with_the_difference"
+        "test_checkpoint.py::test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference"
     ],
     "C15 weights that are not finite, or of another type": [
         f"{WEIGHT}[model-NaN]",
@@ -241,7 +243,7 @@ CATALOGUE = {
         "test_file_format.py::test_every_tensor_is_moved_to_the_cpu_and_no_device_is_saved"
     ],
     "C17 saved from a compiled or distributed model": [
-        "test_checkpoint.py::test_a_compiled_model_is_saved_as_what_it_wraps",
+        "test_checkpoint.py::test_a_compiled_model_is_saved_under_the_names_of_the_original_one",
         "test_ranks.py::test_a_checkpoint_does_not_depend_on_the_number_of_ranks",
     ],
     "C18 a folder that cannot be written": [
@@ -261,10 +263,10 @@ CATALOGUE = {
         "test_files.py::test_a_save_syncs_the_file_before_renaming_it_and_the_folder_afterwards"
     ],
     "C22 last.safetensors missing or damaged": [
-        "test_checkpoint.py::test_a_folder_falls_back_and_says_so_in_one_line"
+        "test_checkpoint.py::test_a_damaged_checkpoint_is_replaced_by_another_one_with_one_line"
     ],
     "C23 names with control characters or ../": [
-        "test_checkpoint.py::test_names_with_control_characters_are_shown_escaped",
+        "test_checkpoint.py::test_control_characters_in_paths_are_escaped",
         "test_security.py::test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped",
     ],
     "C24 read while it is replaced": [
@@ -376,7 +378,7 @@ CATALOGUE = {
     ],
     "E13 SIGKILL": [
         "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]",
-        "test_lock.py::test_the_lock_of_a_killed_process_is_free_at_once",
+        "test_lock.py::test_a_killed_process_releases_its_lock_at_once",
     ],
     "E14 stopped and continued": ["test_stop.py::test_a_suspended_process_continues_bit_identical"],
     "E15 a clock that jumps": [
@@ -397,7 +399,7 @@ CATALOGUE = {
         "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]",
     ],
     "E19 two runs in one folder": [
-        "test_lock.py::test_the_second_is_told_who_the_first_is_and_since_when",
+        "test_lock.py::test_a_second_writer_gets_the_pid_and_start_time_of_the_first",
         "test_campaigns.py::test_the_short_form_of_a_campaign_passes[starts]",
     ],
     "E20 a folder that holds a run": [
