@@ -165,12 +165,12 @@ def test_dropout_drops_each_element_independently_with_probability_p_and_preserv
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert y.shape == (333, 3, 1001) and y.dtype == dtype
     assert torch.equal(gradient, y.transpose(0, 2))  # backward uses the mask and scale of forward
-    kept = (y != 0).double()
+    nonzero = (y != 0).double()
     keep_probability = 1 - min(p, 1 - 2**-16)
     assert torch.allclose(
-        y[kept > 0].double(), torch.tensor(1 / keep_probability).double(), rtol=5e-3
+        y[nonzero > 0].double(), torch.tensor(1 / keep_probability).double(), rtol=5e-3
     )
-    flat = kept.flatten()
+    flat = nonzero.flatten()
     same_draw, other_draws = (1, 2, 3), (4, 333, 1001, -(-flat.numel() // 4))
     for lag in (0, *same_draw, *other_draws):
         pairs = flat * flat.roll(lag)
