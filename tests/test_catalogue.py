@@ -1,9 +1,7 @@
-"""The catalogue of bad inputs and faults: every row has a test that shows it, or says why it has
-none.
+"""The catalogue of invalid inputs and failures, with the tests that cover each row.
 
-A config, B text, C checkpoint, D sampling, E run. A test is named as pytest does, or by the
-beginning of that; what is left to an issue that is still open says so, and so does what cannot be
-here.
+A config, B text, C checkpoint, D sampling, E run. An entry is a pytest name or the beginning of
+one, or the reason why there is no test.
 """
 
 import re
@@ -18,22 +16,22 @@ CONFIG = "test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_na
 VALUE = "test_config.py::test_a_valid_value_is_converted_to_the_type_of_its_setting"
 OPTION = "test_command_line.py::test_an_invalid_argument_of_train_is_rejected_in_one_line"
 SAMPLE = "test_command_line.py::test_an_invalid_argument_of_sample_is_rejected_in_one_line"
-SPOKEN = "test_sample.py::test_every_row_has_its_exit_code_and_one_line_on_stderr"
+SAMPLE_ROW = "test_sample.py::test_every_row_has_its_exit_code_and_one_line_on_stderr"
 NO_TEXT = "test_data.py::test_an_invalid_source_is_an_error_even_if_another_source_follows"
 DOWNLOAD = "test_data.py::test_a_failed_download_leaves_no_files_and_the_next_source_is_used"
 FORGED = "test_file_format.py::test_a_forged_file_is_rejected_quickly_with_bounded_memory"
 SIGNAL = "test_stop.py::test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact"
-WEIGHT = "test_checkpoint.py::test_an_invalid_tensor_is_rejected_by_name"
+TENSOR = "test_checkpoint.py::test_an_invalid_tensor_is_rejected_by_name"
 
 CATALOGUE = {
     # config
-    "A1 no such file": [
+    "A1 a missing file": [
         "test_config.py::test_a1_a_missing_file_is_rejected_with_the_most_similar_name"
     ],
     "A2 a folder": ["test_config.py::test_a2_a_folder_is_rejected_with_a_config_in_it"],
     "A3 no permission to read": ["test_config.py::test_a3_an_unreadable_file_is_rejected"],
     "A4 empty, or nothing but comments": [f"{CONFIG}[A4-"],
-    "A5 no mapping": [f"{CONFIG}[A5-"],
+    "A5 not a mapping": [f"{CONFIG}[A5-"],
     "A6 no space after a colon": [f"{CONFIG}[A6-"],
     "A7 an unknown key": [
         f"{CONFIG}[A7-",
@@ -69,11 +67,11 @@ CATALOGUE = {
         "test_fuzzing.py::test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte",
     ],
     "A27 a tag": [f"{CONFIG}[A27-"],
-    "A28 a tag or date that YAML cannot make": [f"{CONFIG}[A28-"],
-    "A29 nested too deep": [f"{CONFIG}[A29-"],
+    "A28 a tag or date with an invalid value": [f"{CONFIG}[A28-"],
+    "A29 nested too deeply": [f"{CONFIG}[A29-"],
     "A30 aliases": [f"{CONFIG}[A30-", f"{OPTION}[A30-"],
     "A31 numbers of thousands of digits": [f"{CONFIG}[A31-", f"{OPTION}[A31-"],
-    "A32 too large, or no regular file": [
+    "A32 too large, or not a regular file": [
         "test_config.py::test_a32_only_a_regular_file_of_at_most_1_mb_is_read",
         f"{CONFIG}[A32-",
     ],
@@ -82,7 +80,7 @@ CATALOGUE = {
         f"{OPTION}[A33-",
         "test_train.py::test_settings_help_and_config_errors_need_no_torch_import",
     ],
-    "A34 a device or precision that is not there": [
+    "A34 an unavailable device or dtype": [
         "test_train.py::test_an_unavailable_device_is_rejected_with_the_available_ones",
         "test_runtime.py::test_an_unavailable_device_is_rejected_with_the_available_ones",
         "test_runtime.py::test_float16_on_a_cpu_is_rejected_with_the_allowed_dtypes",
@@ -105,10 +103,10 @@ CATALOGUE = {
         "test_data.py::test_a_text_too_short_for_any_block_size_is_rejected_as_such",
         "test_fuzzing.py::test_any_text_is_read_exactly_or_rejected_in_one_line",
     ],
-    "B4 long enough to train on, too short to validate": [
+    "B4 long enough for training, too short for validation": [
         "test_data.py::test_both_splits_must_contain_a_window"
     ],
-    "B5 one character over and over": [
+    "B5 a single distinct character": [
         "test_data.py::test_a_text_with_one_distinct_character_is_rejected"
     ],
     "B6 not UTF-8": ["test_data.py::test_undecodable_bytes_are_reported_with_offset_and_line"],
@@ -154,11 +152,11 @@ CATALOGUE = {
         "test_large_text.py::test_truncating_or_removing_the_text_during_training_does_not_change_the_batches",
         "test_large_text.py::test_a_damaged_cache_is_rebuilt",
     ],
-    "B16 characters only in the validation part": [
+    "B16 characters that occur only in the validation split": [
         "test_data.py::test_the_vocabulary_comes_from_the_whole_text",
         "test_data.py::test_characters_that_occur_only_in_the_validation_text_are_counted",
     ],
-    "B17 more characters than two bytes tell apart": [
+    "B17 more characters than uint16 ids": [
         "test_data.py::test_more_than_65535_characters_do_not_overflow",
         "test_tokenizer.py::test_ids_have_the_smallest_dtype_that_holds_the_vocabulary",
     ],
@@ -182,13 +180,13 @@ CATALOGUE = {
         "test_file_format.py::test_every_truncation_is_rejected",
         "test_checkpoint.py::test_a_damaged_file_given_by_name_is_rejected_with_a_list_of_undamaged_ones[empty]",
     ],
-    "C3 cut short": ["test_file_format.py::test_every_truncation_is_rejected"],
+    "C3 truncated": ["test_file_format.py::test_every_truncation_is_rejected"],
     "C4 a flipped bit": ["test_file_format.py::test_any_flipped_bit_is_detected"],
-    "C5 another kind of file": ["test_file_format.py::test_a_file_of_another_kind_is_rejected"],
+    "C5 a file of another kind": ["test_file_format.py::test_a_file_of_another_kind_is_rejected"],
     "C6 another program's checkpoint": [
         "test_file_format.py::test_a_checkpoint_of_another_program_is_rejected"
     ],
-    "C7 a hostile header": [
+    "C7 a malicious header": [
         f"{FORGED}[a duplicate tensor]",
         f"{FORGED}[a gap]",
         f"{FORGED}[an overlap]",
@@ -199,13 +197,13 @@ CATALOGUE = {
         f"{FORGED}[metadata is a number]",
         f"{FORGED}[bytes after the last tensor]",
     ],
-    "C8 a header that grows": [
+    "C8 a header that needs much memory": [
         f"{FORGED}[a header of 100 MB]",
         f"{FORGED}[nested deeply]",
         f"{FORGED}[shape of 2^60]",
         "test_file_format.py::test_memory_is_bounded_for_the_header_with_the_most_objects",
     ],
-    "C9 a tensor that only claims to be large": [
+    "C9 a tensor larger than its data": [
         f"{FORGED}[shape larger than the data]",
         f"{FORGED}[beyond the file]",
         "test_checkpoint.py::test_a_small_file_never_allocates_a_large_model",
@@ -218,10 +216,10 @@ CATALOGUE = {
         "test_file_format.py::test_a_file_of_format_1_is_rejected_in_one_line",
         "test_checkpoint.py::test_a_missing_pt_file_is_rejected_with_the_name_of_the_safetensors_file",
     ],
-    "C12 parts missing, or too many": [
-        f"{WEIGHT}[model-missing]",
+    "C12 missing or unknown parts": [
+        f"{TENSOR}[model-missing]",
         "test_checkpoint.py::test_the_names_of_unknown_tensors_are_escaped_and_long_lists_are_shortened",
-        f"{WEIGHT}[model-unknown]",
+        f"{TENSOR}[model-unknown]",
         "test_checkpoint.py::test_an_invalid_part_is_rejected_by_name",
     ],
     "C13 a vocabulary that differs from the text's": [
@@ -232,10 +230,10 @@ CATALOGUE = {
         "test_checkpoint.py::test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference"
     ],
     "C15 weights that are not finite, or of another type": [
-        f"{WEIGHT}[model-NaN]",
-        f"{WEIGHT}[model-infinite]",
-        f"{WEIGHT}[model-int]",
-        f"{WEIGHT}[model-complex]",
+        f"{TENSOR}[model-NaN]",
+        f"{TENSOR}[model-infinite]",
+        f"{TENSOR}[model-int]",
+        f"{TENSOR}[model-complex]",
     ],
     "C16 saved on a GPU, read on a CPU": [
         "test_file_format.py::test_every_tensor_is_moved_to_the_cpu_and_no_device_is_saved"
@@ -244,7 +242,7 @@ CATALOGUE = {
         "test_checkpoint.py::test_a_compiled_model_is_saved_under_the_names_of_the_original_one",
         "test_ranks.py::test_a_checkpoint_does_not_depend_on_the_number_of_ranks",
     ],
-    "C18 a folder that cannot be written": [
+    "C18 an unwritable folder": [
         "test_faults.py::test_an_unwritable_folder_is_reported_before_training",
     ],
     "C19 a disk that fills up during a save": [
@@ -274,76 +272,79 @@ CATALOGUE = {
     "D1 a character that is not in the vocabulary": [
         "test_tokenizer.py::test_the_error_names_the_first_unknown_character_and_its_position",
         "test_tokenizer.py::test_a_long_vocabulary_is_shortened_and_escaped_in_the_message",
-        f"{SPOKEN}[D1-",
+        f"{SAMPLE_ROW}[D1-",
     ],
     "D2 an empty prompt": [
         "test_tokenizer.py::test_without_a_prompt_text_starts_with_a_newline_if_the_vocabulary_has_one",
-        f"{SPOKEN}[D2-",
+        f"{SAMPLE_ROW}[D2-",
         "test_sample.py::test_an_empty_prompt_gives_the_same_text_as_a_newline",
     ],
     "D3 a prompt longer than the context": [
         "test_generation.py::test_generated_text_equals_a_plain_loop_over_gpt_forward",
-        f"{SPOKEN}[D3-",
+        f"{SAMPLE_ROW}[D3-",
     ],
-    "D4 temperature 0": ["test_generation.py::test_temperature_zero_is_greedy", f"{SPOKEN}[D4-"],
-    "D5 a negative temperature": [f"{SAMPLE}[D5-", f"{SPOKEN}[D5-"],
+    "D4 temperature 0": [
+        "test_generation.py::test_temperature_zero_is_greedy",
+        f"{SAMPLE_ROW}[D4-",
+    ],
+    "D5 a negative temperature": [f"{SAMPLE}[D5-", f"{SAMPLE_ROW}[D5-"],
     "D6 a temperature of nan, infinity or nearly 0": [
         f"{SAMPLE}[D6-",
         "test_generation.py::test_filters_always_leave_a_character_and_only_those_left_are_sampled",
-        f"{SPOKEN}[D6-",
+        f"{SAMPLE_ROW}[D6-",
     ],
-    "D7 a negative top-k": [f"{SAMPLE}[D7-", f"{SPOKEN}[D7-"],
+    "D7 a negative top-k": [f"{SAMPLE}[D7-", f"{SAMPLE_ROW}[D7-"],
     "D8 top-k larger than the vocabulary": [
         "test_generation.py::test_filters_equal_their_step_by_step_reference",
-        f"{SPOKEN}[D8-",
+        f"{SAMPLE_ROW}[D8-",
     ],
-    "D9 top-p of 0, above 1, nan": [f"{SAMPLE}[D9-", f"{SPOKEN}[D9-"],
+    "D9 top-p of 0, above 1, nan": [f"{SAMPLE}[D9-", f"{SAMPLE_ROW}[D9-"],
     "D10 filters that together leave nothing": [
         "test_generation.py::test_filters_always_leave_a_character_and_only_those_left_are_sampled",
-        f"{SPOKEN}[D10-",
+        f"{SAMPLE_ROW}[D10-",
     ],
     "D11 ties at the k-th logit": [
         "test_generation.py::test_top_k_includes_all_ties_at_the_kth_logit",
-        f"{SPOKEN}[D11-",
+        f"{SAMPLE_ROW}[D11-",
     ],
-    "D12 lengths that are none, or without end": [
+    "D12 negative and endless lengths": [
         f"{SAMPLE}[D12-",
         "test_generation.py::test_zero_new_tokens_give_an_empty_text",
         "test_generation.py::test_memory_does_not_grow_with_the_text",
-        f"{SPOKEN}[D12-",
+        f"{SAMPLE_ROW}[D12-",
     ],
     "D13 no samples, or very many": [
         f"{SAMPLE}[D13-",
-        f"{SPOKEN}[D13-",
+        f"{SAMPLE_ROW}[D13-",
         "test_sample.py::test_samples_have_separators_and_do_not_depend_on_the_batch_size",
     ],
-    "D14 a seed out of range": [f"{SAMPLE}[D14-", f"{SPOKEN}[D14-"],
-    "D15 an abbreviated option": [f"{SAMPLE}[D15-", f"{SPOKEN}[D15-"],
-    "D16 a reader that leaves": ["test_sample.py::test_a_closed_pipe_ends_sampling_silently"],
-    "D17 Ctrl-C amid the text": ["test_sample.py::test_ctrl_c_ends_the_line_and_exits"],
-    "D18 an output that lacks the characters": [
+    "D14 a seed out of range": [f"{SAMPLE}[D14-", f"{SAMPLE_ROW}[D14-"],
+    "D15 an abbreviated option": [f"{SAMPLE}[D15-", f"{SAMPLE_ROW}[D15-"],
+    "D16 a closed pipe": ["test_sample.py::test_a_closed_pipe_ends_sampling_silently"],
+    "D17 Ctrl-C during generation": ["test_sample.py::test_ctrl_c_ends_the_line_and_exits"],
+    "D18 an output encoding without the characters": [
         "test_sample.py::test_a_pipe_gets_the_exact_characters_and_an_ascii_pipe_gets_escapes"
     ],
     "D19 control characters generated on a terminal": [
         "test_fuzzing.py::test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte",
         "test_sample.py::test_control_characters_are_escaped_on_a_terminal",
     ],
-    "D20 a prompt that is not UTF-8": [f"{SAMPLE}[D20-", f"{SPOKEN}[D20-"],
+    "D20 a prompt that is not UTF-8": [f"{SAMPLE}[D20-", f"{SAMPLE_ROW}[D20-"],
     # run
-    "E1 a loss that is not finite": [
+    "E1 a non-finite loss": [
         "test_faults.py::test_a_non_finite_loss_ends_the_run_before_the_update",
         "test_faults.py::test_weights_made_non_finite_by_an_update_are_not_saved",
     ],
-    "E2 a gradient that is not finite": [
+    "E2 a non-finite gradient": [
         "test_faults.py::test_a_non_finite_gradient_ends_the_run_before_the_update",
         "test_faults.py::test_an_overflow_that_lowers_the_loss_scale_is_no_error",
         "test_faults.py::test_an_overflow_at_a_loss_scale_of_1_ends_the_run",
     ],
-    "E3 a spike of the loss": [
+    "E3 a loss spike": [
         "test_faults.py::test_a_loss_spike_is_counted_and_printed",
         "test_faults.py::test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window",
     ],
-    "E4 a validation loss that is not finite": [
+    "E4 a non-finite validation loss": [
         "test_faults.py::test_a_non_finite_validation_loss_is_reported_and_never_the_best",
     ],
     "E5 out of GPU memory at the first step": [
@@ -384,11 +385,11 @@ CATALOGUE = {
         "test_events.py::test_a_new_file_sorts_after_all_others_even_if_the_clock_was_set_back",
         "test_events.py::test_files_of_other_programs_are_never_modified",
     ],
-    "E16 no room for the log": [
+    "E16 no disk space for the log": [
         "test_faults.py::test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training",
         "test_events.py::test_a_full_disk_delays_records_and_loses_none",
     ],
-    "E17 a log folder that cannot be written": [
+    "E17 an unwritable log folder": [
         "test_faults.py::test_an_unwritable_folder_is_reported_before_training",
     ],
     "E18 killed with scalars unwritten": [
@@ -407,7 +408,7 @@ CATALOGUE = {
     "E21 a folder that is removed under a run": [
         "test_faults.py::test_a_run_folder_removed_during_training_is_reported",
     ],
-    "E22 a file system that fails for a moment": [
+    "E22 a file system that fails temporarily": [
         "test_files.py::test_if_any_call_of_a_save_fails_the_old_or_new_file_is_intact",
         "test_faults.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
     ],
@@ -434,20 +435,20 @@ REASON = re.compile(r"does not apply: .*")
 
 @pytest.fixture(scope="module")
 def tests():
-    """Every test that pytest finds, by its name."""
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "tests"]
-    found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [line.removeprefix("tests/") for line in found.splitlines() if "::" in line]
+    """Return the names of all tests that pytest collects."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "tests"]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [line.removeprefix("tests/") for line in output.splitlines() if "::" in line]
 
 
-def test_no_row_is_missing():
+def test_the_catalogue_has_every_row_in_order():
     rows = [f"{part}{number}" for part, count in PARTS.items() for number in range(1, count + 1)]
     assert [row.split()[0] for row in CATALOGUE] == rows
 
 
-def test_every_row_names_tests_that_exist_or_a_reason(tests):
+def test_every_row_names_existing_tests_or_a_reason(tests):
     for row, entries in CATALOGUE.items():
         assert entries, row
         for entry in entries:
-            shown = TEST.fullmatch(entry) and any(name.startswith(entry) for name in tests)
-            assert shown or REASON.fullmatch(entry), f"{row}: {entry}"
+            named = TEST.fullmatch(entry) and any(name.startswith(entry) for name in tests)
+            assert named or REASON.fullmatch(entry), f"{row}: {entry}"

@@ -476,36 +476,14 @@ def test_any_config_is_unchanged_by_yaml_and_by_a_checkpoint(
 
 
 INVALID_TREES = [
-    None,
-    [],
-    "x",
-    {"modle": {}},
-    {10**9999: 2},
-    {"model": 3},
-    {"model": {"n_heads": 4}},
-    {"train": None},
-]
-INVALID_TREES += [
-    {"model": {"n_layer": True}},
-    {"seed": False},
-    {"compile": 1},
+    None, [], "x", {"modle": {}}, {10**9999: 2}, {"model": 3}, {"model": {"n_heads": 4}},
+    {"train": None}, {"model": {"n_layer": True}}, {"seed": False}, {"compile": 1},
     {"dtype": ["auto"]},
-]
+]  # fmt: skip
 INVALID_VALUES = [
-    None,
-    {},
-    [],
-    "6",
-    True,
-    10**9999,
-    float("nan"),
-    float("inf"),
-    -1,
-    b"6",
-    {"a": 1},
-    ["a", 1],
+    None, {}, [], "6", True, 10**9999, float("nan"), float("inf"), -1, b"6", {"a": 1}, ["a", 1],
     "\ud800",
-]
+]  # fmt: skip
 
 
 def test_the_config_of_a_checkpoint_is_validated_like_a_file():
@@ -546,9 +524,8 @@ def test_estimate_parameters_equals_the_formula():
 def test_loading_a_config_and_help_do_not_import_torch():
     code = (
         "import sys; from configs.cli import load, load_sample, sample_help, train_help; "
-        "train_help(); sample_help();"
-        "load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); print('torch' in sys.modules, "
-        "'numpy' in sys.modules)"
+        "train_help(); sample_help(); load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); "
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -281,8 +281,7 @@ def test_the_summary_lists_counts_notes_splits_and_vocabulary():
         "text        903 characters to train on (95.0%), 48 to validate on (5.0%)",
         r"vocabulary  13 characters: \x01\n dehlorwöΩω",
         "rarest      'ö' (U+00F6) once, '\\x01' (U+0001) 50 times, ' ' (U+0020) 50 times, 'd' "
-        "(U+0064) 50 times, "
-        "'e' (U+0065) 50 times",
+        "(U+0064) 50 times, 'e' (U+0065) 50 times",
     ]
 
 

@@ -17,7 +17,7 @@ CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_attention_maps_are_the_weights_that_the_kernels_apply(layout, kernel):
-    """With the identity matrix as values, a kernel returns its attention weights."""
+    """Call the kernels with the identity matrix as values, so that they return their weights."""
     model = GPT(
         ModelConfig(**CONFIG, attention=layout, kernel=kernel, positions="rope", qk_norm=True), 7
     ).eval()

@@ -43,7 +43,7 @@ EQUAL = ["--dropout=0", f"--max_iters={STEPS}", "--eval_interval=25", "--positio
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Train the small run with two ranks; stdout is in files 10 and 11, stderr in 20 and 21."""
-    folder = tmp_path_factory.mktemp("undisturbed")
+    folder = tmp_path_factory.mktemp("uninterrupted")
     arguments = [*small_run_args(folder), f"--out_dir={folder / 'run'}"]
     assert [code for code, *_ in run_ranks(folder, arguments, arguments)] == [0, 0]
     return folder
@@ -68,7 +68,7 @@ def test_two_ranks_have_the_losses_of_one_process(optimizer, each, tolerance, tm
     for size in (1, 2):
         arguments = [*options, f"--out_dir={tmp_path / f'{size}'}"]
         assert [
-            code for code, *_ in run_ranks(tmp_path / "said", *[arguments] * size, each=each)
+            code for code, *_ in run_ranks(tmp_path / "output", *[arguments] * size, each=each)
         ] == [0] * size
         progress = contents(tmp_path / f"{size}" / "last.safetensors")["progress"]
         losses.append([*progress["recent_losses"], progress["best_loss"]])

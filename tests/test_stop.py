@@ -37,7 +37,7 @@ def options(tmp_path):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
+    folder = tmp_path_factory.mktemp("uninterrupted")
     assert train(*small_run_args(folder), f"--out_dir={folder / 'run'}")[0] == 0
     return folder / "run"
 

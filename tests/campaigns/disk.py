@@ -27,7 +27,7 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name, _disk(Path(name) / "disk") as (kind, fill):
         folder, out = Path(name), Path(name) / "disk" / "run"
         options = [*small_run_args(folder), *OPTIONS]
-        uninterrupted, at_step_8 = folder / "undisturbed", folder / "begun"
+        uninterrupted, at_step_8 = folder / "uninterrupted", folder / "at_step_8"
         assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
         shutil.copytree(uninterrupted, at_step_8)
         # the next save is at step 12

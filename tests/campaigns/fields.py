@@ -42,7 +42,7 @@ MAY_CHANGE = {  # the paths of the run and its text, and the size of an event fi
 def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        uninterrupted, other = folder / "undisturbed", folder / "other"
+        uninterrupted, other = folder / "uninterrupted", folder / "other"
         options = [*small_run_args(folder), *DIVERGING]
         assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
         payload = contents(uninterrupted / "prev.safetensors")

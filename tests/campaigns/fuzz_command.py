@@ -39,36 +39,12 @@ ALIASES = {alias: field for field in SAMPLE.values() for alias in field.metadata
 OPTIONS = {"train.py": settings_of(Actions) | settings_of(Config), "sample.py": SAMPLE | ALIASES}
 START = {"train.py": ["configs/smoke.yaml"], "sample.py": ["--ckpt=nowhere"]}
 STRAY = [
-    "configs/shakespeare.yaml",
-    "configs",
-    "configs/smoke.yml",
-    "README.md",
-    "/dev/null",
-    "/dev/zero",
-    "train.py",
-]
-STRAY += [
-    "-",
-    "--",
-    "-h",
-    "--help",
-    "---seed=1",
-    "--=1",
-    "--.=1",
-    "--model",
-    "--model.=1",
-    "seed=1",
-    "—resume",
-]
-STRAY += [
-    "ROMEO:",
-    "\udcff",
-    "--prompt=-",
-    "--prompt=FILE:none",
-    "--prompt=FILE:",
-    "--prompt=FILE:configs",
-]
-STRAY += ["--score=README.md", "--score=configs", "--interactive", "--stats"]
+    "configs/shakespeare.yaml", "configs", "configs/smoke.yml", "README.md", "/dev/null",
+    "/dev/zero", "train.py", "-", "--", "-h", "--help", "---seed=1", "--=1", "--.=1", "--model",
+    "--model.=1", "seed=1", "—resume", "ROMEO:", "\udcff", "--prompt=-", "--prompt=FILE:none",
+    "--prompt=FILE:", "--prompt=FILE:configs", "--score=README.md", "--score=configs",
+    "--interactive", "--stats",
+]  # fmt: skip
 
 
 def random_option(rng: random.Random, options: dict[str, Field]) -> list[str]:

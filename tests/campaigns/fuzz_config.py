@@ -33,50 +33,12 @@ from tests.conftest import ROOT
 SHIPPED = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.yaml"))]
 KNOWN = settings_of(Config)
 PIECES = [
-    b"",
-    b"\t",
-    b"\0",
-    b": ",
-    b"- ",
-    b"? ",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b",",
-    b"&a ",
-    b"*a",
-    b"!!int ",
-    b"!",
-    b"'",
-]
-PIECES += [
-    b'"',
-    b"|\n",
-    b">-\n",
-    b"\n",
-    b"\n\n",
-    b"\r",
-    b"\n---\n",
-    b"\n...\n",
-    b"%YAML 9\n",
-    b"%TAG ! x\n",
-    b"#",
-]
-PIECES += [
-    b" ",
-    b"    ",
-    b"<<: ",
-    b"1e400",
-    b".nan",
-    b"010",
-    b"\x1b[2J",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"\xc2\x85",
-    b"\\",
-]
-PIECES += [b"%YAML " + b"9" * 5000 + b".1\n---\n"]
+    b"", b"\t", b"\0", b": ", b"- ", b"? ", b"[", b"]", b"{", b"}", b",", b"&a ", b"*a",
+    b"!!int ", b"!", b"'", b'"', b"|\n", b">-\n", b"\n", b"\n\n", b"\r", b"\n---\n", b"\n...\n",
+    b"%YAML 9\n", b"%TAG ! x\n", b"#", b" ", b"    ", b"<<: ", b"1e400", b".nan", b"010",
+    b"\x1b[2J", b"\xff", b"\xef\xbb\xbf", b"\xc2\x85", b"\\",
+    b"%YAML " + b"9" * 5000 + b".1\n---\n",
+]  # fmt: skip
 ENCODINGS = ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "utf-7", "cp500"]
 
 

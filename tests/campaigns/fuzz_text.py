@@ -29,80 +29,23 @@ from tests.campaigns.fuzzing import (
 )
 
 SCRIPTS = [
-    "the quick brown fox\n",
-    "naïve café, Straße\r\n",
-    "Съешь ещё этих булок\n",
-    "Ξεσκεπάζω την ψυχοφθόρα\n",
-]
-SCRIPTS += ["天地玄黄，宇宙洪荒。\n", "いろはにほへと\n", "키스의 고유조건은\n", "שלום, מה נשמע?\n"]
-SCRIPTS += ["🙂👨‍👩‍👧 a\u0301\n", "\t{}[]\\\n"]
+    "the quick brown fox\n", "naïve café, Straße\r\n", "Съешь ещё этих булок\n",
+    "Ξεσκεπάζω την ψυχοφθόρα\n", "天地玄黄，宇宙洪荒。\n", "いろはにほへと\n",
+    "키스의 고유조건은\n", "שלום, מה נשמע?\n", "🙂👨‍👩‍👧 a\u0301\n", "\t{}[]\\\n",
+]  # fmt: skip
 ENCODINGS = [
-    "utf-8",
-    "utf-8-sig",
-    "utf-16",
-    "utf-16-be",
-    "utf-16-le",
-    "utf-32",
-    "utf-32-be",
-    "utf-32-le",
-    "utf-7",
-]
-ENCODINGS += [
-    "ascii",
-    "latin-1",
-    *(f"iso8859-{i}" for i in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)),
-]
-ENCODINGS += [
-    "cp437",
-    "cp850",
-    "cp866",
-    "cp1006",
-    "cp1125",
-    "mac-roman",
-    "koi8-r",
-    "koi8-u",
-    "tis-620",
-    "ptcp154",
-]
-ENCODINGS += [
-    "cp037",
-    "cp500",
-    "cp1140",
-    *(f"cp{i}" for i in range(1250, 1259)),
-    "kz1048",
-    "hp-roman8",
-]
-ENCODINGS += [
-    "big5",
-    "big5hkscs",
-    "gb2312",
-    "gbk",
-    "gb18030",
-    "hz",
-    "cp932",
-    "cp949",
-    "cp950",
-    "johab",
-    "euc-kr",
-]
-ENCODINGS += ["shift-jis", "shift-jisx0213", "euc-jp", "iso2022-jp", "iso2022-jp-3", "iso2022-kr"]
+    "utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le",
+    "utf-7", "ascii", "latin-1",
+    *(f"iso8859-{i}" for i in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16)), "cp437", "cp850",
+    "cp866", "cp1006", "cp1125", "mac-roman", "koi8-r", "koi8-u", "tis-620", "ptcp154", "cp037",
+    "cp500", "cp1140", *(f"cp{i}" for i in range(1250, 1259)), "kz1048", "hp-roman8", "big5",
+    "big5hkscs", "gb2312", "gbk", "gb18030", "hz", "cp932", "cp949", "cp950", "johab", "euc-kr",
+    "shift-jis", "shift-jisx0213", "euc-jp", "iso2022-jp", "iso2022-jp-3", "iso2022-kr",
+]  # fmt: skip
 INVISIBLE = [
-    *range(32),
-    *range(0x7F, 0xA0),
-    0xAD,
-    0x61C,
-    *range(0x200B, 0x2010),
-    *range(0x2028, 0x202F),
-]
-INVISIBLE += [
-    *range(0x2060, 0x2070),
-    0xFEFF,
-    *range(0xFFF9, 0x10000),
-    0xE0001,
-    0xE0041,
-    0xF0000,
-    0x10FFFF,
-]
+    *range(32), *range(0x7F, 0xA0), 0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F),
+    *range(0x2060, 0x2070), 0xFEFF, *range(0xFFF9, 0x10000), 0xE0001, 0xE0041, 0xF0000, 0x10FFFF,
+]  # fmt: skip
 DAMAGE = [b"", b"\0", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfe", b"\r\n", b"\xf4\x90\x80\x80"]
 MARKS = {  # byte order marks, the longer ones first
     b"\xff\xfe\0\0": "utf-32-le",

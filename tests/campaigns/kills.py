@@ -31,7 +31,7 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = [*small_run_args(folder), f"--max_iters={steps}"]
-        uninterrupted, killed = folder / "undisturbed", folder / "killed"
+        uninterrupted, killed = folder / "uninterrupted", folder / "killed"
         assert start("train.py", *options, f"--out_dir={uninterrupted}").wait() == 0
         while kills < total:
             while _saved(killed) < steps and kills < total:

@@ -159,7 +159,7 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = [*small_run_args(folder), f"--max_iters={steps}"]
-        uninterrupted, killed = folder / "undisturbed", folder / "killed"
+        uninterrupted, killed = folder / "uninterrupted", folder / "killed"
         torchrun(size, *options, f"--out_dir={uninterrupted}").communicate()
         assert step_of(uninterrupted) == steps
         while kills < total:

@@ -49,7 +49,7 @@ def campaign(full: bool) -> str:
         folder = Path(name)
         options = [*small_run_args(folder), *OPTIONS]
         uninterrupted, at_step_8, other = (
-            folder / each for each in ("undisturbed", "begun", "other")
+            folder / each for each in ("uninterrupted", "at_step_8", "other")
         )
         assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
         shutil.copytree(uninterrupted, at_step_8)

@@ -47,7 +47,7 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = small_run_args(folder)
-        uninterrupted, stopped = folder / "undisturbed", folder / "stopped"
+        uninterrupted, stopped = folder / "uninterrupted", folder / "stopped"
         assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
         for phase, kind in cases:
             call = FIRST.get(phase, 1) + rng.randrange(CALLS.get(phase, 6))
