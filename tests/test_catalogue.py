@@ -243,12 +243,12 @@ CATALOGUE = {
         "test_ranks.py::test_a_checkpoint_does_not_depend_on_the_number_of_ranks",
     ],
     "C18 an unwritable folder": [
-        "test_faults.py::test_an_unwritable_folder_is_reported_before_training",
+        "test_failures.py::test_an_unwritable_folder_is_reported_before_training",
     ],
     "C19 a disk that fills up during a save": [
-        "test_faults.py::test_a_disk_too_small_for_the_checkpoints_is_reported_before_training",
-        "test_faults.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
-        "test_faults.py::test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_intact",
+        "test_failures.py::test_a_disk_too_small_for_the_checkpoints_is_reported_before_training",
+        "test_failures.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
+        "test_failures.py::test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_intact",
         "test_files.py::test_a_disk_full_at_any_byte_leaves_the_old_file",
         "test_campaigns.py::test_the_short_form_of_a_campaign_passes[disk]",
     ],
@@ -332,26 +332,26 @@ CATALOGUE = {
     "D20 a prompt that is not UTF-8": [f"{SAMPLE}[D20-", f"{SAMPLE_ROW}[D20-"],
     # run
     "E1 a non-finite loss": [
-        "test_faults.py::test_a_non_finite_loss_ends_the_run_before_the_update",
-        "test_faults.py::test_weights_made_non_finite_by_an_update_are_not_saved",
+        "test_failures.py::test_a_non_finite_loss_ends_the_run_before_the_update",
+        "test_failures.py::test_weights_made_non_finite_by_an_update_are_not_saved",
     ],
     "E2 a non-finite gradient": [
-        "test_faults.py::test_a_non_finite_gradient_ends_the_run_before_the_update",
-        "test_faults.py::test_an_overflow_that_lowers_the_loss_scale_is_no_error",
-        "test_faults.py::test_an_overflow_at_a_loss_scale_of_1_ends_the_run",
+        "test_failures.py::test_a_non_finite_gradient_ends_the_run_before_the_update",
+        "test_failures.py::test_an_overflow_that_lowers_the_loss_scale_is_no_error",
+        "test_failures.py::test_an_overflow_at_a_loss_scale_of_1_ends_the_run",
     ],
     "E3 a loss spike": [
-        "test_faults.py::test_a_loss_spike_is_counted_and_printed",
-        "test_faults.py::test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window",
+        "test_failures.py::test_a_loss_spike_is_counted_and_printed",
+        "test_failures.py::test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window",
     ],
     "E4 a non-finite validation loss": [
-        "test_faults.py::test_a_non_finite_validation_loss_is_reported_and_never_the_best",
+        "test_failures.py::test_a_non_finite_validation_loss_is_reported_and_never_the_best",
     ],
     "E5 out of GPU memory at the first step": [
-        "test_faults.py::test_out_of_memory_at_the_first_step_suggests_a_smaller_batch",
+        "test_failures.py::test_out_of_memory_at_the_first_step_suggests_a_smaller_batch",
     ],
     "E6 out of GPU memory later": [
-        "test_faults.py::test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows",
+        "test_failures.py::test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows",
     ],
     "E7 killed for lack of memory": [
         "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]"
@@ -386,11 +386,11 @@ CATALOGUE = {
         "test_events.py::test_files_of_other_programs_are_never_modified",
     ],
     "E16 no disk space for the log": [
-        "test_faults.py::test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training",
+        "test_failures.py::test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training",
         "test_events.py::test_a_full_disk_delays_records_and_loses_none",
     ],
     "E17 an unwritable log folder": [
-        "test_faults.py::test_an_unwritable_folder_is_reported_before_training",
+        "test_failures.py::test_an_unwritable_folder_is_reported_before_training",
     ],
     "E18 killed with scalars unwritten": [
         "test_events.py::test_events_after_the_checkpoint_are_removed",
@@ -403,14 +403,14 @@ CATALOGUE = {
     ],
     "E20 a folder that holds a run": [
         "test_train.py::test_an_existing_run_is_never_overwritten_without_a_flag",
-        "test_faults.py::test_a_folder_with_a_run_is_not_overwritten_without_a_flag",
+        "test_failures.py::test_a_folder_with_a_run_is_not_overwritten_without_a_flag",
     ],
     "E21 a folder that is removed under a run": [
-        "test_faults.py::test_a_run_folder_removed_during_training_is_reported",
+        "test_failures.py::test_a_run_folder_removed_during_training_is_reported",
     ],
     "E22 a file system that fails temporarily": [
         "test_files.py::test_if_any_call_of_a_save_fails_the_old_or_new_file_is_intact",
-        "test_faults.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
+        "test_failures.py::test_a_failed_save_is_a_warning_and_the_next_save_retries",
     ],
     "E23 one of several devices dies": [
         "test_ranks.py::test_after_a_killed_rank_the_other_exits_and_resuming_is_bit_exact",
@@ -423,8 +423,8 @@ CATALOGUE = {
         "test_ranks.py::test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume"
     ],
     "E26 no terminal": [
-        "test_faults.py::test_a_closed_stdout_does_not_end_a_run",
-        "test_faults.py::test_a_closed_terminal_does_not_raise_in_the_progress_bar",
+        "test_failures.py::test_a_closed_stdout_does_not_end_a_run",
+        "test_failures.py::test_a_closed_terminal_does_not_raise_in_the_progress_bar",
         "test_train.py::test_a_run_prints_its_data_model_and_results",
     ],
 }
