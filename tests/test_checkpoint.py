@@ -279,7 +279,7 @@ DAMAGE = {
         ("best", ["last.safetensors", "prev.safetensors"], None),
     ],
 )
-def test_a_damaged_checkpoint_is_replaced_by_another_one_with_one_line(
+def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
     run, damage, prefer, damaged, replacement
 ):
     for name in damaged:
@@ -327,7 +327,7 @@ def test_a_missing_checkpoint_is_rejected_with_a_list_of_undamaged_ones_nearby(r
     )
 
 
-def test_a_run_with_only_damaged_checkpoints_is_rejected(run):
+def test_a_run_with_damaged_last_and_prev_checkpoints_is_rejected(run):
     for name in ("last.safetensors", "prev.safetensors"):
         (run / name).write_bytes(b"")
     message = error_message(checkpoints.resolve, run, "last")

@@ -100,7 +100,7 @@ def evaluate_and_train(folder: Path, _: int) -> None:
     World.init_process_group = init_and_evaluate
 
 
-def test_two_ranks_evaluate_half_the_batches_each_to_the_same_loss(tmp_path):
+def test_two_ranks_evaluate_half_the_batches_each_and_get_the_loss_of_one(tmp_path):
     arguments = [
         *small_run_args(tmp_path),
         "--max_iters=1",

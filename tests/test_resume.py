@@ -102,7 +102,7 @@ def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
 @pytest.mark.parametrize(
     "damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()]
 )
-def test_a_damaged_or_missing_last_checkpoint_is_replaced_by_prev_with_one_line(
+def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
     damage, options, tmp_path
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"

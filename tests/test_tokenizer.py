@@ -98,5 +98,5 @@ def test_an_invalid_vocabulary_is_rejected(vocabulary):
 
 
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])
-def test_without_a_prompt_text_starts_with_a_newline_if_the_vocabulary_has_one(vocabulary, start):
+def test_generation_without_a_prompt_starts_with_a_newline_if_possible(vocabulary, start):
     assert CharTokenizer(vocabulary).start == start
