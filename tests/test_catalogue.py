@@ -243,7 +243,7 @@ CATALOGUE = {
         "test_ranks.py::test_a_checkpoint_does_not_depend_on_the_number_of_ranks",
     ],
     "C18 an unwritable folder": [
-        "test_failures.py::test_an_unwritable_folder_is_reported_before_training",
+        "test_failures.py::test_an_unwritable_folder_is_reported_before_training"
     ],
     "C19 a disk that fills up during a save": [
         "test_failures.py::test_a_disk_too_small_for_the_checkpoints_is_reported_before_training",
@@ -345,13 +345,13 @@ CATALOGUE = {
         "test_failures.py::test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window",
     ],
     "E4 a non-finite validation loss": [
-        "test_failures.py::test_a_non_finite_validation_loss_is_reported_and_never_the_best",
+        "test_failures.py::test_a_non_finite_validation_loss_is_reported_and_never_the_best"
     ],
     "E5 out of GPU memory at the first step": [
-        "test_failures.py::test_out_of_memory_at_the_first_step_suggests_a_smaller_batch",
+        "test_failures.py::test_out_of_memory_at_the_first_step_suggests_a_smaller_batch"
     ],
     "E6 out of GPU memory later": [
-        "test_failures.py::test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows",
+        "test_failures.py::test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows"
     ],
     "E7 killed for lack of memory": [
         "test_campaigns.py::test_the_short_form_of_a_campaign_passes[kills]"
@@ -390,7 +390,7 @@ CATALOGUE = {
         "test_events.py::test_a_full_disk_delays_records_and_loses_none",
     ],
     "E17 an unwritable log folder": [
-        "test_failures.py::test_an_unwritable_folder_is_reported_before_training",
+        "test_failures.py::test_an_unwritable_folder_is_reported_before_training"
     ],
     "E18 killed with scalars unwritten": [
         "test_events.py::test_events_after_the_checkpoint_are_removed",
@@ -406,7 +406,7 @@ CATALOGUE = {
         "test_failures.py::test_a_folder_with_a_run_is_not_overwritten_without_a_flag",
     ],
     "E21 a folder that is removed under a run": [
-        "test_failures.py::test_a_run_folder_removed_during_training_is_reported",
+        "test_failures.py::test_a_run_folder_removed_during_training_is_reported"
     ],
     "E22 a file system that fails temporarily": [
         "test_files.py::test_if_any_call_of_a_save_fails_the_old_or_new_file_is_intact",

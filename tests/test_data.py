@@ -920,10 +920,7 @@ def test_a_resumed_run_tries_downloads_last_and_only_with_its_own_digest(server)
         == "mine.txt"
     )
     error_message(
-        CheckpointError,
-        address(server, "complete", content="x"),
-        "other.txt",
-        wanted_sha256=digest,
+        CheckpointError, address(server, "complete", content="x"), "other.txt", wanted_sha256=digest
     )
     assert server.requests == []
     assert load("other.txt", address(server, "complete"), wanted_sha256=digest)[0].name == "corpus"

@@ -119,10 +119,7 @@ def test_on_nonfinite_skip_skips_and_counts_such_steps(options, run, tmp_path, m
     code, output = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
     assert code == 0 and re.findall(
         r"step (\d+): loss nan, gradient norm nan: skipped \((\d) skipped so far\)", output
-    ) == [
-        ("4", "1"),
-        ("6", "2"),
-    ]
+    ) == [("4", "1"), ("6", "2")]
     assert scalars(run)["train/skipped"][-1] == (STEPS, 2.0)
     progress = contents(run / LAST)["progress"]
     counts = (progress["skipped"], progress["skipped_in_a_row"], len(progress["recent_losses"]))

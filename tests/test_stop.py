@@ -194,8 +194,7 @@ def test_at_the_time_limit_the_run_saves_and_exits_with_0(
         code, output = train(*options, f"--out_dir={run}", "--time_limit=0.035")
     assert code == 0 and step_of(run) <= 6
     assert re.search(
-        r"stopped and saved at step \d; to resume:\n  python train.py \S+ \S+ --resume\n",
-        output,
+        r"stopped and saved at step \d; to resume:\n  python train.py \S+ \S+ --resume\n", output
     )
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
     assert same_runs(uninterrupted, run)

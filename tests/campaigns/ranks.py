@@ -167,8 +167,7 @@ def campaign(full: bool) -> str:
                 not (killed / "last.safetensors").exists() or step_of(killed) < steps
             ):
                 slowest = max(
-                    slowest,
-                    _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), rng),
+                    slowest, _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), rng)
                 )
                 kills += 1
                 saved, loadable_count = count_checkpoints(killed)
