@@ -275,8 +275,8 @@ def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, 
     assert code == 5 and not list(run.glob("*.safetensors"))
     assert last_line(output) == (
         "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
-        f"once; there is no checkpoint yet; try: {PYTHON} train.py {run}/config.yaml --out_dir={run} "
-        "--resume --batch_size=2 --gradient_accumulation_steps=4"
+        f"once; there is no checkpoint yet; try: {PYTHON} train.py {run}/config.yaml "
+        f"--out_dir={run} --resume --batch_size=2 --gradient_accumulation_steps=4"
     )
 
 

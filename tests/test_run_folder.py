@@ -7,6 +7,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from checkpointing.run_dir import (
     settings_file,
     write_settings,
 )
-from common.errors import escape, path_word, script, shell_command
+from common.errors import escape, path_word, program, script, shell_command
 from configs.cli import load
 from configs.schema import Config
 from dashboard.event_file import EventFile
@@ -226,27 +227,27 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
+@pytest.fixture
+def shell(tmp_path_factory, monkeypatch):
     """A shell in which python, torchrun and tensorboard print their arguments."""
     folder = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))  # for program()
     for name in ("python", "torchrun", "tensorboard"):
         (folder / name).write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"; printf '\\1'\n")
         (folder / name).chmod(0o755)
 
     def run(commands, cwd):
         """Run the commands; return the arguments that each program got."""
-        path = f"{folder}:{os.environ['PATH']}"
         done = subprocess.run(
             ["sh", "-c", "\n".join(commands)],
             cwd=cwd,
-            env=os.environ | {"PATH": path},
             capture_output=True,
             check=True,
         )
-        programs = done.stdout.decode().split("\1")[:-1]
-        assert len(programs) == len(commands)
-        return [program.split("\0")[:-1] for program in programs]
+        calls = done.stdout.decode().split("\1")[:-1]
+        assert len(calls) == len(commands)
+        return [call.split("\0")[:-1] for call in calls]
 
     return run
 
@@ -264,8 +265,8 @@ def test_every_printed_command_means_the_folder_that_it_names(
         write_settings(folder, Config())
         commands += [
             resume_command(folder, SINGLE_PROCESS, "--seed=5"),
-            shell_command(["python", script("sample.py"), "--ckpt", path_word(folder)]),
-            shell_command(["tensorboard", "--logdir", path_word(folder)]),
+            shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)]),
+            shell_command([program("tensorboard"), "--logdir", path_word(folder)]),
         ]
     found = shell(commands, tmp_path)
     resumed, sampled, boards = found[::3], found[1::3], found[2::3]
@@ -280,6 +281,18 @@ def test_every_printed_command_means_the_folder_that_it_names(
         assert os.path.samefile(sample.load_sample(words).ckpt, folder)
     for folder, (_, logdir) in zip(folders, boards, strict=True):
         assert os.path.samefile(os.path.expanduser(logdir), folder) and logdir[0] != "-"
+
+
+def test_a_printed_command_starts_with_the_python_that_is_running(tmp_path, monkeypatch):
+    folder = tmp_path / "environment" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    assert program("python") == str(folder / "python")
+    monkeypatch.chdir(tmp_path)
+    assert program("python") == os.path.join("environment", "bin", "python")
+    monkeypatch.setenv("PATH", str(folder))
+    assert program("python") == "python"
 
 
 def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeypatch):
