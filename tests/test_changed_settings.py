@@ -126,7 +126,7 @@ EFFECTS = {
 
 
 def weights_move_less_than(run, distance):
-    """Whether plain gradient descent would: what reaches the optimizer is the clipped gradient."""
+    """Return whether plain gradient descent would; the optimizer gets the clipped gradient."""
     seen = []
     run.optimizers[0].step = lambda: seen.extend(p.grad.norm() for p in run.model.parameters())
     TrainStep(run, print)()
