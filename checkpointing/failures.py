@@ -1,4 +1,4 @@
-"""What to tell the user when a run cannot continue: the reason, what is left, and what to try."""
+"""Error messages for runs that cannot continue: the reason, the last checkpoint and a remedy."""
 
 from pathlib import Path
 

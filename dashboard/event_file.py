@@ -38,7 +38,7 @@ class EventFile:
 
     @property
     def position(self) -> dict[str, int]:
-        """What `truncate_events` needs to remove all that is written from now on."""
+        """The current end of the file, to which `truncate_events` can cut it back."""
         return {"number": self.number, "size": self.size}
 
     def add(self, summary: Summary, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a run reports, on the console and in TensorBoard: only reading, never deciding.
+"""Console and TensorBoard output of a run. It only reads; nothing here affects training.
 
 Tags under `run/` describe the run, those under `train/` come from steps, the others from
 evaluations.

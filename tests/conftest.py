@@ -1,4 +1,4 @@
-"""What the tests share: one thread, no network, and a short run on the plays to look at."""
+"""Fixtures and helpers of all tests: one thread, commands in a subprocess, a finished short run."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 
 class Command:
-    """`run("train.py", "configs/smoke.yaml", ...)` in the project's folder, as a user would."""
+    """A function that runs a script in the repository: `run("train.py", "configs/smoke.yaml")`."""
 
     def __call__(self, *arguments, stdin: str | None = None, check: int | None = 0, **environment):
         done = subprocess.run(
@@ -35,7 +35,7 @@ class Command:
 
 @pytest.fixture(autouse=True)
 def no_fall_back(monkeypatch):
-    """In a test it is an error if the fast decoder differs from the model."""
+    """Make it an error in every test if the fast decoder differs from the model."""
     from model.generate import Generation
 
     def fail(self, difference):
@@ -51,9 +51,7 @@ def run():
 
 @pytest.fixture(scope="session")
 def smoke(run, tmp_path_factory):
-    """The folder of a finished run of configs/smoke.yaml, in float32; what it printed is in
-    printed.txt.
-    """
+    """Train configs/smoke.yaml in float32; return its folder, with its stdout in printed.txt."""
     out = tmp_path_factory.mktemp("runs") / "smoke"
     done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--dtype=float32")
     (out / "printed.txt").write_text(done.stdout)

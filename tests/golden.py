@@ -1,13 +1,12 @@
-"""Recorded training losses: a change that is not meant to alter training must reproduce them bit
-for bit.
+"""Recorded training losses, to be reproduced bit for bit by any change not meant to alter training.
 
     python -m tests.golden                  compare every run below with its record
-    python -m tests.golden NAME ...         compare the named ones
+    python -m tests.golden NAME ...         compare the named runs
     python -m tests.golden --record NAME    record it again, after a deliberate change of training
 
-In the environment of the record (golden_losses.json names it) the losses must be equal; in another
-one, within TOLERANCE. tests/test_golden.py checks the runs of configs/smoke.yaml; the others take
-minutes, and the one in bfloat16 half an hour on a CPU without bfloat16 instructions.
+In the recorded environment (see golden_losses.json) the losses must be equal; in any other, within
+TOLERANCE. tests/test_golden.py checks the runs of configs/smoke.yaml; the others take minutes, and
+the bfloat16 run takes half an hour on a CPU without bfloat16 instructions.
 """
 
 import json
@@ -57,7 +56,7 @@ def losses(name: str) -> list[float]:
 
 
 def environment(name: str) -> dict[str, str | int]:
-    """The environment in which `losses` trains the run `name`."""
+    """Return the environment in which `losses` trains the run `name`."""
     return runtime.select_runtime("cpu", dtype_of(name)).environment()
 
 
@@ -65,18 +64,19 @@ def dtype_of(name: str) -> str:
     return "bfloat16" if "--dtype=bfloat16" in RUNS[name] else "float32"
 
 
-def compare(name: str, found: list[float]) -> str:
-    """Raise AssertionError unless `found` are the recorded losses; return a line that says how
-    equal they are.
+def compare(name: str, measured: list[float]) -> str:
+    """Compare `found` with the recorded losses.
+
+    Returns a line with the result. Raises AssertionError if they differ by more than allowed.
     """
     record = json.loads(RECORD.read_text())[name]
-    assert len(found) == len(record["losses"])
+    assert len(measured) == len(record["losses"])
     if record["environment"] == environment(name):
-        assert found == record["losses"], f"{name}: not the recorded losses"
-        return f"{name}: {len(found)} losses, bit-identical"
-    largest = max(abs(a - b) for a, b in zip(found, record["losses"], strict=True))
+        assert measured == record["losses"], f"{name}: not the recorded losses"
+        return f"{name}: {len(measured)} losses, bit-identical"
+    largest = max(abs(a - b) for a, b in zip(measured, record["losses"], strict=True))
     assert largest < TOLERANCE[dtype_of(name)], f"{name}: differs by {largest:.2g}"
-    return f"{name}: {len(found)} losses within {largest:.1g} (recorded in another environment)"
+    return f"{name}: {len(measured)} losses within {largest:.1g} (recorded in another environment)"
 
 
 def main(arguments: list[str]) -> None:
@@ -84,16 +84,13 @@ def main(arguments: list[str]) -> None:
     names = [word for word in arguments if word != "--record"] or list(RUNS)
     for name in names:
         began = time.perf_counter()
-        found = losses(name)
+        measured = losses(name)
         if record:
-            records = json.loads(RECORD.read_text()) | {
-                name: {"environment": environment(name), "losses": found}
-            }
-            RECORD.write_text(
-                json.dumps({each: records[each] for each in RUNS if each in records}, indent=1)
-                + "\n"
-            )
-        print(f"{compare(name, found)}, {time.perf_counter() - began:.0f} s", flush=True)
+            records = json.loads(RECORD.read_text())
+            records[name] = {"environment": environment(name), "losses": measured}
+            ordered = {each: records[each] for each in RUNS if each in records}
+            RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
+        print(f"{compare(name, measured)}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Multi-head attention as the sums over indices that it is, number by number: what every layout and
-kernel must agree with. Slow, and written to be checked by reading. Meant for float64; autograd
-gives its gradients.
+"""Reference multi-head attention: explicit sums over indices, one scalar at a time.
 
-b text, h head, t place of a query, s place of a key, d number of a head
+Every layout and kernel must agree with it. It is slow, and written to be checked by reading. Meant
+for float64; autograd computes its gradients.
+
+b batch, h head, t query position, s key position, d index within a head
 """
 
 import math
@@ -20,46 +21,46 @@ def attention(
     qk_norm=False,
     rotary=False,
 ):
-    """x (B, T, C), context and value_context (B, S, C) -> y[b][t][number], nested lists.
+    """Compute y[b][t][i] (nested lists) from x (B, T, C), context and value_context (B, S, C).
 
-    heads[h] is Wq, Wk, Wv and maybe bq, bk, bv; output is W and maybe b; `mask` is of any kind that
-    Attention takes.
+    heads[h] is Wq, Wk, Wv and optionally bq, bk, bv; output is W and optionally b. `mask` is any
+    mask that MultiHeadAttention takes.
     """
 
-    def adapted(numbers, place):  # a query or key
-        numbers = normalised(numbers) if qk_norm else numbers
-        return turned(numbers, place) if rotary else numbers
+    def normalize_and_rotate(vector, position):  # a query or key
+        vector = rms_norm(vector) if qk_norm else vector
+        return rotate(vector, position) if rotary else vector
 
     def row(b, t):
         concatenated = []
         for h, (Wq, Wk, Wv, *biases) in enumerate(heads):
             bq, bk, bv = biases or (None, None, None)
-            numbers = range(len(Wq))
-            q = adapted(linear(x[b, t], Wq, bq), t)
-            k = [adapted(linear(key, Wk, bk), s) for s, key in enumerate(context[b])]
+            dims = range(len(Wq))
+            q = normalize_and_rotate(linear(x[b, t], Wq, bq), t)
+            k = [normalize_and_rotate(linear(key, Wk, bk), s) for s, key in enumerate(context[b])]
             v = [linear(value, Wv, bv) for value in value_context[b]]
-            extra = [added(mask, b, h, t, s) for s in range(len(k))]
+            extra = [mask_value(mask, b, h, t, s) for s in range(len(k))]
             seen = [s for s in range(len(k)) if extra[s] > -math.inf and not (causal and s > t)]
             score = {
-                s: sum(q[d] * k[s][d] for d in numbers) / math.sqrt(len(q)) + extra[s] for s in seen
+                s: sum(q[d] * k[s][d] for d in dims) / math.sqrt(len(q)) + extra[s] for s in seen
             }
             total = sum(score[s].exp() for s in seen)
-            concatenated += [sum(score[s].exp() / total * v[s][d] for s in seen) for d in numbers]
+            concatenated += [sum(score[s].exp() / total * v[s][d] for s in seen) for d in dims]
         return linear(concatenated, *output)
 
     return [[row(b, t) for t in range(len(x[b]))] for b in range(len(x))]
 
 
 def linear(x, W, b=None):
-    """W x + b"""
+    """Compute W x + b."""
     return [
         sum(W[i, j] * x[j] for j in range(len(x))) + (0.0 if b is None else b[i])
         for i in range(len(W))
     ]
 
 
-def added(mask, b, h, t, s):
-    """What the mask adds to the score of key s for query t of head h in text b."""
+def mask_value(mask, b, h, t, s):
+    """Return the value that the mask adds to the score of query t and key s in head h, batch b."""
     if mask is None:
         return 0.0
     indices = {2: (t, s), 3: (b, t, s), 4: (b, h, t, s)}[mask.dim()]
@@ -69,20 +70,18 @@ def added(mask, b, h, t, s):
     return {True: 0.0, False: -math.inf}[entry] if isinstance(entry, bool) else entry
 
 
-def normalised(x):
-    """x, scaled so that its numbers have a mean square of 1."""
-    length = sum(number**2 for number in x).sqrt()
-    return [number * math.sqrt(len(x)) / length for number in x]
+def rms_norm(x):
+    """Scale x to a mean square of 1."""
+    norm = sum(value**2 for value in x).sqrt()
+    return [value * math.sqrt(len(x)) / norm for value in x]
 
 
-def turned(x, place):
-    """x, its pairs (i, i + D/2) turned as points of a plane, each by its own angle for each place
-    of the text.
-    """
+def rotate(x, position):
+    """Apply RoPE to x: rotate each pair (x[i], x[i + D/2]) by position * 10000^(-2i/D) radians."""
     D = len(x)
     half, y = D // 2, list(x)
     for i in range(half):
-        angle = place * 10_000 ** (-2 * i / D)
+        angle = position * 10_000 ** (-2 * i / D)
         y[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
         y[i + half] = x[i] * math.sin(angle) + x[i + half] * math.cos(angle)
     return y

@@ -1,10 +1,10 @@
-"""Forward passes on a simulated GPU: a tensor that is left on the CPU is an error.
+"""Forward passes on a simulated GPU: a tensor left on the CPU is an error.
 
     python -m tests.simulated_gpu
 
-FakeTensorMode computes shapes, dtypes and devices, but no numbers. The device is "cuda" with a CUDA
-build of PyTorch, and a registered device of another name with a CPU build, which has no "cuda".
-Backward passes need a real GPU. In a process of its own, because the registration is global.
+FakeTensorMode computes shapes, dtypes and devices, but no values. The device is "cuda" with a CUDA
+build of PyTorch; a CPU build has no "cuda", so a device of another name is registered. Backward
+passes need a real GPU. Run this in its own process, because the registration is global.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def move_(module: torch.nn.Module, device: str) -> None:
 
 
 def check_gpt(model: GPT, device: str) -> None:
-    """Run whole and cached forward passes and attention maps; all results must be on the device."""
+    """Run full and cached forward passes and attention maps; all results must be on the device."""
     move_(model, device)
     ids = torch.zeros(3, SMALL.block_size, dtype=torch.int64, device=device)
     results = [model(ids), *model.eval().attention_maps(ids[0])]

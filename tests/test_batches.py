@@ -1,14 +1,14 @@
-"""Batches: every window once an epoch, in an order that depends on the seed and the step alone."""
+"""Batches: every window once per epoch, in an order that depends only on the seed and the step."""
 
 import numpy as np
 import pytest
 
 from data.batches import IGNORED, Batches, Split, evaluation_windows, permute, splitmix
 
-SHAPES = [  # segments' lengths, block_size, batch_size
+SHAPES = [  # segment lengths, block_size, batch_size
     ([1000], 16, 4),
-    ([1000], 16, 100),  # a batch of more than an epoch
-    ([17], 16, 3),  # one window, and no room to move it
+    ([1000], 16, 100),  # a batch larger than an epoch
+    ([17], 16, 3),  # one window, and no room for an offset
     ([33], 16, 2),
     ([500, 3, 17, 16, 100, 0, 64], 16, 5),  # some too short for a window
     ([40, 40], 1, 7),
@@ -16,9 +16,7 @@ SHAPES = [  # segments' lengths, block_size, batch_size
 
 
 def split_of(lengths):
-    """A split whose id at each place is that place, with a gap of other text between its
-    segments.
-    """
+    """Build a split whose id at each position is the position, with gaps between its segments."""
     segments, start = [], 5
     for length in lengths:
         segments.append((start, start + length))
@@ -26,16 +24,16 @@ def split_of(lengths):
     return Split(np.arange(start, dtype=np.uint16), tuple(segments))
 
 
-def first_places(batches, steps):
-    """Where each window of `steps` begins in the text: the id there, as split_of has it."""
+def window_starts(batches, steps):
+    """Return the position of the first character of each window of `steps`."""
     return np.concatenate([batches(step)[0][:, 0] for step in steps])
 
 
 def epochs(batches, batch_size, count):
-    """The places where the windows of the first `count` epochs begin, one row for each epoch."""
+    """Return the starts of the windows of the first `count` epochs, one row per epoch."""
     windows = batches.windows_per_epoch * count
-    places = first_places(batches, range(-(-windows // batch_size)))
-    return places[:windows].reshape(count, -1)
+    starts = window_starts(batches, range(-(-windows // batch_size)))
+    return starts[:windows].reshape(count, -1)
 
 
 def key(seed, epoch=0):
@@ -45,20 +43,20 @@ def key(seed, epoch=0):
 # The permutation
 
 
-def test_the_permutation_is_one_for_every_size():
+def test_permute_is_a_permutation_for_every_size():
     for n in range(1, 2001):
         image = permute(np.arange(n, dtype=np.uint64), n, key(n))
         assert np.array_equal(np.sort(image), np.arange(n)), n
 
 
 @pytest.mark.parametrize("n", [10**6, 2**20, 10**6 + 3])
-def test_the_permutation_is_one_for_large_sizes(n):
+def test_permute_is_a_permutation_for_large_sizes(n):
     image = permute(np.arange(n, dtype=np.uint64), n, key(7))
     assert np.array_equal(np.sort(image), np.arange(n))
 
 
 @pytest.mark.parametrize("n", [3, 4, 5])
-def test_every_permutation_of_a_few_windows_occurs_about_equally_often(n):
+def test_all_orders_of_a_few_windows_are_about_equally_frequent(n):
     orders = np.stack(
         [permute(np.arange(n, dtype=np.uint64), n, key(1, epoch)) for epoch in range(3000)]
     )
@@ -68,7 +66,7 @@ def test_every_permutation_of_a_few_windows_occurs_about_equally_often(n):
     assert counts.max() < 3000 / possible + 6 * np.sqrt(3000 / possible)
 
 
-def test_shuffling_leaves_no_trace_of_the_order():
+def test_shuffled_positions_do_not_correlate_with_the_original_order():
     n = 4000
     for epoch in range(5):
         image = permute(np.arange(n, dtype=np.uint64), n, key(3, epoch)).astype(float)
@@ -78,7 +76,7 @@ def test_shuffling_leaves_no_trace_of_the_order():
 
 
 def test_the_generator_is_splitmix64_as_published():
-    # The first numbers of the reference implementation from seed 1234567.
+    # the first numbers of the reference implementation with seed 1234567
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     seed = np.array([1234567], dtype=np.uint64)
     assert splitmix(seed, np.arange(1, 5, dtype=np.uint64)).tolist() == published
@@ -118,33 +116,35 @@ def test_every_epoch_visits_every_window_once(lengths, block_size, batch_size):
     batches = Batches(split, block_size, batch_size, seed=3)
     expected = [max(1, n // block_size - 1) for n in lengths if n > 1]
     assert batches.windows_per_epoch == sum(expected)
-    for places in epochs(batches, batch_size, 30):
+    for starts in epochs(batches, batch_size, 30):
         found = []
         for start, end in split.segments:
-            inside = np.sort(places[(start <= places) & (places < end)])
-            assert (np.diff(inside) == block_size).all()  # none twice, none left out between
+            inside = np.sort(starts[(start <= starts) & (starts < end)])
+            assert (np.diff(inside) == block_size).all()  # no repeats, no gaps
             found.append(len(inside))
         assert [count for count in found if count] == expected
 
 
-def test_epochs_differ_in_their_order_and_offset():
+def test_epochs_differ_in_order_and_offset():
     order, offsets = set(), set()
-    for places in epochs(Batches(split_of([1000]), 16, 4, seed=4), 4, 200):
-        order.add(tuple(np.argsort(places)))
-        offsets.add(int(places.min()) - 5)
+    for starts in epochs(Batches(split_of([1000]), 16, 4, seed=4), 4, 200):
+        order.add(tuple(np.argsort(starts)))
+        offsets.add(int(starts.min()) - 5)
     assert len(order) == 200
     assert offsets == set(range(1000 - 61 * 16))
 
 
-def test_offsets_of_files_in_one_epoch_are_independent():
+def test_the_offsets_of_two_files_in_an_epoch_are_independent():
     split = split_of([100, 100])
-    places = np.sort(epochs(Batches(split, 16, 5, seed=5), 5, 500), axis=1)
-    first, second = places[:, 0] - split.segments[0][0], places[:, 5] - split.segments[1][0]
+    starts = np.sort(epochs(Batches(split, 16, 5, seed=5), 5, 500), axis=1)
+    first, second = starts[:, 0] - split.segments[0][0], starts[:, 5] - split.segments[1][0]
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
 
 
 @pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_every_prediction_of_a_file_is_visited_in_some_epoch(lengths, block_size, batch_size):
+def test_every_character_but_the_first_of_a_file_is_a_target_in_some_epoch(
+    lengths, block_size, batch_size
+):
     split = split_of(lengths)
     batches = Batches(split, block_size, batch_size, seed=6)
     visited = np.unique(np.concatenate([batches(step)[1].ravel() for step in range(3000)]))
@@ -176,10 +176,10 @@ def test_predictions_and_epochs_count_what_is_read(lengths, block_size, batch_si
     assert batches.epochs(step + 1) == pytest.approx(read / characters, rel=1e-12)
 
 
-def test_a_batch_depends_on_the_seed_and_the_step_alone():
+def test_a_batch_depends_only_on_the_seed_and_the_step():
     split = split_of([1000, 200])
-    inorder = Batches(split, 16, 8, seed=7)
-    expected = [inorder(step) for step in range(50)]
+    in_order = Batches(split, 16, 8, seed=7)
+    expected = [in_order(step) for step in range(50)]
     shuffled = Batches(split, 16, 8, seed=7)
     for step in [49, 0, 3, 3, *reversed(range(50))]:
         assert np.array_equal(shuffled(step), expected[step])
@@ -187,22 +187,21 @@ def test_a_batch_depends_on_the_seed_and_the_step_alone():
 
 
 def test_the_batch_order_never_changes():
-    # A run that was saved by an earlier version goes on with the batches that version would have
-    # taken.
+    # A run saved by an earlier version must resume with the same batches.
     batches = Batches(split_of([1000, 200]), 16, 8, seed=1337)
     assert batches(0)[0][:, 0].tolist() == [684, 1047, 844, 412, 700, 972, 812, 796]
     assert batches(10**6)[0][:, 0].tolist() == [1061, 231, 407, 455, 631, 71, 615, 1093]
 
 
-def test_batch_size_only_groups_the_one_order():
+def test_batch_size_only_changes_the_grouping_of_the_windows():
     split = split_of([1000, 200])
     assert np.array_equal(
-        first_places(Batches(split, 16, 6, seed=9), range(40)),
-        first_places(Batches(split, 16, 8, seed=9), range(30)),
+        window_starts(Batches(split, 16, 6, seed=9), range(40)),
+        window_starts(Batches(split, 16, 8, seed=9), range(30)),
     )
 
 
-def test_ranks_take_slices_of_the_one_batch():
+def test_the_slices_of_all_ranks_concatenate_to_the_global_batch():
     batches = Batches(split_of([1000, 200]), 16, 12, seed=10)
     for step in range(30):
         whole = batches(step)
@@ -214,7 +213,7 @@ def test_ranks_take_slices_of_the_one_batch():
                 assert np.array_equal(part, np.concatenate(together))
 
 
-def test_a_mapped_file_gives_the_same_batches(tmp_path):
+def test_a_memory_mapped_file_gives_the_same_batches(tmp_path):
     split = split_of([1000, 200])
     split.ids.tofile(tmp_path / "ids")
     mapped = Split(np.memmap(tmp_path / "ids", dtype=np.uint16, mode="r"), split.segments)
@@ -222,65 +221,63 @@ def test_a_mapped_file_gives_the_same_batches(tmp_path):
         assert np.array_equal(
             Batches(mapped, 16, 8, seed=1)(step), Batches(split, 16, 8, seed=1)(step)
         )
-    for there, here in zip(
+    for from_file, from_memory in zip(
         evaluation_windows(mapped, 16, 8), evaluation_windows(split, 16, 8), strict=True
     ):
-        assert type(there[0]) is np.ndarray
-        assert np.array_equal(there, here)
+        assert type(from_file[0]) is np.ndarray
+        assert np.array_equal(from_file, from_memory)
 
 
 # Evaluation
 
 
 @pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_evaluation_covers_every_prediction_once(lengths, block_size, batch_size):
+def test_evaluation_predicts_every_character_but_the_first_of_a_file_once(
+    lengths, block_size, batch_size
+):
     split = split_of(lengths)
-    seen = []
+    targets = []
     for x, y in evaluation_windows(split, block_size, batch_size):
         assert x.shape == y.shape and x.shape[0] <= batch_size and x.shape[1] <= block_size
         assert x.dtype == y.dtype == np.int64
         assert np.array_equal(y, x + 1)
         assert np.array_equal(x, x[:, :1] + np.arange(x.shape[1]))
-        seen.append(y.ravel())
+        targets.append(y.ravel())
     expected = np.concatenate([np.arange(start + 1, end) for start, end in split.segments])
-    assert np.array_equal(np.sort(np.concatenate(seen)), expected)
+    assert np.array_equal(np.sort(np.concatenate(targets)), expected)
     assert len(expected) == sum(max(0, length - 1) for length in lengths)
 
 
-def test_evaluation_reads_each_file_in_windows_from_its_beginning_the_longest_first():
+def test_evaluation_windows_start_at_the_beginning_of_each_file_and_longest_windows_come_first():
     split = split_of([40, 35])
     windows = [(x[0, 0], x.shape[1]) for x, _ in evaluation_windows(split, 16, 1)]
     assert windows == [(5, 16), (21, 16), (55, 16), (71, 16), (37, 7), (87, 2)]
 
 
-def test_evaluation_batches_windows_of_one_length():
+def test_evaluation_batches_contain_windows_of_one_length():
     split = split_of([16 * 10 + 1] * 3)
-    assert [x.shape for x, _ in evaluation_windows(split, 16, 8)] == [
-        (8, 16),
-        (8, 16),
-        (8, 16),
-        (6, 16),
-    ]
+    shapes = [x.shape for x, _ in evaluation_windows(split, 16, 8)]
+    assert shapes == [(8, 16), (8, 16), (8, 16), (6, 16)]
 
 
 @pytest.mark.parametrize("lengths", [[40, 0, 35], [0, 1, 1, 2, 35], [2]])
-def test_a_stretch_is_the_beginning_of_a_split_and_never_without_a_prediction(lengths):
+def test_head_is_the_beginning_of_a_split_with_at_least_one_target(lengths):
     split = split_of(lengths)
-    everything = predictions_of(split)
+    everything = targets_of(split)
     for wanted in (0, 1, 2, 38, 39, 40, 72, 73, 1000):
-        stretch = split.head(wanted)
-        assert predictions_of(stretch) == everything[: max(1, wanted)]
-        assert len(stretch) <= len(split) and stretch.ids is split.ids
+        head = split.head(wanted)
+        assert targets_of(head) == everything[: max(1, wanted)]
+        assert len(head) <= len(split) and head.ids is split.ids
 
 
-def predictions_of(split):
+def targets_of(split):
     return [i for start, end in split.segments for i in range(start + 1, end)]
 
 
-# ------------------------------------------------------------- the examples of the docstrings
+# Examples in docstrings
 
 
-def test_the_examples_of_the_docstrings_are_right():
+def test_the_examples_in_the_docstrings_are_correct():
     key = splitmix(np.array([2], np.uint64), np.array([0], np.uint64))
     assert permute(np.arange(5, dtype=np.uint64), 5, key).tolist() == [2, 1, 3, 0, 4]
     assert permute(np.array([3], np.uint64), 5, key).tolist() == [0]

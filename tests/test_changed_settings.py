@@ -1,5 +1,5 @@
 """Every setting of the schema, changed by --resume and by --init_from: it takes effect in the
-running model, optimizer and schedule, or the change is refused.
+running model, optimizer and schedule, or the change is rejected.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from dashboard.logger import Logger
 from dashboard.report import Report
 from model.attention import KERNELS, LAYOUTS
 from model.dropout import dropout
-from tests.campaigns.common import at_step, contents, forge, train
+from tests.campaigns.common import at_step, contents, train, write_checkpoint
 from tests.conftest import ROOT
 from train import build_run
 from training import runtime, schedule
@@ -126,7 +126,7 @@ EFFECTS = {
 
 
 def weights_move_less_than(run, distance):
-    """Whether plain gradient descent would: what reaches the optimizer is the clipped gradient."""
+    """Return whether plain gradient descent would; the optimizer gets the clipped gradient."""
     seen = []
     run.optimizers[0].step = lambda: seen.extend(p.grad.norm() for p in run.model.parameters())
     TrainStep(run, print)()
@@ -165,8 +165,10 @@ def saved(tmp_path_factory):
     (folder / "other.txt").write_bytes(("Zweil" + text).encode())
     options = [str(ROOT / "configs/smoke.yaml"), f"--data.sources={folder / 'text.txt'}"]
     options += [f"--{name}={value}" for name, value in BASE.items()]
-    code, said = train(*options, f"--out_dir={folder / 'run'}", "--max_iters=4", "--warmup_iters=2")
-    assert code == 0, said
+    code, output = train(
+        *options, f"--out_dir={folder / 'run'}", "--max_iters=4", "--warmup_iters=2"
+    )
+    assert code == 0, output
     return folder, options
 
 
@@ -253,16 +255,16 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
     shutil.copytree(folder / "run", tmp_path / "run")
     forged = contents(tmp_path / "run/last.safetensors")
     forged["progress"] |= {"best_loss": 0.001, "best_step": 1, "evals_since_best": 2}
-    forge(tmp_path / "run/last.safetensors", forged)
+    write_checkpoint(tmp_path / "run/last.safetensors", forged)
     changed = [f"--{name}={value}" for name, value in settings.items() if "sources" not in name]
     changed += [f"--{name}={folder / settings[name]}" for name in settings if "sources" in name]
     rest = [each for each in options if "sources" not in settings or "sources" not in each]
-    code, said = train(
+    code, output = train(
         *rest, *changed, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change",
         "--max_iters=6", "--eval_interval=2", "--patience=3",
     )  # fmt: skip
-    assert code == 0 and "; another validation text, so the best loss begins anew" in said
-    assert ", the best so far" in said
+    assert code == 0 and "; another validation text, so the best loss begins anew" in output
+    assert ", the best so far" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best["step"] in (4, 6) and best["best_loss"] > 1
 
@@ -273,8 +275,8 @@ def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
     resume = [*options, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change"]
     best = load(tmp_path / "run/last.safetensors").progress["best_loss"]
     for _ in range(2):
-        code, said = train(*resume, "--max_iters=4", "--learning_rate=0.5")
-        assert code == 0 and "begins anew" not in said
+        code, output = train(*resume, "--max_iters=4", "--learning_rate=0.5")
+        assert code == 0 and "begins anew" not in output
     assert load(tmp_path / "run/last.safetensors").progress["best_loss"] == best
 
 
@@ -287,9 +289,9 @@ def test_another_optimizer_is_refused_on_resume_and_init_from_is_named(optimizer
     )
     other = "adamw" if optimizer == "muon" else "muon"
     before = (tmp_path / "last.safetensors").read_bytes()
-    code, said = train(*options, f"--out_dir={tmp_path}", "--resume", f"--optimizer={other}")
-    assert code == 4 and said.count("\n") == 1
-    assert f"train.optimizer {optimizer}" in said and "--init_from" in said
+    code, output = train(*options, f"--out_dir={tmp_path}", "--resume", f"--optimizer={other}")
+    assert code == 4 and output.count("\n") == 1
+    assert f"train.optimizer {optimizer}" in output and "--init_from" in output
     assert (tmp_path / "last.safetensors").read_bytes() == before
 
 

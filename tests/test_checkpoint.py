@@ -1,5 +1,5 @@
-"""A checkpoint is complete in itself; what is wrong in one is refused by name; a folder falls back
-with a note.
+"""Checkpoints: exact round trips, errors that name the invalid part, and fall-back to an older
+checkpoint of the folder.
 """
 
 import dataclasses
@@ -42,14 +42,14 @@ CORPUS = SimpleNamespace(
 RUNTIME = select_runtime("cpu", "float32")
 EVENTS = {"number": 1_700_000_000, "size": 1234}
 STORED = Path(__file__).parent / "stored" / "format_2.safetensors"
-# of the model in it and of its EMA
+# last logits of the model in it, and of its EMA
 STORED_LOGITS = [
     [0.0437328, 0.0312923, 0.0222056, 0.0992043, 0.0486931],
     [0.0445353, 0.0308974, 0.0213806, 0.0974028, 0.0483543],
 ]
 
 
-def fresh(config=CONFIG, seed=0):
+def new_run(config=CONFIG, seed=0):
     return Run(GPT(config.model, len(VOCABULARY), seed), config, CORPUS, RUNTIME)
 
 
@@ -67,9 +67,9 @@ def train(run, steps, seed):
             run.update_ema()
 
 
-def made(config=CONFIG, step=3):
+def trained_checkpoint(config=CONFIG, step=3):
     """Return the checkpoint of a run after `step` steps."""
-    run = fresh(config)
+    run = new_run(config)
     train(run, step, seed=1)
     return checkpoints.capture(run, EVENTS)
 
@@ -78,11 +78,11 @@ def write(path, checkpoint, **options):
     write_atomic(path, checkpoints.to_bytes(checkpoint), **options)
 
 
-def restored(saved, config=None):
+def restore(saved, config=None):
     return checkpoints.restore(saved, config or saved.config, CORPUS, RUNTIME)
 
 
-def refusal(call, *arguments, **options):
+def error_message(call, *arguments, **options):
     with pytest.raises(CheckpointError) as caught:
         call(*arguments, **options)
     assert caught.value.exit_code == 4 and str(caught.value).isprintable()
@@ -95,12 +95,12 @@ def same_tensors(a, b):
     )
 
 
-# ----------------------------------------------------------------------------------- there and back
+# -------------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
-def test_everything_comes_back_to_the_last_bit(config, tmp_path):
-    before = made(config)
+def test_saving_and_loading_is_bit_exact(config, tmp_path):
+    before = trained_checkpoint(config)
     write(tmp_path / "best.safetensors", before)
     after = checkpoints.load(tmp_path / "best.safetensors")
     for part in checkpoints.PARTS:
@@ -109,8 +109,8 @@ def test_everything_comes_back_to_the_last_bit(config, tmp_path):
     assert after.origin == str(tmp_path / "best.safetensors")
 
 
-def test_a_run_without_an_evaluation_has_no_best_loss_and_its_file_no_infinity(tmp_path):
-    write(tmp_path / "last.safetensors", made())
+def test_before_the_first_evaluation_best_loss_is_infinity_in_memory_and_null_in_the_file(tmp_path):
+    write(tmp_path / "last.safetensors", trained_checkpoint())
     metadata, _ = file_format.read(tmp_path / "last.safetensors")
     assert json.loads(metadata["progress"])["best_loss"] is None
     assert "Infinity" not in str(metadata)
@@ -119,35 +119,35 @@ def test_a_run_without_an_evaluation_has_no_best_loss_and_its_file_no_infinity(t
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_run_that_stops_and_resumes_ends_with_the_same_state(config, step, tmp_path):
-    run = fresh(config)
+def test_a_resumed_run_ends_with_the_same_state(config, step, tmp_path):
+    run = new_run(config)
     train(run, step, seed=1)
     write(tmp_path / "last.safetensors", checkpoints.capture(run, EVENTS))
     train(run, 4, seed=2)
 
     saved = checkpoints.load(tmp_path / "last.safetensors")
-    resumed = restored(saved)
+    resumed = restore(saved)
     assert same_tensors(checkpoints.capture(resumed, EVENTS).tensors, saved.tensors)
     assert all(parameter.grad is None for parameter in resumed.model.parameters())
     train(resumed, 4, seed=2)
-    ends = [checkpoints.capture(each, EVENTS) for each in (run, resumed)]
-    assert same_tensors(ends[0].tensors, ends[1].tensors)
-    assert ends[0].progress == ends[1].progress
+    final = [checkpoints.capture(each, EVENTS) for each in (run, resumed)]
+    assert same_tensors(final[0].tensors, final[1].tensors)
+    assert final[0].progress == final[1].progress
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
-def test_the_tensors_of_a_checkpoint_depend_on_no_layout(config):
-    """A run that is restored in any layout and captured again gives the same tensors."""
-    saved = made(config)
+def test_the_tensors_of_a_checkpoint_do_not_depend_on_the_layout(config):
+    """Restore a run in each layout and capture it again; the tensors must be the same."""
+    saved = trained_checkpoint(config)
     for layout in LAYOUTS:
         model = dataclasses.replace(config.model, attention=layout)
-        run = restored(saved, dataclasses.replace(config, model=model))
+        run = restore(saved, dataclasses.replace(config, model=model))
         assert run.model.config.attention == layout
         assert same_tensors(checkpoints.capture(run, EVENTS).tensors, saved.tensors)
 
 
 def test_tensors_are_named_by_role_and_parameter():
-    adamw, muon = made().tensors, made(MUON).tensors
+    adamw, muon = trained_checkpoint().tensors, trained_checkpoint(MUON).tensors
     for name in ("model", "ema", "exp_avg", "exp_avg_sq"):
         assert adamw[f"{name}.blocks.1.attention.query"].shape == (8, 8)
         assert adamw[f"{name}.blocks.1.attention.query.bias"].shape == (8,)
@@ -158,34 +158,34 @@ def test_tensors_are_named_by_role_and_parameter():
     assert adamw["adamw_steps"] == 3
 
 
-def test_learning_rates_are_settings_and_not_restored():
-    run = fresh()
+def test_learning_rates_come_from_the_config_and_are_not_restored():
+    run = new_run()
     run.optimizers[0].param_groups[0]["lr"] = 7.0
-    resumed = restored(checkpoints.capture(run, EVENTS))
+    resumed = restore(checkpoints.capture(run, EVENTS))
     assert resumed.optimizers[0].param_groups[0]["lr"] == CONFIG.train.learning_rate
 
 
-def test_the_model_to_sample_from_is_the_ema_if_there_is_one():
-    saved = made()
+def test_build_model_returns_the_ema_if_there_is_one():
+    saved = trained_checkpoint()
     assert not same_tensors(saved.role("model"), saved.role("ema"))
     rows = checkpoints.build_model(saved).named_rows()
     assert same_tensors({name: torch.cat(views) for name, views in rows.items()}, saved.role("ema"))
-    plain = made(dataclasses.replace(CONFIG, train=TrainConfig()))
+    plain = trained_checkpoint(dataclasses.replace(CONFIG, train=TrainConfig()))
     rows = checkpoints.build_model(plain).named_rows()
-    found = {name: torch.cat(views) for name, views in rows.items()}
-    assert same_tensors(found, plain.role("model")) and not plain.has_ema
+    actual = {name: torch.cat(views) for name, views in rows.items()}
+    assert same_tensors(actual, plain.role("model")) and not plain.has_ema
 
 
-def test_an_ema_may_begin_and_end_with_a_resume():
-    without = dataclasses.replace(CONFIG, train=TrainConfig())
-    begun = restored(made(without), CONFIG)
-    pairs = zip(begun.ema_model.parameters(), begun.model.parameters(), strict=True)
-    assert all(torch.equal(average, weight) for average, weight in pairs)
-    assert restored(made(CONFIG), without).ema_model is None
+def test_resume_can_add_or_remove_an_ema():
+    without_ema = dataclasses.replace(CONFIG, train=TrainConfig())
+    with_ema = restore(trained_checkpoint(without_ema), CONFIG)
+    pairs = zip(with_ema.ema_model.parameters(), with_ema.model.parameters(), strict=True)
+    assert all(torch.equal(ema_weight, weight) for ema_weight, weight in pairs)
+    assert restore(trained_checkpoint(CONFIG), without_ema).ema_model is None
 
 
-def test_a_compiled_model_is_saved_as_what_it_wraps():
-    run = fresh()
+def test_a_compiled_model_is_saved_under_the_names_of_the_original_one():
+    run = new_run()
     names = list(checkpoints.capture(run, EVENTS).tensors)
     compiled = torch.compile(run.model)
     assert any("_orig_mod" in name for name in compiled.state_dict())
@@ -193,8 +193,8 @@ def test_a_compiled_model_is_saved_as_what_it_wraps():
     assert not any("_orig_mod" in name or "module" in name for name in names)
 
 
-def test_every_honest_model_is_built_whatever_its_settings(monkeypatch):
-    # so that the size implied must never be above the real one
+def test_the_size_check_accepts_every_valid_model(monkeypatch):
+    # with no margin, the size that the config implies must not exceed the actual size
     monkeypatch.setattr(checkpoints, "MAX_EXCESS_BYTES", 0)
     norms, mlps, sizes = ("layernorm", "rmsnorm"), ("gelu", "swiglu"), (4, 20)
     for choice in itertools.product(
@@ -204,16 +204,16 @@ def test_every_honest_model_is_built_whatever_its_settings(monkeypatch):
         model = ModelConfig(
             n_layer=1, n_head=2, block_size=3, **dict(zip(names, choice, strict=True))
         )
-        saved = checkpoints.capture(fresh(Config(model=model)), EVENTS)
+        saved = checkpoints.capture(new_run(Config(model=model)), EVENTS)
         rows = checkpoints.build_model(saved).named_rows()
-        found = {name: torch.cat(views) for name, views in rows.items()}
-        assert same_tensors(found, saved.role("model"))
+        actual = {name: torch.cat(views) for name, views in rows.items()}
+        assert same_tensors(actual, saved.role("model"))
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("role", ["model", "ema", "moment"])
-def test_what_is_not_finite_is_not_captured(config, role):
-    run = fresh(config)
+def test_non_finite_tensors_are_never_captured(config, role):
+    run = new_run(config)
     moments = next(iter(run.optimizers[-1].state.values()))
     tensor = {
         "model": run.model.blocks[1].mlp.up.weight,
@@ -226,10 +226,10 @@ def test_what_is_not_finite_is_not_captured(config, role):
         checkpoints.capture(run, EVENTS)
 
 
-def test_a_file_of_format_2_is_read_for_ever():
-    """stored/format_2.safetensors is what `write(path, made(SMALLEST))` wrote."""
+def test_a_file_of_format_2_can_still_be_read():
+    """Load a stored file that `write(path, trained_checkpoint(SMALLEST))` once wrote."""
     saved = checkpoints.load(STORED)
-    run = restored(saved)
+    run = restore(saved)
     assert (saved.vocabulary, run.progress.step, saved.config) == (VOCABULARY, 3, SMALLEST)
     assert run.optimizers[0].steps == 3 and run.progress.recent_losses == [1.5] * 3
     assert all(state["momentum"].any() for state in run.optimizers[1].state.values())
@@ -237,21 +237,25 @@ def test_a_file_of_format_2_is_read_for_ever():
         (run.model, checkpoints.build_model(saved)), STORED_LOGITS, strict=True
     ):
         with torch.no_grad():
-            found = model.eval()(torch.arange(4)[None])[0, -1].tolist()
-        assert found == pytest.approx(logits, abs=1e-5)
+            actual = model.eval()(torch.arange(4)[None])[0, -1].tolist()
+        assert actual == pytest.approx(logits, abs=1e-5)
 
 
-# ------------------------------------------------------------------------------- which file is read
+# ---------------------------------------------------------------------------- choosing a checkpoint
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A folder whose prev is of step 1, last of step 2 and best of step 1."""
+    """Create a run folder with prev at step 1, last at step 2 and best at step 1."""
     folder = tmp_path / "out" / "plays"
     folder.mkdir(parents=True)
     for step in (1, 2):
-        write(folder / "last.safetensors", made(step=step), previous=folder / "prev.safetensors")
-    write(folder / "best.safetensors", made(step=1))
+        write(
+            folder / "last.safetensors",
+            trained_checkpoint(step=step),
+            previous=folder / "prev.safetensors",
+        )
+    write(folder / "best.safetensors", trained_checkpoint(step=1))
     return folder
 
 
@@ -266,7 +270,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
-    "prefer, damaged, stands_in",
+    "prefer, damaged, replacement",
     [
         ("last", ["last.safetensors"], "prev.safetensors"),
         ("best", ["best.safetensors"], "last.safetensors"),
@@ -275,25 +279,27 @@ DAMAGE = {
         ("best", ["last.safetensors", "prev.safetensors"], None),
     ],
 )
-def test_a_folder_falls_back_and_says_so_in_one_line(run, damage, prefer, damaged, stands_in):
+def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
+    run, damage, prefer, damaged, replacement
+):
     for name in damaged:
         DAMAGE[damage](run / name)
     path, note = checkpoints.resolve(run, prefer)
-    assert path == run / (stands_in or f"{prefer}.safetensors")
+    assert path == run / (replacement or f"{prefer}.safetensors")
     assert checkpoints.load(path).progress["step"] == (2 if path.name == "last.safetensors" else 1)
-    if stands_in is None:
+    if replacement is None:
         assert note is None
     else:
         assert note.startswith(f"{run / damaged[0]}: ") and note.endswith(f"; using {path} instead")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_file_that_was_named_is_read_or_refused_with_the_good_ones_nearby(run, damage):
+def test_a_damaged_file_given_by_name_is_rejected_with_a_list_of_undamaged_ones(run, damage):
     for age, name in enumerate(("last.safetensors", "best.safetensors", "prev.safetensors")):
         os.utime(run / name, (10**9 - age, 10**9 - age))
     assert checkpoints.resolve(run / "last.safetensors", "last") == (run / "last.safetensors", None)
     DAMAGE[damage](run / "last.safetensors")
-    message = refusal(checkpoints.resolve, run / "last.safetensors", "last")
+    message = error_message(checkpoints.resolve, run / "last.safetensors", "last")
     assert message.startswith(f"{run / 'last.safetensors'}: ")
     assert message.endswith(
         f"; undamaged ones nearby, newest first: {run / 'best.safetensors'}, "
@@ -301,7 +307,7 @@ def test_a_file_that_was_named_is_read_or_refused_with_the_good_ones_nearby(run,
     )
 
 
-def test_where_there_is_nothing_the_good_ones_nearby_are_listed(run, tmp_path):
+def test_a_missing_checkpoint_is_rejected_with_a_list_of_undamaged_ones_nearby(run, tmp_path):
     empty = tmp_path / "out" / "empty"
     empty.mkdir()
     for path in (
@@ -310,44 +316,46 @@ def test_where_there_is_nothing_the_good_ones_nearby_are_listed(run, tmp_path):
         tmp_path / "out" / "typo" / "last.safetensors",
         tmp_path / "out",
     ):
-        message = refusal(checkpoints.resolve, path, "last")
+        message = error_message(checkpoints.resolve, path, "last")
         assert message.startswith(str(path)) and "no such file" in message
         assert all(
             str(run / name) in message
             for name in ("last.safetensors", "prev.safetensors", "best.safetensors")
         )
-    assert "none is nearby" in refusal(checkpoints.resolve, tmp_path / "a" / "b" / "c", "last")
+    assert "none is nearby" in error_message(
+        checkpoints.resolve, tmp_path / "a" / "b" / "c", "last"
+    )
 
 
-def test_a_run_whose_files_are_all_damaged_is_refused(run):
+def test_a_run_with_damaged_last_and_prev_checkpoints_is_rejected(run):
     for name in ("last.safetensors", "prev.safetensors"):
         (run / name).write_bytes(b"")
-    message = refusal(checkpoints.resolve, run, "last")
+    message = error_message(checkpoints.resolve, run, "last")
     for name in ("last", "prev"):
         assert f"{run / name}.safetensors: empty file (interrupted save?)" in message
     assert message.endswith(f"undamaged ones nearby, newest first: {run / 'best.safetensors'}")
 
 
-def test_names_with_control_characters_are_shown_escaped(tmp_path):
+def test_control_characters_in_paths_are_escaped(tmp_path):
     folder = tmp_path / "a\nb\x1b[2J"
     folder.mkdir()
-    assert r"a\nb\x1b[2J" in refusal(checkpoints.resolve, folder, "last")
-    write(folder / "last.safetensors", made(step=1))
+    assert r"a\nb\x1b[2J" in error_message(checkpoints.resolve, folder, "last")
+    write(folder / "last.safetensors", trained_checkpoint(step=1))
     note = checkpoints.resolve(folder, "best")[1]
     assert "\n" not in note and "\x1b" not in note
     saved = checkpoints.load(folder / "last.safetensors")
     saved.tensors.pop("model.final_norm")
-    assert r"a\nb\x1b[2J" in refusal(checkpoints.build_model, saved)
+    assert r"a\nb\x1b[2J" in error_message(checkpoints.build_model, saved)
 
 
-def test_the_name_of_the_old_format_is_answered_with_the_new_one(run):
-    message = refusal(checkpoints.resolve, run / "best.pt", "best")
+def test_a_missing_pt_file_is_rejected_with_the_name_of_the_safetensors_file(run):
+    message = error_message(checkpoints.resolve, run / "best.pt", "best")
     assert (
         message == f"{run / 'best.pt'}: no such file or directory; use {run / 'best.safetensors'}"
     )
 
 
-# ---------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------ invalid checkpoints
 
 
 def parts_of(path):
@@ -356,7 +364,7 @@ def parts_of(path):
     return parts, tensors
 
 
-def forge(path, parts, tensors):
+def write_parts(path, parts, tensors):
     metadata = {name: json.dumps(part) for name, part in parts.items()}
     write_atomic(path, file_format.to_bytes(metadata, tensors))
 
@@ -403,32 +411,32 @@ WRONG_PARTS = {
 
 
 @pytest.mark.parametrize("case", WRONG_PARTS)
-def test_a_part_of_the_wrong_kind_is_refused_by_name(case, tmp_path):
+def test_an_invalid_part_is_rejected_by_name(case, tmp_path):
     path = tmp_path / "last.safetensors"
-    write(path, made())
+    write(path, trained_checkpoint())
     parts, tensors = parts_of(path)
-    change, words = WRONG_PARTS[case]
+    change, expected = WRONG_PARTS[case]
     change(parts)
-    forge(path, parts, tensors)
-    message = refusal(checkpoints.load, path)
-    assert message.startswith(f"{path}: ") and words in message
+    write_parts(path, parts, tensors)
+    message = error_message(checkpoints.load, path)
+    assert message.startswith(f"{path}: ") and expected in message
 
 
 @pytest.mark.parametrize("part", list(checkpoints.PARTS))
 @pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": 1, "a": 2}', "[" * 10_000], ids=repr)
-def test_a_part_that_is_no_json_is_refused_by_name(part, text, tmp_path):
+def test_a_part_with_invalid_json_is_rejected_by_name(part, text, tmp_path):
     path = tmp_path / "last.safetensors"
-    write(path, made())
+    write(path, trained_checkpoint())
     metadata, tensors = file_format.read(path)
     metadata = {name: metadata[name] for name in checkpoints.PARTS} | {part: text}
     write_atomic(path, file_format.to_bytes(metadata, tensors))
-    assert f": {part}: invalid JSON" in refusal(checkpoints.load, path)
+    assert f": {part}: invalid JSON" in error_message(checkpoints.load, path)
 
 
 @pytest.mark.parametrize("value", [torch.ones(1), np.int64(1), (1,), b"x"], ids=type)
-def test_only_plain_values_enter_a_checkpoint(value):
+def test_only_json_values_are_accepted_as_metadata(value):
     for name in ("progress", "environment"):
-        message = refusal(dataclasses.replace, made(), **{name: {"x": value}})
+        message = error_message(dataclasses.replace, trained_checkpoint(), **{name: {"x": value}})
         assert f"{name}.x must be a number or text" in message
 
 
@@ -452,37 +460,37 @@ WRONG_TENSORS = {
 
 @pytest.mark.parametrize("case", WRONG_TENSORS)
 @pytest.mark.parametrize("role", ["model", "ema", "exp_avg", "exp_avg_sq"])
-def test_a_wrong_tensor_is_refused_by_name(case, role):
-    saved, name = made(), f"{role}.{NAME}"
-    change, words = WRONG_TENSORS[case]
+def test_an_invalid_tensor_is_rejected_by_name(case, role):
+    saved, name = trained_checkpoint(), f"{role}.{NAME}"
+    change, expected = WRONG_TENSORS[case]
     change(saved.tensors, name)
-    calls = [restored] + ([checkpoints.build_model] if role in ("model", "ema") else [])
+    calls = [restore] + ([checkpoints.build_model] if role in ("model", "ema") else [])
     for call in calls:
-        message = refusal(call, saved)
-        assert message.startswith("checkpoint: ") and words.format(n=name) in message
+        message = error_message(call, saved)
+        assert message.startswith("checkpoint: ") and expected.format(n=name) in message
 
 
-def test_names_of_wrong_tensors_are_escaped_and_counted():
-    saved = made()
+def test_the_names_of_unknown_tensors_are_escaped_and_long_lists_are_shortened():
+    saved = trained_checkpoint()
     saved.tensors["model.\x1b[2J"] = torch.zeros(1)
-    assert r"unknown: model.\x1b[2J" in refusal(checkpoints.build_model, saved)
-    saved = made()
+    assert r"unknown: model.\x1b[2J" in error_message(checkpoints.build_model, saved)
+    saved = trained_checkpoint()
     for name in list(saved.role("ema")):
         del saved.tensors[f"ema.{name}"]
     saved.tensors["ema.x"] = torch.zeros(1)
-    assert "more; unknown: ema.x" in refusal(checkpoints.build_model, saved)
+    assert "more; unknown: ema.x" in error_message(checkpoints.build_model, saved)
 
 
-def test_other_steps_of_adamw_are_refused():
+def test_an_invalid_adamw_step_count_is_rejected():
     for wrong in (torch.tensor([math.nan]), torch.tensor(3.0), torch.tensor([3])):
-        saved = made()
+        saved = trained_checkpoint()
         saved.tensors["adamw_steps"] = wrong
-        assert "adamw_steps" in refusal(restored, saved)
+        assert "adamw_steps" in error_message(restore, saved)
 
 
-def test_a_config_that_differs_from_the_weights_is_refused_with_the_difference():
+def test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference():
     embedding = "token_embedding is float32 (5, 8), its config describes float32"
-    for changes, words in {
+    for changes, expected in {
         ("n_embd", 16): f"{embedding} (5, 16)",
         ("n_embd", 4): f"{embedding} (5, 4)",
         ("n_layer", 3): "missing: model.blocks.2.attn_norm",
@@ -493,15 +501,17 @@ def test_a_config_that_differs_from_the_weights_is_refused_with_the_difference()
         ): "position_embedding is float32 (4, 8), its config describes float32 (9, 8)",
     }.items():
         model = dataclasses.replace(CONFIG.model, **dict([changes]))
-        saved = dataclasses.replace(made(), config=dataclasses.replace(CONFIG, model=model))
-        for call in (checkpoints.build_model, restored):
-            assert words in refusal(call, saved)
-    saved = dataclasses.replace(made(), vocabulary=VOCABULARY + "d")
-    assert f"{embedding} (6, 8)" in refusal(checkpoints.build_model, saved)
+        saved = dataclasses.replace(
+            trained_checkpoint(), config=dataclasses.replace(CONFIG, model=model)
+        )
+        for call in (checkpoints.build_model, restore):
+            assert expected in error_message(call, saved)
+    saved = dataclasses.replace(trained_checkpoint(), vocabulary=VOCABULARY + "d")
+    assert f"{embedding} (6, 8)" in error_message(checkpoints.build_model, saved)
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, expected",
     [
         ({"n_layer": 1000, "n_embd": 4096}, "its config describes 805,"),
         ({"block_size": 2**20}, "bytes, its config describes 33,"),
@@ -511,17 +521,17 @@ def test_a_config_that_differs_from_the_weights_is_refused_with_the_difference()
         ),
     ],
 )
-def test_a_small_file_never_makes_a_large_model(changes, words, monkeypatch):
-    saved = made()
+def test_a_small_file_never_allocates_a_large_model(changes, expected, monkeypatch):
+    saved = trained_checkpoint()
     model = dataclasses.replace(CONFIG.model, **changes)
     saved = dataclasses.replace(saved, config=dataclasses.replace(CONFIG, model=model))
     monkeypatch.setattr(checkpoints, "GPT", None)
-    for call in (checkpoints.build_model, restored):
-        assert words in refusal(call, saved)
+    for call in (checkpoints.build_model, restore):
+        assert expected in error_message(call, saved)
 
 
-def test_a_run_of_another_optimizer_is_refused_and_told_of_init_from():
-    for theirs, ours in ((CONFIG, MUON), (MUON, CONFIG)):
-        message = refusal(restored, made(theirs), ours)
-        assert f"train.optimizer {theirs.train.optimizer}, the config says" in message
+def test_resume_with_another_optimizer_is_rejected_and_suggests_init_from():
+    for saved, wanted in ((CONFIG, MUON), (MUON, CONFIG)):
+        message = error_message(restore, trained_checkpoint(saved), wanted)
+        assert f"train.optimizer {saved.train.optimizer}, the config says" in message
         assert "--init_from" in message

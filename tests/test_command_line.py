@@ -1,6 +1,4 @@
-"""Command lines: every setting is an option, every mistake is answered in one line, and --help
-shows them all.
-"""
+"""Command lines: every setting is an option, every error is one line, --help lists all settings."""
 
 import re
 import subprocess
@@ -17,7 +15,7 @@ from tests.conftest import ROOT
 
 SMOKE = str(ROOT / "configs/smoke.yaml")
 
-SPELLINGS = [  # what is written, setting, value
+TRAIN_SPELLINGS = [  # arguments, setting, value
     (["--model.n_layer=3"], "model.n_layer", 3),
     (["--model.n_layer", "3"], "model.n_layer", 3),
     (["--n_layer=3"], "model.n_layer", 3),
@@ -41,7 +39,7 @@ SPELLINGS = [  # what is written, setting, value
     (["--sources=a.txt", "--sources=b.txt"], "data.sources", ("a.txt", "b.txt")),
 ]
 
-TRAIN = [  # row of test_catalogue.py, arguments after the config, what the answer must say
+INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragments of the message
     ("A7", ["--n_heads=4"], ["unknown option '--n_heads'", "did you mean --n_head?"]),
     ("A7", ["--model.heads=4"], ["unknown option '--model.heads'", "did you mean --model."]),
     ("A7", ["--train.n_head=4"], ["unknown option '--train.n_head'", "did you mean --n_head?"]),
@@ -86,18 +84,15 @@ TRAIN = [  # row of test_catalogue.py, arguments after the config, what the answ
     ("A33", ["--sources=http://example.org/a.txt"], ["'http://example.org/a.txt'", "https://"]),
     ("A33", ["--sources=[" + "a," * 9_994 + "a]"], ["--sources: ", "too long for a config"]),
     ("-", ["--sources=[a"], ["--sources: ", "brackets"]),
-    (
-        "-",
-        ["--resume", "out/a"],
-        ["one config file", "'out/a'", "--resume=PATH"],
-    ),  # --resume never swallows a word
+    # --resume never takes the next argument as its value
+    ("-", ["--resume", "out/a"], ["one config file", "'out/a'", "--resume=PATH"]),
     ("-", ["--compile", "false"], ["takes one config file", "'false'"]),
     ("-", ["--out_dir=\udcff"], ["'--out_dir=\\udcff' is not UTF-8"]),
     ("-", ["\udcff"], ["'\\udcff' is not UTF-8"]),
     ("-", ["--max_it=5"], ["unknown option '--max_it'", "did you mean --max_iters?"]),
 ]
 
-SAMPLE = [  # row of test_catalogue.py, arguments, what the answer must say
+INVALID_SAMPLE = [  # row of test_catalogue.py, arguments, fragments of the message
     ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
     ("C1", ["--ckpt="], ["--ckpt: ", "must be text"]),
     ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),
@@ -124,7 +119,7 @@ SAMPLE = [  # row of test_catalogue.py, arguments, what the answer must say
     ("-", ["--ckpt", "--prompt", "x"], ["--ckpt: has no value"]),
 ]
 
-SAMPLED = [  # arguments, setting, value
+SAMPLE_SPELLINGS = [  # arguments, setting, value
     (["--prompt", ""], "prompt", ""),
     (["--prompt="], "prompt", ""),
     (["--prompt", "null"], "prompt", "null"),
@@ -148,7 +143,7 @@ def names(rows):
     return [f"{row}-{number}" for number, (row, *_) in enumerate(rows)]
 
 
-def answer(load_arguments, argv) -> str:
+def error_message(load_arguments, argv) -> str:
     with pytest.raises(ConfigError) as caught:
         load_arguments(argv)
     message = str(caught.value)
@@ -162,97 +157,89 @@ def value(config, name):
     return getattr(getattr(config, section) if section else config, key)
 
 
-def test_every_spelling_of_an_option_sets_its_setting():
-    for argv, name, expected in SPELLINGS:
-        for whole in ([SMOKE, *argv], [*argv, SMOKE]):
-            found = value(load(whole).config, name)
-            assert found == expected and type(found) is type(expected), argv
+def test_every_form_of_an_option_of_train_sets_its_setting():
+    for argv, name, expected in TRAIN_SPELLINGS:
+        for arguments in ([SMOKE, *argv], [*argv, SMOKE]):
+            actual = value(load(arguments).config, name)
+            assert actual == expected and type(actual) is type(expected), argv
 
 
-@pytest.mark.parametrize("row, argv, fragments", TRAIN, ids=names(TRAIN))
-def test_a_wrong_argument_of_train_is_answered_in_one_line(row, argv, fragments):
-    message = answer(load, [SMOKE, *argv])
+@pytest.mark.parametrize("row, argv, fragments", INVALID_TRAIN, ids=names(INVALID_TRAIN))
+def test_an_invalid_argument_of_train_is_rejected_in_one_line(row, argv, fragments):
+    message = error_message(load, [SMOKE, *argv])
     for fragment in fragments:
         assert fragment in message
 
 
-@pytest.mark.parametrize("row, argv, fragments", SAMPLE, ids=names(SAMPLE))
-def test_a_wrong_argument_of_sample_is_answered_in_one_line(row, argv, fragments):
-    message = answer(load_sample, argv)
+@pytest.mark.parametrize("row, argv, fragments", INVALID_SAMPLE, ids=names(INVALID_SAMPLE))
+def test_an_invalid_argument_of_sample_is_rejected_in_one_line(row, argv, fragments):
+    message = error_message(load_sample, argv)
     for fragment in fragments:
         assert fragment in message
 
 
-def test_every_spelling_of_an_argument_of_sample_is_read():
-    for argv, name, expected in SAMPLED:
-        found = value(load_sample(["--ckpt=x", *argv]), name)
-        assert found == expected and type(found) is type(expected), argv
+def test_every_form_of_an_option_of_sample_sets_its_setting():
+    for argv, name, expected in SAMPLE_SPELLINGS:
+        actual = value(load_sample(["--ckpt=x", *argv]), name)
+        assert actual == expected and type(actual) is type(expected), argv
 
 
 def typos(name):
-    """A letter left out, doubled, wrong, or changed places with the next."""
+    """Yield `name` with each letter left out, doubled, replaced, or swapped with the next."""
     for i in range(len(name)):
         before, letter, after = name[:i], name[i], name[i + 1 :]
         yield from (before + after, before + 2 * letter + after, before + "x" + after)
         yield before + after[:1] + letter + after[1:]
 
 
-TWINS = {
-    "top_k": "top_p",
-    "top_p": "top_k",
-    "beta1": "beta2",
-    "beta2": "beta1",
-}  # each one letter from the other
+# pairs that differ by one letter
+TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}
 
 
 @pytest.mark.parametrize(
     "load_arguments, sections", [(load, (Actions, Config)), (load_sample, (SampleConfig,))]
 )
-def test_every_typo_in_the_name_of_a_setting_is_led_back_to_it(load_arguments, sections):
+def test_the_error_for_a_mistyped_setting_suggests_the_right_one(load_arguments, sections):
     known = [name for section in sections for name in settings_of(section)]
     for name in known:
-        for wrong in {each for each in typos(name) if each not in known}:
+        for typo in {each for each in typos(name) if each not in known}:
             key = name.rpartition(".")[2]
-            message = answer(load_arguments, [f"--{wrong}=1"])
-            found = re.search(r"did you mean --(?:\w+\.)?(\w+)\?$", message)
-            assert found and found[1] in (key, TWINS.get(key)), message
+            message = error_message(load_arguments, [f"--{typo}=1"])
+            actual = re.search(r"did you mean --(?:\w+\.)?(\w+)\?$", message)
+            assert actual and actual[1] in (key, TWINS.get(key)), message
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.stem)
-def test_every_typo_in_the_name_of_a_config_is_led_back_to_it(path, monkeypatch):
+def test_the_error_for_a_mistyped_config_suggests_the_right_one(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     name = f"configs/{path.name}"
-    for wrong in {each for each in typos(name) if not Path(each).exists()}:
-        message = answer(load, [wrong])
+    for typo in {each for each in typos(name) if not Path(each).exists()}:
+        message = error_message(load, [typo])
         assert "no such config" in message
-        assert name.replace("gpu", "cpu") in message.replace("gpu", "cpu"), (
-            wrong
-        )  # each one letter from the other
+        # nanogpt_cpu and nanogpt_gpu differ by one letter
+        assert name.replace("gpu", "cpu") in message.replace("gpu", "cpu"), typo
 
 
-def test_what_files_and_options_contradict_is_said_of_both():
-    assert answer(load, [SMOKE, "--n_head=5"]).startswith(
+def test_an_error_across_file_and_options_names_both():
+    assert error_message(load, [SMOKE, "--n_head=5"]).startswith(
         f"{SMOKE} and the options: n_embd 64 is not divisible"
     )
 
 
-def test_exactly_one_config_is_needed():
-    assert "takes one config file, such as configs/shakespeare.yaml, but is given none" in answer(
-        load, []
+def test_exactly_one_config_file_is_required():
+    assert (
+        "takes one config file, such as configs/shakespeare.yaml, but is given none"
+        in error_message(load, [])
     )
-    assert "is given ['a.yaml', 'b.yaml'];" in answer(load, ["a.yaml", "b.yaml"])
-    assert "is given ['a.yaml', 'a.yaml', 'a.yaml', ...];" in answer(load, ["a.yaml"] * 1000)
+    assert "is given ['a.yaml', 'b.yaml'];" in error_message(load, ["a.yaml", "b.yaml"])
+    assert "is given ['a.yaml', 'a.yaml', 'a.yaml', ...];" in error_message(load, ["a.yaml"] * 1000)
 
 
-def test_what_is_not_said_stays_as_the_file_or_the_schema_has_it():
+def test_settings_without_an_option_have_the_value_of_the_file_or_the_default():
     plain = load([SMOKE])
     assert plain == Command(config_file=SMOKE, config=plain.config)
-    assert (plain.resume, plain.init_from, plain.overwrite, plain.print_config) == (
-        None,
-        None,
-        False,
-        False,
-    )
+    actions = (plain.resume, plain.init_from, plain.overwrite, plain.print_config)
+    assert actions == (None, None, False, False)
     changed = load([SMOKE, "--n_layer=5"]).config
     assert (
         changed.model.n_layer == 5
@@ -261,7 +248,7 @@ def test_what_is_not_said_stays_as_the_file_or_the_schema_has_it():
     )
 
 
-def test_actions_are_understood():
+def test_actions_are_parsed():
     assert load([SMOKE, "--resume"]).resume == "auto"
     assert load(["--resume", SMOKE]).resume == "auto"
     assert load([SMOKE, "--resume=out/a"]).resume == "out/a"
@@ -269,7 +256,7 @@ def test_actions_are_understood():
     assert load([SMOKE, "--print-config"]).print_config
 
 
-def test_the_run_folder_is_named_after_the_config_unless_it_is_given():
+def test_out_dir_is_named_after_the_config_by_default():
     assert load([SMOKE]).out_dir == "out/smoke"
     assert load([SMOKE]).config.out_dir == "auto"
     assert load([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
@@ -278,34 +265,37 @@ def test_the_run_folder_is_named_after_the_config_unless_it_is_given():
 @pytest.mark.parametrize(
     "text, sections", [(train_help(), (Actions, Config)), (sample_help(), (SampleConfig,))]
 )
-def test_help_shows_every_setting_with_its_meaning_default_and_range(text, sections):
-    words = " ".join(text.split())
+def test_help_lists_every_setting_with_its_description_range_and_choices(text, sections):
+    text_in_one_line = " ".join(text.split())
     for section in sections:
-        for name, this in settings_of(section).items():
+        for name, field in settings_of(section).items():
             assert f"\n  --{name}" in text
-            assert this.metadata["meaning"] in words and this.metadata["within"] in words
-            assert all(choice in words for choice in this.metadata["choices"])
+            assert (
+                field.metadata["meaning"] in text_in_one_line
+                and field.metadata["within"] in text_in_one_line
+            )
+            assert all(choice in text_in_one_line for choice in field.metadata["choices"])
     assert max(map(len, text.splitlines())) <= 100
     assert text.isascii()
 
 
-def test_help_names_every_option_that_torchrun_refuses_with_the_form_that_works(capsys):
+def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(capsys):
     run = pytest.importorskip("torch.distributed.run")
-    parser, refused = run.get_args_parser(), []
+    parser, rejected = run.get_args_parser(), []
     for name in _options(Actions, Config):
         words = ["configs/smoke.yaml", f"--{name}=1"]
         try:
-            found = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
-            assert found.training_script_args == words
+            parsed = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
+            assert parsed.training_script_args == words
         except SystemExit:
-            refused.append(name)
+            rejected.append(name)
             full = next(full for full in settings_of(Config) if full.endswith(f".{name}"))
             words = ["configs/smoke.yaml", f"--{full}=1"]
-            found = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
-            assert found.training_script_args == words
+            parsed = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
+            assert parsed.training_script_args == words
             assert f"refuses --{name} as ambiguous" in train_help()
             assert f"write --{full}." in train_help()
-    assert "log" in refused
+    assert "log" in rejected
 
 
 def test_help_says_for_which_dtype_cached_text_is_the_same():
@@ -313,7 +303,7 @@ def test_help_says_for_which_dtype_cached_text_is_the_same():
     assert "in float32 the same text, in bfloat16 and float16 it may differ" in words
 
 
-def test_a_closed_standard_output_ends_nothing():
+def test_a_closed_stdout_is_no_error():
     for command in (
         "train.py configs/smoke.yaml --print-config",
         "train.py --help",

@@ -1,4 +1,4 @@
-"""Config files: what is accepted means what it says; all else is answered in one line (rows A of
+"""Config files: the values of valid ones, and one-line errors for all others (rows A of
 test_catalogue.py).
 """
 
@@ -30,11 +30,10 @@ from configs.strict_yaml import to_yaml
 from data.summary import PRESETS, size_advice
 from tests.conftest import ROOT
 
-TOO_LARGE = (
-    "OverflowError" if sys.version_info < (3, 13) else "ValueError"
-)  # what chr says of 0xFFFFFFFF
+# raised by chr(0xFFFFFFFF)
+TOO_LARGE = "OverflowError" if sys.version_info < (3, 13) else "ValueError"
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
-NANOGPT = {  # its settings, in our names
+NANOGPT = {  # nanoGPT's settings, under our names
     "nanogpt_cpu": {
         "model": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "dropout": 0.0},
         "train": {"batch_size": 12, "max_iters": 2000},
@@ -61,7 +60,7 @@ NANOGPT_TRAIN = {
 NANOGPT_TRAIN |= {"beta2": 0.99, "warmup_iters": 100, "weight_decay": 0.1, "grad_clip": 1.0}
 NANOGPT_TRAIN |= {"gradient_accumulation_steps": 1}
 
-REFUSED = [  # row of test_catalogue.py, content of the file, what the answer must say
+INVALID = [  # row of test_catalogue.py, content of the file, fragments of the message
     ("A4", "", ["config is empty"]),
     ("A4", "# only\n# comments\n", ["config is empty"]),
     ("A4", "---\n", ["config is empty"]),
@@ -251,7 +250,7 @@ REFUSED = [  # row of test_catalogue.py, content of the file, what the answer mu
     ("A33", "? [a]\n: 1\n", ["a key must be a word"]),
 ]
 
-ACCEPTED = [  # row of test_catalogue.py, content of the file, what it sets
+VALID = [  # row of test_catalogue.py, content of the file, resulting settings
     ("A10", "model: {n_layer: 6.0}\n", {"n_layer": 6}),
     (
         "A11",
@@ -290,10 +289,8 @@ def write(folder: Path, content: str | bytes) -> str:
     return str(file)
 
 
-def answer(*argv: str) -> str:
-    """The message that the arguments are refused with: exit code 2, one line, nothing that a
-    terminal obeys.
-    """
+def error_message(*argv: str) -> str:
+    """Return the error message for the arguments: exit code 2, one line, no control characters."""
     with pytest.raises(ConfigError) as caught:
         load(list(argv))
     message = str(caught.value)
@@ -306,19 +303,19 @@ def names(rows):
     return [f"{row}-{number}" for number, (row, *_) in enumerate(rows)]
 
 
-@pytest.mark.parametrize("row, content, fragments", REFUSED, ids=names(REFUSED))
-def test_a_wrong_config_is_answered_in_one_line_that_names_the_file(
+@pytest.mark.parametrize("row, content, fragments", INVALID, ids=names(INVALID))
+def test_an_invalid_config_is_rejected_in_one_line_that_names_the_file(
     row, content, fragments, tmp_path
 ):
     file = write(tmp_path, content)
-    message = answer(file)
+    message = error_message(file)
     assert message.startswith(f"{file}: ")
     for fragment in fragments:
         assert fragment in message
 
 
-@pytest.mark.parametrize("row, content, expected", ACCEPTED, ids=names(ACCEPTED))
-def test_a_value_means_what_the_schema_says(row, content, expected, tmp_path):
+@pytest.mark.parametrize("row, content, expected", VALID, ids=names(VALID))
+def test_a_valid_value_is_converted_to_the_type_of_its_setting(row, content, expected, tmp_path):
     config = load([write(tmp_path, content)]).config
     found = {
         **to_dict(config),
@@ -330,7 +327,7 @@ def test_a_value_means_what_the_schema_says(row, content, expected, tmp_path):
         assert found[name] == value and type(found[name]) is type(value)
 
 
-def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
+def test_a1_a_missing_file_is_rejected_with_the_most_similar_name(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for wrong in (
         "configs/shakespear.yaml",
@@ -338,58 +335,67 @@ def test_a1_a_missing_file_names_the_nearest(tmp_path, monkeypatch):
         "shakespeare.yml",
         "config/shakespeare.yaml",
     ):
-        assert answer(wrong) == f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
+        assert (
+            error_message(wrong)
+            == f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
+        )
     write(tmp_path, "seed: 1\n")
-    assert f"did you mean {tmp_path}/config.yaml?" in answer(str(tmp_path / "confg.yaml"))
-    there = ", ".join(sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")))
-    assert answer("zzzz\x1b") == f"zzzz\\x1b: no such config; there is {there}"
+    assert f"did you mean {tmp_path}/config.yaml?" in error_message(str(tmp_path / "confg.yaml"))
+    available = ", ".join(
+        sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml"))
+    )
+    assert error_message("zzzz\x1b") == f"zzzz\\x1b: no such config; there is {available}"
     monkeypatch.chdir(tmp_path / "..")
-    assert answer("zzzz") == "zzzz: no such config; there is configs/shakespeare.yaml"
+    assert error_message("zzzz") == "zzzz: no such config; there is configs/shakespeare.yaml"
 
 
-def test_a2_a_folder_names_the_configs_in_it(tmp_path):
-    assert "is a folder; give a config file, such as configs/shakespeare.yaml" in answer(
+def test_a2_a_folder_is_rejected_with_a_config_in_it(tmp_path):
+    assert "is a folder; give a config file, such as configs/shakespeare.yaml" in error_message(
         str(tmp_path)
     )
     file = write(tmp_path, "seed: 1\n")
-    assert f"give a config file, such as {file}" in answer(str(tmp_path))
+    assert f"give a config file, such as {file}" in error_message(str(tmp_path))
 
 
-def test_a3_an_unreadable_file_is_refused(tmp_path, monkeypatch):
+def test_a3_an_unreadable_file_is_rejected(tmp_path, monkeypatch):
     file = write(tmp_path, "seed: 1\n")
 
-    def denied(*_):  # root may read anything, so the refusal of the system is played
+    def denied(*_):  # root may read anything, so simulate the error
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files, "open", denied, raising=False)
-    assert answer(file) == (
+    assert error_message(file) == (
         f"{file}: cannot be read: Permission denied; give a YAML file of settings"
     )
     monkeypatch.undo()
     loop = tmp_path / "loop.yaml"
     loop.symlink_to(loop)
-    assert "cannot be read" in answer(str(loop))
-    assert f"{'x' * 140}: cannot be read: File name too long" in answer("y" * 5000 + "x" * 300)
+    assert "cannot be read" in error_message(str(loop))
+    assert f"{'x' * 140}: cannot be read: File name too long" in error_message(
+        "y" * 5000 + "x" * 300
+    )
 
 
 def test_a32_only_a_regular_file_of_at_most_1_mb_is_read(tmp_path):
-    assert "at most 1,000,000 are read" in answer(write(tmp_path, b"seed: 1 #" + b"x" * 1_000_000))
+    assert "at most 1,000,000 are read" in error_message(
+        write(tmp_path, b"seed: 1 #" + b"x" * 1_000_000)
+    )
     assert load([write(tmp_path, b"seed: 1 #" + b"x" * 999_991)]).config.seed == 1
-    assert "not a regular file" in answer("/dev/zero")
+    assert "not a regular file" in error_message("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
-    assert "not a regular file" in answer(str(tmp_path / "pipe"))
+    assert "not a regular file" in error_message(str(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_config_loads_and_survives_being_printed(path, tmp_path):
+def test_every_shipped_config_loads_and_equals_its_printed_form(path, tmp_path):
     config = load([str(path)]).config
     assert load([write(tmp_path, to_yaml(config))]).config == config
     assert from_dict(to_dict(config)) == config
 
 
-def test_any_text_survives_being_printed_and_no_terminal_obeys_it(tmp_path):
-    odd = "\t\n\r\x1b\x85\xa0\u2028\u2029\u202e\ufeff\U0001f3ad#':,-"
-    for text in [*odd, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
+def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):
+    special = "\t\n\r\x1b\x85\xa0\u2028\u2029\u202e\ufeff\U0001f3ad#':,-"
+    for text in [*special, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
         printed = to_yaml(replace(Config(), out_dir=text, data=DataConfig(sources=(text, "x"))))
         config = load([write(tmp_path, printed)]).config
         assert (config.out_dir, config.data.sources) == (text, (text, "x"))
@@ -398,7 +404,7 @@ def test_any_text_survives_being_printed_and_no_terminal_obeys_it(tmp_path):
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset[0])
-def test_the_preset_for_each_size_of_text_is_ready_and_fits_it(preset):
+def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset):
     name, characters, _ = preset
     config = load([str(ROOT / name)]).config
     assert size_advice(estimate_parameters(config.model, 100), min(characters, 10**9)) is None
@@ -406,7 +412,7 @@ def test_the_preset_for_each_size_of_text_is_ready_and_fits_it(preset):
 
 
 @pytest.mark.parametrize("name", NANOGPT)
-def test_the_nanogpt_recipes_are_its_own_number_for_number(name):
+def test_the_nanogpt_configs_have_the_settings_of_nanogpt(name):
     config = to_dict(load([str(ROOT / f"configs/{name}.yaml")]).config)
     assert config["model"].items() >= (NANOGPT_MODEL | NANOGPT[name]["model"]).items()
     assert config["train"].items() >= (NANOGPT_TRAIN | NANOGPT[name]["train"]).items()
@@ -416,27 +422,31 @@ def test_the_nanogpt_recipes_are_its_own_number_for_number(name):
     )
 
 
-def values(this):
-    """Any value that a setting may have; sizes small, so that a model fits into memory."""
-    choices, within = this.metadata["choices"], this.metadata["within"]
-    named = st.sampled_from(choices) if choices else st.nothing()
-    if kind(this) is bool:
+def values(field):
+    """Return a strategy for the allowed values of a setting; sizes are small, to save memory."""
+    choices, allowed_range = field.metadata["choices"], field.metadata["within"]
+    choices_strategy = st.sampled_from(choices) if choices else st.nothing()
+    if kind(field) is bool:
         return st.booleans()
-    if within:
-        low, high = map(float, within[1:-1].split(","))
-        if kind(this) is int:
-            return named | st.integers(int(low), int(min(high, 64)))
-        return named | st.floats(
-            low, high, exclude_min=within[0] == "(", exclude_max=within[-1] == ")"
+    if allowed_range:
+        low, high = map(float, allowed_range[1:-1].split(","))
+        if kind(field) is int:
+            return choices_strategy | st.integers(int(low), int(min(high, 64)))
+        return choices_strategy | st.floats(
+            low, high, exclude_min=allowed_range[0] == "(", exclude_max=allowed_range[-1] == ")"
         )
     text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0:"), min_size=1)
     return (
-        named if choices else st.lists(text, min_size=1).map(tuple) if kind(this) is tuple else text
+        choices_strategy
+        if choices
+        else st.lists(text, min_size=1).map(tuple)
+        if kind(field) is tuple
+        else text
     )
 
 
 def sections(section):
-    found = {name: values(this) for name, this in settings_of(section).items() if "." not in name}
+    found = {name: values(field) for name, field in settings_of(section).items() if "." not in name}
     return (
         found | {"encoding": st.sampled_from(["utf-8", "latin-1", "gb18030"])}
         if section is DataConfig
@@ -451,7 +461,9 @@ def sections(section):
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_any_config_survives_yaml_and_a_checkpoint(tmp_path_factory, top, data, model, train):
+def test_any_config_is_unchanged_by_yaml_and_by_a_checkpoint(
+    tmp_path_factory, top, data, model, train
+):
     model["n_embd"] = 2 * model["n_head"] * (1 + model["n_embd"] % 4)
     train["max_iters"] = 10 * (train["warmup_iters"] + 7)
     config = from_dict({**top, "data": data, "model": model, "train": train})
@@ -460,57 +472,40 @@ def test_any_config_survives_yaml_and_a_checkpoint(tmp_path_factory, top, data, 
     assert from_dict(to_dict(config)) == config
 
 
-NO_CONFIGS = [
-    None,
-    [],
-    "x",
-    {"modle": {}},
-    {10**9999: 2},
-    {"model": 3},
-    {"model": {"n_heads": 4}},
-    {"train": None},
-]
-NO_CONFIGS += [{"model": {"n_layer": True}}, {"seed": False}, {"compile": 1}, {"dtype": ["auto"]}]
-HOSTILE = [
-    None,
-    {},
-    [],
-    "6",
-    True,
-    10**9999,
-    float("nan"),
-    float("inf"),
-    -1,
-    b"6",
-    {"a": 1},
-    ["a", 1],
+INVALID_TREES = [
+    None, [], "x", {"modle": {}}, {10**9999: 2}, {"model": 3}, {"model": {"n_heads": 4}},
+    {"train": None}, {"model": {"n_layer": True}}, {"seed": False}, {"compile": 1},
+    {"dtype": ["auto"]},
+]  # fmt: skip
+INVALID_VALUES = [
+    None, {}, [], "6", True, 10**9999, float("nan"), float("inf"), -1, b"6", {"a": 1}, ["a", 1],
     "\ud800",
-]
+]  # fmt: skip
 
 
-def test_a_checkpoints_config_is_checked_like_a_file():
-    for wrong in NO_CONFIGS:
+def test_the_config_of_a_checkpoint_is_validated_like_a_file():
+    for wrong in INVALID_TREES:
         with pytest.raises(ConfigError):
             from_dict(wrong)
     for name in settings_of(Config):
         section, _, key = name.rpartition(".")
-        for value in HOSTILE:
+        for value in INVALID_VALUES:
             try:
                 from_dict({section: {key: value}} if section else {key: value})
             except ConfigError as error:
                 assert escape(error) == str(error)
 
 
-def test_each_setting_has_a_meaning_a_default_in_its_range_and_a_key_of_its_own():
+def test_each_setting_has_a_description_a_valid_default_and_a_unique_name():
     for section in (Config, SampleConfig):
         found = settings_of(section)
-        assert len({this.name for this in found.values()}) == len(found)
-        for this in found.values():
-            assert len(this.metadata["meaning"]) > 10
-            assert this.default is MISSING or checked(this, this.default) == this.default
+        assert len({field.name for field in found.values()}) == len(found)
+        for field in found.values():
+            assert len(field.metadata["meaning"]) > 10
+            assert field.default is MISSING or checked(field, field.default) == field.default
 
 
-def test_the_estimate_is_the_size_of_the_model():
+def test_estimate_parameters_equals_the_formula():
     classic = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
     assert estimate_parameters(classic, vocab_size=65) == 12 * 6 * 384**2 + (256 + 65) * 384
     assert (
@@ -523,12 +518,11 @@ def test_the_estimate_is_the_size_of_the_model():
     )
 
 
-def test_loading_a_config_and_help_import_no_torch():
+def test_loading_a_config_and_help_do_not_import_torch():
     code = (
         "import sys; from configs.cli import load, load_sample, sample_help, train_help; "
-        "train_help(); sample_help();"
-        "load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); print('torch' in sys.modules, "
-        "'numpy' in sys.modules)"
+        "train_help(); sample_help(); load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); "
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

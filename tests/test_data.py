@@ -1,4 +1,4 @@
-"""Texts: which source is taken, what is read from it, and what is said when it cannot be."""
+"""Corpora: choice of the source, decoding, splits, downloads, and error messages."""
 
 import errno
 import hashlib
@@ -31,7 +31,7 @@ def sha256(content):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty working folder with no corpora elsewhere."""
+    """Change to an empty working folder, with HORNBOOK_CORPORA unset."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HORNBOOK_CORPORA", raising=False)
     return tmp_path
@@ -45,19 +45,19 @@ def write(path, content=TEXT):
 
 
 def load(*sources, **settings):
-    """The corpus, and the lines that were said, those of its report among them."""
-    said = []
-    corpus = load_corpus(sources, notify=said.append, **settings)
-    return corpus, said + corpus.summary
+    """Load a corpus; return it and all lines printed, including its summary."""
+    lines = []
+    corpus = load_corpus(sources, notify=lines.append, **settings)
+    return corpus, lines + corpus.summary
 
 
-def whole_text(corpus):
-    """The corpus as its splits have it, file by file."""
+def decoded_files(corpus):
+    """Return the text of each file, decoded from the two splits."""
     files = zip(corpus.train.segments, corpus.val.segments, strict=True)
     return [corpus.tokenizer.decode(corpus.train.ids[start:end]) for (start, _), (_, end) in files]
 
 
-def message_of(error, *sources, **settings):
+def error_message(error, *sources, **settings):
     with pytest.raises(error) as raised:
         load(*sources, **settings)
     message = str(raised.value)
@@ -65,39 +65,39 @@ def message_of(error, *sources, **settings):
     return message
 
 
-# What is read
+# Reading texts
 
 
 def test_a_file_is_read_split_and_encoded():
-    corpus, said = load(write("book.txt", TEXT))
+    corpus, lines = load(write("book.txt", TEXT))
     assert (corpus.name, corpus.sha256, corpus.characters) == (
         "book.txt",
         sha256(TEXT.encode()),
         len(TEXT),
     )
     assert corpus.tokenizer.vocabulary == "".join(sorted(set(TEXT)))
-    assert whole_text(corpus) == [TEXT]
+    assert decoded_files(corpus) == [TEXT]
     assert corpus.train.segments == ((0, len(TEXT) * 9 // 10),)
     assert len(corpus.train) + len(corpus.val) == len(TEXT)
-    assert said[0] == f"text: book.txt, {len(TEXT)} characters, {len(set(TEXT))} distinct"
+    assert lines[0] == f"text: book.txt, {len(TEXT)} characters, {len(set(TEXT))} distinct"
 
 
-def test_a_folder_is_one_corpus_of_its_text_files_by_name():
+def test_a_folder_is_one_corpus_of_its_text_files_sorted_by_name():
     texts = {"b.txt": "bbbbbbbbby", "a.TXT": "aaaaaaaaaaaaaaaaaaxx", "empty.txt": ""}
     for name, text in texts.items():
         write(f"plays/{name}", text)
     for other in ("README.md", "notes", ".hidden.txt", "more/c.txt"):
         write(f"plays/{other}", "zzz")
-    corpus, said = load("plays")
-    assert whole_text(corpus) == [texts["a.TXT"], texts["b.txt"], ""]
+    corpus, lines = load("plays")
+    assert decoded_files(corpus) == [texts["a.TXT"], texts["b.txt"], ""]
     assert corpus.name == "plays"
     assert corpus.tokenizer.vocabulary == "abxy"
     assert corpus.train.segments == ((0, 18), (20, 29), (30, 30))
     assert corpus.val.segments == ((18, 20), (29, 30), (30, 30))
-    assert said[0] == "text: plays, 3 files, 30 characters, 4 distinct"
+    assert lines[0] == "text: plays, 3 files, 30 characters, 4 distinct"
 
 
-def test_the_digest_of_several_files_depends_on_contents_and_their_ends_not_on_names():
+def test_the_digest_of_several_files_depends_on_their_contents_and_boundaries_but_not_on_names():
     def digest(*contents, names="abc"):
         folder = Path(f"folder{time.monotonic_ns()}")
         for name, content in zip(names, contents, strict=False):
@@ -110,7 +110,7 @@ def test_the_digest_of_several_files_depends_on_contents_and_their_ends_not_on_n
     assert len({digest("abc", "de"), *(digest(*contents) for contents in others)}) == 6
 
 
-def test_the_plays_are_what_their_readme_says():
+def test_the_plays_match_the_counts_in_their_readme():
     plays = Path(data.download.__file__).parent / "plays"
     corpus, _ = load(str(plays))
     readme = (plays / "README.md").read_text()
@@ -126,111 +126,108 @@ def test_the_vocabulary_comes_from_the_whole_text():
 
 def test_more_than_65535_characters_do_not_overflow():
     text = "".join(map(chr, range(0x10000, 0x10000 + 70_000)))
-    assert whole_text(load(write("book.txt", text))[0]) == [text]
+    assert decoded_files(load(write("book.txt", text))[0]) == [text]
 
 
 @pytest.mark.parametrize(
     "encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be"]
 )
-def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(encoding):
+def test_a_byte_order_mark_selects_the_encoding_and_is_removed(encoding):
     text = "Ναι, 🙂! The quick brown fox jumps over the lazy dog.\r\n" * 20
     content = (
         text.encode(encoding)
         if encoding in ("utf-8-sig", "utf-16", "utf-32")
         else ("\ufeff" + text).encode(encoding)
     )
-    corpus, said = load(write("book.txt", content))
-    assert whole_text(corpus) == [text]
+    corpus, lines = load(write("book.txt", content))
+    assert decoded_files(corpus) == [text]
     assert corpus.sha256 == sha256(content)
-    assert said[1] == "note: 1 file(s) begin with a byte order mark, which is removed"
+    assert lines[1] == "note: 1 file(s) begin with a byte order mark, which is removed"
 
 
-def test_a_byte_order_mark_is_noted_once_and_only_the_first_is_left_out():
+def test_byte_order_marks_get_one_note_and_only_the_first_of_a_file_is_removed():
     write("folder/a.txt", "\ufeffaa")
     write("folder/b.txt", "\ufeff\ufeffbb")
-    corpus, said = load("folder")
-    assert whole_text(corpus) == ["aa", "\ufeffbb"]
-    assert [line for line in said if "mark" in line] == [
+    corpus, lines = load("folder")
+    assert decoded_files(corpus) == ["aa", "\ufeffbb"]
+    assert [line for line in lines if "mark" in line] == [
         "note: 2 file(s) begin with a byte order mark, which is removed"
     ]
 
 
 @pytest.mark.parametrize("text", ["a\r\nb\rc\n" * 10, "a\x85b\u2028c\x0cd\n" * 10])
-def test_line_ends_are_kept_exactly(text):
-    assert whole_text(load(write("book.txt", text))[0]) == [text]
+def test_line_ends_are_preserved_exactly(text):
+    assert decoded_files(load(write("book.txt", text))[0]) == [text]
 
 
-def test_windows_line_ends_are_noted():
-    _, said = load(write("book.txt", "a\r\nb\rc\n" * 10))
+def test_windows_line_ends_get_a_note():
+    _, lines = load(write("book.txt", "a\r\nb\rc\n" * 10))
     assert (
-        said[1]
+        lines[1]
         == r"note: 10 lines end in \r\n, which is kept; data.newlines=unix converts it to \n"
     )
 
 
-def test_control_characters_are_kept_and_counted():
+def test_control_characters_are_preserved_and_counted():
     text = "a\tb\n" * 10 + "\0\x1b[2J\x1b\x85" + "more text " * 10
-    corpus, said = load(write("book.txt", text))
-    assert whole_text(corpus) == [text]
-    assert said[1] == "note: control characters are kept: U+0000 once, U+001B 2 times, U+0085 once"
+    corpus, lines = load(write("book.txt", text))
+    assert decoded_files(corpus) == [text]
+    assert lines[1] == "note: control characters are kept: U+0000 once, U+001B 2 times, U+0085 once"
 
 
 @pytest.mark.parametrize(
     "encoding", ["latin-1", "cp1252", "utf-16-le", "utf-16-be", "utf-32-be", "mac-roman"]
 )
-def test_the_encoding_of_files_without_a_mark_can_be_told(encoding):
+def test_data_encoding_applies_to_files_without_a_byte_order_mark(encoding):
     text = "naïve café, £5: the quick brown fox jumps.\r\n" * 20
     write("folder/a.txt", text.encode(encoding)), write("folder/b.txt", "\ufeff" + text)
-    assert whole_text(load("folder", encoding=encoding)[0]) == [
-        text,
-        text,
-    ]  # a mark decides, where there is one
+    assert decoded_files(load("folder", encoding=encoding)[0]) == [text, text]
 
 
 @pytest.mark.parametrize(
     ("encoding", "text"), [("gb18030", "天地玄黄，宇宙\n"), ("shift-jis", "いろはにほへと\n")]
 )
-def test_encodings_of_east_asia_are_read_and_their_mistakes_named(encoding, text):
+def test_east_asian_encodings_are_read_and_invalid_bytes_are_located(encoding, text):
     content = (text * 20).encode(encoding)
-    assert whole_text(load(write("book.txt", content), encoding=encoding)[0]) == [text * 20]
-    message = message_of(DataError, write("book.txt", content + b"\xff\xff"), encoding=encoding)
+    assert decoded_files(load(write("book.txt", content), encoding=encoding)[0]) == [text * 20]
+    message = error_message(DataError, write("book.txt", content + b"\xff\xff"), encoding=encoding)
     assert f"not {encoding.upper()} at byte {len(content)} (line 21); " in message
 
 
 @pytest.mark.parametrize("encoding", ["utf-7", "unicode-escape"])
-def test_halves_of_surrogate_pairs_are_no_text(encoding):
+def test_lone_surrogates_are_rejected(encoding):
     half = {"utf-7": b"+2AA-", "unicode-escape": rb"\ud800"}[encoding]
-    assert "surrogate" in message_of(
+    assert "surrogate" in error_message(
         DataError, write("book.txt", b"some text " * 20 + half), encoding=encoding
     )
 
 
-def test_unix_line_ends_are_made_only_where_they_are_asked_for():
+def test_newlines_unix_converts_line_ends():
     write("book.txt", "a\r\nb\rc\n\r\n" * 10)
-    corpus, said = load("book.txt", newlines="unix")
-    assert whole_text(corpus) == ["a\nb\nc\n\n" * 10]
-    assert not any(r"\r" in line for line in said)
+    corpus, lines = load("book.txt", newlines="unix")
+    assert decoded_files(corpus) == ["a\nb\nc\n\n" * 10]
+    assert not any(r"\r" in line for line in lines)
 
 
-def test_a_pattern_is_one_corpus_of_the_files_that_match_by_name():
+def test_a_pattern_is_one_corpus_of_the_matching_files_sorted_by_name():
     texts = {"b.md": "bbbbbbbbby", "a.md": "aaaaaaaaaaaaaaaaaaxx", "more/c.md": "cccccccccz"}
     for name, text in texts.items():
         write(f"notes/{name}", text)
     write("notes/other.txt"), write("notes/.hidden.md")
     (Path("notes") / "folder.md").mkdir()
-    corpus, said = load("notes/**/*.md")
-    assert whole_text(corpus) == [texts["a.md"], texts["b.md"], texts["more/c.md"]]
+    corpus, lines = load("notes/**/*.md")
+    assert decoded_files(corpus) == [texts["a.md"], texts["b.md"], texts["more/c.md"]]
     assert corpus.name == "notes/**/*.md"
-    assert said[0] == "text: notes/**/*.md, 3 files, 40 characters, 6 distinct"
-    assert whole_text(load("notes/[ab].md")[0]) == [texts["a.md"], texts["b.md"]]
-    assert "nothing matches" in message_of(DataError, "notes/*.rst")
+    assert lines[0] == "text: notes/**/*.md, 3 files, 40 characters, 6 distinct"
+    assert decoded_files(load("notes/[ab].md")[0]) == [texts["a.md"], texts["b.md"]]
+    assert "nothing matches" in error_message(DataError, "notes/*.rst")
 
 
 def test_what_is_never_used_is_noted_with_its_count():
     write("notes/a.txt", TEXT), write("notes/b.txt", "The "), write("notes/c.txt", "T")
     write("notes/d.txt", "Th")
-    said = load("notes")[1]
-    notes = [line for line in said if "never used" in line]
+    lines = load("notes")[1]
+    notes = [line for line in lines if "never used" in line]
     assert [line.partition(", which")[0] for line in notes] == [
         "note: 1 file(s) have a single character of training text",
         "note: 3 file(s) have a single character of validation text",
@@ -238,30 +235,28 @@ def test_what_is_never_used_is_noted_with_its_count():
     assert not any("never used" in line for line in load("notes/a.txt")[1])
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_that_file():
+def test_an_existing_file_name_is_not_treated_as_a_pattern():
     corpus, _ = load(write("draft[1]*.txt"), write("draft1.txt", "other " * 20))
-    assert whole_text(corpus) == [TEXT] and corpus.name == "draft[1]*.txt"
+    assert decoded_files(corpus) == [TEXT] and corpus.name == "draft[1]*.txt"
 
 
-def test_rare_characters_are_folded_counted_and_reported():
+def test_rare_characters_are_mapped_to_unk_counted_and_listed():
     text = TEXT + "é🙂🙂éx\ufffd"
-    corpus, said = load(write("book.txt", text), min_count=3)
-    assert whole_text(corpus) == [TEXT + "\ufffd" * 6]
+    corpus, lines = load(write("book.txt", text), min_count=3)
+    assert decoded_files(corpus) == [TEXT + "\ufffd" * 6]
     assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "\ufffd"}))
-    note = next(line for line in said if "rare" in line)
+    note = next(line for line in lines if "rare" in line)
     assert note == (
         "note: 3 rare characters, 5 times in all, are mapped to '\ufffd' (U+FFFD): "
         "'x' (U+0078), 'é' (U+00E9), '🙂' (U+1F642)"
     )
     assert corpus.tokenizer.vocabulary == load("book.txt", min_count=3)[0].tokenizer.vocabulary
-    again, _ = load(
-        "book.txt", min_count=3, vocabulary=corpus.tokenizer.vocabulary
-    )  # a resumed run
-    assert np.array_equal(again.train.ids, corpus.train.ids)
-    assert (
-        "\ufffd" not in load(write("book.txt"), min_count=2)[0].tokenizer.vocabulary
-    )  # nothing is rare
-    message = message_of(DataError, "book.txt", min_count=10**6)
+    # a resumed run
+    resumed, _ = load("book.txt", min_count=3, vocabulary=corpus.tokenizer.vocabulary)
+    assert np.array_equal(resumed.train.ids, corpus.train.ids)
+    # without rare characters
+    assert "\ufffd" not in load(write("book.txt"), min_count=2)[0].tokenizer.vocabulary
+    message = error_message(DataError, "book.txt", min_count=10**6)
     assert message.startswith(
         "book.txt: nothing to learn: '\ufffd' (U+FFFD) is the only character that occurs"
     )
@@ -282,15 +277,15 @@ def test_rare_characters_are_folded_counted_and_reported():
     ],
     ids=["Chinese", "emoji", "thousands", "mixed", "all of Unicode"],
 )
-def test_every_alphabet_is_read_exactly_in_the_smallest_ids(text, dtype):
+def test_every_script_is_read_exactly_with_the_smallest_id_dtype(text, dtype):
     corpus, _ = load(write("book.txt", text))
-    assert whole_text(corpus) == [text] and corpus.train.ids.dtype == dtype
+    assert decoded_files(corpus) == [text] and corpus.train.ids.dtype == dtype
 
 
-def test_the_report_says_what_was_found():
+def test_the_summary_lists_counts_notes_splits_and_vocabulary():
     write("folder/a.txt", "hello\x01 world\n" * 50 + "ö"), write("folder/b.txt", "Ωω\n" * 100)
-    _, said = load("folder", val_fraction=0.05)
-    assert said == [
+    _, lines = load("folder", val_fraction=0.05)
+    assert lines == [
         "text: folder, 2 files, 951 characters, 13 distinct",
         "note: control characters are kept: U+0001 50 times",
         "note: 1 characters of the validation text, once in all, are not in the training text: 'ö' "
@@ -298,27 +293,26 @@ def test_the_report_says_what_was_found():
         "text        903 characters to train on (95.0%), 48 to validate on (5.0%)",
         r"vocabulary  13 characters: \x01\n dehlorwöΩω",
         "rarest      'ö' (U+00F6) once, '\\x01' (U+0001) 50 times, ' ' (U+0020) 50 times, 'd' "
-        "(U+0064) 50 times, "
-        "'e' (U+0065) 50 times",
+        "(U+0064) 50 times, 'e' (U+0065) 50 times",
     ]
 
 
 @pytest.mark.parametrize("large", [0, 10**9])
-def test_characters_that_only_the_validation_text_has_are_counted(large, monkeypatch, folder):
+def test_characters_that_occur_only_in_the_validation_text_are_counted(large, monkeypatch, folder):
     monkeypatch.setattr(data.streaming, "LARGE", large)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    said = load(write("book.txt", "ab" * 100 + "xxyz"))[1]
+    lines = load(write("book.txt", "ab" * 100 + "xxyz"))[1]
     unseen = (
         "note: 3 characters of the validation text, 4 times in all, are not in the training text: "
         "'x' (U+0078), "
     )
-    assert any(line.startswith(unseen) for line in said)
-    said = load(write("other.txt", "ab" * 100), val_sources=["book.txt"])[1]
-    assert any(line.startswith(unseen) for line in said)
+    assert any(line.startswith(unseen) for line in lines)
+    lines = load(write("other.txt", "ab" * 100), val_sources=["book.txt"])[1]
+    assert any(line.startswith(unseen) for line in lines)
     assert not any("validation text," in line for line in load("other.txt")[1])
-    said = load(write("rare.txt", "ab" * 100 + "xyx"), min_count=2)[1]  # y is folded
+    lines = load(write("rare.txt", "ab" * 100 + "xyx"), min_count=2)[1]  # y is mapped to UNK
     assert any(
-        line.startswith("note: 2 characters of the validation text, 3 times") for line in said
+        line.startswith("note: 2 characters of the validation text, 3 times") for line in lines
     )
 
 
@@ -338,18 +332,16 @@ PRESETS = data.summary.PRESETS
         (10_700_000, 1_115_394, None),
     ],
 )
-def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(
-    parameters, characters, preset
-):
+def test_a_model_of_unsuitable_size_gets_advice_with_a_preset(parameters, characters, preset):
     line = data.summary.size_advice(parameters, characters)
     assert line is None if preset is None else line.endswith(f"; use configs/{preset}.yaml")
 
 
-# What cannot be read
+# Invalid texts
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "expected"),
     [
         (b"first\nsecond caf\xe9\n", "not UTF-8 at byte 16 (line 2)"),
         (b"\xef\xbb\xbfone\ntwo\nthree \xff", "not UTF-8 at byte 17 (line 3)"),
@@ -360,9 +352,9 @@ def test_a_model_that_does_not_fit_the_text_is_told_with_the_preset_that_does(
         ("a\n".encode("utf-32") + b"\0\0\x11\0", "not UTF-32-LE at byte 12 (line 2)"),
     ],
 )
-def test_undecodable_bytes_are_named_with_offset_and_line(content, words):
-    message = message_of(DataError, write("book.txt", content))
-    assert message.startswith(f"book.txt: {words}; ")
+def test_undecodable_bytes_are_reported_with_offset_and_line(content, expected):
+    message = error_message(DataError, write("book.txt", content))
+    assert message.startswith(f"book.txt: {expected}; ")
     assert "data.encoding" in message and "iconv" in message
 
 
@@ -371,23 +363,23 @@ def test_undecodable_bytes_are_named_with_offset_and_line(content, words):
     ["hello, world\n", "Привет, мир. Как дела сегодня?\n", "naïve café\n", "“quoted” text\n"],
 )
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf16_without_a_byte_order_mark_is_recognised(text, encoding):
-    message = message_of(DataError, write("book.txt", (text * 5).encode(encoding)))
+def test_utf16_without_a_byte_order_mark_is_detected(text, encoding):
+    message = error_message(DataError, write("book.txt", (text * 5).encode(encoding)))
     assert "looks like UTF-16 without a byte order mark" in message and "iconv" in message
     assert f"set data.encoding={encoding}" in message
-    assert whole_text(load("book.txt", encoding=encoding)[0]) == [text * 5]
+    assert decoded_files(load("book.txt", encoding=encoding)[0]) == [text * 5]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe"])
-def test_an_empty_text_is_an_error_even_where_another_source_follows(content):
-    message = message_of(DataError, write("book.txt", content), write("other.txt"))
+def test_an_empty_text_is_an_error_even_if_another_source_follows(content):
+    message = error_message(DataError, write("book.txt", content), write("other.txt"))
     assert message.startswith("book.txt: 0 characters; need at least")
 
 
-def test_one_distinct_character_is_nothing_to_learn():
+def test_a_text_with_one_distinct_character_is_rejected():
     vocabulary = "".join(sorted(set(TEXT)))
     for settings in ({}, {"vocabulary": vocabulary}):
-        message = message_of(DataError, write("book.txt", "o" * 1000), **settings)
+        message = error_message(DataError, write("book.txt", "o" * 1000), **settings)
         assert message.startswith("book.txt: nothing to learn: 'o' (U+006F)")
 
 
@@ -427,7 +419,7 @@ def make_folder_with_a_dangling_link():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "expected"),
     [
         (make_fifo, "not a regular file"),
         (make_socket, "not a regular file"),
@@ -439,27 +431,27 @@ def make_folder_with_a_dangling_link():
         (make_folder_with_a_dangling_link, "cannot be read: No such file or directory"),
     ],
 )
-def test_what_is_there_but_no_text_is_an_error_even_where_another_source_follows(make, words):
+def test_an_invalid_source_is_an_error_even_if_another_source_follows(make, expected):
     make()
-    message = message_of(DataError, "strange.txt", write("other.txt"))
-    assert message.startswith("strange.txt") and words in message
+    message = error_message(DataError, "strange.txt", write("other.txt"))
+    assert message.startswith("strange.txt") and expected in message
 
 
 @pytest.mark.parametrize("locked", ["book.txt", "folder", "folder/a.txt"])
-def test_a_text_without_permission_is_an_error(locked, monkeypatch):
-    def refusing(call):
-        def refuse(path, *args, **kwargs):
+def test_a_text_without_read_permission_is_an_error(locked, monkeypatch):
+    def denying(call):
+        def deny(path, *args, **kwargs):
             if str(path) == locked:
                 raise PermissionError(13, "Permission denied", str(path))
             return call(path, *args, **kwargs)
 
-        return refuse
+        return deny
 
     write("book.txt"), write("folder/a.txt"), write("other.txt")
-    monkeypatch.setattr("builtins.open", refusing(open))
-    monkeypatch.setattr(os, "listdir", refusing(os.listdir))
-    monkeypatch.setattr(os, "scandir", refusing(os.scandir))
-    message = message_of(DataError, locked.split("/")[0], "other.txt")
+    monkeypatch.setattr("builtins.open", denying(open))
+    monkeypatch.setattr(os, "listdir", denying(os.listdir))
+    monkeypatch.setattr(os, "scandir", denying(os.scandir))
+    message = error_message(DataError, locked.split("/")[0], "other.txt")
     assert message.startswith(f"{locked}: cannot be read: Permission denied; ")
 
 
@@ -479,107 +471,109 @@ def test_a_text_without_permission_is_an_error(locked, monkeypatch):
         "https://example.org/a\\b/input.txt#sha256=" + "0" * 64,
     ],
 )
-def test_a_malformed_source_is_refused_before_any_is_read(source):
-    message = message_of(ConfigError, write("book.txt"), source)
+def test_a_malformed_source_is_rejected_before_any_source_is_read(source):
+    message = error_message(ConfigError, write("book.txt"), source)
     assert message.startswith("data.sources: ")
 
 
-# Which source is taken
+# Choice of the source
 
 
-def test_the_first_source_that_is_there_is_taken_and_the_others_accounted_for():
+def test_the_first_available_source_is_used_and_the_unavailable_ones_are_listed():
     write("b/input.txt"), write("c.txt", "other text " * 20)
-    corpus, said = load("a.txt", "b/nothing", "b/input.txt/under", "b/input.txt", "c.txt")
+    corpus, lines = load("a.txt", "b/nothing", "b/input.txt/under", "b/input.txt", "c.txt")
     assert corpus.name == "b"
-    assert said[0] == (
+    assert lines[0] == (
         f"text: b/input.txt, {len(TEXT)} characters, {len(set(TEXT))} distinct; "
         "unavailable: a.txt (no such file or folder), b/nothing (no such file or folder), "
         "b/input.txt/under (no such file or folder); losses on b and a.txt are not comparable"
     )
 
 
-def test_no_source_left_names_each_and_why():
-    message = message_of(DataError, "a.txt", "b\x1b[2J")
+def test_without_any_available_source_the_error_lists_each_with_its_reason():
+    message = error_message(DataError, "a.txt", "b\x1b[2J")
     assert message.startswith(
         r"data.sources: no text is available: a.txt (no such file or folder), "
         r"b\x1b[2J (no such file or folder); "
     )
 
 
-def test_a_mistyped_source_is_answered_with_the_nearest_name_in_its_folder():
+def test_the_error_for_a_mistyped_source_suggests_the_most_similar_name_in_its_folder():
     write("books/austen.txt"), write("books/other\x1b.txt")
-    assert message_of(DataError, "books/austin.txt").endswith("; did you mean books/austen.txt?")
-    assert message_of(DataError, "books/othr\x1b.txt").endswith(
+    assert error_message(DataError, "books/austin.txt").endswith("; did you mean books/austen.txt?")
+    assert error_message(DataError, "books/othr\x1b.txt").endswith(
         r"; did you mean books/other\x1b.txt?"
     )
-    for far in ("books/x", "nowhere/austen.txt", "boo*/austin.txt"):
-        assert message_of(DataError, far).endswith("; name an existing file, folder or address")
+    for dissimilar in ("books/x", "nowhere/austen.txt", "boo*/austin.txt"):
+        assert error_message(DataError, dissimilar).endswith(
+            "; name an existing file, folder or address"
+        )
 
 
-def test_a_name_for_people():
+def test_the_name_of_a_corpus_is_its_file_or_folder():
     write("data/mine/input.txt"), write("book.txt")
     assert load("data/mine/input.txt")[0].name == "mine"
     assert load("./book.txt")[0].name == "book.txt"
     assert load(".")[0].name == Path.cwd().name
 
 
-def test_corpora_elsewhere_are_looked_in_after_the_working_folder(monkeypatch, folder):
+def test_hornbook_corpora_is_searched_after_the_working_folder(monkeypatch, folder):
     monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
     write("elsewhere/mine/input.txt", "from elsewhere " * 20)
-    corpus, said = load("data/mine/input.txt", write("other.txt"))
-    assert corpus.name == "mine" and str(folder / "elsewhere" / "mine" / "input.txt") in said[0]
-    assert whole_text(corpus) == ["from elsewhere " * 20]
+    corpus, lines = load("data/mine/input.txt", write("other.txt"))
+    assert corpus.name == "mine" and str(folder / "elsewhere" / "mine" / "input.txt") in lines[0]
+    assert decoded_files(corpus) == ["from elsewhere " * 20]
     write("data/mine/input.txt", "from here " * 20)
-    assert whole_text(load("data/mine/input.txt")[0]) == ["from here " * 20]
+    assert decoded_files(load("data/mine/input.txt")[0]) == ["from here " * 20]
 
 
 @pytest.mark.parametrize(
     "source", ["mine/input.txt", "data/mine/other.txt", "more/data/mine/input.txt"]
 )
-def test_only_data_name_input_txt_is_looked_for_elsewhere(source, monkeypatch, folder):
+def test_only_data_name_input_txt_is_searched_for_in_hornbook_corpora(source, monkeypatch, folder):
     monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
     for name in ("input.txt", "other.txt"):
         write(f"elsewhere/mine/{name}")
-    message_of(DataError, source)
+    error_message(DataError, source)
 
 
-def test_a_resumed_run_takes_its_text_wherever_it_stands():
+def test_a_resumed_run_finds_its_text_by_digest_in_any_source():
     write("a.txt", "another text " * 20), write("b.txt"), write("c.txt", "a third text " * 20)
-    for wanted, name in (
+    for wanted_text, name in (
         (TEXT, "b.txt"),
         ("a third text " * 20, "c.txt"),
         ("another text " * 20, "a.txt"),
     ):
         corpus, _ = load(
-            "missing.txt", "a.txt", "b.txt", "c.txt", wanted_sha256=sha256(wanted.encode())
+            "missing.txt", "a.txt", "b.txt", "c.txt", wanted_sha256=sha256(wanted_text.encode())
         )
-        assert corpus.name == name and whole_text(corpus) == [wanted]
+        assert corpus.name == name and decoded_files(corpus) == [wanted_text]
 
 
-def test_a_changed_text_is_refused_on_resume_with_both_digests():
+def test_a_changed_text_is_rejected_on_resume_with_all_digests():
     before = sha256(TEXT.encode())
     write("a.txt", TEXT + "more"), write("b.txt", "b" + TEXT)
-    message = message_of(CheckpointError, "a.txt", "b.txt", "c.txt", wanted_sha256=before)
+    message = error_message(CheckpointError, "a.txt", "b.txt", "c.txt", wanted_sha256=before)
     assert message.startswith("data.sources: the text has changed since the checkpoint")
     for digest in (before, sha256((TEXT + "more").encode()), sha256(("b" + TEXT).encode())):
         assert digest in message
 
 
-def test_a_given_vocabulary_is_used():
+def test_the_vocabulary_of_a_checkpoint_is_used():
     vocabulary = "".join(sorted(set(TEXT + "xyz")))
     corpus, _ = load(write("book.txt"), vocabulary=vocabulary)
     assert corpus.tokenizer.vocabulary == vocabulary
-    assert whole_text(corpus) == [TEXT]
+    assert decoded_files(corpus) == [TEXT]
 
 
-def test_characters_that_a_given_vocabulary_lacks_are_named():
-    message = message_of(
+def test_characters_missing_from_the_vocabulary_of_a_checkpoint_are_listed():
+    message = error_message(
         CheckpointError, write("book.txt", TEXT + "é🙂"), vocabulary="".join(sorted(set(TEXT)))
     )
     assert message.startswith(
         "book.txt: 2 of its characters are not in the checkpoint's vocabulary: 'é' (U+00E9), '🙂'"
     )
-    message = message_of(CheckpointError, "book.txt", vocabulary=" ")
+    message = error_message(CheckpointError, "book.txt", vocabulary=" ")
     assert message.count("(U+") == 5 and " and 14 more; " in message
 
 
@@ -587,7 +581,7 @@ def test_characters_that_a_given_vocabulary_lacks_are_named():
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 99, 101, 12_345])
-def test_by_default_the_last_tenth_of_each_file_is_validated_on(length):
+def test_by_default_the_last_tenth_of_each_file_is_the_validation_split(length):
     write("folder/a.txt", (TEXT * 20)[:length]), write("folder/b.txt")
     corpus, _ = load("folder")
     assert [end - start for start, end in corpus.train.segments] == [
@@ -600,34 +594,29 @@ def test_by_default_the_last_tenth_of_each_file_is_validated_on(length):
 @pytest.mark.parametrize(
     ("fraction", "val"), [(0.5, 500), (0.25, 250), (0.001, 1), (0.3, 300), (0.999, 999)]
 )
-def test_another_fraction_can_be_asked_for(fraction, val):
+def test_val_fraction_sets_the_size_of_the_validation_split(fraction, val):
     corpus, _ = load(write("book.txt", (TEXT * 2)[:1000]), val_fraction=fraction)
     assert (len(corpus.train), len(corpus.val)) == (1000 - val, val)
 
 
-def test_a_text_of_its_own_can_be_validated_on():
-    (
-        write("books/a.txt", "aaab" * 50),
-        write("books/b.txt", "abab" * 50),
-        write("val.txt", "abac" * 20),
-    )
-    corpus, said = load("books", val_sources=["missing.txt", "val.txt"])
+def test_val_sources_gives_a_separate_validation_text():
+    write("books/a.txt", "aaab" * 50), write("books/b.txt", "abab" * 50)
+    write("val.txt", "abac" * 20)
+    corpus, lines = load("books", val_sources=["missing.txt", "val.txt"])
     assert [len(corpus.train), corpus.train.segments] == [400, ((0, 200), (200, 400))]
-    assert corpus.tokenizer.decode(corpus.val.ids) == "abac" * 20 and corpus.val.segments == (
-        (0, 80),
-    )
+    assert corpus.tokenizer.decode(corpus.val.ids) == "abac" * 20
+    assert corpus.val.segments == ((0, 80),)
     assert corpus.tokenizer.vocabulary == "abc"
     assert corpus.val_sha256 == sha256(b"abac" * 20) and corpus.sha256 == load("books")[0].sha256
-    assert said[1] == (
+    assert lines[1] == (
         "validation text: val.txt, 80 characters, 3 distinct; unavailable: missing.txt (no such "
-        "file or folder); "
-        "losses on val.txt and missing.txt are not comparable"
+        "file or folder); losses on val.txt and missing.txt are not comparable"
     )
-    message = message_of(
+    message = error_message(
         CheckpointError, "books", val_sources=["val.txt"], wanted_val_sha256=sha256(b"other")
     )
     assert message.startswith("data.val_sources: the text has changed since the checkpoint")
-    message = message_of(DataError, "books", val_sources=["missing.txt"])
+    message = error_message(DataError, "books", val_sources=["missing.txt"])
     assert message.startswith("data.val_sources: no text is available")
     with pytest.raises(
         DataError, match="longest piece of validation text has 80 characters; block_size 80 needs"
@@ -645,7 +634,7 @@ def test_a_text_of_its_own_can_be_validated_on():
         ([500, 500], 50, False),
     ],
 )
-def test_both_splits_must_hold_a_window(lengths, block_size, fits):
+def test_both_splits_must_contain_a_window(lengths, block_size, fits):
     for i, length in enumerate(lengths):
         write(f"folder/{i}.txt", (TEXT * 2)[:length])
     corpus, _ = load("folder")
@@ -663,14 +652,13 @@ def test_both_splits_must_hold_a_window(lengths, block_size, fits):
         check_sizes(corpus, longest - 1)
 
 
-def test_a_text_too_short_for_any_block_size_is_said_to_be():
+def test_a_text_too_short_for_any_block_size_is_rejected_as_such():
     for text in ("ab", "abababab"):
         with pytest.raises(DataError, match="no block_size fits; use a longer text"):
             check_sizes(load(write("book.txt", text))[0], 1)
 
 
-# Downloads, from a server on this machine that speaks plain HTTP where the program believes it
-# speaks https
+# Downloads, from a local server that uses plain HTTP although the addresses are https
 
 
 class Server(ThreadingHTTPServer):
@@ -678,19 +666,19 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked = []
+        self.requests = []
         self.closing = threading.Event()
 
     def handle_error(self, request, client_address):
-        """A client that hangs up is part of these tests."""
+        """Ignore closed connections, which are part of these tests."""
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.server.asked.append(self.path)
+        self.server.requests.append(self.path)
         getattr(self, self.path.split("/")[1])()
 
-    def answer(self, content, length=None, code=200, **headers):
+    def respond(self, content, length=None, code=200, **headers):
         self.send_response(code)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -698,34 +686,34 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def good(self):
-        self.answer(TEXT.encode())
+    def complete(self):
+        self.respond(TEXT.encode())
 
     def missing(self):
-        self.answer(b"not here", code=404)
+        self.respond(b"not here", code=404)
 
     def portal(self):
-        self.answer(b"<html>Please log in to use this network</html>")
+        self.respond(b"<html>Please log in to use this network</html>")
 
     def partial(self):
-        self.answer(TEXT.encode()[:-10], length=len(TEXT))
+        self.respond(TEXT.encode()[:-10], length=len(TEXT))
 
     def moved(self):
-        self.answer(
+        self.respond(
             b"",
             code=302,
-            Location=f"https://127.0.0.1:{self.server.server_port}/good/corpus/input.txt",
+            Location=f"https://127.0.0.1:{self.server.server_port}/complete/corpus/input.txt",
         )
 
     def insecure(self):
-        self.answer(
+        self.respond(
             b"",
             code=302,
-            Location=f"http://127.0.0.1:{self.server.server_port}/good/corpus/input.txt",
+            Location=f"http://127.0.0.1:{self.server.server_port}/complete/corpus/input.txt",
         )
 
     def circle(self):
-        self.answer(b"", code=302, Location=self.path)
+        self.respond(b"", code=302, Location=self.path)
 
     def nonsense(self):
         self.wfile.write(b"\0\1\2" * 5000 + b"\r\n\r\n")
@@ -737,7 +725,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.closing.wait(20)
 
     def stalled(self):
-        self.answer(TEXT.encode()[:100], length=len(TEXT))
+        self.respond(TEXT.encode()[:100], length=len(TEXT))
         self.server.closing.wait(20)
 
     def slow_headers(self):
@@ -795,17 +783,21 @@ def files_in(folder):
     )
 
 
-@pytest.mark.parametrize("behaviour", ["good", "moved", "slow"])
-def test_a_text_is_downloaded_once_and_stored(behaviour, server, folder, capfd, monkeypatch):
-    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)  # less than the slow one takes in all
-    corpus, said = load(
+@pytest.mark.parametrize("behaviour", ["complete", "moved", "slow"])
+def test_a_text_is_downloaded_once_and_stored_in_data(
+    behaviour, server, folder, capfd, monkeypatch
+):
+    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)  # less than the total time of "slow"
+    corpus, lines = load(
         "data/corpus/input.txt", address(server, behaviour), write("other.txt", "other " * 20)
     )
-    assert whole_text(corpus) == [TEXT] and corpus.name == "corpus"
-    assert said[0].startswith("text: data/corpus/input.txt, ")
-    assert "data/corpus/input.txt (no such file or folder)" in said[0] and "compare" not in said[0]
+    assert decoded_files(corpus) == [TEXT] and corpus.name == "corpus"
+    assert lines[0].startswith("text: data/corpus/input.txt, ")
+    assert (
+        "data/corpus/input.txt (no such file or folder)" in lines[0] and "compare" not in lines[0]
+    )
     assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
-    asked = len(server.asked)
+    requests = len(server.requests)
     url, digest = address(server, behaviour).split("#")
     for source in (
         "data/corpus/input.txt",
@@ -813,11 +805,11 @@ def test_a_text_is_downloaded_once_and_stored(behaviour, server, folder, capfd, 
         f"{url}#sha256={corpus.sha256.upper()}",
     ):
         assert load(source)[0].sha256 == corpus.sha256
-    assert len(server.asked) == asked
-    assert capfd.readouterr() == ("", "")  # the bar is for terminals
+    assert len(server.requests) == requests
+    assert capfd.readouterr() == ("", "")  # no progress bar without a terminal
 
 
-FAILURES = {  # what the server does: the reason that is given
+FAILURES = {  # behaviour of the server: reason in the message
     "missing": "HTTP Error 404: Not Found",
     "portal": "wrong SHA-256",
     "partial": "wrong SHA-256",
@@ -825,7 +817,7 @@ FAILURES = {  # what the server does: the reason that is given
     "circle": "infinite loop",
     "nonsense": r"\x00\x01\x02",
     "hangup": "closed connection",
-    "silent": "",  # the socket's or the waiting side's patience, whichever ends first
+    "silent": "",  # either of two time-outs
     "stalled": "",
     "slow_headers": "no data for 0.5 seconds",
     "endless": "larger than 1,000,000 bytes",
@@ -834,132 +826,125 @@ FAILURES = {  # what the server does: the reason that is given
 
 
 @pytest.mark.parametrize("behaviour", FAILURES)
-def test_a_download_that_fails_leaves_nothing_and_the_next_source_is_taken(
+def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
     behaviour, server, folder, monkeypatch
 ):
     monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)
     monkeypatch.setattr(data.download, "MAX_BYTES", 1_000_000)
     monkeypatch.setattr(data.download, "MAX_SECONDS", 1.0)
     write("plays/a.txt", "other text " * 20)
-    begin = time.monotonic()
-    corpus, said = load(address(server, behaviour), "plays")
-    assert time.monotonic() - begin < 3
+    start_time = time.monotonic()
+    corpus, lines = load(address(server, behaviour), "plays")
+    assert time.monotonic() - start_time < 3
     assert corpus.name == "plays"
-    account = next(line for line in said if line.startswith("text: "))
-    assert f"/{behaviour}/corpus/input.txt (" in account and FAILURES[behaviour] in account
-    assert "()" not in account and len(account) < 1200
-    assert account.endswith("; losses on plays and corpus are not comparable")
+    summary = next(line for line in lines if line.startswith("text: "))
+    assert f"/{behaviour}/corpus/input.txt (" in summary and FAILURES[behaviour] in summary
+    assert "()" not in summary and len(summary) < 1200
+    assert summary.endswith("; losses on plays and corpus are not comparable")
     assert files_in(folder) == ["plays/a.txt"]
-    assert "/good/corpus/input.txt" not in server.asked
+    assert "/complete/corpus/input.txt" not in server.requests
 
 
 @pytest.mark.parametrize("behaviour", ["portal", "partial"])
-def test_a_wrong_digest_is_reported_even_where_no_text_is_found(behaviour, server):
-    said = []
+def test_a_wrong_digest_is_reported_even_without_another_source(behaviour, server):
+    lines = []
     with pytest.raises(DataError, match="wrong SHA-256"):
-        load_corpus([address(server, behaviour)], notify=said.append)
-    assert sha256(TEXT.encode()) in said[0] and behaviour in said[0]
+        load_corpus([address(server, behaviour)], notify=lines.append)
+    assert sha256(TEXT.encode()) in lines[0] and behaviour in lines[0]
 
 
-def test_a_name_lookup_that_hangs_is_given_up(server, monkeypatch):
+def test_a_hanging_name_lookup_times_out(server, monkeypatch):
     monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: server.closing.wait(20))
-    begin = time.monotonic()
-    corpus, said = load(
+    start_time = time.monotonic()
+    corpus, lines = load(
         "https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt")
     )
-    assert time.monotonic() - begin < 2
-    assert corpus.name == "book.txt" and "no data for 0.5 seconds" in said[0]
+    assert time.monotonic() - start_time < 2
+    assert corpus.name == "book.txt" and "no data for 0.5 seconds" in lines[0]
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    assert others and all(
-        thread.daemon for thread in others
-    )  # what still hangs keeps nobody from leaving
+    # daemon threads do not keep the process from exiting
+    assert others and all(thread.daemon for thread in others)
 
 
-def test_a_refused_connection_is_told_in_plain_words(server):
-    url = address(server, "good")
+def test_a_refused_connection_is_reported_with_the_system_error(server):
+    url = address(server, "complete")
     server.shutdown()
     server.server_close()
     refused = f"[Errno {errno.ECONNREFUSED}] {os.strerror(errno.ECONNREFUSED)}"
-    assert f"/corpus/input.txt ({refused}); " in message_of(DataError, url)
+    assert f"/corpus/input.txt ({refused}); " in error_message(DataError, url)
 
 
-def test_without_a_network_ten_seconds_are_enough():
+def test_the_stall_timeout_is_below_ten_seconds():
     assert data.download.STALL_TIMEOUT < 10
 
 
-def test_a_download_appears_in_one_step(server, folder, monkeypatch):
-    seen = []
+def test_a_download_is_renamed_into_place_when_complete(server, folder, monkeypatch):
+    renames = []
 
     def replace(source, target):
-        seen.append(
-            (
-                Path(source).read_bytes(),
-                Path(target).exists(),
-                Path(source).parent == Path(target).parent,
-            )
-        )
+        same_folder = Path(source).parent == Path(target).parent
+        renames.append((Path(source).read_bytes(), Path(target).exists(), same_folder))
         real_replace(source, target)
 
     real_replace = os.replace
     monkeypatch.setattr(os, "replace", replace)
-    load(address(server, "good"))
-    assert seen == [(TEXT.encode(), False, True)]
+    load(address(server, "complete"))
+    assert renames == [(TEXT.encode(), False, True)]
 
 
-def test_a_download_that_cannot_be_stored_leaves_nothing(server, folder, monkeypatch):
+def test_a_download_that_cannot_be_stored_leaves_no_files(server, folder, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    message = message_of(DataError, address(server, "good"))
+    message = error_message(DataError, address(server, "complete"))
     assert "cannot be stored at data/corpus/input.txt: No space left on device" in message
     assert files_in(folder) == []
 
 
-def test_another_text_in_the_place_of_a_download_is_neither_taken_nor_overwritten(server):
+def test_another_text_at_the_path_of_a_download_is_neither_used_nor_overwritten(server):
     mine = write("data/corpus/input.txt", "my own text " * 20)
-    corpus, said = load(address(server, "good"), write("other.txt"))
+    corpus, lines = load(address(server, "complete"), write("other.txt"))
     assert corpus.name == "other.txt"
-    assert "data/corpus/input.txt is another text, SHA-256 " in said[0]
+    assert "data/corpus/input.txt is another text, SHA-256 " in lines[0]
     assert Path(mine).read_text() == "my own text " * 20
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_corpora_elsewhere_spare_the_network(server, monkeypatch, folder):
+def test_a_text_in_hornbook_corpora_is_not_downloaded(server, monkeypatch, folder):
     monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
     write("elsewhere/corpus/input.txt")
-    assert load(address(server, "good"))[0].name == "corpus"
-    assert server.asked == []
+    assert load(address(server, "complete"))[0].name == "corpus"
+    assert server.requests == []
 
 
-def test_a_resumed_run_asks_the_network_last_and_only_for_its_own_text(server):
+def test_a_resumed_run_tries_downloads_last_and_only_with_its_own_digest(server):
     write("mine.txt"), write("other.txt", "other text " * 20)
-    wanted = sha256(TEXT.encode())
-    assert load(address(server, "good"), "mine.txt", wanted_sha256=wanted)[0].name == "mine.txt"
+    digest = sha256(TEXT.encode())
+    assert load(address(server, "complete"), "mine.txt", wanted_sha256=digest)[0].name == "mine.txt"
     assert (
-        load(address(server, "good", content="x"), "mine.txt", wanted_sha256=wanted)[0].name
+        load(address(server, "complete", content="x"), "mine.txt", wanted_sha256=digest)[0].name
         == "mine.txt"
     )
-    message_of(
-        CheckpointError, address(server, "good", content="x"), "other.txt", wanted_sha256=wanted
+    error_message(
+        CheckpointError, address(server, "complete", content="x"), "other.txt", wanted_sha256=digest
     )
-    assert server.asked == []
-    assert load("other.txt", address(server, "good"), wanted_sha256=wanted)[0].name == "corpus"
-    assert server.asked == ["/good/corpus/input.txt"]
+    assert server.requests == []
+    assert load("other.txt", address(server, "complete"), wanted_sha256=digest)[0].name == "corpus"
+    assert server.requests == ["/complete/corpus/input.txt"]
 
 
-def test_downloads_at_the_same_time_do_not_disturb_each_other(server, folder):
+def test_concurrent_downloads_of_a_text_all_succeed(server, folder):
     corpora = []
     threads = [
-        threading.Thread(target=lambda: corpora.append(load(address(server, "good"))[0]))
+        threading.Thread(target=lambda: corpora.append(load(address(server, "complete"))[0]))
         for _ in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [np.array_equal(corpus.train.ids, corpora[0].train.ids) for corpus in corpora] == [
-        True
-    ] * 8
+    equal = [np.array_equal(corpus.train.ids, corpora[0].train.ids) for corpus in corpora]
+    assert equal == [True] * 8
     assert files_in(folder) == ["data/corpus/input.txt"]

@@ -1,4 +1,4 @@
-"""No tensor of a forward pass is left on the CPU, shown without a GPU."""
+"""Forward passes on a simulated GPU (see tests/simulated_gpu.py)."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ import sys
 from tests.conftest import ROOT
 
 
-def test_all_pairs_compute_on_a_simulated_gpu():
+def test_no_layout_or_kernel_leaves_a_tensor_on_the_cpu():
     command = [sys.executable, "-m", "tests.simulated_gpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

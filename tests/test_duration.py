@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError
 from configs.cli import load
 from configs.schema import TrainConfig
-from tests.campaigns.common import same, small, step_of, train
+from tests.campaigns.common import same_runs, small_run_args, step_of, train
 from tests.campaigns.signals import send_at
 from tests.conftest import ROOT
 from training.duration import TARGET, Speed, fit_max_iters
@@ -72,7 +72,11 @@ def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, e
 @pytest.fixture
 def options(tmp_path):
     """The small run, without its lengths."""
-    return [each for each in small(tmp_path) if "max_iters" not in each and "warmup" not in each]
+    return [
+        each
+        for each in small_run_args(tmp_path)
+        if "max_iters" not in each and "warmup" not in each
+    ]
 
 
 def chosen(output):
@@ -86,16 +90,16 @@ def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tm
     code, output = train(*options, "--minutes=0.02", f"--out_dir={timed}")
     assert code == 0
     assert train(*options, chosen(output), f"--out_dir={repeated}")[0] == 0
-    assert same(timed, repeated)
+    assert same_runs(timed, repeated)
     assert f"--max_iters={step_of(timed)}" == chosen(output)
 
 
 def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch):
-    stopped, undisturbed = tmp_path / "stopped", tmp_path / "undisturbed"
+    stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
     with monkeypatch.context() as patch:
         send_at("evaluate", "SIGTERM", 4, patch.setattr)  # the first two calls are timed
         code, output = train(*options, "--minutes=0.02", f"--out_dir={stopped}")
     assert code == 143
     assert train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")[0] == 0
-    assert train(*options, chosen(output), f"--out_dir={undisturbed}")[0] == 0
-    assert same(stopped, undisturbed)
+    assert train(*options, chosen(output), f"--out_dir={uninterrupted}")[0] == 0
+    assert same_runs(stopped, uninterrupted)

@@ -1,4 +1,4 @@
-"""The exact loss: every prediction once, whatever the batches, and nothing drawn."""
+"""The exact loss: every target once, for any batch size, without random numbers."""
 
 import math
 
@@ -18,7 +18,7 @@ IDS = np.random.default_rng(0).integers(0, 7, 101).astype(np.uint8)
 SPLIT = Split(IDS, ((0, 40), (40, 101)))
 
 
-def test_it_is_the_mean_over_every_prediction_of_the_text():
+def test_exact_loss_is_the_mean_over_all_targets():
     model = GPT(MODEL, 7).eval()
     nats = []
     for start, end in SPLIT.segments:
@@ -36,13 +36,13 @@ def test_it_is_the_mean_over_every_prediction_of_the_text():
     )
 
 
-def test_the_batch_size_changes_nothing_but_rounding():
+def test_batch_size_changes_exact_loss_only_by_rounding():
     model = GPT(MODEL, 7)
-    measured = [exact_loss(model, evaluation_windows(SPLIT, 8, batch), CPU) for batch in (1, 2, 64)]
-    assert measured == pytest.approx([measured[0]] * 3, abs=1e-6)
+    losses = [exact_loss(model, evaluation_windows(SPLIT, 8, batch), CPU) for batch in (1, 2, 64)]
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-6)
 
 
-def test_it_draws_nothing_from_the_training_generators():
+def test_evaluation_does_not_change_the_random_state():
     model = GPT(MODEL, 7).train()
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -51,7 +51,7 @@ def test_it_draws_nothing_from_the_training_generators():
     assert exact_loss(model, evaluation_windows(SPLIT, 8, 4), CPU) == first
 
 
-def test_a_model_that_knows_nothing_costs_ln_v_nats_and_log2_v_bits():
+def test_a_uniform_prediction_has_a_loss_of_ln_v_nats_and_log2_v_bits():
     model = GPT(MODEL, 7)
     with torch.no_grad():
         model.token_embedding.weight.zero_()

@@ -1,5 +1,5 @@
-"""TensorBoard's event files: each point once, whatever was killed or is full, whatever the clock
-said; and no file of anybody else is touched.
+"""TensorBoard event files: every record exactly once after kills, full disks and clock changes, and
+files of other programs untouched.
 """
 
 import os
@@ -38,12 +38,12 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_reads_every_record(tmp_path):
     write(tmp_path, range(1, 5), ("train/loss", "train/lr"))
     assert steps(tmp_path) == steps(tmp_path, "train/lr") == [1, 2, 3, 4]
 
 
-def test_a_record_is_framed_as_tensorboard_frames_it(tmp_path):
+def test_records_have_the_lengths_and_checksums_of_tensorboards_format(tmp_path):
     content = write(tmp_path, [1]).path.read_bytes()
     start = 0
     while start < len(content):
@@ -55,18 +55,18 @@ def test_a_record_is_framed_as_tensorboard_frames_it(tmp_path):
     assert start == len(content)
 
 
-def test_what_came_after_the_checkpoint_is_gone(tmp_path):
+def test_events_after_the_checkpoint_are_removed(tmp_path):
     events = write(tmp_path, [1, 2, 3])
     saved = events.position
     write(tmp_path, [4, 5], events=events)
     truncate_events(tmp_path, saved)
     assert steps(tmp_path) == [1, 2, 3]
     assert events.path.stat().st_size == saved["size"]
-    truncate_events(tmp_path, saved)  # again: a resume that was killed at once
+    truncate_events(tmp_path, saved)  # again, after a resume that was killed at once
     assert steps(tmp_path) == [1, 2, 3]
 
 
-def test_files_of_later_processes_are_gone_and_those_of_earlier_ones_whole(tmp_path):
+def test_files_of_later_processes_are_removed_and_earlier_ones_unchanged(tmp_path):
     write(tmp_path, [1, 2])
     saved = write(tmp_path, [3, 4]).position
     for _ in range(3):  # resumed, and killed before the first save
@@ -76,7 +76,7 @@ def test_files_of_later_processes_are_gone_and_those_of_earlier_ones_whole(tmp_p
     assert steps(tmp_path) == [1, 2, 3, 4] and len(names(tmp_path)) == 2
 
 
-def test_a_record_torn_by_a_kill_is_gone_wherever_it_is_torn(tmp_path):
+def test_a_partial_record_is_removed_wherever_it_ends(tmp_path):
     events = write(tmp_path, [1, 2])
     saved, whole = events.position, events.path.read_bytes()
     write(tmp_path, [3], events=events)
@@ -85,19 +85,19 @@ def test_a_record_torn_by_a_kill_is_gone_wherever_it_is_torn(tmp_path):
         events.path.write_bytes(longer[:size])
         truncate_events(tmp_path, saved)
         assert events.path.read_bytes() == whole
-    events.path.write_bytes(whole + bytes(64))  # a hole that a power cut left
+    events.path.write_bytes(whole + bytes(64))  # zeros left by a power cut
     truncate_events(tmp_path, saved)
     assert events.path.read_bytes() == whole
 
 
-def test_a_file_with_nothing_to_remove_is_not_touched(tmp_path):
+def test_a_file_with_nothing_to_remove_is_not_modified(tmp_path):
     events = write(tmp_path, [1, 2, 3])
     before = events.path.stat()
     truncate_events(tmp_path, events.position)
     assert events.path.stat() == before
 
 
-def test_files_of_other_programs_are_never_touched(tmp_path):
+def test_files_of_other_programs_are_never_modified(tmp_path):
     saved = {"number": 1, "size": 0}
     with SummaryWriter(tmp_path) as writer:
         writer.add_scalar("other", 1, 1)
@@ -126,16 +126,16 @@ def test_files_of_other_programs_are_never_touched(tmp_path):
 def test_a_folder_that_cannot_be_changed_is_a_resource_error(tmp_path, monkeypatch):
     events = write(tmp_path, [1, 2, 3])
 
-    def refuse(*_):
+    def deny(*_):
         raise PermissionError(13, "Permission denied", str(events.path))
 
-    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    monkeypatch.setattr("pathlib.Path.unlink", deny)
     with pytest.raises(ResourceError, match="Permission denied") as caught:
         truncate_events(tmp_path, {"number": 0, "size": 0})
     assert str(events.path) in str(caught.value)
 
 
-def test_a_new_file_comes_after_all_others_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
+def test_a_new_file_sorts_after_all_others_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
     names = []
     for now in (2_000_000_000, 1_000_000_000, 1_000_000_000, 2_000_000_001):
         monkeypatch.setattr(time, "time", lambda now=now: now)
@@ -144,7 +144,7 @@ def test_a_new_file_comes_after_all_others_even_if_the_clock_was_set_back(tmp_pa
     assert steps(tmp_path) == [0, 1, 2, 3]
 
 
-def test_the_description_is_one_file_that_is_read_first_and_replaced_as_a_whole(tmp_path):
+def test_the_description_is_one_file_that_is_read_first_and_replaced_as_a_unit(tmp_path):
     write(tmp_path, [1])
     for value in (1.0, 2.0):
         write_description(tmp_path, [scalar("run/x", value)])
@@ -155,7 +155,7 @@ def test_the_description_is_one_file_that_is_read_first_and_replaced_as_a_whole(
     assert names(tmp_path) == [DESCRIPTION]
 
 
-def test_a_full_disk_delays_the_records_and_loses_none(tmp_path):
+def test_a_full_disk_delays_records_and_loses_none(tmp_path):
     resource = pytest.importorskip("resource")
     events = write(tmp_path, range(1, 4))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -173,6 +173,6 @@ def test_a_full_disk_delays_the_records_and_loses_none(tmp_path):
     assert steps(tmp_path) == [1, 2, 3, 4, 5]
 
 
-def test_without_anything_to_write_there_is_no_file(tmp_path):
+def test_without_records_no_file_is_created(tmp_path):
     EventFile(tmp_path).flush()
     assert not list(tmp_path.iterdir())

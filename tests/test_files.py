@@ -15,30 +15,28 @@ from checkpointing import file_format
 from common import files
 from common.errors import CheckpointError, ResourceError
 
-# --------------------------------------------------------------------------------- faults of a save
+# ------------------------------------------------------------------------------ simulated failures
 
 
 NAMES = ["last.safetensors", "prev.safetensors"]
 
 
 class Killed(BaseException):
-    """The process is gone: nothing runs after it, no cleaning up either."""
+    """The simulated end of the process: no further system call succeeds, not even for cleanup."""
 
 
 class System:
-    """The system calls of a save. The one numbered `fatal` raises `fault`; `calls` lists those that
-    were made.
-    """
+    """The system calls of a save, listed in `calls`. Call number `fatal` raises `fault`."""
 
     def __init__(self, monkeypatch, fault=None, fatal=-1):
         self.calls, self.fault, self.fatal, self.dead = [], fault, fatal, False
         for name in ("link", "replace", "unlink", "fsync", "open", "close"):
-            monkeypatch.setattr(os, name, self.watched(name, getattr(os, name)))
+            monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
         monkeypatch.setattr(files, "open", self.opened, raising=False)
 
-    def watched(self, name, call):
+    def wrapped(self, name, call):
         def run(*arguments, **options):
-            self.happens(name, *arguments)
+            self.record(name, *arguments)
             return call(*arguments, **options)
 
         return run
@@ -46,10 +44,10 @@ class System:
     def opened(self, path, mode):
         if mode != "xb":
             return open(path, mode)
-        self.happens("create", path)
-        return WatchedFile(path, self)
+        self.record("create", path)
+        return RecordedFile(path, self)
 
-    def happens(self, name, *arguments):
+    def record(self, name, *arguments):
         if self.dead:
             raise Killed
         self.calls.append(
@@ -60,8 +58,8 @@ class System:
             raise self.fault
 
 
-class WatchedFile(io.FileIO):
-    """A new file; a write that fails has written half."""
+class RecordedFile(io.FileIO):
+    """A new file. A failing write has written half of the content."""
 
     def __init__(self, path, system):
         super().__init__(path, "xb")
@@ -69,7 +67,7 @@ class WatchedFile(io.FileIO):
 
     def write(self, content):
         super().write(content[: len(content) // 2])
-        self.system.happens("write")
+        self.system.record("write")
         return super().write(content[len(content) // 2 :])
 
 
@@ -91,13 +89,10 @@ def step_of(path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run that saved at steps 1 and 2, and is about to save at step 3."""
+    """Create a run folder with saves of steps 1 and 2."""
     for step in (1, 2):
         save(tmp_path, step)
-    assert (step_of(tmp_path / "prev.safetensors"), step_of(tmp_path / "last.safetensors")) == (
-        1,
-        2,
-    )
+    assert [step_of(tmp_path / name) for name in sorted(NAMES)] == [2, 1]
     return tmp_path
 
 
@@ -111,7 +106,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_save_syncs_the_file_before_it_is_renamed_and_the_folder_after(folder, monkeypatch):
+def test_a_save_syncs_the_file_before_renaming_it_and_the_folder_afterwards(folder, monkeypatch):
     with monkeypatch.context() as patch:
         system = System(patch)
         save(folder, 3)
@@ -133,47 +128,49 @@ def test_a_save_syncs_the_file_before_it_is_renamed_and_the_folder_after(folder,
     ]
 
 
-FATAL = range(14)  # one more than a save has calls
+FATAL = range(14)  # a save has 13 calls
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
 @pytest.mark.parametrize(
     "fault", [OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "I/O error")], ids=str
 )
-def test_whichever_call_of_a_save_fails_the_old_or_the_new_is_whole(
+def test_if_any_call_of_a_save_fails_the_old_or_new_file_is_intact(
     folder, monkeypatch, fault, links
 ):
-    refused = 0
+    failed = 0
     for fatal in FATAL:
         save(folder, 1)
         save(folder, 2)
         with monkeypatch.context() as patch:
             system = System(patch, fault, fatal)
             if not links:
-                patch.setattr(os, "link", without_links)
+                patch.setattr(os, "link", no_hard_links)
             try:
                 save(folder, 3)
             except ResourceError as error:
-                refused += 1
+                failed += 1
                 message = str(error)
                 assert error.exit_code == 5 and "\n" not in message
                 assert f".safetensors: not saved ({fault.strerror}): need 0.0 MB" in message
                 assert f"MB free at {folder}; earlier files are intact" in message
         done = [call for i, call in enumerate(system.calls) if i != fatal]
-        in_place = any(call[0] == "replace" and call[2] == "last.safetensors" for call in done)
-        assert step_of(folder / "last.safetensors") == (3 if in_place else 2)
+        replaced = any(call[0] == "replace" and call[2] == "last.safetensors" for call in done)
+        assert step_of(folder / "last.safetensors") == (3 if replaced else 2)
         assert step_of(folder / "prev.safetensors") in (1, 2)
         assert names(folder) == NAMES
-    assert refused >= 8
+    assert failed >= 8
 
 
-def without_links(*_):
+def no_hard_links(*_):
     raise PermissionError(errno.EPERM, "no hard links here")
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
 @pytest.mark.parametrize("damaged", [True, False], ids=["last-damaged", "last-whole"])
-def test_killed_at_any_call_of_a_save_a_run_has_a_whole_file(folder, monkeypatch, damaged, links):
+def test_a_process_killed_at_any_call_of_a_save_leaves_an_intact_file(
+    folder, monkeypatch, damaged, links
+):
     killed = 0
     for fatal in FATAL:
         save(folder, 1)
@@ -183,7 +180,7 @@ def test_killed_at_any_call_of_a_save_a_run_has_a_whole_file(folder, monkeypatch
         with monkeypatch.context() as patch:
             System(patch, Killed(), fatal)
             if not links:
-                patch.setattr(os, "link", without_links)
+                patch.setattr(os, "link", no_hard_links)
             try:
                 save(folder, 3)
             except Killed:
@@ -196,14 +193,14 @@ def test_killed_at_any_call_of_a_save_a_run_has_a_whole_file(folder, monkeypatch
     assert killed >= 12
 
 
-def test_what_a_dead_process_of_our_number_left_does_not_stop_a_save(folder):
+def test_temporary_files_of_a_dead_process_with_our_pid_do_not_block_a_save(folder):
     for name in ("last.safetensors", "prev.safetensors"):
         (folder / f"{name}.tmp.{os.getpid()}").write_bytes(b"half")
     save(folder, 3)
     assert names(folder) == NAMES and step_of(folder / "last.safetensors") == 3
 
 
-def test_only_the_unfinished_files_of_dead_processes_are_removed(tmp_path):
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     stale = [f"last.safetensors.tmp.{dead.pid}", f"best.safetensors.tmp.{os.getpid()}"]
@@ -215,7 +212,7 @@ def test_only_the_unfinished_files_of_dead_processes_are_removed(tmp_path):
     assert names(tmp_path) == sorted(others)
 
 
-def test_a_disk_that_fills_at_any_byte_leaves_the_old_file(folder):
+def test_a_disk_full_at_any_byte_leaves_the_old_file(folder):
     resource = pytest.importorskip("resource")
     size = (folder / "last.safetensors").stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -226,26 +223,23 @@ def test_a_disk_that_fills_at_any_byte_leaves_the_old_file(folder):
                 save(folder, 3)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert (step_of(folder / "prev.safetensors"), step_of(folder / "last.safetensors")) == (
-            1,
-            2,
-        )
+        assert [step_of(folder / name) for name in sorted(NAMES)] == [2, 1]
         assert names(folder) == NAMES
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path):
+def test_a_missing_folder_is_a_resource_error(tmp_path):
     with pytest.raises(ResourceError, match="not saved") as caught:
         save(tmp_path / "gone", 1)
     assert caught.value.exit_code == 5
 
 
-def test_a_reader_beside_a_trainer_sees_only_whole_files(folder):
+def test_a_concurrent_reader_sees_only_intact_files(folder):
     done = threading.Event()
-    seen = []
+    steps = []
 
     def reads():
         while not done.is_set():
-            seen.append(step_of(folder / "last.safetensors"))
+            steps.append(step_of(folder / "last.safetensors"))
 
     reader = threading.Thread(target=reads)
     reader.start()
@@ -253,4 +247,4 @@ def test_a_reader_beside_a_trainer_sees_only_whole_files(folder):
         save(folder, step)
     done.set()
     reader.join()
-    assert len(seen) > 5 and seen == sorted(seen) and None not in seen
+    assert len(steps) > 5 and steps == sorted(steps) and None not in steps

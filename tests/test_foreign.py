@@ -1,5 +1,5 @@
-"""PyTorch archives of other programs: what is honest is loaded, what is hostile is refused, and
-nothing in it runs or grows.
+"""PyTorch archives of other programs: valid ones are loaded; malicious ones are rejected without
+running code or using much memory.
 """
 
 import gzip
@@ -24,8 +24,8 @@ PAYLOAD = {
 PICKLE = "archive/data.pkl"
 
 
-def refusal(path):
-    """Return the message for a file that must be refused: one line that begins with its name."""
+def error_message(path):
+    """Return the error message for an invalid file: one line that starts with its name."""
     with pytest.raises(CheckpointError) as caught:
         foreign.load(path)
     assert caught.value.exit_code == 4
@@ -41,7 +41,7 @@ def file(tmp_path):
     return path
 
 
-def packed(records, compression=zipfile.ZIP_STORED):
+def zip_of(records, compression=zipfile.ZIP_STORED):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as archive:
         for name, content in records.items():
@@ -59,7 +59,7 @@ def equal(a, b):
     return type(a) is type(b) and a == b
 
 
-def test_an_honest_archive_is_loaded(file):
+def test_a_valid_archive_is_loaded(file):
     assert equal(foreign.load(file), PAYLOAD)
 
 
@@ -78,24 +78,24 @@ def test_a_state_dict_of_a_real_model_is_loaded(file):
         random.Random(1).randbytes(5000),
         b"First Citizen:\n" * 100,
         gzip.compress(b"x" * 1000),
-        packed({"readme.txt": b"hello"}),
+        zip_of({"readme.txt": b"hello"}),
         b"PK\3\4",
     ],
     ids=["empty", "random", "text", "gzip", "zip", "magic"],
 )
-def test_what_is_no_archive_of_torch_is_refused(file, content):
+def test_files_that_are_no_torch_archive_are_rejected(file, content):
     file.write_bytes(content)
-    refusal(file)
+    error_message(file)
 
 
-def test_a_truncated_archive_is_refused(file):
+def test_a_truncated_archive_is_rejected(file):
     content = file.read_bytes()
     for length in range(0, len(content), 101):
         file.write_bytes(content[:length])
-        refusal(file)
+        error_message(file)
 
 
-def test_what_is_no_readable_file_is_refused(tmp_path):
+def test_unreadable_paths_are_rejected(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
     expected = {
@@ -105,20 +105,20 @@ def test_what_is_no_readable_file_is_refused(tmp_path):
         "none": "no such file",
     }
     for name, words in expected.items():
-        assert words in refusal(tmp_path / name)
+        assert words in error_message(tmp_path / name)
 
 
 # --------------------------------------------------------------------------------- forged archives
 
 
-def forged(pickle):
-    return packed({PICKLE: b"\x80\x02" + pickle + b".", "archive/version": b"3\n"})
+def archive_of(pickle):
+    return zip_of({PICKLE: b"\x80\x02" + pickle + b".", "archive/version": b"3\n"})
 
 
 def tensor_pickle(
     numel=b"K\x06", size=b"K\x02K\x03\x86", stride=b"K\x03K\x01\x86", storage=b"FloatStorage"
 ):
-    """The pickle of one tensor over the record archive/data/0."""
+    """Return the pickle of one tensor stored in the record archive/data/0."""
     persistent = (
         b"(X\x07\0\0\0storagectorch\n" + storage + b"\nX\x01\0\0\x000X\x03\0\0\0cpu" + numel + b"tQ"
     )
@@ -132,38 +132,41 @@ def tensor_pickle(
     )
 
 
-def huge(number):
+def long_int(number):
     return b"\x8a\x08" + number.to_bytes(8, "little")
 
 
-BOMBS = {
-    "a call": (forged(b"cos\nsystem\nX\x0c\0\0\0touch harmed\x85R"), "foreign object os system"),
+FORGED_ARCHIVES = {
+    "a call": (
+        archive_of(b"cos\nsystem\nX\x0c\0\0\0touch harmed\x85R"),
+        "foreign object os system",
+    ),
     "a large allocation": (
-        forged(b"cbuiltins\nbytearray\n" + huge(3 * 10**9) + b"\x85R"),
+        archive_of(b"cbuiltins\nbytearray\n" + long_int(3 * 10**9) + b"\x85R"),
         "builtins bytearray",
     ),
-    "a name with an escape": (forged(b"c\x1b[2J\nx\n"), r"foreign object \x1b[2J x"),
-    "a list of itself, doubled": (forged(b"]" + b"q\0h\0h\0\x86" * 40), "an object used twice"),
-    "tuples in tuples": (forged(b")" + b"\x85" * 10**6), "nested more than 100 deep"),
-    "tuples as keys": (forged(b"})" + b"\x85" * 10**6 + b"K\1s"), "nested more than 100 deep"),
-    "lists in lists": (forged(b"(" * 10**5 + b"l" * 10**5), "nested more than 100 deep"),
-    "millions of lists": (forged(b"(" + b"]" * 2**22 + b"t"), "bytes of structure"),
-    "half a pickle": (packed({PICKLE: b"\x80\x02(]"}), "not a PyTorch checkpoint"),
-    "no such opcode": (forged(b"\xff"), "not a PyTorch checkpoint"),
-    "what was never kept": (forged(b"h\7"), "not a PyTorch checkpoint"),
-    "no pickle": (packed({"archive/version": b"3\n"}), "0 records named data.pkl"),
+    "a name with an escape": (archive_of(b"c\x1b[2J\nx\n"), r"foreign object \x1b[2J x"),
+    "a list of itself, doubled": (archive_of(b"]" + b"q\0h\0h\0\x86" * 40), "an object used twice"),
+    "tuples in tuples": (archive_of(b")" + b"\x85" * 10**6), "nested more than 100 deep"),
+    "tuples as keys": (archive_of(b"})" + b"\x85" * 10**6 + b"K\1s"), "nested more than 100 deep"),
+    "lists in lists": (archive_of(b"(" * 10**5 + b"l" * 10**5), "nested more than 100 deep"),
+    "millions of lists": (archive_of(b"(" + b"]" * 2**22 + b"t"), "bytes of structure"),
+    "half a pickle": (zip_of({PICKLE: b"\x80\x02(]"}), "not a PyTorch checkpoint"),
+    "no such opcode": (archive_of(b"\xff"), "not a PyTorch checkpoint"),
+    "an unset memo entry": (archive_of(b"h\7"), "not a PyTorch checkpoint"),
+    "no pickle": (zip_of({"archive/version": b"3\n"}), "0 records named data.pkl"),
     "compressed zeros": (
-        packed({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10**7)}, zipfile.ZIP_DEFLATED),
+        zip_of({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10**7)}, zipfile.ZIP_DEFLATED),
         "compressed records",
     ),
     "names that differ in case": (
-        packed({PICKLE: b"\x80\x02}.", PICKLE.upper(): b"x"}),
+        zip_of({PICKLE: b"\x80\x02}.", PICKLE.upper(): b"x"}),
         "two records of one name",
     ),
     "a record too small": (
-        packed(
+        zip_of(
             {
-                PICKLE: b"\x80\x02" + tensor_pickle(numel=huge(10**10)) + b".",
+                PICKLE: b"\x80\x02" + tensor_pickle(numel=long_int(10**10)) + b".",
                 "archive/data/0": bytes(24),
             }
         ),
@@ -172,24 +175,24 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_forged_archive_is_refused_and_nothing_in_it_runs_or_grows(name, file, monkeypatch):
+@pytest.mark.parametrize("name", FORGED_ARCHIVES)
+def test_a_forged_archive_is_rejected_without_running_code_or_using_much_memory(
+    name, file, monkeypatch
+):
     resource = pytest.importorskip("resource")
     monkeypatch.chdir(file.parent)
-    archive, words = BOMBS[name]
+    archive, words = FORGED_ARCHIVES[name]
     file.write_bytes(archive)
-    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-    assert words in refusal(file)
+    peak, start_time = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    assert words in error_message(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # KB
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start_time < 20
     assert [path.name for path in file.parent.iterdir()] == ["ckpt.pt"]
 
 
-def test_overlapping_records_are_refused(file):
-    """Each of many central entries names the same bytes: nothing is compressed, and yet it
-    grows.
-    """
-    content = packed({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10_000)})
+def test_overlapping_records_are_rejected(file):
+    """Let many central directory entries name the same bytes: a zip bomb without compression."""
+    content = zip_of({PICKLE: b"\x80\x02}.", "archive/data/0": bytes(10_000)})
     start = content.index(b"PK\1\2", content.index(b"PK\1\2") + 1)
     end = content.index(b"PK\5\6")
     copies = b"".join(content[start:end].replace(b"data/0", b"data/%d" % i) for i in range(1, 10))
@@ -199,14 +202,14 @@ def test_overlapping_records_are_refused(file):
     )
     tail = content[end : end + 8] + count + count + size + content[end + 16 :]
     file.write_bytes(content[:end] + copies + tail)
-    assert "overlapping records" in refusal(file)
+    assert "overlapping records" in error_message(file)
 
 
-def test_tensors_of_a_gpu_are_loaded_on_a_cpu(file):
+def test_tensors_saved_on_a_gpu_are_loaded_on_the_cpu(file):
     with zipfile.ZipFile(file) as archive:
         records = {record.filename: archive.read(record) for record in archive.infolist()}
     name = next(name for name in records if name.endswith("data.pkl"))
     assert b"X\x03\0\0\0cpu" in records[name]
     records[name] = records[name].replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:0")
-    file.write_bytes(packed(records))
+    file.write_bytes(zip_of(records))
     assert equal(foreign.load(file), PAYLOAD)

@@ -1,5 +1,5 @@
-"""Generation: cached text is uncached text at any length, each sample is its own, and the fast
-decoder is GPT.forward.
+"""Generation: equality of cached and uncached text, independence of samples, the fast decoder
+against GPT.forward, and the sampling filters.
 """
 
 import dataclasses
@@ -22,20 +22,20 @@ from tests.variants import CHOICES, in_layout
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
-FALL_BACK = Generation._fall_back  # which conftest.py replaces
+FALL_BACK = Generation._fall_back  # conftest.py replaces it
 
 
 def build(**changes):
     model = GPT(dataclasses.replace(SMALL, **changes), V, seed=1).double()
     with torch.no_grad():
-        for parameter in model.parameters():  # an initial model hardly prefers anything
+        for parameter in model.parameters():  # the initial predictions are almost uniform
             parameter.add_(
                 torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.3
             )
     return model
 
 
-def text(model, prompt, sampler, length, **options):
+def generate_ids(model, prompt, sampler, length, **options):
     steps = list(generate(model, prompt, sampler, length, **options))
     return torch.stack(steps, dim=1) if steps else prompt[:, :0]
 
@@ -48,7 +48,7 @@ def prompts(rows, length, seed=0):
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 8, 64])
-def test_the_window_is_a_function_of_the_length_alone_and_always_fits(block_size):
+def test_the_window_depends_only_on_the_length_and_never_exceeds_block_size(block_size):
     hop = max(1, block_size // 2)
     for n in range(1, 5 * block_size + 2):
         start = window_start(n, block_size)
@@ -59,7 +59,7 @@ def test_the_window_is_a_function_of_the_length_alone_and_always_fits(block_size
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("window", ["stepped", "exact"])
-def test_a_text_is_what_the_rule_says_written_out(temperature, window):
+def test_generated_text_equals_a_plain_loop_over_gpt_forward(temperature, window):
     model, prompt = build(), prompts(2, 3)
     expected, sampler = prompt, Sampler(5, range(2), temperature=temperature)
     sampler.advance(3)
@@ -73,18 +73,12 @@ def test_a_text_is_what_the_rule_says_written_out(temperature, window):
             ids = sampler(model(expected[:, start:])[:, -1].numpy())
         expected = torch.cat([expected, torch.from_numpy(ids)[:, None]], dim=1)
     for cache in (True, False):
-        found = text(
-            model,
-            prompt,
-            Sampler(5, range(2), temperature=temperature),
-            40,
-            cache=cache,
-            window=window,
-        )
-        assert torch.equal(found, expected[:, 3:])
+        again = Sampler(5, range(2), temperature=temperature)
+        result = generate_ids(model, prompt, again, 40, cache=cache, window=window)
+        assert torch.equal(result, expected[:, 3:])
 
 
-def test_cached_text_is_uncached_text_in_random_cases():
+def test_cached_text_equals_uncached_text_in_random_cases():
     counts = campaign(cases=40)
     assert counts["cases"] == 40 and counts["characters"] > 1000
     assert counts["different"] == 0 and counts["largest difference"] < 1e-12
@@ -92,73 +86,75 @@ def test_cached_text_is_uncached_text_in_random_cases():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_cached_text_is_uncached_text_in_every_layout_and_kernel(layout, kernel):
+def test_cached_text_equals_uncached_text_in_every_layout_and_kernel(layout, kernel):
     counts = campaign(cases=2, attention=layout, kernel=kernel)
     assert counts["different"] == 0 and counts["largest difference"] < 1e-12
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_text_continued_from_itself_goes_on_as_if_it_had_never_stopped(temperature):
+def test_generation_from_a_generated_prefix_gives_the_same_continuation(temperature):
     model, prompt = build(positions="rope"), prompts(2, 5)
-    whole = text(model, prompt, Sampler(5, range(2), temperature=temperature), 60)
+    whole = generate_ids(model, prompt, Sampler(5, range(2), temperature=temperature), 60)
     for cut in (1, 3, 11, 40):
         longer = torch.cat([prompt, whole[:, :cut]], dim=1)
-        continued = text(model, longer, Sampler(5, range(2), temperature=temperature), 60 - cut)
+        continued = generate_ids(
+            model, longer, Sampler(5, range(2), temperature=temperature), 60 - cut
+        )
         assert torch.equal(continued, whole[:, cut:])
 
 
-def test_a_text_read_in_pieces_between_draws_is_the_same_as_one_read_whole():
-    model, written = build(), np.empty((1, 0), np.int64)
-    talk = Generation(model, Sampler(3))
+def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text():
+    model, context = build(), np.empty((1, 0), np.int64)
+    generation = Generation(model, Sampler(3))
     for length in (3, 1, 9, 2, 20):  # past the window too
-        typed = prompts(1, length, seed=length).numpy()
-        talk.append(typed)
+        appended = prompts(1, length, seed=length).numpy()
+        generation.append(appended)
         whole = Generation(model, Sampler(3), cache=False)
-        whole.append(np.concatenate([written, typed], axis=1))
-        said = np.stack([talk.step() for _ in range(4)], axis=1)
-        assert np.array_equal(said, np.stack([whole.step() for _ in range(4)], axis=1))
-        written = np.concatenate([written, typed, said], axis=1)
+        whole.append(np.concatenate([context, appended], axis=1))
+        drawn = np.stack([generation.step() for _ in range(4)], axis=1)
+        assert np.array_equal(drawn, np.stack([whole.step() for _ in range(4)], axis=1))
+        context = np.concatenate([context, appended, drawn], axis=1)
 
 
-def test_nothing_grows_with_the_text():
-    talk = Generation(build().float(), Sampler(3))
-    talk.append(prompts(1, 100).numpy())
+def test_memory_does_not_grow_with_the_text():
+    generation = Generation(build().float(), Sampler(3))
+    generation.append(prompts(1, 100).numpy())
     for _ in range(100):
-        talk.step()
-        assert talk.ids.shape[1] <= SMALL.block_size
-    assert talk.length == 200
+        generation.step()
+        assert generation.ids.shape[1] <= SMALL.block_size
+    assert generation.length == 200
 
 
-def test_nothing_more_than_the_prompt_is_an_empty_text():
-    assert text(build(), prompts(2, 3), Sampler(0, range(2)), 0).shape == (2, 0)
+def test_zero_new_tokens_give_an_empty_text():
+    assert generate_ids(build(), prompts(2, 3), Sampler(0, range(2)), 0).shape == (2, 0)
 
 
-def test_an_empty_prompt_is_refused():
+def test_an_empty_prompt_is_rejected():
     with pytest.raises(ValueError, match="at least 1"):
         next(generate(build(), prompts(1, 0), Sampler(), 1))
 
 
-def test_a_sample_is_the_same_alone_and_among_others():
+def test_a_sample_does_not_depend_on_the_other_samples_of_its_batch():
     model, prompt = build(), prompts(1, 4)
-    together = text(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
+    batch = generate_ids(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
     for i in (0, 17, 63):
-        assert torch.equal(text(model, prompt, Sampler(9, [i]), 40)[0], together[i])
-    assert len({tuple(row) for row in together.tolist()}) > 60
-    assert not torch.equal(text(model, prompt, Sampler(10, [0]), 40)[0], together[0])
+        assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
+    assert len({tuple(row) for row in batch.tolist()}) > 60
+    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[0])
 
 
-def test_one_generation_leaves_no_trace_in_the_next():
+def test_a_generation_does_not_influence_the_next_one():
     model = build()
-    alone = text(model, prompts(1, 4), Sampler(3), 20)
-    text(model, prompts(2, 6, seed=8), Sampler(4, range(2)), 33)
-    assert torch.equal(text(model, prompts(1, 4), Sampler(3), 20), alone)
+    first = generate_ids(model, prompts(1, 4), Sampler(3), 20)
+    generate_ids(model, prompts(2, 6, seed=8), Sampler(4, range(2)), 33)
+    assert torch.equal(generate_ids(model, prompts(1, 4), Sampler(3), 20), first)
 
 
 # --------------------------------------------------------------------------------- the fast decoder
 
 
 @pytest.mark.parametrize("large", [0, 10**9], ids=["panels", "one piece"])
-def test_the_fast_decoder_is_gpt_forward_in_every_variant(monkeypatch, large):
+def test_the_fast_decoder_equals_gpt_forward_in_every_variant(monkeypatch, large):
     monkeypatch.setattr(fast_decode, "LARGE", large)
     ids = prompts(1, 8)
     for values in itertools.product(*CHOICES.values()):
@@ -169,15 +165,15 @@ def test_the_fast_decoder_is_gpt_forward_in_every_variant(monkeypatch, large):
             caches = model.new_caches()
             model(ids[:, :2], caches)
         step = fast_decode.FastDecoder(model)
-        found = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
-        np.testing.assert_allclose(found, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
-        assert found.dtype == np.float32 and all(cache.length == 8 for cache in caches)
+        result = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
+        np.testing.assert_allclose(result, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
+        assert result.dtype == np.float32 and all(cache.length == 8 for cache in caches)
 
 
-def test_a_text_checks_the_fast_decoder_in_every_variant():
-    """At the first step after one character, and at the last position of the window.
+def test_the_fast_decoder_is_checked_in_every_variant():
+    """Check the first step after one character, and at the last position of the window.
 
-    That it falls back would be an error (see conftest.py).
+    A fall-back would be an error (see conftest.py).
     """
     for values in itertools.product(*CHOICES.values()):
         model = build(**dict(zip(CHOICES, values, strict=True))).float()
@@ -185,46 +181,46 @@ def test_a_text_checks_the_fast_decoder_in_every_variant():
             generation = Generation(model, Sampler(1))
             generation.append(prompts(1, prompt).numpy())
             generation.step()
-            assert not generation.decoder_checked  # prefill is the model's
+            assert not generation.decoder_checked  # the prefill uses GPT.forward
             generation.step()
             assert generation.decoder_checked
 
 
-def test_a_decoder_that_differs_is_not_used_and_one_line_says_so(monkeypatch):
+def test_a_decoder_that_differs_is_disabled_with_one_message(monkeypatch):
     def fall_back(self, difference, real=FALL_BACK):
-        fallen.append(difference)
+        differences.append(difference)
         real(self, difference)
 
     def broken(self, ids, caches, real=fast_decode.FastDecoder.__call__):
         return real(self, ids, caches) + 1e-3
 
-    fallen, lines, model = [], [], build(block_size=8).float()
-    expected = text(model, prompts(1, 2), Sampler(5), 20, cache=False)
+    differences, lines, model = [], [], build(block_size=8).float()
+    expected = generate_ids(model, prompts(1, 2), Sampler(5), 20, cache=False)
     monkeypatch.setattr(Generation, "_fall_back", fall_back)
     monkeypatch.setattr(fast_decode.FastDecoder, "__call__", broken)
     generation = Generation(model, Sampler(5), notify=lines.append)
     generation.append(prompts(1, 2).numpy())
-    found = [int(generation.step()[0]) for _ in range(20)]
-    assert found == expected[0].tolist()
-    assert generation.decoder is None and fallen == [pytest.approx(1e-3, rel=1e-2)]
+    result = [int(generation.step()[0]) for _ in range(20)]
+    assert result == expected[0].tolist()
+    assert generation.decoder is None and differences == [pytest.approx(1e-3, rel=1e-2)]
     assert len(lines) == 1
     assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
 
 
 @pytest.mark.parametrize("difference", [1e-3, np.nan])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_the_tolerance_of_the_check_grows_with_the_logits(difference, scale, monkeypatch):
-    def fail(self, found):
+def test_the_tolerance_of_the_decoder_check_scales_with_the_logits(difference, scale, monkeypatch):
+    def fail(self, result):
         raise ZeroDivisionError
 
-    def off(self, ids, caches, real=fast_decode.FastDecoder.__call__):
+    def perturbed(self, ids, caches, real=fast_decode.FastDecoder.__call__):
         return real(self, ids, caches) + difference
 
     model = build(tied=False).float()
     with torch.no_grad():
         model.lm_head.weight.mul_(scale / model(prompts(1, 3)).abs().max())
     monkeypatch.setattr(Generation, "_fall_back", fail)
-    monkeypatch.setattr(fast_decode.FastDecoder, "__call__", off)
+    monkeypatch.setattr(fast_decode.FastDecoder, "__call__", perturbed)
     generation = Generation(model, Sampler(1))
     generation.append(prompts(1, 2).numpy())
     generation.step()
@@ -236,25 +232,25 @@ def test_the_tolerance_of_the_check_grows_with_the_logits(difference, scale, mon
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_fast_decoder_takes_the_weights_from_any_layout(layout):
+def test_the_fast_decoder_gives_the_same_logits_for_any_layout(layout):
     model, logits = build(bias=True).float().eval(), []
     for each in (model, in_layout(model, layout)):
         caches = each.new_caches()
         with torch.no_grad():
             each(prompts(1, 2), caches)
-        for cache in caches:  # of which other layouts may round differently
+        for cache in caches:  # the prefill of another layout may round differently
             cache.keys.fill_(0.5)
             cache.values.fill_(0.5)
         logits.append(fast_decode.FastDecoder(each)(prompts(1, 3)[0].numpy(), caches))
     assert np.array_equal(*logits)
 
 
-def test_a_long_text_by_the_fast_decoder_is_the_one_by_gpt_forward():
+def test_the_fast_decoder_and_gpt_forward_generate_the_same_long_text():
     counts = flips(200)
     assert counts["different"] == 0 and counts["largest difference"] < 1e-4
 
 
-def test_threads_are_used_where_they_help(monkeypatch):
+def test_the_fast_decoder_uses_several_threads_only_for_large_matrices(monkeypatch):
     model = build().float()
     monkeypatch.setattr(fast_decode, "choose_threads", lambda calls: 2 * len(calls))
     assert fast_decode.FastDecoder(model).threads == 1
@@ -265,20 +261,18 @@ def test_threads_are_used_where_they_help(monkeypatch):
 @pytest.mark.parametrize(
     "seconds, expected", [(lambda n: 0.01 / n, 3), (lambda n: n / 500, 1)], ids=["alone", "busy"]
 )
-def test_one_thread_is_taken_where_all_are_slower(seconds, expected):
+def test_one_thread_is_used_if_all_threads_are_slower(seconds, expected):
     before = torch.get_num_threads()
     torch.set_num_threads(3)
+    calls = [lambda: time.sleep(seconds(torch.get_num_threads()))] * 2
     try:
-        assert (
-            fast_decode.choose_threads([lambda: time.sleep(seconds(torch.get_num_threads()))] * 2)
-            == expected
-        )
+        assert fast_decode.choose_threads(calls) == expected
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
 
 
-def test_gpt_forward_goes_on_from_what_the_fast_decoder_has_read():
+def test_gpt_forward_continues_from_the_caches_of_the_fast_decoder():
     model, ids = build(positions="rope").float().eval(), prompts(1, 8)
     caches = model.new_caches()
     with torch.inference_mode():
@@ -286,16 +280,16 @@ def test_gpt_forward_goes_on_from_what_the_fast_decoder_has_read():
         step = fast_decode.FastDecoder(model)
         for i in (3, 4):
             step(ids[0, : i + 1].numpy(), caches)
-        found = model(ids, caches)
-        torch.testing.assert_close(found, model(ids)[:, 5:], rtol=1e-4, atol=1e-5)
+        result = model(ids, caches)
+        torch.testing.assert_close(result, model(ids)[:, 5:], rtol=1e-4, atol=1e-5)
 
 
-def test_only_one_stream_in_float32_with_a_cache_goes_by_the_fast_decoder(monkeypatch):
+def test_the_fast_decoder_is_used_only_for_one_float32_sample_with_a_cache(monkeypatch):
     steps, step = [], fast_decode.FastDecoder.__call__
     monkeypatch.setattr(
         fast_decode.FastDecoder,
         "__call__",
-        lambda self, *read: steps.append(read) or step(self, *read),
+        lambda self, *arguments: steps.append(arguments) or step(self, *arguments),
     )
     for model, rows, options, fast_steps in (
         (build().float(), 1, {}, 3),
@@ -305,36 +299,35 @@ def test_only_one_stream_in_float32_with_a_cache_goes_by_the_fast_decoder(monkey
         (build().bfloat16(), 1, {}, 0),
     ):
         steps.clear()
-        text(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
+        generate_ids(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
         assert len(steps) == fast_steps
 
 
 # -------------------------------------------------------------------------------------- the sampler
 
 
-def written_out(logits, temperature, top_k, top_p, min_p):
-    """The filters by the book, one row, on Python floats."""
+def reference_probabilities(logits, temperature, top_k, top_p, min_p):
+    """Compute the probabilities after all filters for one row, step by step on Python floats."""
     logits = [value / temperature for value in logits]
-    keep = set(range(len(logits)))
+    remaining = set(range(len(logits)))
     if top_k:
         kth = sorted(logits, reverse=True)[min(top_k, len(logits)) - 1]
-        keep = {i for i in keep if logits[i] >= kth}
-    weights = {i: np.exp(logits[i] - max(logits)) for i in keep}
+        remaining = {i for i in remaining if logits[i] >= kth}
+    weights = {i: np.exp(logits[i] - max(logits)) for i in remaining}
     total = sum(weights.values())
-    best = max(keep, key=lambda i: weights[i])
+    best = max(remaining, key=lambda i: weights[i])
     if top_p < 1:
         cumulative, dropped = 0.0, set()
-        for i in sorted(
-            keep, key=lambda i: weights[i]
-        ):  # from the least likely, as long as 1 - top_p is left out
+        # from the least likely, drop characters while at most 1 - top_p is dropped
+        for i in sorted(remaining, key=lambda i: weights[i]):
             cumulative += weights[i] / total
             if cumulative <= 1 - top_p and i != best:
                 dropped.add(i)
-        keep -= dropped
+        remaining -= dropped
     if min_p:
-        keep = {i for i in keep if weights[i] >= min_p * weights[best]}
-    total = sum(weights[i] for i in keep)
-    return [weights[i] / total if i in keep else 0.0 for i in range(len(logits))]
+        remaining = {i for i in remaining if weights[i] >= min_p * weights[best]}
+    total = sum(weights[i] for i in remaining)
+    return [weights[i] / total if i in remaining else 0.0 for i in range(len(logits))]
 
 
 def probabilities(sampler, logits):
@@ -345,11 +338,14 @@ def probabilities(sampler, logits):
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-9])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 0.9])
-def test_filters_mean_what_the_written_out_ones_mean(top_k, top_p, min_p):
+def test_filters_equal_their_step_by_step_reference(top_k, top_p, min_p):
     logits = np.random.default_rng(4).normal(scale=3, size=(40, V))
     for temperature in (0.1, 0.8, 5.0):
         sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        expected = [written_out(row, temperature, top_k, top_p, min_p) for row in logits.tolist()]
+        expected = [
+            reference_probabilities(row, temperature, top_k, top_p, min_p)
+            for row in logits.tolist()
+        ]
         np.testing.assert_allclose(probabilities(sampler, logits), expected, rtol=0, atol=1e-12)
 
 
@@ -364,7 +360,7 @@ LOGIT = st.sampled_from([-1e30, -100.0, -1.0, 0.0, 0.0, 1e-9, 1.0, 80.0, 1e30])
     st.sampled_from([0.0, 0.5, 0.999999]),
 )
 @settings(max_examples=300, deadline=None)
-def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(
+def test_filters_always_leave_a_character_and_only_those_left_are_sampled(
     row, temperature, top_k, top_p, min_p
 ):
     sampler = Sampler(1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -379,10 +375,9 @@ def test_whatever_the_filters_there_is_a_choice_and_it_is_one_that_they_leave(
         )
 
 
-def test_ties_at_the_kth_logit_are_all_kept():
-    assert (
-        Sampler(top_k=2).unnormalized_probs(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]])) > 0
-    ).tolist() == [[True] * 4 + [False]]
+def test_top_k_includes_all_ties_at_the_kth_logit():
+    probs = Sampler(top_k=2).unnormalized_probs(np.array([[3.0, 1.0, 1.0, 1.0, 0.0]]))
+    assert (probs > 0).tolist() == [[True] * 4 + [False]]
 
 
 def test_temperature_zero_is_greedy():
@@ -393,7 +388,7 @@ def test_temperature_zero_is_greedy():
         )
 
 
-def test_draws_follow_the_distribution():
+def test_sampled_frequencies_follow_the_distribution():
     logits = np.array([[0.0, 1.0, 2.0, -np.inf]])
     sampler = Sampler(7)
     counts = np.bincount([sampler(logits).item() for _ in range(4000)], minlength=4) / 4000
@@ -401,24 +396,24 @@ def test_draws_follow_the_distribution():
     np.testing.assert_allclose(counts, probabilities(sampler, logits)[0], atol=0.03)
 
 
-@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
-def test_a_draw_is_always_of_a_character_that_is_left(number):
-    class Stream:
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
+def test_the_smallest_and_largest_random_number_select_a_character_with_probability_above_zero(u):
+    class Rng:
         def random(self):
-            return number
+            return u
 
     sampler = Sampler()
-    sampler.rngs = [Stream()]
+    sampler.rngs = [Rng()]
     for seed in range(200):
         logits = np.random.default_rng(seed).normal(scale=10, size=(1, V))
         logits[0, [0, 1, -2, -1]] = -np.inf
         assert 2 <= sampler(logits).item() < V - 2
 
 
-# ----------------------------------------------------------------- the examples of the docstrings
+# --------------------------------------------------------------------------- examples in docstrings
 
 
-def test_the_examples_of_the_docstrings_are_right():
+def test_the_examples_in_the_docstrings_are_correct():
     table = re.search(r"n +((?:\d+ +)+\d+)\n +start +((?:\d+ +)+\d+)", window_start.__doc__)
     lengths, starts = ([int(n) for n in row.split()] for row in table.groups())
     assert [window_start(n, 8) for n in lengths] == starts and len(starts) == 10

@@ -1,4 +1,4 @@
-"""Training as it was recorded: a change that alters one of these losses alters every run."""
+"""Comparison of training losses with recorded ones (see tests/golden.py)."""
 
 import json
 
@@ -8,7 +8,7 @@ from tests import golden
 
 
 @pytest.mark.parametrize("name", [name for name in golden.RUNS if name.startswith("smoke")])
-def test_training_losses_are_the_recorded_ones(name):
+def test_training_losses_equal_the_recorded_ones(name):
     golden.compare(name, golden.losses(name))
 
 

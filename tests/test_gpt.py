@@ -1,4 +1,4 @@
-"""The model: ids in, logits out, in every variant that the settings allow."""
+"""The model, from ids to logits, in every variant that the settings allow."""
 
 import dataclasses
 import itertools
@@ -10,11 +10,14 @@ import torch
 from configs.schema import LAYOUTS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT
-from tests.variants import CHOICES, joined
+from tests.variants import CHOICES, concatenated
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
-EVERY = CHOICES | {"residual_init": ("scaled", "zero")}
-VARIANTS = [dict(zip(EVERY, values, strict=True)) for values in itertools.product(*EVERY.values())]
+ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
+VARIANTS = [
+    dict(zip(ALL_CHOICES, values, strict=True))
+    for values in itertools.product(*ALL_CHOICES.values())
+]
 IDS = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -23,11 +26,11 @@ def build(seed=0, **changes):
 
 
 @pytest.mark.parametrize("variant", VARIANTS[::5], ids=lambda v: "-".join(map(str, v.values())))
-def test_every_variant_starts_near_ln_v_and_learns_through_every_parameter(variant):
+def test_every_variant_starts_near_a_loss_of_ln_v_and_every_parameter_gets_a_gradient(variant):
     model = build(**variant)
     loss = torch.nn.functional.cross_entropy(model(IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(11), abs=0.15)
-    with torch.no_grad():  # zero-initialised branches pass no gradient to what is before them
+    with torch.no_grad():  # a zero-initialized output matrix passes no gradient to its input
         for parameter in model.parameters():
             parameter.add_(
                 torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1
@@ -38,18 +41,17 @@ def test_every_variant_starts_near_ln_v_and_learns_through_every_parameter(varia
     )
 
 
-def test_token_shifts_add_what_stands_before_from_tables_of_their_own():
-    model = build(
-        token_shifts=2, positions="rope", residual_init="zero"
-    ).double()  # blocks begin as the identity
+def test_each_previous_token_is_added_from_its_own_embedding_table():
+    # with residual_init="zero", every block starts as the identity
+    model = build(token_shifts=2, positions="rope", residual_init="zero").double()
     tables = [
         model.token_embedding.weight,
         *(embedding.weight for embedding in model.previous_embeddings),
     ]
-    stream = [
+    residual = [
         [sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS
     ]
-    expected = model.lm_head(model.final_norm(torch.stack([torch.stack(row) for row in stream])))
+    expected = model.lm_head(model.final_norm(torch.stack([torch.stack(row) for row in residual])))
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
 
 
@@ -64,12 +66,12 @@ def test_future_tokens_have_no_influence():
                 assert torch.equal(model(edited)[:, : t + 1], before[:, : t + 1])
 
 
-def test_one_seed_gives_the_same_weights_in_every_layout_and_another_seed_others():
-    first = joined(build(bias=True).named_rows())
+def test_a_seed_gives_the_same_weights_in_every_layout_and_another_seed_gives_others():
+    first = concatenated(build(bias=True).named_rows())
     for layout in LAYOUTS:
-        ours = joined(build(bias=True, attention=layout).named_rows())
-        assert list(ours) == list(first)
-        assert all(torch.equal(ours[name], first[name]) for name in first)
+        actual = concatenated(build(bias=True, attention=layout).named_rows())
+        assert list(actual) == list(first)
+        assert all(torch.equal(actual[name], first[name]) for name in first)
     assert not torch.equal(
         build(seed=1).token_embedding.weight, build(seed=0).token_embedding.weight
     )
@@ -85,7 +87,7 @@ def test_initial_weights_do_not_depend_on_the_default_generator():
     )
 
 
-def test_initialisation_is_gpt2s():
+def test_initialization_is_that_of_gpt2():
     model = GPT(
         ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64, token_shifts=1, tied=False), 65
     )
@@ -102,8 +104,8 @@ def test_initialisation_is_gpt2s():
         assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(
             0.02, rel=0.03
         )
-        for ending in (block.mlp.down, block.attention.out_proj):
-            assert ending.weight.std().item() == pytest.approx(expected, rel=0.03)
+        for output_matrix in (block.mlp.down, block.attention.out_proj):
+            assert output_matrix.weight.std().item() == pytest.approx(expected, rel=0.03)
     zero = build(residual_init="zero")
     assert not any(
         block.mlp.down.weight.any() or block.attention.out_proj.weight.any()
@@ -111,14 +113,14 @@ def test_initialisation_is_gpt2s():
     )
 
 
-def test_sizes_are_nanogpts():
+def test_parameter_and_flop_counts_equal_nanogpts():
     cpu = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64), 65)
     gpu = GPT(ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 65)
     assert (cpu.parameter_count(), gpu.parameter_count()) == (795_904, 10_646_784)
     assert cpu.flops_per_token() == 6 * 795_904 + 12 * 4 * 128 * 64
 
 
-def test_more_tokens_than_the_context_holds_are_refused():
+def test_more_tokens_than_block_size_are_rejected():
     model = build()
     with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
         model(torch.zeros(1, 9, dtype=torch.long))
@@ -128,25 +130,23 @@ def test_more_tokens_than_the_context_holds_are_refused():
         model(torch.cat([IDS, IDS[:, :1]], dim=1), caches)
 
 
-def test_a_text_that_the_caches_hold_already_is_refused():
+def test_ids_without_new_tokens_are_rejected():
     model = build()
     caches = model.new_caches()
     model(IDS[:, :6], caches)
-    for read in (IDS[:, 6:], IDS[:, :6]):
-        with pytest.raises(
-            ValueError, match=f"ids has {read.size(1)} tokens and the caches hold 6"
-        ):
-            model(read, caches)
+    for ids in (IDS[:, 6:], IDS[:, :6]):
+        with pytest.raises(ValueError, match=f"ids has {ids.size(1)} tokens and the caches hold 6"):
+            model(ids, caches)
 
 
-def test_a_soft_cap_bounds_the_logits():
+def test_logit_softcap_bounds_the_logits():
     model = build(logit_softcap=2.0)
     with torch.no_grad():
         model.token_embedding.weight.mul_(1000)
         assert model(IDS).abs().max() <= 2.0
 
 
-def test_dropout_acts_in_training_only():
+def test_dropout_is_on_in_training_mode_only():
     model = build(dropout=0.5)
     model.eval()
     assert torch.equal(model(IDS), model(IDS))
@@ -156,23 +156,25 @@ def test_dropout_acts_in_training_only():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.999999])
-def test_dropout_draws_each_number_by_itself_with_its_probability_and_keeps_the_mean(p, dtype):
+def test_dropout_drops_each_element_independently_with_probability_p_and_preserves_the_mean(
+    p, dtype
+):
     x = torch.ones(1001, 3, 333, dtype=dtype, requires_grad=True)
     torch.manual_seed(0)
     y = dropout(x.transpose(0, 2), p)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert y.shape == (333, 3, 1001) and y.dtype == dtype
-    assert torch.equal(
-        gradient, y.transpose(0, 2)
-    )  # what was dropped and scaled forwards is so backwards
-    kept = (y != 0).double()
-    share = 1 - min(p, 1 - 2**-16)
-    assert torch.allclose(y[kept > 0].double(), torch.tensor(1 / share).double(), rtol=5e-3)
-    flat = kept.flatten()
-    in_one_draw, far_apart = (1, 2, 3), (4, 333, 1001, -(-flat.numel() // 4))
-    for lag in (0, *in_one_draw, *far_apart):
+    assert torch.equal(gradient, y.transpose(0, 2))  # backward uses the mask and scale of forward
+    nonzero = (y != 0).double()
+    keep_probability = 1 - min(p, 1 - 2**-16)
+    assert torch.allclose(
+        y[nonzero > 0].double(), torch.tensor(1 / keep_probability).double(), rtol=5e-3
+    )
+    flat = nonzero.flatten()
+    same_draw, other_draws = (1, 2, 3), (4, 333, 1001, -(-flat.numel() // 4))
+    for lag in (0, *same_draw, *other_draws):
         pairs = flat * flat.roll(lag)
-        expected = share if lag == 0 else share**2
+        expected = keep_probability if lag == 0 else keep_probability**2
         assert (
             abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5
         ), lag

@@ -1,6 +1,4 @@
-"""Texts of any size: two passes in little memory, a cache that is right or made again, and windows
-read from a map.
-"""
+"""Streamed texts: bounded memory, a disk cache that is validated, and batches from a memory map."""
 
 import errno
 import itertools
@@ -28,14 +26,14 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "gb18030", "
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty working folder with a cache of its own, in which every text is a large one."""
+    """Change to an empty folder with its own cache, and stream texts of every size."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(streaming, "LARGE", 0)
     return tmp_path
 
 
-def kept():
+def cached_files():
     return sorted(path.name for path in Path("cache/hornbook").glob("*"))
 
 
@@ -55,8 +53,8 @@ def text_of(corpus):
 
 
 @pytest.fixture
-def no_pass(monkeypatch):
-    """From when it is called, reading a text again is an error."""
+def forbid_reading(monkeypatch):
+    """Return a function that makes any further reading of a text an error."""
 
     def forbid():
         monkeypatch.setattr(
@@ -66,12 +64,12 @@ def no_pass(monkeypatch):
     return forbid
 
 
-# The passes
+# Reading in chunks
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
-def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
+def test_the_chunk_size_does_not_change_the_text(encoding, chunk, monkeypatch):
     monkeypatch.setattr(text_files, "CHUNK_BYTES", chunk)
     write("book.txt", TEXT, encoding)
     marked = encoding in ("utf-8-sig", "utf-16", "utf-32")
@@ -84,7 +82,7 @@ def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 1000])
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "expected"),
     [
         (b"first\nsecond caf\xe9\n", "not UTF-8 at byte 16 (line 2)"),
         (b"\xef\xbb\xbfone\ntwo\nthree \xff", "not UTF-8 at byte 17 (line 3)"),
@@ -92,32 +90,36 @@ def test_a_text_is_the_same_wherever_it_is_cut(encoding, chunk, monkeypatch):
         (b"\xff\xfe" + "a\nbc".encode("utf-16-le") + b"x", "not UTF-16-LE at byte 10 (line 2)"),
     ],
 )
-def test_undecodable_bytes_are_named_with_offset_and_line_wherever_the_text_is_cut(
-    content, words, chunk, monkeypatch
+def test_undecodable_bytes_are_reported_with_offset_and_line_for_any_chunk_size(
+    content, expected, chunk, monkeypatch
 ):
     monkeypatch.setattr(text_files, "CHUNK_BYTES", chunk)
     with pytest.raises(DataError, match=r"book\.txt: ") as raised:
         load(write("book.txt", content))
-    assert words in str(raised.value)
-    assert kept() == []
+    assert expected in str(raised.value)
+    assert cached_files() == []
 
 
-def test_a_large_text_is_what_a_small_one_is(monkeypatch):
+def test_a_streamed_text_equals_one_read_into_memory(monkeypatch):
     write("books/a.txt"), write("books/b.txt", TEXT[::-1])
-    large = load("books")
+    streamed = load("books")
     monkeypatch.setattr(streaming, "LARGE", 10**9)
-    small = load("books")
-    assert isinstance(large.train.ids, StoredIds) and isinstance(small.train.ids, np.ndarray)
+    in_memory = load("books")
+    assert isinstance(streamed.train.ids, StoredIds)
+    assert isinstance(in_memory.train.ids, np.ndarray)
     assert (
-        np.array_equal(large.train.ids, small.train.ids)
-        and large.train.ids.dtype == small.train.ids.dtype
+        np.array_equal(streamed.train.ids, in_memory.train.ids)
+        and streamed.train.ids.dtype == in_memory.train.ids.dtype
     )
-    assert (large.train.segments, large.val.segments) == (small.train.segments, small.val.segments)
-    assert [line for line in large.summary if "is cached in" not in line] == small.summary
+    assert (streamed.train.segments, streamed.val.segments) == (
+        in_memory.train.segments,
+        in_memory.val.segments,
+    )
+    assert [line for line in streamed.summary if "is cached in" not in line] == in_memory.summary
 
 
 @pytest.mark.parametrize("characters", ["abc\n", "аб🙂\n"])
-def test_memory_is_bounded_whatever_the_size(characters, monkeypatch):
+def test_memory_does_not_grow_with_the_text(characters, monkeypatch):
     size = 30_000_000
     write("book.txt", characters * (size // len(characters.encode())))
     tracemalloc.start()
@@ -144,33 +146,33 @@ def test_batches_are_read_from_the_file_without_a_copy_of_the_corpus():
 # The cache
 
 
-def test_the_second_start_reads_no_text(no_pass):
+def test_a_second_start_uses_the_cache_without_reading_the_text(forbid_reading):
     first = load(write("book.txt"))
-    assert len(kept()) == 2
-    no_pass()
-    again = load("book.txt")
-    assert again.summary == first.summary and np.array_equal(again.train.ids, first.train.ids)
+    assert len(cached_files()) == 2
+    forbid_reading()
+    second = load("book.txt")
+    assert second.summary == first.summary and np.array_equal(second.train.ids, first.train.ids)
     os.rename("book.txt", "other.txt")
     assert text_of(load("other.txt", vocabulary=first.tokenizer.vocabulary)) == TEXT
-    assert any("cache/hornbook; it may be deleted" in line for line in again.summary)
+    assert any("cache/hornbook; it may be deleted" in line for line in second.summary)
 
 
-def test_another_text_or_other_settings_are_made_anew():
+def test_another_text_or_other_settings_get_their_own_cache():
     load(write("book.txt"))
     for settings in (
         {"newlines": "unix"},
         {"min_count": 41},
         {"vocabulary": "".join(sorted({*TEXT, "x", "z", "~"}))},
     ):
-        before = set(kept())
+        before = set(cached_files())
         load("book.txt", **settings)
-        assert before < set(kept()), settings
-    before = set(kept())
+        assert before < set(cached_files()), settings
+    before = set(cached_files())
     assert text_of(load(write("book.txt", TEXT[1:]))) == TEXT[1:]
-    assert before < set(kept())
+    assert before < set(cached_files())
 
 
-def test_a_cache_entry_that_is_not_intact_is_made_again():
+def test_a_damaged_cache_entry_is_rebuilt():
     load(write("book.txt"))
     for path in map(Path, sorted(Path("cache/hornbook").iterdir())):
         whole = path.read_bytes()
@@ -233,71 +235,71 @@ def test_without_a_home_no_folder_named_tilde_appears(monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_disk_that_fills_leaves_nothing_and_is_told_with_5(call, monkeypatch):
-    def full(*_):
+def test_a_full_disk_leaves_no_cache_files_and_has_exit_code_5(call, monkeypatch):
+    def disk_full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, call, full)
+    monkeypatch.setattr(os, call, disk_full)
     with pytest.raises(
         ResourceError,
         match=r"cannot be written to .*hornbook \(No space left on device\); free some space",
     ):
         load(write("book.txt"))
-    assert kept() == [] and ResourceError.exit_code == 5
+    assert cached_files() == [] and ResourceError.exit_code == 5
 
 
-def test_a_disk_too_small_is_found_before_anything_is_encoded(monkeypatch, no_pass):
+def test_too_little_disk_space_is_reported_before_encoding(monkeypatch, forbid_reading):
     load(write("book.txt"))
     for path in Path("cache/hornbook").glob("*.ids"):
         path.unlink()
     usage = shutil.disk_usage(".")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    no_pass()
+    forbid_reading()
     with pytest.raises(ResourceError, match=r"0\.0 MB are free"):
         load("book.txt")
 
 
-def test_a_place_that_cannot_be_written_is_told_with_5(monkeypatch):
+def test_an_unwritable_cache_folder_is_a_resource_error(monkeypatch):
     write("cache")  # a file where the folder should be
     with pytest.raises(ResourceError, match="XDG_CACHE_HOME"):
         load(write("book.txt"))
 
 
-def test_the_cache_appears_in_one_step(monkeypatch):
-    seen, replace = [], os.replace
+def test_cache_files_are_renamed_into_place_when_complete(monkeypatch):
+    renames, replace = [], os.replace
 
-    def watched(source, target):
+    def recorded(source, target):
         source, target = Path(source), Path(target)
-        seen.append((target.exists(), source.parent == target.parent, source.stat().st_size > 0))
+        renames.append((target.exists(), source.parent == target.parent, source.stat().st_size > 0))
         replace(source, target)
 
-    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(os, "replace", recorded)
     load(write("book.txt"))
-    assert seen == [(False, True, True)] * 2
+    assert renames == [(False, True, True)] * 2
 
 
-def test_what_has_long_been_unused_is_removed():
+def test_cache_files_unused_for_long_are_removed():
     load(write("old.txt", TEXT + "old"))
-    old = kept()
-    week = time.time() - 8 * 86400
+    old = cached_files()
+    last_week = time.time() - 8 * 86400
     for name in old:
-        os.utime(Path("cache/hornbook", name), (week, week))
+        os.utime(Path("cache/hornbook", name), (last_week, last_week))
     Path("cache/hornbook/killed.ids.tmp.0").touch()
-    os.utime("cache/hornbook/killed.ids.tmp.0", (week, week))
+    os.utime("cache/hornbook/killed.ids.tmp.0", (last_week, last_week))
     load(write("book.txt"))
-    assert "killed.ids.tmp.0" not in kept() and set(old) < set(kept())
-    ages = time.time() - (disk_cache.MAX_UNUSED_DAYS + 1) * 86400
-    for name in kept():
-        os.utime(Path("cache/hornbook", name), (ages, ages))
-    load("old.txt")  # a use
+    assert "killed.ids.tmp.0" not in cached_files() and set(old) < set(cached_files())
+    long_ago = time.time() - (disk_cache.MAX_UNUSED_DAYS + 1) * 86400
+    for name in cached_files():
+        os.utime(Path("cache/hornbook", name), (long_ago, long_ago))
+    load("old.txt")  # counts as a use
     load(write("new.txt", TEXT + "new"))
-    assert set(old) < set(kept()) and len(kept()) == 4
+    assert set(old) < set(cached_files()) and len(cached_files()) == 4
 
 
-# A text that changes
+# Texts that change
 
 
-def test_a_text_that_changes_between_the_passes_is_refused():
+def test_a_text_that_changes_between_the_passes_is_rejected():
     tokenizer = CharTokenizer.from_text(TEXT)
     for content in (TEXT[:-5], TEXT + "x", TEXT[::-1]):
         text = StreamedText(Source.parse(write("book.txt")).find(None, print))
@@ -305,10 +307,10 @@ def test_a_text_that_changes_between_the_passes_is_refused():
         write("book.txt", content)
         with pytest.raises(DataError, match=r"book\.txt: changed while it was read"):
             text.ids(tokenizer, map_unknown=False)
-        assert not any(name.endswith(".ids") for name in kept())
+        assert not any(name.endswith(".ids") for name in cached_files())
 
 
-def test_a_text_that_goes_away_between_the_passes_is_an_error():
+def test_a_text_removed_between_the_passes_is_an_error():
     text = StreamedText(Source.parse(write("book.txt")).find(None, print))
     os.remove("book.txt")
     with pytest.raises(DataError, match=r"book\.txt: cannot be read: No such file"):
@@ -316,7 +318,9 @@ def test_a_text_that_goes_away_between_the_passes_is_an_error():
 
 
 @pytest.mark.parametrize("large", [0, 10**9])
-def test_a_text_that_is_cut_short_or_removed_during_training_changes_nothing(large, monkeypatch):
+def test_truncating_or_removing_the_text_during_training_does_not_change_the_batches(
+    large, monkeypatch
+):
     monkeypatch.setattr(streaming, "LARGE", large)
     corpus = load(write("book.txt"))
     expected = [Batches(corpus.train, 16, 4, seed=1)(step) for step in range(20)]

@@ -1,5 +1,5 @@
-"""A layout is only a place for the weights: the same model, matrices for the optimizers and
-training in each, and any of them turned into any other without the loss of a bit.
+"""Equivalence of the weight layouts: the same model, optimizer matrices and training in each, and
+bit-exact conversion between any two.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from configs.schema import ModelConfig, TrainConfig
 from model.attention import KERNELS, LAYOUTS, MultiHeadAttention
 from model.gpt import GPT
-from tests.variants import copy_optimizers, in_layout, joined
+from tests.variants import concatenated, copy_optimizers, in_layout
 from training.optimizers import build
 
 CLASSIC = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8, bias=True)
@@ -31,20 +31,16 @@ def gpt(config=CLASSIC, **changes):
 
 
 def batch(step):
-    """Texts that count upwards by 1, 2 or 3 a character: what comes next is known to who looks
-    back.
-    """
+    """Return x and y (4, 8): rows that count up by 1, 2 or 3, predictable from two characters."""
     generator = torch.Generator().manual_seed(step)
-    start, hop = (
-        torch.randint(VOCABULARY, (4, 1), generator=generator),
-        torch.randint(1, 4, (4, 1), generator=generator),
-    )
+    start = torch.randint(VOCABULARY, (4, 1), generator=generator)
+    hop = torch.randint(1, 4, (4, 1), generator=generator)
     ids = (start + hop * torch.arange(9)) % VOCABULARY
     return ids[:, :-1], ids[:, 1:]
 
 
 def train(model, optimizers, steps):
-    """The losses of `steps`, each with its own batch and dropout."""
+    """Train for `steps`, each with its own batch and dropout seed; return the losses."""
     losses = []
     for step in steps:
         torch.manual_seed(step)
@@ -63,7 +59,7 @@ def train(model, optimizers, steps):
 
 @every_layout
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_heads_matrices_and_biases_are_every_number_of_the_layout_once(layout, bias):
+def test_head_weights_cover_every_element_of_the_layout_exactly_once(layout, bias):
     C, H, D = 12, 3, 5
     projection = LAYOUTS[layout](C, H, D, bias)
     counts = {parameter: torch.zeros_like(parameter) for parameter in projection.parameters()}
@@ -76,7 +72,7 @@ def test_the_heads_matrices_and_biases_are_every_number_of_the_layout_once(layou
 
 
 @every_layout
-def test_a_head_projects_with_its_own_matrices(layout):
+def test_each_head_is_projected_by_its_head_weights(layout):
     projection = LAYOUTS[layout](12, 3, 5, True).double()
     x = torch.randn(2, 4, 12, dtype=torch.float64)
     for parameter in projection.parameters():
@@ -88,56 +84,54 @@ def test_a_head_projects_with_its_own_matrices(layout):
 
 
 @every_layout
-def test_one_seed_gives_one_layer(layout):
-    def drawn(name, generator):
-        made = MultiHeadAttention(12, 3, layout=name, head_size=5, bias=True)
-        made.reset_parameters(generator, 0.1, 0.2)
-        return [view for h in range(3) for view in made.projection.head_weights(h)] + list(
-            made.out_proj.parameters()
+def test_a_seed_gives_the_same_layer_in_every_layout(layout):
+    def initialized_weights(name, generator):
+        layer = MultiHeadAttention(12, 3, layout=name, head_size=5, bias=True)
+        layer.reset_parameters(generator, 0.1, 0.2)
+        return [view for h in range(3) for view in layer.projection.head_weights(h)] + list(
+            layer.out_proj.parameters()
         )
 
     for seeded in (lambda: torch.Generator().manual_seed(5), lambda: torch.manual_seed(5) and None):
-        for ours, fused in zip(drawn(layout, seeded()), drawn("fused", seeded()), strict=True):
+        for ours, fused in zip(
+            initialized_weights(layout, seeded()),
+            initialized_weights("fused", seeded()),
+            strict=True,
+        ):
             assert torch.equal(ours, fused) and (ours.any() or ours.dim() == 1)
 
 
 # --------------------------------------------------------------------------------------- conversion
 
 
-@pytest.mark.parametrize(("here", "there"), list(itertools.permutations(LAYOUTS, 2)))
-def test_there_and_back_every_bit_is_the_same(here, there):
-    model = gpt(attention=here)
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(LAYOUTS, 2)))
+def test_conversion_to_another_layout_and_back_is_bit_exact(source, target):
+    model = gpt(attention=source)
     train(model, build(model, TrainConfig(), torch.float64), range(2))
-    away = in_layout(model, there)
-    back = in_layout(away, here)
+    converted = in_layout(model, target)
+    back = in_layout(converted, source)
     for name, parameter in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], parameter), name
-    ours, theirs = joined(away.named_rows()), joined(model.named_rows())
+    ours, theirs = concatenated(converted.named_rows()), concatenated(model.named_rows())
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("config", [CLASSIC, MODERN], ids=["classic", "modern"])
 @pytest.mark.parametrize(("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS)))
-def test_every_pair_is_the_same_function(layout, kernel, config):
+def test_every_layout_and_kernel_gives_the_same_logits(layout, kernel, config):
     model, (x, _) = gpt(config), batch(0)
     other = in_layout(model, layout, kernel)
     assert (other.config.attention, other.config.kernel) == (layout, kernel)
     assert torch.allclose(other(x), model(x), rtol=0, atol=1e-12)
 
 
-def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_memory():
+def test_conversion_preserves_dtype_mode_and_other_settings_and_shares_no_memory():
     model = gpt(MODERN, attention="stacked", kernel="loop").bfloat16().eval()
-    for other in (
-        in_layout(model),
-        in_layout(model, "heads"),
-        in_layout(model, kernel="bmm"),
-    ):
+    for other in (in_layout(model), in_layout(model, "heads"), in_layout(model, kernel="bmm")):
         assert not other.training and other.lm_head.weight.dtype == torch.bfloat16
-        assert other.config.kernel in ("loop", "bmm") and other.config.attention in (
-            "stacked",
-            "heads",
-        )
+        assert other.config.kernel in ("loop", "bmm")
+        assert other.config.attention in ("stacked", "heads")
         addresses = {parameter.data_ptr() for parameter in model.parameters()}
         assert addresses.isdisjoint(parameter.data_ptr() for parameter in other.parameters())
     with pytest.raises(ValueError, match="unroled"):
@@ -148,29 +142,27 @@ def test_conversion_keeps_precision_mode_and_what_is_not_named_and_shares_no_mem
 
 
 @every_layout
-def test_the_hidden_matrices_are_the_same_in_every_layout(layout):
+def test_hidden_matrices_are_the_same_in_every_layout(layout):
     C = CLASSIC.n_embd
     ours, fused = (
         list(map(torch.cat, gpt(attention=name).hidden_matrices())) for name in (layout, "fused")
     )
     shapes = [*[(C, C)] * 4, (4 * C, C), (C, 4 * C)] * CLASSIC.n_layer
     assert [tuple(matrix.shape) for matrix in ours] == shapes
-    assert all(torch.equal(our, their) for our, their in zip(ours, fused, strict=True))
-    weight = (
-        gpt().blocks[1].attention.projection.qkv.weight.chunk(3)
-    )  # queries, keys and values of the fused layout
-    assert all(torch.equal(our, whole) for our, whole in zip(ours[6:9], weight, strict=True))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(ours, fused, strict=True))
+    q_k_v = gpt().blocks[1].attention.projection.qkv.weight.chunk(3)  # fused layout
+    assert all(torch.equal(actual, part) for actual, part in zip(ours[6:9], q_k_v, strict=True))
 
 
 @every_layout
 @every_optimizer
-def test_weight_decay_pulls_at_the_same_matrices_and_at_no_bias(layout, optimizer):
+def test_weight_decay_acts_on_the_same_matrices_in_every_layout_and_on_no_bias(layout, optimizer):
     model = gpt(attention=layout)
     with torch.no_grad():
         for views in model.named_rows().values():
             for view in views:
                 view.add_(torch.rand(view.shape, dtype=torch.float64))
-    before = joined(model.named_rows())
+    before = concatenated(model.named_rows())
     settings = TrainConfig(
         optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.1, weight_decay=0.5
     )
@@ -179,14 +171,14 @@ def test_weight_decay_pulls_at_the_same_matrices_and_at_no_bias(layout, optimize
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
         each.step()
-    for name, tensor in joined(model.named_rows()).items():
+    for name, tensor in concatenated(model.named_rows()).items():
         old = before[name]
         expected = old * (1 - 0.1 * 0.5) if old.dim() == 2 else old
         assert torch.allclose(tensor, expected, rtol=0, atol=1e-15), name
 
 
 @functools.cache
-def losses_of_the_default(optimizer, config, dropout):
+def default_losses(optimizer, config, dropout):
     model = gpt(config, kernel="batched", dropout=dropout)
     return train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
 
@@ -194,15 +186,11 @@ def losses_of_the_default(optimizer, config, dropout):
 @every_layout
 @every_optimizer
 @pytest.mark.parametrize(("config", "dropout"), [(CLASSIC, 0.0), (CLASSIC, 0.2), (MODERN, 0.0)])
-def test_thirty_steps_from_one_seed_have_the_same_losses_in_every_layout(
-    layout, optimizer, config, dropout
-):
+def test_thirty_steps_have_the_same_losses_in_every_layout(layout, optimizer, config, dropout):
     model = gpt(config, kernel="batched", attention=layout, dropout=dropout)
     losses = train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
-    assert losses == pytest.approx(
-        losses_of_the_default(optimizer, config, dropout), rel=0, abs=1e-9
-    )
-    assert losses[-1] < losses[0] - 0.15  # with dropout 0.17 to 0.22, as the masks fall
+    assert losses == pytest.approx(default_losses(optimizer, config, dropout), rel=0, abs=1e-9)
+    assert losses[-1] < losses[0] - 0.15  # with dropout: 0.17 to 0.22, depending on the masks
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -210,24 +198,26 @@ def test_thirty_steps_from_one_seed_have_the_same_losses_in_every_layout(
 def test_thirty_steps_have_the_same_losses_in_every_kernel(kernel, optimizer):
     model = gpt(kernel=kernel)
     losses = train(model, build(model, TrainConfig(optimizer=optimizer), torch.float64), range(30))
-    assert losses == pytest.approx(losses_of_the_default(optimizer, CLASSIC, 0.0), rel=0, abs=1e-9)
+    assert losses == pytest.approx(default_losses(optimizer, CLASSIC, 0.0), rel=0, abs=1e-9)
 
 
-@pytest.mark.parametrize(("here", "there"), list(itertools.permutations(LAYOUTS, 2)))
+@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(LAYOUTS, 2)))
 @every_optimizer
-def test_what_an_optimizer_remembers_comes_back_bit_for_bit(here, there, optimizer):
+def test_conversion_of_the_optimizer_state_and_back_is_bit_exact(source, target, optimizer):
     settings = TrainConfig(optimizer=optimizer)
-    model = gpt(attention=here)
+    model = gpt(attention=source)
     optimizers = build(model, settings, torch.float64)
     train(model, optimizers, range(2))
-    away, back = in_layout(model, there), in_layout(model, here)
-    there_optimizers, back_optimizers = (
-        build(each, settings, torch.float64) for each in (away, back)
+    converted, back = in_layout(model, target), in_layout(model, source)
+    converted_optimizers, back_optimizers = (
+        build(each, settings, torch.float64) for each in (converted, back)
     )
-    copy_optimizers(model, optimizers, away, there_optimizers)
-    copy_optimizers(away, there_optimizers, back, back_optimizers)
+    copy_optimizers(model, optimizers, converted, converted_optimizers)
+    copy_optimizers(converted, converted_optimizers, back, back_optimizers)
     for ours, theirs in zip(back_optimizers, optimizers, strict=True):
-        for our, their in zip(ours.state.values(), theirs.state.values(), strict=True):
-            assert our.keys() == their.keys()
-            assert all(torch.equal(our[name], their[name]) and our[name].any() for name in our)
+        for actual, expected in zip(ours.state.values(), theirs.state.values(), strict=True):
+            assert actual.keys() == expected.keys()
+            assert all(
+                torch.equal(actual[name], expected[name]) and actual[name].any() for name in actual
+            )
     assert back_optimizers[0].steps == optimizers[0].steps == 2

@@ -1,4 +1,4 @@
-"""One writer per run folder, and the lock dies with it."""
+"""The lock of a run folder: one writer at a time, released when its process ends."""
 
 import os
 import re
@@ -12,61 +12,65 @@ from common.errors import ResourceError, RunInUseError
 from common.lock import only_writer
 from tests.conftest import ROOT
 
-HOLD = "from pathlib import Path; import sys, time; from common.lock import only_writer\n" \
+HOLD_LOCK = "from pathlib import Path; import sys, time; from common.lock import only_writer\n" \
        "with only_writer(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"  # fmt: skip
 
 
-def refusal(folder):
+def error_message(folder):
     with pytest.raises(RunInUseError) as caught, only_writer(folder):
         pass
     assert caught.value.exit_code == 7
     return str(caught.value)
 
 
-def test_the_second_is_told_who_the_first_is_and_since_when(tmp_path):
+def test_a_second_writer_gets_the_pid_and_start_time_of_the_first(tmp_path):
     with only_writer(tmp_path):
-        told = (
+        message = (
             r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; "
             r"a folder has one writer at a time; wait for it, stop it or choose another --out_dir"
         )
-        assert int(re.fullmatch(told, refusal(tmp_path))[1]) == os.getpid()
+        assert int(re.fullmatch(message, error_message(tmp_path))[1]) == os.getpid()
     with only_writer(tmp_path):
         pass
 
 
-def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path):
+def test_a_killed_process_releases_its_lock_at_once(tmp_path):
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD_LOCK, tmp_path], cwd=ROOT, stdout=subprocess.PIPE
     )
     assert holder.stdout.readline() == b"held\n"
-    assert f"pid {holder.pid} since" in refusal(tmp_path)
+    assert f"pid {holder.pid} since" in error_message(tmp_path)
     holder.kill()
     holder.communicate()
     with only_writer(tmp_path):
         assert f"pid {os.getpid()} since" in (tmp_path / ".lock").read_text()
 
 
-def test_a_folder_is_made_where_there_is_none(tmp_path):
+def test_a_missing_folder_is_created(tmp_path):
     with only_writer(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / ".lock").exists()
 
 
-def test_where_no_folder_can_be_nothing_is_locked(tmp_path):
+def test_a_folder_that_cannot_be_created_is_a_resource_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError) as caught, only_writer(tmp_path / "file" / "run"):
         pass
-    where = (
+    expected = (
         f"out_dir: cannot write to {tmp_path / 'file' / 'run'} (Not a directory); choose another "
         f"--out_dir"
     )
-    assert caught.value.exit_code == 5 and str(caught.value) == where
+    assert caught.value.exit_code == 5 and str(caught.value) == expected
 
 
-def test_what_somebody_wrote_into_the_lock_is_shown_escaped(tmp_path):
+def test_the_content_of_the_lock_file_is_escaped_and_shortened_in_the_message(tmp_path):
     with only_writer(tmp_path):
         (tmp_path / ".lock").write_bytes(b"\x1b[2J\nerror: none\xff" + b"x" * 1000)
-        told = refusal(tmp_path)
-        assert r"in use by \x1b[2J\nerror: none" in told and told.isprintable() and len(told) < 400
+        message = error_message(tmp_path)
+        assert (
+            r"in use by \x1b[2J\nerror: none" in message
+            and message.isprintable()
+            and len(message) < 400
+        )
 
 
 def make_link(path, target):
@@ -124,12 +128,12 @@ def test_a_full_disk_does_not_prevent_the_lock(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with only_writer(tmp_path):
-            assert "in use by ; a folder has one writer" in refusal(tmp_path)
+            assert "in use by ; a folder has one writer" in error_message(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_file_system_without_locks_is_trusted(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_allows_several_writers(tmp_path, monkeypatch):
     def no_locks(_):
         raise OSError(95, "Operation not supported")
 

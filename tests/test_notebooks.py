@@ -1,8 +1,8 @@
-"""Five notebooks that people learn attention from: the numbers that they print come out here too,
-where they are right.
+"""Results of five popular notebooks about attention, reproduced here where they are correct.
 
-Seeds, sizes and numbers are theirs. B batch, T queries, S keys, C width of a token, H heads, D head
-size
+Seeds, sizes and numbers come from the notebooks.
+
+B batch, T queries, S keys, C n_embd, H heads, D head size
 """
 
 import itertools
@@ -28,60 +28,56 @@ every_pair = pytest.mark.parametrize(
 )
 
 
-def numbers(table):
+def parse_table(table):
     return torch.tensor([float(number) for number in table.split()])
 
 
-def printed(tensor, table):
-    """Whether the tensor's numbers are those of the table, as far as four digits tell."""
-    return torch.allclose(tensor.flatten(), numbers(table), rtol=0, atol=6e-5)
+def matches(tensor, table):
+    """Compare a tensor with a printed table of four decimals."""
+    return torch.allclose(tensor.flatten(), parse_table(table), rtol=0, atol=6e-5)
 
 
-# ------------------------------------------------ one head, then two, by concatenation and stacking
+# ---------------------------------------------------------------------- one head, then two heads
 
 
 @every_kernel
-def test_one_head_from_seed_123(kernel):
+def test_one_head_gives_the_notebooks_numbers_with_seed_123(kernel):
     torch.manual_seed(123)
     q, k, v = (torch.randn(2, 1, 4, 8) for _ in range(3))  # one head; the same numbers as (2, 4, 8)
     out = kernel(q, k, v, None, True, 0.0)
-    assert printed(
+    assert matches(
         v[0],
         """-0.2582 -2.0407 -0.8016 -0.8183 -1.1820 -0.2877 -0.6043  0.6002
            -1.4053 -0.5922 -0.2548  1.1517 -0.0179  0.4264 -0.7657 -0.0545
            -1.2743  0.4513 -0.2280  0.9224  0.2056 -0.4970  0.5821  0.2053
            -0.3018 -0.6703 -0.6171 -0.8334  0.4839 -0.1349  0.2119 -0.8714""",
     )
-    assert printed(
+    assert matches(
         out[0],
         """-0.2582 -2.0407 -0.8016 -0.8183 -1.1820 -0.2877 -0.6043  0.6002
            -0.5085 -1.7247 -0.6823 -0.3885 -0.9280 -0.1319 -0.6395  0.4574
            -1.2056 -0.2033 -0.3026  0.8066 -0.0315 -0.1442 -0.0328  0.1576
            -0.8482 -0.1931 -0.4107  0.1548  0.2657 -0.2460  0.2601 -0.2675""",
     )
-    assert printed(attention_weights(q, k, causal=True)[0, 0, 1, :2], "0.7818 0.2182")
+    assert matches(attention_weights(q, k, causal=True)[0, 0, 1, :2], "0.7818 0.2182")
 
-    q, k, v = (
-        torch.stack([torch.randn(2, 4, 8) for _ in range(2)], dim=1) for _ in range(3)
-    )  # (B, 2, T, D)
-    apart = [
+    # each (B, 2, T, D)
+    q, k, v = (torch.stack([torch.randn(2, 4, 8) for _ in range(2)], dim=1) for _ in range(3))
+    one_at_a_time = [
         kernel(q[:, h, None], k[:, h, None], v[:, h, None], None, True, 0.0)[:, 0] for h in range(2)
     ]
-    together = kernel(q, k, v, None, True, 0.0)
-    assert torch.allclose(merge_heads(together), torch.cat(apart, dim=-1), atol=1e-6)
-    assert torch.allclose(
-        together[:, 1], apart[1], atol=1e-6
-    )  # heads are the second axis: what it printed False for
-    assert not torch.allclose(together[1], apart[1], atol=1e-6)  # is this
+    all_heads = kernel(q, k, v, None, True, 0.0)
+    assert torch.allclose(merge_heads(all_heads), torch.cat(one_at_a_time, dim=-1), atol=1e-6)
+    # the heads are axis 1; the notebook compares axis 0 and prints False
+    assert torch.allclose(all_heads[:, 1], one_at_a_time[1], atol=1e-6)
+    assert not torch.allclose(all_heads[1], one_at_a_time[1], atol=1e-6)
 
 
 @every_layout
-def test_two_matrices_are_two_heads_of_any_layout(layout):
+def test_two_separate_matrices_are_the_two_heads_of_any_layout(layout):
     torch.manual_seed(0)
-    x, matrices = (
-        torch.randn(4, 8, 32),
-        [torch.randn(32, 16) for _ in range(2)],
-    )  # Q1 and Q2, (C, D)
+    x = torch.randn(4, 8, 32)
+    matrices = [torch.randn(32, 16) for _ in range(2)]  # Q1 and Q2, (C, D)
     projection = LAYOUTS[layout](32, 2, 16, False)
     with torch.no_grad():
         for h, matrix in enumerate(matrices):
@@ -90,19 +86,19 @@ def test_two_matrices_are_two_heads_of_any_layout(layout):
     assert all(torch.allclose(q[:, h], x @ matrix, atol=1e-4) for h, matrix in enumerate(matrices))
 
 
-# ------------------------------------------------------ one matrix for q, k and v, an additive mask
+# ------------------------------------------------------- one matrix for q, k and v, additive mask
 
 
-def test_one_matrix_reshaped_permuted_and_chunked():
+def test_the_interleaved_layout_equals_reshape_permute_and_chunk():
     torch.manual_seed(0)
     x, projection = torch.randn(1, 4, 512), LAYOUTS["interleaved"](512, 8, 64, True)
     qkv = projection.qkv(x).reshape(1, 4, 8, 3 * 64).permute(0, 2, 1, 3)  # (B, H, T, 3D)
-    for ours, theirs in zip(projection.project(x), qkv.chunk(3, dim=-1), strict=True):
-        assert ours.shape == (1, 8, 4, 64) and torch.equal(ours, theirs)
+    for actual, expected in zip(projection.project(x), qkv.chunk(3, dim=-1), strict=True):
+        assert actual.shape == (1, 8, 4, 64) and torch.equal(actual, expected)
 
 
 @every_kernel
-def test_the_softmax_of_its_scores_is_its_weights(kernel):
+def test_attention_weights_equal_the_notebooks_softmax(kernel):
     scores = """-0.0130 -inf    -inf    -inf
                  0.3671  0.0984 -inf    -inf
                 -0.2136 -0.2891 -0.1903 -inf
@@ -112,21 +108,18 @@ def test_the_softmax_of_its_scores_is_its_weights(kernel):
                  0.3389 0.3142 0.3469 0.0000
                  0.2576 0.1819 0.3013 0.2592"""
     identity = torch.eye(4).expand(1, 1, 4, 4)
-    q = 2 * numbers(scores).nan_to_num(neginf=7.0).view(
-        1, 1, 4, 4
-    )  # so that q k^T / sqrt(4) are the scores
+    # q k^T / sqrt(4) equals the scores
+    q = 2 * parse_table(scores).nan_to_num(neginf=7.0).view(1, 1, 4, 4)
     mask = torch.full((1, 1, 4, 4), -math.inf).triu(1)
-    assert printed(kernel(q, identity, identity, mask, False, 0.0), weights)
-    assert printed(kernel(q, identity, identity, None, True, 0.0), weights)
+    assert matches(kernel(q, identity, identity, mask, False, 0.0), weights)
+    assert matches(kernel(q, identity, identity, None, True, 0.0), weights)
 
 
-# ----------------------------------------- heads wider than the tokens, an output width, a KV cache
+# ------------------------------------------------------------- head size, output width, KV cache
 
 
-def layer_of(layout, kernel, n_embd, n_head, head_size, out_features):
-    """A layer in float64 with matrices as the notebooks have them: any numbers, large ones among
-    them.
-    """
+def make_layer(layout, kernel, n_embd, n_head, head_size, out_features):
+    """Build a float64 layer with weights from N(0, 1), as in the notebooks."""
     layer = MultiHeadAttention(
         n_embd, n_head, layout=layout, kernel=kernel, head_size=head_size, out_features=out_features
     )
@@ -135,16 +128,15 @@ def layer_of(layout, kernel, n_embd, n_head, head_size, out_features):
 
 
 @every_pair
-def test_two_heads_of_size_16_on_12_channels(layout, kernel):
-    layer = layer_of(layout, kernel, n_embd=12, n_head=2, head_size=16, out_features=16)
+def test_two_heads_of_size_16_on_12_channels_equal_a_loop_over_heads(layout, kernel):
+    layer = make_layer(layout, kernel, n_embd=12, n_head=2, head_size=16, out_features=16)
     x = torch.randn(2, 4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     outs = []
     for h in range(2):
         q_proj, k_proj, v_proj = layer.projection.head_weights(h)
         q, k, v = x @ q_proj.T, x @ k_proj.T, x @ v_proj.T
-        attn = (
-            q @ k.transpose(-2, -1) / math.sqrt(16)
-        )  # each head its own: the notebook's second reuses the first
+        # the notebook's second head mistakenly reuses the scores of the first
+        attn = q @ k.transpose(-2, -1) / math.sqrt(16)
         attn = attn.masked_fill(torch.tril(torch.ones(4, 4)) == 0, -math.inf).softmax(dim=-1)
         outs.append(attn @ v)
     y = layer(x)
@@ -155,23 +147,23 @@ def test_two_heads_of_size_16_on_12_channels(layout, kernel):
 
 
 @every_pair
-def test_ten_tokens_made_with_a_cache_are_those_made_without(layout, kernel):
-    layer = layer_of(layout, kernel, n_embd=12, n_head=1, head_size=16, out_features=12)
+def test_ten_generated_vectors_are_the_same_with_and_without_a_kv_cache(layout, kernel):
+    layer = make_layer(layout, kernel, n_embd=12, n_head=1, head_size=16, out_features=12)
     torch.manual_seed(42)
     with torch.no_grad():
-        without = with_cache = torch.randn(1, 1, 12, dtype=torch.float64)
+        without_cache = with_cache = torch.randn(1, 1, 12, dtype=torch.float64)
         cache = KVCache(10)
         for _ in range(10):
-            without = torch.cat([without, layer(without)[:, -1:]], dim=1)
+            without_cache = torch.cat([without_cache, layer(without_cache)[:, -1:]], dim=1)
             with_cache = torch.cat([with_cache, layer(with_cache[:, -1:], cache=cache)], dim=1)
     assert with_cache.shape == (1, 11, 12)
-    assert torch.allclose(with_cache, without, rtol=1e-12, atol=0)
+    assert torch.allclose(with_cache, without_cache, rtol=1e-12, atol=0)
 
 
-# ------------------------------------------------------ bmm and @, weights of (C, H, D) as a matrix
+# ----------------------------------------------------------------- bmm, weights of shape (C, H, D)
 
 
-def test_bmm_is_matmul():
+def test_the_bmm_kernel_equals_the_batched_one():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 5, 3) for _ in range(3))
     for causal in (False, True):
@@ -183,12 +175,12 @@ def test_bmm_is_matmul():
 
 
 @every_layout
-def test_the_projected_tables_from_seed_0(layout):
+def test_the_projection_gives_the_notebooks_numbers_with_seed_0(layout):
     torch.manual_seed(0)
     x = torch.randn(2, 5, 3)
     torch.manual_seed(0)
     w_Q = torch.empty(3, 2, 2).uniform_(-((1 / 3) ** 0.5), (1 / 3) ** 0.5)  # (C, H, D)
-    assert printed(
+    assert matches(
         w_Q.flatten(1),
         """-0.0043 0.3097 -0.4752 -0.4249
            -0.2224 0.1548 -0.0114  0.4578
@@ -199,7 +191,7 @@ def test_the_projected_tables_from_seed_0(layout):
         for h in range(2):
             projection.head_weights(h)[0].copy_(w_Q[:, h].T)
     q = projection.project(x)[0]
-    assert printed(
+    assert matches(
         q,
         """ 0.2740 -0.5654 -0.2223  0.1027  0.4552 -0.3761 -0.0882 -0.2900 -0.2684  0.2068
             0.5919 -0.0207  0.0757  0.4943  0.1181 -0.8706  0.5426  0.6620 -0.0461  0.5319
@@ -210,8 +202,8 @@ def test_the_projected_tables_from_seed_0(layout):
 
 @every_pair
 @pytest.mark.parametrize("out_features", [3, 7])
-def test_a_layer_of_its_sizes_reads_texts_of_any_length(layout, kernel, out_features):
-    layer = layer_of(layout, kernel, n_embd=3, n_head=2, head_size=2, out_features=out_features)
+def test_a_layer_of_the_notebooks_sizes_takes_inputs_of_any_length(layout, kernel, out_features):
+    layer = make_layer(layout, kernel, n_embd=3, n_head=2, head_size=2, out_features=out_features)
     x = torch.randn(2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     q, k, v = (
         torch.stack([x @ layer.projection.head_weights(h)[i].T for h in range(2)], dim=1)
@@ -226,14 +218,15 @@ def test_a_layer_of_its_sizes_reads_texts_of_any_length(layout, kernel, out_feat
     assert torch.allclose(
         y, layer.out_proj((weights @ v).transpose(1, 2).reshape(2, 5, -1)), rtol=0, atol=1e-12
     )
-    assert torch.allclose(layer(x[:, :2]), y[:, :2], rtol=0, atol=1e-12)  # its mask was of one size
+    # the notebook's mask has a fixed size
+    assert torch.allclose(layer(x[:, :2]), y[:, :2], rtol=0, atol=1e-12)
 
 
-# --------------------------------------------------- slices of the channels, queries and keys apart
+# ----------------------------------------------------------- slices of channels, cross-attention
 
 
 @every_kernel
-def test_slices_of_the_channels_are_views_of_the_heads(kernel):
+def test_slices_of_the_channels_equal_views_as_heads(kernel):
     torch.manual_seed(0)
     B, T, S, C, H = 3, 10, 9, 18, 3
     q, k, v = (torch.rand(B, length, C, dtype=torch.float64) for length in (T, S, S))
@@ -248,7 +241,7 @@ def test_slices_of_the_channels_are_views_of_the_heads(kernel):
 
 
 @every_pair
-def test_a_large_negative_number_hides_like_minus_infinity_unless_it_hides_all(layout, kernel):
+def test_a_mask_of_minus_1e9_equals_minus_infinity_except_for_fully_masked_queries(layout, kernel):
     torch.manual_seed(0)
     layer = MultiHeadAttention(18, 3, layout=layout, kernel=kernel, bias=True).double()
     q, k, v = (torch.rand(3, length, 18, dtype=torch.float64) for length in (10, 9, 9))
@@ -257,5 +250,5 @@ def test_a_large_negative_number_hides_like_minus_infinity_unless_it_hides_all(l
     by_number = layer(q, k, v, mask=torch.zeros(3, 10, 9).masked_fill(~mask, -1e9))
     by_infinity = layer(q, k, v, mask=mask)
     differs = (by_number != by_infinity).any(-1)
-    assert differs.nonzero().tolist() == [[0, 2]]  # the mean of all values, where ours gives zeros
+    assert differs.nonzero().tolist() == [[0, 2]]  # -1e9 gives the mean of all values
     assert torch.equal(by_infinity[0, 2], layer.out_proj.bias)

@@ -1,4 +1,4 @@
-"""AdamW and Muon: which parameters each gets, and what their updates are."""
+"""AdamW and Muon: the parameters of each, and their update rules."""
 
 import dataclasses
 import subprocess
@@ -17,8 +17,9 @@ VOCABULARY = 11
 
 
 def losses(model, optimizers, steps):
+    """Train for `steps` on random batches and return the losses."""
     generator = torch.Generator().manual_seed(5)
-    seen = []
+    values = []
     for _ in range(steps):
         ids = torch.randint(VOCABULARY, (4, 9), generator=generator)
         loss = torch.nn.functional.cross_entropy(
@@ -28,29 +29,30 @@ def losses(model, optimizers, steps):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        seen.append(loss.item())
-    return seen
+        values.append(loss.item())
+    return values
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_parameter_has_one_optimizer_and_only_vectors_escape_decay(layout, optimizer, tied):
+def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay(
+    layout, optimizer, tied
+):
     model = GPT(dataclasses.replace(MODEL, attention=layout, tied=tied), VOCABULARY)
     optimizers = build(model, TrainConfig(optimizer=optimizer, weight_decay=0.3), torch.float32)
     groups = [group for each in optimizers for group in each.param_groups]
     owned = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(owned) == sorted(id(parameter) for parameter in model.parameters())
-    free = sum(
+    without_decay = sum(
         parameter.numel()
         for group in groups
         if not group["weight_decay"]
         for parameter in group["params"]
     )
     C, L = MODEL.n_embd, MODEL.n_layer
-    assert (
-        free == L * (3 * C + C + 4 * C + C) + (2 * L + 1) * 2 * C
-    )  # biases of q k v, output, MLP; norms
+    biases, norms = L * (3 * C + C + 4 * C + C), (2 * L + 1) * 2 * C  # q k v, output, MLP; norms
+    assert without_decay == biases + norms
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one():
@@ -60,14 +62,14 @@ def test_orthogonalized_matrices_have_singular_values_near_one():
         assert values.min() > 0.3 and values.max() < 1.3
 
 
-def test_orthogonalising_keeps_the_singular_vectors():
+def test_orthogonalization_preserves_the_singular_vectors():
     matrix = torch.randn(12, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     core = u.T @ orthogonalize(matrix[None], torch.float64)[0] @ v.T
     assert (core - core.diagonal().diag()).abs().max() < 1e-9
 
 
-def test_muons_step_is_the_written_out_one():
+def test_a_muon_step_equals_its_formula():
     weight = torch.randn(
         6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
     ).requires_grad_()
@@ -90,7 +92,7 @@ def test_muons_step_is_the_written_out_one():
         assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
 
 
-def test_both_optimizers_learn():
+def test_both_optimizers_overfit_a_single_sequence():
     for name in ("adamw", "muon"):
         model = GPT(MODEL, VOCABULARY)
         optimizers = build(model, TrainConfig(optimizer=name), torch.float32)
@@ -104,7 +106,7 @@ def test_both_optimizers_learn():
         assert loss.item() < 0.5
 
 
-def test_a_share_of_the_rate_scales_every_group():
+def test_set_lr_scales_the_learning_rate_of_every_group():
     optimizers = build(GPT(MODEL, VOCABULARY), TrainConfig(optimizer="muon"), torch.float32)
     set_lr(optimizers, 0.25)
     rates = [group["lr"] for each in optimizers for group in each.param_groups]
@@ -113,19 +115,21 @@ def test_a_share_of_the_rate_scales_every_group():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_that_changes_its_layout_goes_on_as_if_it_had_not(layout, optimizer):
+def test_changing_the_layout_during_training_does_not_change_the_losses(layout, optimizer):
     train = TrainConfig(optimizer=optimizer)
-    stay = GPT(dataclasses.replace(MODEL, kernel="batched"), VOCABULARY).double()
-    staying = build(stay, train, torch.float64)
-    losses(stay, staying, 5)
-    move = in_layout(stay, layout)
-    moving = build(move, train, torch.float64)
-    copy_optimizers(stay, staying, move, moving)
-    assert losses(stay, staying, 10) == pytest.approx(losses(move, moving, 10), abs=1e-9)
+    model = GPT(dataclasses.replace(MODEL, kernel="batched"), VOCABULARY).double()
+    optimizers = build(model, train, torch.float64)
+    losses(model, optimizers, 5)
+    other = in_layout(model, layout)
+    other_optimizers = build(other, train, torch.float64)
+    copy_optimizers(model, optimizers, other, other_optimizers)
+    assert losses(model, optimizers, 10) == pytest.approx(
+        losses(other, other_optimizers, 10), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adamws_step_is_the_written_out_one(dtype):
+def test_an_adamw_step_equals_its_formula(dtype):
     weight = torch.randn(
         6, 4, generator=torch.Generator().manual_seed(2), dtype=dtype
     ).requires_grad_()
@@ -148,7 +152,7 @@ def test_adamws_step_is_the_written_out_one(dtype):
     assert weight.grad is None
 
 
-def test_a_training_step_does_without_pytorchs_compiler():
+def test_a_training_step_does_not_import_torch_dynamo():
     code = (
         "import sys, torch\n"
         "from configs.schema import ModelConfig, TrainConfig\n"

@@ -1,9 +1,8 @@
-"""Several ranks make the run that one process makes: the same steps, one voice, one decision to
-stop.
-"""
+"""Several ranks: the losses of a single process, output and files from rank 0 only, joint stops."""
 
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, ResourceError, program
 from common.signals import Stop
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
@@ -25,14 +24,14 @@ from tests.campaigns.common import (
     SMALL,
     at_step,
     contents,
-    loadable,
-    same,
+    count_checkpoints,
+    same_runs,
     scalars,
-    small,
+    small_run_args,
     step_of,
     train,
 )
-from tests.campaigns.ranks import in_float64, ranks, torchrun
+from tests.campaigns.ranks import in_float64, run_ranks, torchrun
 from tests.campaigns.signals import send_at
 from training import distributed, runtime
 from training.distributed import SINGLE_PROCESS, VARIABLES, World
@@ -44,103 +43,106 @@ EQUAL = ["--dropout=0", f"--max_iters={STEPS}", "--eval_interval=25", "--positio
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """The small run by two ranks; what they said is in 10, 11 (standard output of each),
-    20 and 21.
-    """
-    folder = tmp_path_factory.mktemp("undisturbed")
-    words = [*small(folder), f"--out_dir={folder / 'run'}"]
-    assert [code for code, *_ in ranks(folder, words, words)] == [0, 0]
+def uninterrupted(tmp_path_factory):
+    """Train the small run with two ranks; stdout is in files 10 and 11, stderr in 20 and 21."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    arguments = [*small_run_args(folder), f"--out_dir={folder / 'run'}"]
+    assert [code for code, *_ in run_ranks(folder, arguments, arguments)] == [0, 0]
     return folder
 
 
-def among(size: int, rank: int = 0) -> World:
-    """This process as torchrun would have it, on one machine."""
-    told = dict(zip(VARIABLES, (rank, size, rank, size, 1), strict=True))
+def world_of(size: int, rank: int = 0) -> World:
+    """Return the World of a process that torchrun started on one machine."""
+    values = dict(zip(VARIABLES, (rank, size, rank, size, 1), strict=True))
     return World(
-        Stop(), {"TORCHELASTIC_RUN_ID": "x"} | {name: str(value) for name, value in told.items()}
+        Stop(), {"TORCHELASTIC_RUN_ID": "x"} | {name: str(value) for name, value in values.items()}
     )
 
 
-# --------------------------------------------------------------------------------- the same numbers
+# ---------------------------------------------------------------- equality with a single process
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("each, within", [(None, 1e-5), (in_float64, 1e-12)])
-def test_two_ranks_take_the_steps_of_one_process(optimizer, each, within, tmp_path):
-    options = [*small(tmp_path), *EQUAL, f"--optimizer={optimizer}"]
-    found = []
+@pytest.mark.parametrize("each, tolerance", [(None, 1e-5), (in_float64, 1e-12)])
+def test_two_ranks_have_the_losses_of_one_process(optimizer, each, tolerance, tmp_path):
+    options = [*small_run_args(tmp_path), *EQUAL, f"--optimizer={optimizer}"]
+    losses = []
     for size in (1, 2):
-        words = [*options, f"--out_dir={tmp_path / f'{size}'}"]
-        assert [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=each)] == [
-            0
-        ] * size
+        arguments = [*options, f"--out_dir={tmp_path / f'{size}'}"]
+        assert [
+            code for code, *_ in run_ranks(tmp_path / "output", *[arguments] * size, each=each)
+        ] == [0] * size
         progress = contents(tmp_path / f"{size}" / "last.safetensors")["progress"]
-        found.append([*progress["recent_losses"], progress["best_loss"]])
-    one, two = found
+        losses.append([*progress["recent_losses"], progress["best_loss"]])
+    one, two = losses
     assert len(one) == len(two) == STEPS + 1
-    assert 0 < max(abs(a - b) for a, b in zip(one, two, strict=True)) < within
+    assert 0 < max(abs(a - b) for a, b in zip(one, two, strict=True)) < tolerance
 
 
-def test_padding_does_not_change_the_weight_of_a_prediction_whichever_rank_has_it(tmp_path):
+def test_padding_does_not_change_the_weight_of_a_prediction_on_any_rank(tmp_path):
     books = tmp_path / "books"
     books.mkdir()
     play = (ROOT / "data/plays/admiral.txt").read_text(encoding="utf-8")
     for i, length in enumerate((300, 5, 9, 12, 16, 3, 2)):  # block_size is 16
         (books / f"{i}.txt").write_text(play[100 * i :][:length], encoding="utf-8")
     options = [*SMALL, *EQUAL, f"--data.sources={books}", "--max_iters=10"]
-    found = []
+    losses = []
     for size, batch, parts in ((1, 4, 2), (2, 4, 2), (1, 8, 1)):
         options += [f"--batch_size={batch}", f"--gradient_accumulation_steps={parts}"]
         words = [*options, f"--out_dir={tmp_path / f'{size}{batch}'}"]
-        codes = [code for code, *_ in ranks(tmp_path / "said", *[words] * size, each=in_float64)]
+        codes = [
+            code for code, *_ in run_ranks(tmp_path / "output", *[words] * size, each=in_float64)
+        ]
         assert codes == [0] * size
         progress = contents(tmp_path / f"{size}{batch}" / "last.safetensors")["progress"]
-        found.append(progress["recent_losses"])
-    assert len(found[0]) == 10
-    assert np.abs(np.diff(found, axis=0)).max() < 1e-12
+        losses.append(progress["recent_losses"])
+    assert len(losses[0]) == 10
+    assert np.abs(np.diff(losses, axis=0)).max() < 1e-12
 
 
-def evaluated(folder: Path, ranks: World) -> None:
-    """Write down the exact loss of an untrained model over a random text, and in how many batches
-    it was had.
-    """
+def write_evaluation(folder: Path, world: World) -> None:
+    """Write the exact loss of an untrained model on a random text and its number of batches."""
     ids = np.random.default_rng(0).integers(0, 7, 5001).astype(np.uint8)
-    where = runtime.select_runtime("cpu", "float32", ranks)
+    selected = runtime.select_runtime("cpu", "float32", world)
     model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 7)
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     nats, count = loss_sums_by_position(
-        model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), where
+        model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), selected
     ).sum(axis=1)
-    (folder / f"loss{ranks.size}{ranks.rank}").write_text(f"{float(nats / count)!r} {len(calls)}")
+    (folder / f"loss{world.size}{world.rank}").write_text(f"{float(nats / count)!r} {len(calls)}")
 
 
 def evaluate_and_train(folder: Path, _: int) -> None:
-    meet = World.init_process_group
+    init_process_group = World.init_process_group
 
-    def met(self, device):
-        meet(self, device)
-        evaluated(folder, self)
+    def init_and_evaluate(self, device):
+        init_process_group(self, device)
+        write_evaluation(folder, self)
 
-    World.init_process_group = met
+    World.init_process_group = init_and_evaluate
 
 
-def test_an_evaluation_by_two_ranks_gives_the_figure_of_one(tmp_path):
-    words = [*small(tmp_path), "--max_iters=1", "--warmup_iters=0", f"--out_dir={tmp_path / 'run'}"]
-    ranks(tmp_path, words, words, each=partial(evaluate_and_train, tmp_path))
-    evaluated(tmp_path, SINGLE_PROCESS)
-    found = [(tmp_path / f"loss{name}").read_text().split() for name in ("10", "20", "21")]
-    (one, first, second), batches = zip(*found, strict=True)
+def test_two_ranks_evaluate_half_the_batches_each_and_get_the_loss_of_one(tmp_path):
+    arguments = [
+        *small_run_args(tmp_path),
+        "--max_iters=1",
+        "--warmup_iters=0",
+        f"--out_dir={tmp_path / 'run'}",
+    ]
+    run_ranks(tmp_path, arguments, arguments, each=partial(evaluate_and_train, tmp_path))
+    write_evaluation(tmp_path, SINGLE_PROCESS)
+    losses = [(tmp_path / f"loss{name}").read_text().split() for name in ("10", "20", "21")]
+    (one, first, second), batches = zip(*losses, strict=True)
     assert batches == ("10", "5", "5")
     assert first == second and abs(float(first) - float(one)) < 1e-14
 
 
 def count_sums(folder: Path, rank: int) -> None:
-    """Write down how often gradients are averaged."""
+    """Write one character to a file for each all-reduce of gradients."""
     init = DistributedDataParallel.__init__
 
-    def counted(self, *arguments, **options):
+    def init_with_hook(self, *arguments, **options):
         init(self, *arguments, **options)
         group = self.process_group
 
@@ -154,45 +156,49 @@ def count_sums(folder: Path, rank: int) -> None:
 
         self.register_comm_hook(None, hook)
 
-    DistributedDataParallel.__init__ = counted
+    DistributedDataParallel.__init__ = init_with_hook
 
 
-def test_gradients_are_averaged_once_a_step_however_many_parts_it_has(tmp_path):
-    words = [
-        *small(tmp_path),
+def test_gradients_are_averaged_once_per_step_with_gradient_accumulation(tmp_path):
+    arguments = [
+        *small_run_args(tmp_path),
         "--gradient_accumulation_steps=4",
         "--max_iters=4",
         "--warmup_iters=0",
     ]
-    words += [f"--out_dir={tmp_path / 'run'}"]
+    arguments += [f"--out_dir={tmp_path / 'run'}"]
     assert [
-        code for code, *_ in ranks(tmp_path, words, words, each=partial(count_sums, tmp_path))
+        code
+        for code, *_ in run_ranks(
+            tmp_path, arguments, arguments, each=partial(count_sums, tmp_path)
+        )
     ] == [0, 0]
-    before_the_first_step = 1
+    before_the_first_step = 1  # see World.wrap_ddp
     assert [len((tmp_path / f"sums{rank}").read_text()) for rank in (0, 1)] == [
         4 + before_the_first_step
     ] * 2
 
 
-def test_each_rank_drops_other_units(undisturbed):
+def test_each_step_and_rank_has_its_own_dropout_seed(uninterrupted):
     assert len({runtime.step_seed(1, step, rank) for step in range(9) for rank in range(9)}) == 81
 
 
-# ------------------------------------------------------------------------------ one voice, one file
+# ------------------------------------------------------------------------- output and files, errors
 
 
-def test_the_first_alone_writes_and_speaks(undisturbed):
-    said = [(undisturbed / name).read_text() for name in ("10", "11", "20", "21")]
-    assert said[0].count("step 24:") == 1 and "2 processes on 1 machine(s)" in said[0]
-    assert not any(said[1:])
-    assert len(list((undisturbed / "run").glob("*tfevents*"))) == 2  # one describes the run
-    assert [step for step, _ in scalars(undisturbed / "run")["train/loss"]] == list(range(1, 25))
+def test_only_rank_0_writes_files_and_prints(uninterrupted):
+    outputs = [(uninterrupted / name).read_text() for name in ("10", "11", "20", "21")]
+    assert outputs[0].count("step 24:") == 1 and "2 processes on 1 machine(s)" in outputs[0]
+    assert not any(outputs[1:])
+    assert len(list((uninterrupted / "run").glob("*tfevents*"))) == 2  # one describes the run
+    assert [step for step, _ in scalars(uninterrupted / "run")["train/loss"]] == list(range(1, 25))
 
 
-def test_a_checkpoint_does_not_tell_the_number_of_ranks(undisturbed, tmp_path):
-    assert train(*small(tmp_path), f"--out_dir={tmp_path / 'run'}")[0] == 0
+def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(uninterrupted, tmp_path):
+    assert train(*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}")[0] == 0
     one, two = (
-        contents(folder / "last.safetensors") for folder in (tmp_path / "run", undisturbed / "run")
+        contents(folder / "last.safetensors")
+        for folder in (tmp_path / "run", uninterrupted / "run")
     )
     assert {name: t.shape for name, t in one["tensors"].items()} == {
         name: t.shape for name, t in two["tensors"].items()
@@ -200,8 +206,8 @@ def test_a_checkpoint_does_not_tell_the_number_of_ranks(undisturbed, tmp_path):
     assert one["environment"] | {"world_size": 2} == two["environment"]
 
 
-def patient(_: int) -> None:
-    """Leave the word to the first even on a machine that stands still for a while."""
+def wait_longer(_: int) -> None:
+    """Wait longer for the message of rank 0, since the test machine may be slow."""
     distributed.GRACE_SECONDS = 120.0
 
 
@@ -227,48 +233,51 @@ def patient(_: int) -> None:
         ([[], ["--data.sources=nowhere"]], 3, r"error: data.sources: .*nowhere.*"),
     ],
 )
-def test_what_is_wrong_is_said_once_and_ends_all(changes, code, error, tmp_path):
-    words = [*SMALL, f"--out_dir={tmp_path / 'run'}"]
-    (first, _, said), (second, _, nothing) = ranks(
-        tmp_path, *([*words, *change] for change in changes), each=patient
+def test_an_error_on_any_rank_is_printed_once_and_ends_all_ranks(changes, code, error, tmp_path):
+    arguments = [*SMALL, f"--out_dir={tmp_path / 'run'}"]
+    (first, _, stderr), (second, _, stderr_of_rank_1) = run_ranks(
+        tmp_path, *([*arguments, *change] for change in changes), each=wait_longer
     )
-    assert first == code and second and not nothing  # torchrun may end the second before it knows
-    assert re.fullmatch(error + "\n", said) and not list((tmp_path / "run").glob("*.safetensors"))
+    assert first == code and second and not stderr_of_rank_1  # torchrun may end rank 1 early
+    assert re.fullmatch(error + "\n", stderr) and not list((tmp_path / "run").glob("*.safetensors"))
 
 
-def test_a_folder_with_a_run_is_refused_once(undisturbed, tmp_path):
-    words = [*small(undisturbed), f"--out_dir={undisturbed / 'run'}"]
-    (code, _, said), (_, _, nothing) = ranks(tmp_path, words, words)
-    assert code == 2 and "already holds a run" in said and said.count("\n") == 1 and not nothing
+def test_a_folder_with_a_run_is_rejected_by_one_message(uninterrupted, tmp_path):
+    arguments = [*small_run_args(uninterrupted), f"--out_dir={uninterrupted / 'run'}"]
+    (code, _, stderr), (_, _, stderr_of_rank_1) = run_ranks(tmp_path, arguments, arguments)
+    assert (
+        code == 2
+        and "already holds a run" in stderr
+        and stderr.count("\n") == 1
+        and not stderr_of_rank_1
+    )
 
 
-def test_more_ranks_than_gpus_are_refused_with_their_number(monkeypatch):
+def test_more_ranks_than_gpus_are_rejected_with_the_number_of_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(
         ResourceError, match=r"3 processes .* its 2 GPUs; .*--nproc_per_node=2"
     ) as caught:
-        runtime.select_runtime("auto", "float32", among(3))
+        runtime.select_runtime("auto", "float32", world_of(3))
     assert caught.value.exit_code == 5
 
 
-def test_the_rows_of_all_ranks_are_the_batch():
+def test_the_batch_slices_of_all_ranks_are_the_whole_batch():
     rows = list(range(12))
     assert (
-        [row for rank in range(4) for row in rows[among(4, rank).batch_slice(12)]]
+        [row for rank in range(4) for row in rows[world_of(4, rank).batch_slice(12)]]
         == rows
         == rows[SINGLE_PROCESS.batch_slice(12)]
     )
     with pytest.raises(ConfigError):
-        among(5).batch_slice(12)
+        world_of(5).batch_slice(12)
 
 
-def listening(folder: Path, rank: int) -> None:
-    """At the first step, write down the interface that was chosen and the addresses at which this
-    process listens.
-    """
+def record_sockets(folder: Path, rank: int) -> None:
+    """Write the network interface and the listening sockets of this process at the first step."""
 
-    def look():
+    def write_sockets():
         links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
         tables = [
             Path(f"/proc/self/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")
@@ -279,86 +288,96 @@ def listening(folder: Path, rank: int) -> None:
             " ".join([os.environ.get("GLOO_SOCKET_IFNAME", "any"), *mine])
         )
 
-    at_step(pytest.MonkeyPatch(), 0, look)
+    at_step(pytest.MonkeyPatch(), 0, write_sockets)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_on_one_machine_the_ranks_listen_on_the_loopback_interface_alone(tmp_path):
-    words = [*small(tmp_path), "--max_iters=1", "--warmup_iters=0", f"--out_dir={tmp_path / 'run'}"]
+def test_on_one_machine_ranks_listen_only_on_the_loopback_interface(tmp_path):
+    arguments = [
+        *small_run_args(tmp_path),
+        "--max_iters=1",
+        "--warmup_iters=0",
+        f"--out_dir={tmp_path / 'run'}",
+    ]
     assert [
-        code for code, *_ in ranks(tmp_path, words, words, each=partial(listening, tmp_path))
+        code
+        for code, *_ in run_ranks(
+            tmp_path, arguments, arguments, each=partial(record_sockets, tmp_path)
+        )
     ] == [0, 0]
-    assert re.fullmatch(
-        r"lo( 0100007F:\w{4})+", (tmp_path / "sockets1").read_text()
-    )  # in the first is the store, too
+    # rank 1 only: rank 0 also has the store's socket
+    assert re.fullmatch(r"lo( 0100007F:\w{4})+", (tmp_path / "sockets1").read_text())
 
 
-# ---------------------------------------------------------------------------- stopping and going on
+# ---------------------------------------------------------------------------- stopping and resuming
 
 
-def signalled(phase: str, call: int, hit: int, rank: int) -> None:
-    if rank == hit:
+def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
+    if rank == target:
         send_at(phase, "SIGTERM", call)
 
 
 @pytest.mark.parametrize(
-    "phase, call, hit", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 5, 0)]
+    "phase, call, target", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 5, 0)]
 )
-def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_nothing_is_lost(
-    phase, call, hit, undisturbed, tmp_path
+def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exact(
+    phase, call, target, uninterrupted, tmp_path
 ):
-    words = [*small(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
-    stopped = ranks(tmp_path, words, words, each=partial(signalled, phase, call, hit))
+    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
+    stopped = run_ranks(
+        tmp_path, arguments, arguments, each=partial(signal_rank, phase, call, target)
+    )
     assert [code for code, *_ in stopped] == [143, 143]
-    assert f"torchrun --nproc_per_node=2 train.py {tmp_path / 'run'}/config.yaml" in stopped[0][1]
+    command = f"{shlex.quote(program('torchrun'))} --nproc_per_node=2 train.py "
+    assert f"{command}{tmp_path / 'run'}/config.yaml" in stopped[0][1]
     assert 0 < step_of(tmp_path / "run") < 24
-    assert [code for code, *_ in ranks(tmp_path, words, words)] == [0, 0]
-    assert same(undisturbed / "run", tmp_path / "run")
+    assert [code for code, *_ in run_ranks(tmp_path, arguments, arguments)] == [0, 0]
+    assert same_runs(uninterrupted / "run", tmp_path / "run")
 
 
-def dying(rank: int) -> None:
+def kill_rank_1(rank: int) -> None:
     if rank == 1:
         at_step(pytest.MonkeyPatch(), 10, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_when_a_rank_is_killed_the_other_ends_and_the_run_goes_on_to_the_same_end(
-    undisturbed, tmp_path
-):
-    words = [*small(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
-    began = time.monotonic()
-    (first, _, error), (second, *_) = ranks(tmp_path, words, words, each=dying)
-    assert (first, second) == (5, -signal.SIGKILL) and time.monotonic() - began < 30
+def test_after_a_killed_rank_the_other_exits_and_resuming_is_bit_exact(uninterrupted, tmp_path):
+    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
+    start_time = time.monotonic()
+    (first, _, error), (second, *_) = run_ranks(tmp_path, arguments, arguments, each=kill_rank_1)
+    assert (first, second) == (5, -signal.SIGKILL) and time.monotonic() - start_time < 30
     assert re.search(
         r"error: another process of this run has ended.*the last checkpoint is .*; try: torch",
         error,
     )
-    there, good = loadable(tmp_path / "run")
-    assert there == good == 3 and not list((tmp_path / "run").glob("*.tmp.*"))
-    assert [code for code, *_ in ranks(tmp_path, words, words)] == [0, 0]
-    assert same(undisturbed / "run", tmp_path / "run")
+    saved, loadable_count = count_checkpoints(tmp_path / "run")
+    assert saved == loadable_count == 3 and not list((tmp_path / "run").glob("*.tmp.*"))
+    assert [code for code, *_ in run_ranks(tmp_path, arguments, arguments)] == [0, 0]
+    assert same_runs(uninterrupted / "run", tmp_path / "run")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a launcher is slow to start")
-def test_torchrun_passes_sigterm_on_and_one_process_goes_on_with_what_two_have_begun(tmp_path):
-    words = [
-        *small(tmp_path),
+def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(tmp_path):
+    arguments = [
+        *small_run_args(tmp_path),
         f"--out_dir={tmp_path / 'run'}",
         "--max_iters=2000",
         "--warmup_iters=0",
     ]
-    process = torchrun(2, *words)
+    process = torchrun(2, *arguments)
     next(line for line in process.stdout if line.startswith("first loss"))
     time.sleep(0.3)
     process.terminate()
-    said = process.communicate(timeout=240)[0]
+    output = process.communicate(timeout=240)[0]
     assert (
-        said.count("stopping: finishing this step") == said.count("stopped and saved at step") == 1
+        output.count("stopping: finishing this step")
+        == output.count("stopped and saved at step")
+        == 1
     )
     step = step_of(tmp_path / "run")
     assert 0 < step < 2000
-    code, said = train(*words, "--resume", f"--max_iters={step + 3}")
+    code, output = train(*arguments, "--resume", f"--max_iters={step + 3}")
     assert code == 0 and step_of(tmp_path / "run") == step + 3
-    (line,) = (line for line in said.splitlines() if line.startswith("resuming"))
+    (line,) = (line for line in output.splitlines() if line.startswith("resuming"))
     assert "; world_size 2 -> 1" in line and line.endswith(
         "so it is not the same run to the last bit"
     )

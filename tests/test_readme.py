@@ -1,6 +1,4 @@
-"""The README promises nothing that is not there: its commands are understood, its links lead
-somewhere.
-"""
+"""README and docs: valid commands, valid links, no absolute paths."""
 
 import re
 import shlex
@@ -22,14 +20,14 @@ COMMANDS = [
 ]
 
 
-def test_the_readme_has_both_commands():
+def test_the_readme_has_a_command_for_training_and_one_for_sampling():
     assert any("train.py" in command for command in COMMANDS) and any(
         "sample.py" in command for command in COMMANDS
     )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_readme_is_understood(command, monkeypatch):
+def test_every_command_of_the_readme_is_valid(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     _, script, *arguments = shlex.split(command, comments=True)
     if script == "train.py":
@@ -41,7 +39,7 @@ def test_every_command_of_the_readme_is_understood(command, monkeypatch):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_link_to_a_file_leads_to_one(document):
+def test_every_link_to_a_file_has_a_target(document):
     links = re.findall(r"\]\(([^)#\s]+)\)", document.read_text(encoding="utf-8"))
     for link in links:
         assert "://" in link or (document.parent / link).exists(), link
@@ -58,7 +56,7 @@ def test_every_link_to_a_heading_leads_to_one(document):
             assert fragment in anchors, f"{path}#{fragment}"
 
 
-def test_no_document_names_a_place_of_one_machine():
+def test_no_document_contains_an_absolute_path_of_one_machine():
     for document in DOCUMENTS:
         assert not re.search(
             r"(?<![\w.])/(work|root|home|tmp)/", document.read_text(encoding="utf-8")

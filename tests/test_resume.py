@@ -1,5 +1,5 @@
-"""Going on: any sequence of stops and resumes ends, to the last bit, as the run that never
-stopped.
+"""Resuming: after any sequence of stops and resumes, a run is bit-identical to an uninterrupted
+one.
 """
 
 import random
@@ -15,15 +15,15 @@ from tests.campaigns.common import (
     STEPS,
     at_step,
     contents,
+    count_checkpoints,
     equal,
-    forge,
-    loadable,
     outcome,
-    same,
+    same_runs,
     scalars,
-    small,
+    small_run_args,
     step_of,
     train,
+    write_checkpoint,
 )
 from tests.campaigns.fields import DIVERGING
 
@@ -54,18 +54,18 @@ RECIPES = {
 
 @pytest.fixture
 def options(tmp_path):
-    return small(tmp_path)
+    return small_run_args(tmp_path)
 
 
 def stop_at(options, step):
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-        code, said = train(*options, "--resume")
-    assert code == 130, said
+        code, output = train(*options, "--resume")
+    assert code == 130, output
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_stopping_and_going_on_changes_no_bit(recipe, options, tmp_path):
+def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
     options = [*options, *RECIPES[recipe]]
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     end = step_of(tmp_path / "whole")
@@ -73,12 +73,12 @@ def test_stopping_and_going_on_changes_no_bit(recipe, options, tmp_path):
     for step in sorted(random.Random(recipe).sample(range(end), 3)):
         stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
         assert step_of(tmp_path / "parts") == step + 1
-    code, said = train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")
-    assert code == 0 and "not the same run" not in said
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    code, output = train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")
+    assert code == 0 and "not the same run" not in output
+    assert same_runs(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_the_state_of_float16_scaling_goes_on_too(options, tmp_path, monkeypatch):
+def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, monkeypatch):
     scaler = torch.amp.GradScaler
     monkeypatch.setattr(
         torch.amp,
@@ -89,62 +89,62 @@ def test_the_state_of_float16_scaling_goes_on_too(options, tmp_path, monkeypatch
     for step in (3, 10):
         stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
     assert train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")[0] == 0
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert same_runs(tmp_path / "whole", tmp_path / "parts")
     assert 1 < outcome(tmp_path / "parts")[LAST]["progress"]["loss_scale"] < 2.0**127
 
 
-def test_prev_is_the_last_before(options, tmp_path):
+def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=13")[0] == 0
-    assert [contents(run / name)["progress"]["step"] for name in (PREV, LAST)] == [
-        12,
-        13,
-    ]
+    assert [contents(run / name)["progress"]["step"] for name in (PREV, LAST)] == [12, 13]
 
 
 @pytest.mark.parametrize(
     "damage", [lambda path: path.write_bytes(path.read_bytes()[:-9]), lambda path: path.unlink()]
 )
-def test_without_a_whole_last_checkpoint_the_one_before_is_taken_with_one_line(
+def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
     damage, options, tmp_path
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
     assert train(*options, f"--out_dir={whole}")[0] == 0
     shutil.copytree(whole, other)
     damage(other / LAST)
-    code, said = train(*options, f"--out_dir={other}", "--resume")
-    note = said.splitlines()[0]
+    code, output = train(*options, f"--out_dir={other}", "--resume")
+    first_line = output.splitlines()[0]
     assert (
         code == 0
-        and f"{other / 'last.safetensors'}: " in note
-        and f"; using {other / 'prev.safetensors'} instead" in note
+        and f"{other / 'last.safetensors'}: " in first_line
+        and f"; using {other / 'prev.safetensors'} instead" in first_line
     )
-    assert same(whole, other)
+    assert same_runs(whole, other)
 
 
-def test_never_silently_from_the_beginning(options, tmp_path):
+def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}")[0] == 0
     for path in run.glob("*.safetensors"):
         path.write_bytes(b"")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in run.glob("*event*"))
-    code, said = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 4 and said.count("empty file (interrupted save?)") == 2 and said.count("\n") == 1
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert (
+        code == 4
+        and output.count("empty file (interrupted save?)") == 2
+        and output.count("\n") == 1
+    )
     assert sorted((path.name, path.stat().st_mtime_ns) for path in run.glob("*event*")) == before
 
 
-def test_a_finished_run_is_left_as_it_is(options, tmp_path):
+def test_resuming_a_finished_run_changes_no_file(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}")[0] == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
-    code, said = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 0 and "best validation loss" in said
-    assert {
-        path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"
-    } == before
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 0 and "best validation loss" in output
+    after = {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
+    assert after == before
 
 
-def test_a_run_that_died_before_its_first_save_leaves_no_points_behind(
+def test_a_new_run_removes_the_events_of_one_that_died_before_its_first_save(
     options, tmp_path, monkeypatch
 ):
     def die():
@@ -159,33 +159,27 @@ def test_a_run_that_died_before_its_first_save_leaves_no_points_behind(
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, STEPS + 1))
 
 
-def test_from_another_folder_it_goes_on_in_a_new_one(options, tmp_path):
+def test_resuming_from_another_folder_continues_in_a_new_one(options, tmp_path):
     whole, new = tmp_path / "whole", tmp_path / "new"
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    code, said = train(*options, f"--out_dir={new}", f"--resume={whole / 'prev.safetensors'}")
-    assert code == 0 and f"resuming from {whole / 'prev.safetensors'} at step 20" in said
+    code, output = train(*options, f"--out_dir={new}", f"--resume={whole / 'prev.safetensors'}")
+    assert code == 0 and f"resuming from {whole / 'prev.safetensors'} at step 20" in output
     a, b = outcome(whole), outcome(new)
     assert scalars(new)["train/loss"] == scalars(whole)["train/loss"][20:]
-    assert loadable(new)[1] >= 2
+    assert count_checkpoints(new)[1] >= 2
     assert equal(a[LAST]["tensors"], b[LAST]["tensors"])
 
 
-def test_another_environment_is_named_difference_by_difference(options, tmp_path):
+def test_resume_lists_every_difference_of_settings_environment_and_data(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     saved = contents(run / LAST)
     saved["environment"] |= {"threads": 7, "torch": "1.0", "cpu_capability": "\x1b[2J"}
     saved["data"]["name"] = "x.txt"
-    forge(run / LAST, saved)
-    code, said = train(
-        *options,
-        f"--out_dir={run}",
-        "--resume",
-        "--max_iters=8",
-        "--kernel=loop",
-        "--dtype=bfloat16",
-    )
-    (line,) = (line for line in said.splitlines() if line.startswith("resuming"))
+    write_checkpoint(run / LAST, saved)
+    changes = ("--max_iters=8", "--kernel=loop", "--dtype=bfloat16")
+    code, output = train(*options, f"--out_dir={run}", "--resume", *changes)
+    (line,) = (line for line in output.splitlines() if line.startswith("resuming"))
     assert code == 0
     for difference in (
         "model.kernel sdpa -> loop",
@@ -199,14 +193,14 @@ def test_another_environment_is_named_difference_by_difference(options, tmp_path
     assert line.endswith("; so it is not the same run to the last bit")
 
 
-def test_in_the_same_environment_nothing_is_said_of_it(options, tmp_path):
+def test_resume_in_the_same_environment_lists_no_differences(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}")[0] == 0
-    said = train(*options, f"--out_dir={run}", "--resume")[1]
-    assert re.search(rf"(?m)^resuming from {run}/last.safetensors at step {STEPS}$", said)
+    output = train(*options, f"--out_dir={run}", "--resume")[1]
+    assert re.search(rf"(?m)^resuming from {run}/last.safetensors at step {STEPS}$", output)
 
 
-IMPOSSIBLE = {
+INVALID_PROGRESS = {
     "step": -1,
     "last_eval_step": STEPS + 1,
     "best_step": STEPS,
@@ -221,13 +215,13 @@ IMPOSSIBLE = {
 }
 
 
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_a_progress_that_cannot_be_is_refused(name, options, tmp_path):
+@pytest.mark.parametrize("name", INVALID_PROGRESS)
+def test_invalid_progress_is_rejected(name, options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     saved = contents(run / LAST)
-    saved["progress"][name] = IMPOSSIBLE[name]
-    forge(run / LAST, saved)
-    code, said = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 4 and re.search(r"error: \S+/last.safetensors: invalid progress: .+\n\Z", said)
-    assert "\x1b" not in said
+    saved["progress"][name] = INVALID_PROGRESS[name]
+    write_checkpoint(run / LAST, saved)
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 4 and re.search(r"error: \S+/last.safetensors: invalid progress: .+\n\Z", output)
+    assert "\x1b" not in output

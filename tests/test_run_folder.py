@@ -7,6 +7,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,11 @@ from checkpointing.run_dir import (
     settings_file,
     write_settings,
 )
-from common.errors import escape, path_word, script, shell_command
+from common.errors import escape, path_word, program, script, shell_command
 from configs.cli import load
 from configs.schema import Config
 from dashboard.event_file import EventFile
-from tests.campaigns.common import SMALL, at_step, scalars, small, step_of, train
+from tests.campaigns.common import SMALL, at_step, scalars, small_run_args, step_of, train
 from tests.conftest import ROOT
 from training.distributed import SINGLE_PROCESS
 
@@ -38,7 +39,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def options(tmp_path):
-    return [*small(tmp_path), *SHORT, f"--out_dir={tmp_path / 'run'}"]
+    return [*small_run_args(tmp_path), *SHORT, f"--out_dir={tmp_path / 'run'}"]
 
 
 def contents_of(folder):
@@ -84,8 +85,8 @@ def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path)
     os.mkfifo(run / EVENTS.format(9))
     before = contents_of(run)
     for words in (overwrite, ["--resume"], ["--overwrite"]):
-        code, said = train(*options, *words)
-        assert code == 0, said
+        code, output = train(*options, *words)
+        assert code == 0, output
         assert contents_of(run).items() >= before.items()
         assert (run / EVENTS.format(9)).is_fifo()
     assert step_of(run) == 4 and (run / "config-2.yaml").exists()
@@ -144,9 +145,9 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
     before = contents_of(run)
     elsewhere = f"--resume={tmp_path / 'last.safetensors'}"
     for words in ([], ["--resume"], [elsewhere]):
-        code, said = train(*options, *words)
-        assert code == 2 and said.count("\n") <= 2
-        assert "2 event files of a run, but no checkpoint" in said and "--overwrite" in said
+        code, output = train(*options, *words)
+        assert code == 2 and output.count("\n") <= 2
+        assert "2 event files of a run, but no checkpoint" in output and "--overwrite" in output
         assert contents_of(run) == before
     assert train(*options, "--overwrite")[0] == 0
     assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
@@ -174,8 +175,8 @@ def test_a_marker_that_somebody_else_wrote_is_not_ours(options, tmp_path):
     run.mkdir()
     (run / UNSAVED).write_text("mine")
     (run / EVENTS.format(3)).write_text("of a run whose checkpoints were moved away")
-    code, said = train(*options)
-    assert code == 2 and "1 event files of a run, but no checkpoint" in said
+    code, output = train(*options)
+    assert code == 2 and "1 event files of a run, but no checkpoint" in output
     assert (run / UNSAVED).read_text() == "mine"
 
 
@@ -189,8 +190,8 @@ def test_an_event_file_that_is_no_file_or_huge_is_not_read(options, tmp_path):
     resource = pytest.importorskip("resource")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for words in ([], ["--resume", "--max_iters=5"]):
-        code, said = train(*options, *words)
-        assert code == 0 and said.count("warning: TensorBoard's file cannot be written") == 1
+        code, output = train(*options, *words)
+        assert code == 0 and output.count("warning: TensorBoard's file cannot be written") == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**6  # kilobytes
 
 
@@ -198,8 +199,8 @@ def test_a_folder_in_the_place_of_a_checkpoint_is_one_line(options, tmp_path):
     (tmp_path / "run/last.safetensors").mkdir(parents=True)
     (tmp_path / "run/last.safetensors/notes.txt").write_text("mine")
     assert train(*options)[0] == 2
-    code, said = train(*options, "--overwrite")
-    assert code == 5 and said.count("\n") == 1 and "cannot be removed" in said
+    code, output = train(*options, "--overwrite")
+    assert code == 5 and output.count("\n") == 1 and "cannot be removed" in output
     assert (tmp_path / "run/last.safetensors/notes.txt").read_text() == "mine"
 
 
@@ -226,27 +227,27 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
+@pytest.fixture
+def shell(tmp_path_factory, monkeypatch):
     """A shell in which python, torchrun and tensorboard print their arguments."""
     folder = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))  # for program()
     for name in ("python", "torchrun", "tensorboard"):
         (folder / name).write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"; printf '\\1'\n")
         (folder / name).chmod(0o755)
 
     def run(commands, cwd):
         """Run the commands; return the arguments that each program got."""
-        path = f"{folder}:{os.environ['PATH']}"
         done = subprocess.run(
             ["sh", "-c", "\n".join(commands)],
             cwd=cwd,
-            env=os.environ | {"PATH": path},
             capture_output=True,
             check=True,
         )
-        programs = done.stdout.decode().split("\1")[:-1]
-        assert len(programs) == len(commands)
-        return [program.split("\0")[:-1] for program in programs]
+        calls = done.stdout.decode().split("\1")[:-1]
+        assert len(calls) == len(commands)
+        return [call.split("\0")[:-1] for call in calls]
 
     return run
 
@@ -264,8 +265,8 @@ def test_every_printed_command_means_the_folder_that_it_names(
         write_settings(folder, Config())
         commands += [
             resume_command(folder, SINGLE_PROCESS, "--seed=5"),
-            shell_command(["python", script("sample.py"), "--ckpt", path_word(folder)]),
-            shell_command(["tensorboard", "--logdir", path_word(folder)]),
+            shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)]),
+            shell_command([program("tensorboard"), "--logdir", path_word(folder)]),
         ]
     found = shell(commands, tmp_path)
     resumed, sampled, boards = found[::3], found[1::3], found[2::3]
@@ -282,6 +283,18 @@ def test_every_printed_command_means_the_folder_that_it_names(
         assert os.path.samefile(os.path.expanduser(logdir), folder) and logdir[0] != "-"
 
 
+def test_a_printed_command_starts_with_the_python_that_is_running(tmp_path, monkeypatch):
+    folder = tmp_path / "environment" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    assert program("python") == str(folder / "python")
+    monkeypatch.chdir(tmp_path)
+    assert program("python") == os.path.join("environment", "bin", "python")
+    monkeypatch.setenv("PATH", str(folder))
+    assert program("python") == "python"
+
+
 def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert script("train.py") == "train.py"
@@ -294,16 +307,16 @@ def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"])
 def test_for_a_name_with_control_characters_no_command_is_printed_but_the_reason(name, tmp_path):
     folder = tmp_path / name
-    said = resume_command(folder, SINGLE_PROCESS)
-    assert said == "(no command is printed: a name in it contains control characters)"
+    output = resume_command(folder, SINGLE_PROCESS)
+    assert output == "(no command is printed: a name in it contains control characters)"
 
 
 def test_the_commands_that_a_run_prints_in_a_hostile_folder_run(tmp_path, shell):
-    options = [*small(tmp_path), *SHORT]
+    options = [*small_run_args(tmp_path), *SHORT]
     out = tmp_path / "$(touch pwned) `id`; 'x' *"
-    code, said = train(*options, f"--out_dir={out}")
+    code, output = train(*options, f"--out_dir={out}")
     assert code == 0
-    commands = [line.strip() for line in said.splitlines()[-2:]]
+    commands = [line.strip() for line in output.splitlines()[-2:]]
     assert shell(commands, ROOT) == [["sample.py", "--ckpt", str(out)], ["--logdir", str(tmp_path)]]
     assert not list(ROOT.glob("pwned")) and not list(tmp_path.rglob("pwned"))
-    assert escape(said, keep="\n") == said
+    assert escape(output, keep="\n") == output

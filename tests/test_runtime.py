@@ -1,6 +1,4 @@
-"""The device and the dtype: what this machine has not is refused with what it has; `auto` is what
-it has.
-"""
+"""Choice of device and dtype: `auto`, and errors that list the available ones."""
 
 import platform
 import subprocess
@@ -11,13 +9,13 @@ import torch
 
 from common.errors import ResourceError
 from configs.schema import ModelConfig
-from tests.campaigns.common import contents, small, train
+from tests.campaigns.common import contents, small_run_args, train
 from training import runtime
 
 
 @pytest.fixture
-def machine(monkeypatch):
-    """`machine("cuda")`: this machine, as if it had that and the CPU."""
+def simulate_devices(monkeypatch):
+    """Return a function that simulates a machine: `simulate_devices("cuda")` has CUDA and a CPU."""
 
     def has(*devices):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in devices)
@@ -30,7 +28,7 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "has, device, words",
+    "has, device, expected",
     [
         ([], "cuda", "device: no CUDA device on this machine; available: cpu; use device: auto"),
         ([], "mps", "device: no MPS device on this machine; available: cpu; use device: auto"),
@@ -41,11 +39,13 @@ def machine(monkeypatch):
         ),
     ],
 )
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(machine, has, device, words):
-    machine(*has)
+def test_an_unavailable_device_is_rejected_with_the_available_ones(
+    simulate_devices, has, device, expected
+):
+    simulate_devices(*has)
     with pytest.raises(ResourceError) as caught:
         runtime.select_runtime(device, "auto")
-    assert str(caught.value) == words and caught.value.exit_code == 5
+    assert str(caught.value) == expected and caught.value.exit_code == 5
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(tmp_path):
         "--dtype=bfloat16",
         f"--out_dir={tmp_path / 'run'}",
     ]
-    code, output = train(*small(tmp_path), "--warmup_iters=0", *options)
+    code, output = train(*small_run_args(tmp_path), "--warmup_iters=0", *options)
     assert code == 0 and "; attention kernel batched\n" in output
     assert "kernel: batched\n" in (tmp_path / "run" / "config.yaml").read_text()
     assert contents(tmp_path / "run" / "last.safetensors")["config"]["model"]["kernel"] == "batched"
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_float16_on_a_cpu_is_refused_with_what_fits(machine, device):
-    machine()
+def test_float16_on_a_cpu_is_rejected_with_the_allowed_dtypes(simulate_devices, device):
+    simulate_devices()
     with pytest.raises(ResourceError) as caught:
         runtime.select_runtime(device, "float16")
     assert "dtype: float16" in str(caught.value) and "allowed: float32, bfloat16" in str(
@@ -93,30 +93,29 @@ def test_float16_on_a_cpu_is_refused_with_what_fits(machine, device):
 
 
 @pytest.mark.parametrize(
-    "has, found", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "mps"), (["cuda", "mps"], "cuda")]
+    "has, expected", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "mps"), (["cuda", "mps"], "cuda")]
 )
-def test_auto_is_the_fastest_device_that_is_there(machine, has, found):
-    machine(*has)
-    assert runtime.select_runtime("auto", "float32").device.type == found
+def test_auto_selects_the_fastest_available_device(simulate_devices, has, expected):
+    simulate_devices(*has)
+    assert runtime.select_runtime("auto", "float32").device.type == expected
 
 
 @pytest.mark.parametrize(
     "has_instructions, dtype", [(True, torch.bfloat16), (False, torch.float32)]
 )
-def test_auto_is_bfloat16_only_where_there_are_instructions_for_it(
-    machine, monkeypatch, has_instructions, dtype
+def test_auto_selects_bfloat16_only_with_native_instructions(
+    simulate_devices, monkeypatch, has_instructions, dtype
 ):
-    machine("cuda")
+    simulate_devices("cuda")
     monkeypatch.setattr(runtime, "_cpu_has_bfloat16", lambda: has_instructions)
     assert runtime.select_runtime("cpu", "auto").dtype == dtype
-    assert (
-        runtime.select_runtime("cuda", "auto").dtype == torch.float32
-    )  # this one only emulates it
+    # the simulated GPU only emulates bfloat16
+    assert runtime.select_runtime("cuda", "auto").dtype == torch.float32
     assert runtime.select_runtime("cpu", "float32").dtype == torch.float32
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
-def test_freed_memory_is_kept_for_the_next_step():
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_freed_memory_is_reused_by_the_next_step():
     script = """
 import resource, torch
 from training import runtime
@@ -129,6 +128,4 @@ step(), step(), step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    assert int(done.stdout) < 36_864 / 4, (
-        "new pages for memory that was there before, as if all 36,864 were"
-    )
+    assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"

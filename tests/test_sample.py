@@ -1,5 +1,5 @@
-"""sample.py as a user meets it: every row D of the faults, stop texts, conversations, scores,
-terminals and pipes.
+"""sample.py from the command line: errors, samples, stop strings, chat, scores, terminals and
+pipes.
 """
 
 import io
@@ -26,13 +26,13 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from tests.conftest import ROOT
-from tests.variants import joined
+from tests.variants import concatenated
 from training import runtime
 from training.evaluate import exact_loss
 
 LONG = "a" * 200
 
-ROWS = [  # row of faults.md, arguments, standard input, exit code, what standard error must say
+ROWS = [  # row of faults.md, arguments, stdin, exit code, fragments of stderr
     (
         "D1",
         ["--prompt=caf\xe9"],
@@ -88,7 +88,7 @@ ROWS = [  # row of faults.md, arguments, standard input, exit code, what standar
 
 
 class Input:
-    """Standard input that is no terminal."""
+    """Standard input that is not a terminal."""
 
     def __init__(self, content: bytes = b""):
         self.buffer = io.BytesIO(content)
@@ -98,8 +98,8 @@ class Input:
 
 
 @pytest.fixture
-def speak(smoke, capsys, monkeypatch):
-    """`speak("--prompt=a")`: what sample.py prints for these arguments, run in this process."""
+def sample_output(smoke, capsys, monkeypatch):
+    """Return a function that runs sample.py in this process: `sample_output("--prompt=a")`."""
 
     def run(*arguments, stdin: bytes = b"") -> str:
         monkeypatch.setattr(sys, "stdin", Input(stdin))
@@ -110,9 +110,9 @@ def speak(smoke, capsys, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def loud(tmp_path_factory):
-    """A checkpoint whose model says, whatever it has read, each character of its vocabulary equally
-    often.
+def uniform_checkpoint(tmp_path_factory):
+    """Write a checkpoint whose model always predicts all characters with equal probability, some of
+    them control characters.
     """
     out = tmp_path_factory.mktemp("loud") / "last.safetensors"
     vocabulary = "\x07\t\n\r\x1b ab\u202e\u3042"
@@ -122,41 +122,42 @@ def loud(tmp_path_factory):
         for parameter in model.parameters():
             parameter.zero_()
     text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
-    tensors = {f"model.{name}": each for name, each in joined(model.named_rows()).items()}
+    tensors = {f"model.{name}": each for name, each in concatenated(model.named_rows()).items()}
     parts = config, vocabulary, text, {}, {}, {"number": 0, "size": 0}, tensors
     write_atomic(out, checkpoint.to_bytes(checkpoint.Checkpoint(*parts)))
     return out
 
 
-# ----------------------------------------------------------------------------------------- mistakes
+# ------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
     "row, arguments, stdin, code, fragments", ROWS, ids=[f"{row[0]}-{row[1][0]}" for row in ROWS]
 )
-def test_every_row_has_its_exit_code_and_its_line(
+def test_every_row_has_its_exit_code_and_one_line_on_stderr(
     smoke, capsys, monkeypatch, row, arguments, stdin, code, fragments
 ):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "stdin", Input(stdin or b""))
     arguments = [each if isinstance(each, str) else os.fsdecode(each) for each in arguments]
     try:
-        found, said = sample.main([f"--ckpt={smoke}", "--max-new-tokens=5", *arguments]), ""
+        exit_code, message = sample.main([f"--ckpt={smoke}", "--max-new-tokens=5", *arguments]), ""
     except UserError as error:
-        found, said = error.exit_code, str(error)
-    said += capsys.readouterr().err
-    assert found == code, said
+        exit_code, message = error.exit_code, str(error)
+    message += capsys.readouterr().err
+    assert exit_code == code, message
     assert (
-        len(said.splitlines()) == (code != 0 or fragments != []) and escape(said, keep="\n") == said
+        len(message.splitlines()) == (code != 0 or fragments != [])
+        and escape(message, keep="\n") == message
     )
     for fragment in fragments:
-        assert fragment in said
+        assert fragment in message
 
 
 @pytest.mark.parametrize(
     "arguments, code", [(["--help"], 0), (["--temp=1"], 2), (["--ckpt=x", "--prompt=FILE:x"], 2)]
 )
-def test_help_and_mistakes_are_answered_without_torch_and_numpy(run, arguments, code):
+def test_help_and_errors_need_neither_torch_nor_numpy(run, arguments, code):
     probe = (
         "import runpy, sys; sys.argv = sys.argv[1:]\n"
         "try: runpy.run_path('sample.py', run_name='__main__')\n"
@@ -165,61 +166,63 @@ def test_help_and_mistakes_are_answered_without_torch_and_numpy(run, arguments, 
     assert run("-c", probe, "sample.py", *arguments, check=code).stdout.endswith("[]\n")
 
 
-# -------------------------------------------------------------------------------------------- texts
+# ------------------------------------------------------------------------------------------ samples
 
 
-def test_a_sample_is_the_prompt_and_the_characters_asked_for(speak):
-    assert speak("--prompt=ROMEO:", "--max-new-tokens=0") == "ROMEO:\n"
-    text = speak("--prompt=ROMEO:", "--max-new-tokens=100")
+def test_a_sample_is_the_prompt_and_max_new_tokens_characters(sample_output):
+    assert sample_output("--prompt=ROMEO:", "--max-new-tokens=0") == "ROMEO:\n"
+    text = sample_output("--prompt=ROMEO:", "--max-new-tokens=100")
     assert text.startswith("ROMEO:") and len(text) == len("ROMEO:") + 100 + 1
     assert (
         text
-        == speak("--start", "ROMEO:", "--max-new-tokens=100")
-        != speak("--prompt=ROMEO:", "--seed=8")
+        == sample_output("--start", "ROMEO:", "--max-new-tokens=100")
+        != sample_output("--prompt=ROMEO:", "--seed=8")
     )
 
 
-def test_a_prompt_is_a_text_a_file_or_standard_input(speak, tmp_path):
-    text = speak("--prompt=Now\ngo")
+def test_a_prompt_is_an_argument_a_file_or_standard_input(sample_output, tmp_path):
+    text = sample_output("--prompt=Now\ngo")
     (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfNow\ngo")
     assert (
-        speak(f"--prompt=FILE:{tmp_path / 'prompt.txt'}")
+        sample_output(f"--prompt=FILE:{tmp_path / 'prompt.txt'}")
         == text
-        == speak("--prompt=-", stdin=b"Now\ngo")
+        == sample_output("--prompt=-", stdin=b"Now\ngo")
     )
 
 
-def test_an_empty_prompt_is_begun_as_a_new_line_is(speak):
-    assert "\n" + speak("--max-new-tokens=50") == speak("--prompt=\n", "--max-new-tokens=50")
+def test_an_empty_prompt_gives_the_same_text_as_a_newline(sample_output):
+    assert "\n" + sample_output("--max-new-tokens=50") == sample_output(
+        "--prompt=\n", "--max-new-tokens=50"
+    )
 
 
-def test_cache_layout_and_kernel_change_no_character(speak):
+def test_cache_layout_and_kernel_do_not_change_the_text(sample_output):
     texts = {
-        speak("--prompt=So ", "--max-new-tokens=150", "--temperature=0", *others)
+        sample_output("--prompt=So ", "--max-new-tokens=150", "--temperature=0", *others)
         for others in ([], ["--no-cache"], ["--attention=unrolled", "--kernel=loop"])
     }
     assert len(texts) == 1
 
 
-def test_the_exact_window_is_told_apart_only_past_the_context(speak):
+def test_the_exact_window_differs_only_beyond_block_size(sample_output):
     rules = ("--window=stepped", "--window=exact")
-    stepped, exact = (speak("--prompt=So ", "--max-new-tokens=200", rule) for rule in rules)
+    stepped, exact = (sample_output("--prompt=So ", "--max-new-tokens=200", rule) for rule in rules)
     assert stepped[:64] == exact[:64] and stepped != exact
 
 
-def test_without_cache_nothing_is_cached(speak, monkeypatch):
-    made = []
-    keep = KVCache.__init__
+def test_no_cache_creates_no_kv_cache(sample_output, monkeypatch):
+    created = []
+    init = KVCache.__init__
     monkeypatch.setattr(
-        KVCache, "__init__", lambda self, capacity: made.append(capacity) or keep(self, capacity)
+        KVCache, "__init__", lambda self, capacity: created.append(capacity) or init(self, capacity)
     )
-    speak("--prompt=Now", "--max-new-tokens=5", "--no-cache")
-    assert not made
-    speak("--prompt=Now", "--max-new-tokens=5")
-    assert made
+    sample_output("--prompt=Now", "--max-new-tokens=5", "--no-cache")
+    assert not created
+    sample_output("--prompt=Now", "--max-new-tokens=5")
+    assert created
 
 
-def test_a_prompt_that_is_too_long_a_file_is_refused(tmp_path, monkeypatch):
+def test_a_prompt_file_that_is_too_large_is_rejected(tmp_path, monkeypatch):
     (tmp_path / "prompt.txt").write_bytes(b"a" * 101)
     monkeypatch.setattr(sample, "MAX_FILE", 101)
     assert sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}") == "a" * 101
@@ -228,29 +231,27 @@ def test_a_prompt_that_is_too_long_a_file_is_refused(tmp_path, monkeypatch):
         sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}")
 
 
-def test_several_samples_are_separated_and_each_is_that_of_its_number(speak, monkeypatch):
-    wanted = speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30")
-    parts = re.split(r"---------- sample (\d) ----------\n", wanted)
+def test_samples_have_separators_and_do_not_depend_on_the_batch_size(sample_output, monkeypatch):
+    expected = sample_output("--prompt=So ", "--num-samples=5", "--max-new-tokens=30")
+    parts = re.split(r"---------- sample (\d) ----------\n", expected)
     assert parts[1::2] == list("12345") and all(part.startswith("So ") for part in parts[2::2])
-    assert parts[2] == speak("--prompt=So ", "--max-new-tokens=30")
+    assert parts[2] == sample_output("--prompt=So ", "--max-new-tokens=30")
     monkeypatch.setattr(sample, "MAX_BATCH", 2)
-    assert speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == wanted
+    assert sample_output("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == expected
     monkeypatch.setattr(sample, "MAX_BUFFERED", 30)  # one at a time
-    assert speak("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == wanted
+    assert sample_output("--prompt=So ", "--num-samples=5", "--max-new-tokens=30") == expected
 
 
-def test_stats_tell_how_many_characters_a_second(speak, smoke, capsys):
+def test_stats_prints_characters_per_second(sample_output, smoke, capsys):
     sample.main([f"--ckpt={smoke}", "--stats", "--max-new-tokens=20", "--num-samples=2"])
     assert re.fullmatch(r"40 characters, [\d,]+ a second\n", capsys.readouterr().err)
 
 
-# -------------------------------------------------------------------------------------------- stops
+# ------------------------------------------------------------------------------------- stop strings
 
 
-def cut(text: str, begin: int, stops) -> str:
-    """What may be shown of `text` from `begin` on: up to the first stop text that ends after
-    `begin`.
-    """
+def until_stop(text: str, begin: int, stops) -> str:
+    """Return `text` from `begin` up to the first stop string that ends after `begin`."""
     for end in range(begin + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -264,49 +265,56 @@ def cut(text: str, begin: int, stops) -> str:
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
 @settings(max_examples=1000, deadline=None)
-def test_a_sample_ends_at_its_first_stop_text_across_any_boundary(before, text, stops):
+def test_a_sample_ends_at_its_first_stop_string_even_if_that_starts_in_the_prompt(
+    before, text, stops
+):
     end, shown = sample.StopStrings(stops, before), ""
     for character in text:
         shown += end.feed(character)
         assert (before + text)[len(before) :].startswith(shown)
-    assert shown + end.pending == cut(before + text, len(before), stops)
+    assert shown + end.pending == until_stop(before + text, len(before), stops)
     assert end.reached == any(
         s in (before + text)[-len(text) - len(s) + 1 :] for s in stops if text
     )
 
 
-def test_what_might_have_become_a_stop_text_is_shown_at_the_end(speak):
-    text = speak("--prompt=Now", "--max-new-tokens=30")
-    assert speak("--prompt=Now", "--max-new-tokens=30", f"--stop={text[-4:-1]}\n and more") == text
+def test_an_unfinished_stop_string_is_printed_at_the_end(sample_output):
+    text = sample_output("--prompt=Now", "--max-new-tokens=30")
+    assert (
+        sample_output("--prompt=Now", "--max-new-tokens=30", f"--stop={text[-4:-1]}\n and more")
+        == text
+    )
 
 
-def test_every_sample_of_a_batch_ends_at_its_own_stop(speak):
-    plain, ended = (
+def test_each_sample_of_a_batch_ends_at_its_own_stop_string(sample_output):
+    plain, stopped = (
         re.split(
             r"-+ sample \d -+\n",
-            speak("--prompt=So ", "--num-samples=4", "--max-new-tokens=60", *stops),
+            sample_output("--prompt=So ", "--num-samples=4", "--max-new-tokens=60", *stops),
         )[1:]
         for stops in ([], ["--stop=e", "--stop=th"])
     )
-    assert [text[:-1] for text in ended] == [
-        "So " + cut(text[:-1], 3, ["e", "th"]) for text in plain
+    assert [text[:-1] for text in stopped] == [
+        "So " + until_stop(text[:-1], 3, ["e", "th"]) for text in plain
     ]
-    assert plain != ended
+    assert plain != stopped
 
 
-def test_the_newline_before_an_empty_prompt_does_not_count_for_a_stop_string(speak):
-    text = speak("--max-new-tokens=200", "--num-samples=1")
+def test_the_newline_before_an_empty_prompt_does_not_count_for_a_stop_string(sample_output):
+    text = sample_output("--max-new-tokens=200", "--num-samples=1")
     for stop in ("\n\n", "\n" + text[0]):
-        assert speak("--max-new-tokens=200", f"--stop={stop}")[:-1] == cut(text[:-1], 0, [stop])
+        assert sample_output("--max-new-tokens=200", f"--stop={stop}")[:-1] == until_stop(
+            text[:-1], 0, [stop]
+        )
     assert sample.StopStrings(["\n\n"], "").feed("\n") == ""  # may still become one
 
 
-def test_a_stop_string_does_not_match_text_that_an_earlier_turn_hid(speak):
-    plain = speak("--interactive", "--max-new-tokens=60", stdin=b"So\n")
+def test_a_stop_string_does_not_match_text_that_an_earlier_turn_hid(sample_output):
+    plain = sample_output("--interactive", "--max-new-tokens=60", stdin=b"So\n")
     stop = plain[10:12]
-    first = speak("--interactive", "--max-new-tokens=60", f"--stop={stop}", stdin=b"So\n")
+    first = sample_output("--interactive", "--max-new-tokens=60", f"--stop={stop}", stdin=b"So\n")
     assert first == plain[: plain.index(stop)] + "\n"
-    both = speak("--interactive", "--max-new-tokens=60", f"--stop={stop}", stdin=b"So\n\n")
+    both = sample_output("--interactive", "--max-new-tokens=60", f"--stop={stop}", stdin=b"So\n\n")
     rest = plain[plain.index(stop) + 2 : -1]
     assert rest and stop not in rest and both.startswith(first + rest)
 
@@ -318,60 +326,66 @@ def test_escapes_in_prompt_and_stop_stand_for_their_characters(written, read):
     assert sample.unescape(written) == read
 
 
-def test_escapes_work_in_the_commands_but_not_in_files(speak, tmp_path, capsys):
+def test_escapes_work_in_the_commands_but_not_in_files(sample_output, tmp_path, capsys):
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("So\n")
-    escaped = speak("--prompt=So\\n", "--max-new-tokens=20")
-    assert escaped == speak(f"--prompt=FILE:{prompt}", "--max-new-tokens=20")
+    escaped = sample_output("--prompt=So\\n", "--max-new-tokens=20")
+    assert escaped == sample_output(f"--prompt=FILE:{prompt}", "--max-new-tokens=20")
     options = ["--prompt=So", "--max-new-tokens=200"]
-    assert speak(*options, "--stop=\\n") == speak(*options, "--stop=\n") != speak(*options)
+    assert (
+        sample_output(*options, "--stop=\\n")
+        == sample_output(*options, "--stop=\n")
+        != sample_output(*options)
+    )
     prompt.write_text("So\\n")
     with pytest.raises(UserError, match="not in the vocabulary"):
-        speak(f"--prompt=FILE:{prompt}")
+        sample_output(f"--prompt=FILE:{prompt}")
 
 
-def test_a_sample_alone_is_the_sample_of_its_number_among_others(speak):
+def test_a_sample_alone_is_the_sample_of_its_number_among_others(sample_output):
     options = ["--prompt=So ", "--max-new-tokens=60"]
-    _, *texts = re.split(r"-+ sample \d -+\n", speak(*options, "--num-samples=3"))
-    assert [speak(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
+    _, *texts = re.split(r"-+ sample \d -+\n", sample_output(*options, "--num-samples=3"))
+    assert [sample_output(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
 
 
-# -------------------------------------------------------------------------------------------- turns
+# --------------------------------------------------------------------------------------------- chat
 
 
-def test_a_conversation_is_one_text(speak):
-    said = speak("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
-    whole = speak("--prompt=ROMEO:", "--max-new-tokens=40")[len("ROMEO:") :]
+def test_a_chat_is_one_continuous_text(sample_output):
+    output = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
+    whole = sample_output("--prompt=ROMEO:", "--max-new-tokens=40")[len("ROMEO:") :]
     first = whole[:20] if whole[19] == "\n" else whole[:20] + "\n"
-    assert said == first + whole[20:40] + ("" if whole[39] == "\n" else "\n")
+    assert output == first + whole[20:40] + ("" if whole[39] == "\n" else "\n")
 
 
-def test_what_is_typed_begins_a_new_line_of_the_conversation(speak):
+def test_user_input_starts_on_a_new_line_of_the_chat(sample_output):
     prompt = "Now go."
-    said = speak("--interactive", f"--prompt={prompt}", "--max-new-tokens=30", stdin=b"Stay\n")
-    alone = speak(f"--prompt={prompt}\nStay", "--max-new-tokens=30")
-    assert said == prompt + "\n" + alone.removeprefix(f"{prompt}\nStay").removesuffix("\n") + "\n"
+    output = sample_output(
+        "--interactive", f"--prompt={prompt}", "--max-new-tokens=30", stdin=b"Stay\n"
+    )
+    alone = sample_output(f"--prompt={prompt}\nStay", "--max-new-tokens=30")
+    assert output == prompt + "\n" + alone.removeprefix(f"{prompt}\nStay").removesuffix("\n") + "\n"
 
 
-def test_an_unknown_character_does_not_end_a_conversation(speak, smoke, capsys, monkeypatch):
+def test_an_unknown_character_does_not_end_a_chat(sample_output, smoke, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Input("caf\xe9\nStay".encode()))
     assert sample.main([f"--ckpt={smoke}", "--interactive", "--max-new-tokens=30"]) == 0
     printed = capsys.readouterr()
     assert "U+00E9" in printed.err and printed.err.count("\n") == 1
-    assert printed.out == speak("--interactive", "--max-new-tokens=30", stdin=b"Stay\n")
+    assert printed.out == sample_output("--interactive", "--max-new-tokens=30", stdin=b"Stay\n")
 
 
 # ------------------------------------------------------------------------------------------- scores
 
 
-def test_a_score_is_trainings_exact_loss(speak, smoke, tmp_path):
+def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_path):
     text, saved = "So it is, and so it was.\n" * 20, checkpoint.load(smoke / "best.safetensors")
     (tmp_path / "text.txt").write_text(text + "\xe9", encoding="utf-8")
     ids = CharTokenizer(saved.vocabulary).encode(text)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), 64, 7)
     model = checkpoint.build_model(saved)
     nats = exact_loss(model, windows, runtime.select_runtime("cpu", "float32"))
-    printed = speak(f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu")
+    printed = sample_output(f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu")
     assert printed == (
         f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} "
         f"predictions\n"
@@ -379,7 +393,7 @@ def test_a_score_is_trainings_exact_loss(speak, smoke, tmp_path):
 
 
 @pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
-def test_a_text_that_cannot_be_scored_is_refused(smoke, tmp_path, content, code):
+def test_a_text_that_cannot_be_scored_is_rejected(smoke, tmp_path, content, code):
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(UserError) as caught:
         sample.main([f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}"])
@@ -390,14 +404,14 @@ def test_a_text_that_cannot_be_scored_is_refused(smoke, tmp_path, content, code)
 
 
 def start(checkpoint_path, *arguments, **options):
-    words = [sys.executable, "sample.py", f"--ckpt={checkpoint_path}", *arguments]
-    return subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, **options)
+    command = [sys.executable, "sample.py", f"--ckpt={checkpoint_path}", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, **options)
 
 
-def test_a_pipe_gets_every_character_exactly_and_ascii_gets_escapes(loud):
+def test_a_pipe_gets_the_exact_characters_and_an_ascii_pipe_gets_escapes(uniform_checkpoint):
     raw, ascii_only = (
         start(
-            loud,
+            uniform_checkpoint,
             "--max-new-tokens=300",
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONIOENCODING": encoding},
@@ -410,63 +424,63 @@ def test_a_pipe_gets_every_character_exactly_and_ascii_gets_escapes(loud):
     assert raw.returncode == ascii_only.returncode == 0
 
 
-def seen(terminal: int, until: str | None = None) -> str:
-    """What a terminal shows from now on: until that is the last of it, or to the end."""
+def read_terminal(terminal: int, until: str | None = None) -> str:
+    """Return the output of a terminal up to `until`, or to its end."""
     shown = b""
     try:
         while until is None or not shown.endswith(until.encode()):
             shown += os.read(terminal, 4096)
-    except OSError:  # how a terminal tells that nobody writes to it any more
+    except OSError:  # a terminal raises it at the end of the output
         pass
     return shown.decode().replace("\r\n", "\n")
 
 
-def test_a_conversation_on_a_terminal_asks_takes_turns_and_ends_with_ctrl_d(smoke, speak):
-    ours, theirs = pty.openpty()
-    process = start(smoke, "--interactive", "--max-new-tokens=20", stdin=theirs, stdout=theirs)
-    os.close(theirs)
-    shown = seen(ours, until="> ")
+def test_a_chat_on_a_terminal_has_a_prompt_and_ends_with_ctrl_d(smoke, sample_output):
+    controller, terminal = pty.openpty()
+    process = start(smoke, "--interactive", "--max-new-tokens=20", stdin=terminal, stdout=terminal)
+    os.close(terminal)
+    shown = read_terminal(controller, until="> ")
     for typed in (b"ROMEO:\n", b"\n", b"\x04"):
-        os.write(ours, typed)
-        shown += seen(ours, until=None if typed == b"\x04" else "\n> ")
-    first = speak("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n")
-    both = speak("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
+        os.write(controller, typed)
+        shown += read_terminal(controller, until=None if typed == b"\x04" else "\n> ")
+    first = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n")
+    both = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
     assert shown == f"> ROMEO:\n{first}> \n{both.removeprefix(first)}> \n"
     assert process.wait() == 0 and process.stderr.read() == b""
 
 
-def test_a_terminal_is_not_steered(loud):
-    ours, theirs = pty.openpty()
-    process = start(loud, "--max-new-tokens=300", stdout=theirs)
-    os.close(theirs)
-    shown = seen(ours)
+def test_control_characters_are_escaped_on_a_terminal(uniform_checkpoint):
+    controller, terminal = pty.openpty()
+    process = start(uniform_checkpoint, "--max-new-tokens=300", stdout=terminal)
+    os.close(terminal)
+    shown = read_terminal(controller)
     assert process.wait() == 0 and not set(shown) & set("\x07\r\x1b\u202e")
     assert all(
         escape in shown for escape in (r"\x07", r"\r", r"\x1b", r"\u202e", "\t", "\n", "\u3042")
     )
 
 
-def test_a_reader_that_goes_ends_it_silently(smoke):
+def test_a_closed_pipe_ends_sampling_silently(smoke):
     process = start(smoke, "--max-new-tokens=1000000000", stdout=subprocess.PIPE)
     process.stdout.read(10)
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait() == 141
 
 
-def test_ctrl_c_ends_the_line_and_leaves(smoke):
+def test_ctrl_c_ends_the_line_and_exits(smoke):
     process = start(smoke, "--max-new-tokens=1000000000", stdout=subprocess.PIPE)
     process.stdout.read(10)
     process.send_signal(signal.SIGINT)
-    text, said = process.communicate()
-    assert process.returncode == 130 and text.endswith(b"\n") and said == b""
+    text, stderr = process.communicate()
+    assert process.returncode == 130 and text.endswith(b"\n") and stderr == b""
 
 
-def test_a_checkpoint_whose_name_is_too_long_is_refused_in_one_line(run):
+def test_a_checkpoint_with_a_too_long_name_is_rejected_in_one_line(run):
     done = run("sample.py", f"--ckpt={'x' * 300}", check=4)
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("option, code", [("--prompt=FILE:/dev/zero", 2), ("--score=/dev/zero", 3)])
-def test_what_never_ends_is_not_read(run, smoke, option, code):
+def test_endless_files_are_rejected(run, smoke, option, code):
     done = run("sample.py", f"--ckpt={smoke}", option, check=code)
     assert "not a regular file" in done.stderr and done.stderr.count("\n") == 1

@@ -1,9 +1,7 @@
-"""What comes from outside is looked at and never obeyed: by rules about the source, and tried with
-a forged checkpoint.
+"""Security: rules about the source code, and a forged checkpoint whose paths must not be opened.
 
-That a terminal obeys nothing that is printed is shown in tests/campaigns/terminal.py, that nothing
-in a damaged or forged file runs or grows in test_file_format.py and test_foreign.py, and that
-downloads are pinned and https in test_data.py.
+Related tests: tests/campaigns/terminal.py (control characters on terminals), test_file_format.py
+and test_foreign.py (damaged and forged files), test_data.py (downloads).
 """
 
 import ast
@@ -16,16 +14,16 @@ import pytest
 import sample
 import train
 from common.errors import escape
-from tests.campaigns.common import contents, forge
+from tests.campaigns.common import contents, write_checkpoint
 from tests.conftest import ROOT
 
-OURS = [
+SOURCES = [
     path
     for path in ROOT.rglob("*.py")
     if not {"tests", ".venv", "out"} & set(path.relative_to(ROOT).parts)
 ]
-TEXTS = [
-    *OURS,
+DOCUMENTS = [
+    *SOURCES,
     *ROOT.rglob("*.yaml"),
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/*.md"),
@@ -40,34 +38,34 @@ FORBIDDEN = re.compile(
 )
 
 
-def offences(source: str) -> list[str]:
-    """Everything in a Python text that could run, load or fetch what somebody else wrote."""
+def violations(source: str) -> list[str]:
+    """List every use of a function that could run, unpickle or fetch untrusted content."""
     tree = ast.parse(source)
     aliases = _aliases(tree)
-    found, right = [], set()
+    found, allowed = [], set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
-            wanted = {
+            keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            required = {
                 "torch.load": ("weights_only", "True"),
                 "yaml.parse": ("Loader", "yaml.SafeLoader"),
             }
-            option, value = wanted.get(_name(node.func, aliases), (None, None))
-            if option and given.get(option) == value:
-                right.add(node.func)
-            if given.get("shell", "False") != "False":
+            option, value = required.get(_name(node.func, aliases), (None, None))
+            if option and keywords.get(option) == value:
+                allowed.add(node.func)
+            if keywords.get("shell", "False") != "False":
                 found.append(f"line {node.lineno}: a shell")
     for node in ast.walk(tree):
         name = _name(node, aliases)
         if FORBIDDEN.fullmatch(name) or (
-            name in ("torch.load", "yaml.parse") and node not in right
+            name in ("torch.load", "yaml.parse") and node not in allowed
         ):
             found.append(f"line {node.lineno}: {name}")
     return found
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
-    """What each imported name stands for."""
+    """Map each imported name to its full name."""
     aliases = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -78,7 +76,7 @@ def _aliases(tree: ast.AST) -> dict[str, str]:
 
 
 def _name(node: ast.AST, aliases: dict[str, str]) -> str:
-    """The full name that a piece of source reads, such as os.system, or imports; else nothing."""
+    """Return the full name that a node reads or imports, such as os.system, or an empty string."""
     if isinstance(node, ast.alias):
         return aliases[node.asname or node.name]
     if isinstance(node, ast.Attribute):
@@ -89,16 +87,12 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
     return ""
 
 
-ON_PURPOSE = {
-    "benchmarks/decode.py": ["importlib.util"],  # runs the checkout of nanoGPT that its user names
-    "training/runtime.py": [
-        "ctypes",
-        "ctypes.CDLL",
-        "ctypes",
-    ],  # tells the C library that is loaded to keep memory
+EXCEPTIONS = {
+    "benchmarks/decode.py": ["importlib.util"],  # imports the nanoGPT checkout given by the user
+    "training/runtime.py": ["ctypes", "ctypes.CDLL", "ctypes"],  # sets options of glibc's malloc
 }
 
-WRONG = [
+FORBIDDEN_EXAMPLES = [
     "import pickle",
     "from pickle import loads as parse",
     "import numpy as np; np.load('x')",
@@ -125,7 +119,7 @@ WRONG = [
     "import torch as t; t.hub.load('x', 'y')",
     "from tensorboard import program",
 ]
-RIGHT = [
+ALLOWED_EXAMPLES = [
     "import torch; torch.load(path, map_location='cpu', weights_only=True)",
     "import yaml; yaml.parse(text, Loader=yaml.SafeLoader); yaml.safe_dump(tree)",
     "import re; re.compile('x'); model.eval(); torch.compile(model)",
@@ -135,61 +129,59 @@ RIGHT = [
 ]
 
 
-def test_the_rules_find_what_is_wrong_and_nothing_else():
-    for source in WRONG:
-        assert offences(source), source
-    for source in RIGHT:
-        assert not offences(source), source
+def test_the_rules_find_forbidden_examples_and_accept_allowed_ones():
+    for source in FORBIDDEN_EXAMPLES:
+        assert violations(source), source
+    for source in ALLOWED_EXAMPLES:
+        assert not violations(source), source
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_of_ours_can_run_or_unpickle_what_somebody_else_wrote(path):
-    found = [each.partition(": ")[2] for each in offences(path.read_text(encoding="utf-8"))]
-    assert found == ON_PURPOSE.get(str(path.relative_to(ROOT)), [])
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_source_file_can_run_or_unpickle_untrusted_content(path):
+    found = [each.partition(": ")[2] for each in violations(path.read_text(encoding="utf-8"))]
+    assert found == EXCEPTIONS.get(str(path.relative_to(ROOT)), [])
 
 
-def test_the_one_place_that_unpickles_is_where_files_are_looked_at():
+def test_torch_load_is_called_only_in_the_importer_and_a_benchmark():
     users = {
-        path.name for path in OURS if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))
+        path.name
+        for path in SOURCES
+        if re.search(r"torch\.load\(", path.read_text(encoding="utf-8"))
     }
-    assert users == {
-        "foreign.py",
-        "time_to_loss.py",
-    }  # the latter a file that nanoGPT has just written, weights only
+    # the benchmark reads a file that nanoGPT has just written, with weights_only=True
+    assert users == {"foreign.py", "time_to_loss.py"}
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_address_is_https_and_tensorboard_stays_on_this_machine(path):
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_url_is_https_and_tensorboard_listens_on_localhost(path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\b(?!https://)[a-z][a-z0-9+.-]*://", text)
     assert not re.search(r"bind_all|0\.0\.0\.0|--host\b", text)
 
 
-ACTS = re.compile(
+RECORDED_EVENTS = re.compile(
     r"open|os\.\w+|shutil\.\w+|socket\.\w+|subprocess\.\w+|glob\.\w+|import|tempfile\.\w+|urllib\.\w+"
 )
-watched: list[str] | None = (
-    None  # what is done while somebody looks; Python's audit hooks stay for ever
-)
+recorded: list[str] | None = None  # set by a fixture, since audit hooks cannot be removed
 
 
-def _watch(event: str, arguments: tuple) -> None:
-    if watched is not None and ACTS.fullmatch(event):
-        watched.append(f"{event} {arguments}")
+def _record(event: str, arguments: tuple) -> None:
+    if recorded is not None and RECORDED_EVENTS.fullmatch(event):
+        recorded.append(f"{event} {arguments}")
 
 
 @pytest.fixture
-def acts(monkeypatch):
-    """All that is opened, listed, made, removed, connected to or started from here on."""
-    sys.addaudithook(_watch)
-    monkeypatch.setattr(sys.modules[__name__], "watched", [])
-    return watched
+def events(monkeypatch):
+    """Record all files opened, listed, created and removed, connections and subprocesses."""
+    sys.addaudithook(_record)
+    monkeypatch.setattr(sys.modules[__name__], "recorded", [])
+    return recorded
 
 
 @pytest.fixture
 def forged(smoke, tmp_path):
-    """A run whose checkpoints name, wherever they may hold a text, a file that is there and an
-    address.
+    """Create a run whose checkpoints contain the path of an existing file and a URL wherever text
+    is allowed.
     """
     folder = shutil.copytree(smoke, tmp_path / "run")
     canary = tmp_path / "canary.txt"
@@ -208,25 +200,25 @@ def forged(smoke, tmp_path):
             str(canary): str(canary),
             "python": f"../../{canary.name}",
         }
-        forge(folder / name, payload)
+        write_checkpoint(folder / name, payload)
     return folder
 
 
-def test_no_path_or_address_in_a_checkpoint_is_followed_and_nothing_in_it_is_obeyed(
-    forged, acts, capsys, monkeypatch
+def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped(
+    forged, events, capsys, monkeypatch
 ):
     monkeypatch.chdir(ROOT)
     assert sample.main([f"--ckpt={forged}", "--max-new-tokens=5"]) == 0
     resumed = ["configs/smoke.yaml", f"--out_dir={forged}", "--max_iters=61", "--dtype=float32"]
     assert train.main([*resumed, "--resume"]) == 0
-    first = [
+    new_run = [
         *resumed[:1],
         f"--out_dir={forged.parent / 'new'}",
         "--max_iters=1",
         "--warmup_iters=0",
     ]
-    assert train.main([*first, f"--init_from={forged}"]) == 0
-    assert any("last.safetensors" in act for act in acts)
-    assert [act for act in acts if "canary" in act] == []
-    said = "".join(capsys.readouterr())
-    assert "canary.txt" in said and escape(said, keep="\n\t") == said
+    assert train.main([*new_run, f"--init_from={forged}"]) == 0
+    assert any("last.safetensors" in event for event in events)
+    assert [event for event in events if "canary" in event] == []
+    output = "".join(capsys.readouterr())
+    assert "canary.txt" in output and escape(output, keep="\n\t") == output

@@ -1,6 +1,4 @@
-"""A run that is asked to stop: it finishes its step, saves, says how to go on, and loses
-nothing.
-"""
+"""Stop requests: a run finishes its step, saves, prints the resume command, and loses nothing."""
 
 import os
 import re
@@ -13,15 +11,16 @@ from contextlib import suppress
 
 import pytest
 
+from common.errors import program
 from common.signals import Interrupted, Stop
 from tests.campaigns.common import (
     ROOT,
     STEPS,
     at_step,
     contents,
-    loadable,
-    same,
-    small,
+    count_checkpoints,
+    same_runs,
+    small_run_args,
     start,
     step_of,
     train,
@@ -34,13 +33,13 @@ SIGNALS = [name for name in CODES if hasattr(signal, name)]
 
 @pytest.fixture
 def options(tmp_path):
-    return small(tmp_path)
+    return small_run_args(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    assert train(*small(folder), f"--out_dir={folder / 'run'}")[0] == 0
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    assert train(*small_run_args(folder), f"--out_dir={folder / 'run'}")[0] == 0
     return folder / "run"
 
 
@@ -48,7 +47,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-def test_a_signal_sets_a_flag_and_says_so_at_once(name, capfd):
+def test_a_signal_sets_a_flag_and_prints_one_line_at_once(name, capfd):
     with Stop() as stop:
         stop.defer()
         assert not stop.requested and stop.exit_code == 0
@@ -59,7 +58,7 @@ def test_a_signal_sets_a_flag_and_says_so_at_once(name, capfd):
         assert capfd.readouterr().err == expected
 
 
-def test_the_second_ctrl_c_leaves_at_once():
+def test_a_second_ctrl_c_exits_at_once():
     for first in SIGNALS:
         with Stop() as stop:
             stop.defer()
@@ -68,15 +67,15 @@ def test_the_second_ctrl_c_leaves_at_once():
                 signal.raise_signal(signal.SIGINT)
 
 
-def test_before_there_is_work_to_save_a_signal_ends_the_command_with_its_code():
+def test_a_signal_before_training_exits_with_its_code():
     for name in SIGNALS:
         with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
             signal.raise_signal(getattr(signal, name))
         assert getattr(caught.value, "code", 130) == CODES[name]
 
 
-def test_a_launcher_that_ends_the_other_ranks_does_not_change_their_exit_code():
-    """torchrun sends SIGTERM to a rank that has already stopped and is about to exit with 143."""
+def test_a_sigterm_from_the_launcher_does_not_change_the_exit_code_of_a_stopped_rank():
+    """Send SIGTERM to a stopped rank that is about to exit with 143, as torchrun does."""
     code = (
         "import os, signal, sys\n"
         "from common.signals import Stop\n"
@@ -91,7 +90,7 @@ def test_a_launcher_that_ends_the_other_ranks_does_not_change_their_exit_code():
     assert done.returncode == 143
 
 
-def test_handlers_are_put_back():
+def test_signal_handlers_are_restored():
     before = [signal.getsignal(getattr(signal, name)) for name in SIGNALS]
     with Stop():
         assert [signal.getsignal(getattr(signal, name)) for name in SIGNALS] != before
@@ -99,47 +98,47 @@ def test_handlers_are_put_back():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
-def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatch, undisturbed):
+def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatch, uninterrupted):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         at_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGHUP))
         assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert same(undisturbed, tmp_path / "run")
+    assert same_runs(uninterrupted, tmp_path / "run")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CODES if kind.split()[0] in SIGNALS])
 @pytest.mark.parametrize("phase", PHASES)
-def test_in_each_phase_a_signal_ends_the_run_and_the_rest_is_as_if_it_had_not(
-    phase, kind, options, tmp_path, undisturbed
+def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
+    phase, kind, options, tmp_path, uninterrupted
 ):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         send_at(phase, kind, {"load": 1, "save": 4}.get(phase, 2), patch.setattr)
-        code, said = train(*options, f"--out_dir={run}")
+        code, output = train(*options, f"--out_dir={run}")
     assert code == CODES[kind]
-    there, good = loadable(run)
-    assert there == good and not list(run.glob("*.tmp.*"))
+    saved, loadable_count = count_checkpoints(run)
+    assert saved == loadable_count and not list(run.glob("*.tmp.*"))
     if phase != "load" and not kind.endswith("twice"):
         command = shlex.split(
-            re.search(r"stopped and saved at step \d+; .*:\n  python (.*)\n", said)[1]
+            re.search(r"stopped and saved at step \d+; .*:\n  python (.*)\n", output)[1]
         )
         assert command[1:] == [str(run / "config.yaml"), f"--out_dir={run}", "--resume"]
         assert train(*command[1:])[0] == 0
     else:
         assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
-    assert same(undisturbed, run)
+    assert same_runs(uninterrupted, run)
 
 
-def test_a_signal_finishes_the_step_and_saves_it(options, tmp_path, monkeypatch):
+def test_after_a_signal_the_current_step_is_finished_and_saved(options, tmp_path, monkeypatch):
     at_step(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGTERM))
     assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 143
     assert step_of(tmp_path / "run") == 3
 
 
-def test_an_evaluation_is_left_and_made_when_the_run_goes_on(
-    options, tmp_path, monkeypatch, undisturbed
+def test_an_interrupted_evaluation_is_repeated_on_resume(
+    options, tmp_path, monkeypatch, uninterrupted
 ):
     run, loss = tmp_path / "run", evaluate.loss_sums_by_position
 
@@ -149,17 +148,19 @@ def test_an_evaluation_is_left_and_made_when_the_run_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluate, "loss_sums_by_position", interrupted)
-        code, said = train(*options, f"--out_dir={run}")
-    assert code == 143 and "validation 6" not in said and "bits per character" not in said
+        code, output = train(*options, f"--out_dir={run}")
+    assert code == 143 and "validation 6" not in output and "bits per character" not in output
     saved = contents(run / "last.safetensors")["progress"]
     assert (saved["step"], saved["last_eval_step"]) == (6, 0) and not (
         run / "best.safetensors"
     ).exists()
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
-    assert same(undisturbed, run)
+    assert same_runs(uninterrupted, run)
 
 
-def test_stopped_at_every_step_a_run_ends_the_same(options, tmp_path, monkeypatch, undisturbed):
+def test_a_run_stopped_at_every_step_ends_bit_identical(
+    options, tmp_path, monkeypatch, uninterrupted
+):
     run = tmp_path / "run"
     for step in range(STEPS):
         with monkeypatch.context() as patch:
@@ -167,56 +168,56 @@ def test_stopped_at_every_step_a_run_ends_the_same(options, tmp_path, monkeypatc
             assert train(*options, f"--out_dir={run}", "--resume")[0] == 130
         assert step_of(run) == step + 1
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
-    assert same(undisturbed, run)
+    assert same_runs(uninterrupted, run)
 
 
-def test_what_is_watched_ends_as_soon_as_the_run_is_to_stop():
+def test_interruptible_iteration_ends_at_a_stop_request():
     with Stop() as stop:
         stop.defer()
-        seen = []
+        items = []
         with suppress(Interrupted):
             for item in stop.interruptible(range(5)):
-                seen.append(item)
+                items.append(item)
                 if item == 2:
                     signal.raise_signal(signal.SIGTERM)
-        assert seen == [0, 1, 2]
+        assert items == [0, 1, 2]
 
 
 # --------------------------------------------------------------------------------------- time limit
 
 
-def test_when_the_time_is_up_the_run_saves_and_ends_with_0(
-    options, tmp_path, monkeypatch, undisturbed
+def test_at_the_time_limit_the_run_saves_and_exits_with_0(
+    options, tmp_path, monkeypatch, uninterrupted
 ):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         at_step(patch, 5, lambda: time.sleep(2.1))
-        code, said = train(*options, f"--out_dir={run}", "--time_limit=0.035")
+        code, output = train(*options, f"--out_dir={run}", "--time_limit=0.035")
     assert code == 0 and step_of(run) <= 6
+    command = re.escape(f"{shlex.quote(program('python'))} train.py ")
     assert re.search(
-        r"stopped and saved at step \d; to resume:\n  python train.py \S+ \S+ --resume\n",
-        said,
+        rf"stopped and saved at step \d; to resume:\n  {command}\S+ \S+ --resume\n", output
     )
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
-    assert same(undisturbed, run)
+    assert same_runs(uninterrupted, run)
 
 
-def test_time_does_not_go_by_the_clock_on_the_wall(monkeypatch):
+def test_the_time_limit_does_not_depend_on_the_system_clock(monkeypatch):
     stop = Stop()
     stop.set_time_limit(minutes=1)
     monkeypatch.setattr(time, "time", lambda: 4e9)
     assert not stop.requested
-    began = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: began + 61)
+    start_time = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: start_time + 61)
     assert stop.requested and stop.exit_code == 0
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal")
-def test_a_laptop_that_sleeps_loses_nothing(options, tmp_path, undisturbed):
+def test_a_suspended_process_continues_bit_identical(options, tmp_path, uninterrupted):
     process = start("train.py", *options, f"--out_dir={tmp_path / 'run'}")
     next(line for line in process.stdout if line.startswith("first loss"))
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGCONT)
     process.communicate()
-    assert process.returncode == 0 and same(undisturbed, tmp_path / "run")
+    assert process.returncode == 0 and same_runs(uninterrupted, tmp_path / "run")

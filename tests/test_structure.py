@@ -1,4 +1,4 @@
-"""The shape of the project: one subject per package, and imports that point one way."""
+"""The structure of the project: packages, import order, docstrings and the size of train.py."""
 
 import ast
 import re
@@ -23,6 +23,15 @@ FILES = [
     ROOT / "train.py",
     ROOT / "sample.py",
 ]
+EVERY_FILE = [
+    *sorted(ROOT.glob("*.py")),
+    *(
+        path
+        for folder in (*PACKAGES, "benchmarks", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    ),
+]
+QUESTION = re.compile(r"(What|Where|Whether|How|Which|Who)\b")
 
 
 def module_of(path):
@@ -30,7 +39,7 @@ def module_of(path):
 
 
 def imports_of(path):
-    """The modules of the project that a file imports, anywhere in it."""
+    """Return the modules of the project that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -54,11 +63,11 @@ def level(module):
 def test_imports_point_one_way(module):
     package = module.partition(".")[0]
     for imported in IMPORTS[module]:
-        same = imported.partition(".")[0] == package
-        assert same or level(imported) < level(module), f"{module} imports {imported}"
+        same_package = imported.partition(".")[0] == package
+        assert same_package or level(imported) < level(module), f"{module} imports {imported}"
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_there_are_no_import_cycles():
     finished, path = set(), []
 
     def visit(module):
@@ -75,13 +84,13 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_says_in_one_sentence_what_belongs_there(package):
+def test_each_package_docstring_is_one_sentence(package):
     tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
     assert re.fullmatch(r"[A-Z][^.]*\.", ast.get_docstring(tree))
     assert len(tree.body) == 1, "no code in __init__.py"
 
 
-def test_common_holds_four_files_and_no_torch():
+def test_common_has_four_modules_and_does_not_import_torch():
     assert sorted(path.stem for path in (ROOT / "common").glob("*.py")) == [
         "__init__", "errors", "files", "lock", "signals",
     ]  # fmt: skip
@@ -97,7 +106,7 @@ def test_libraries_do_not_print(package):
         assert not names & {"print", "sys.stdout.write", "sys.stderr.write"}, path
 
 
-def test_train_and_loop_fit_on_a_screen():
+def test_train_and_loop_are_short_functions():
     tree = ast.parse((ROOT / "train.py").read_text(encoding="utf-8"))
     lengths = {
         node.name: node.end_lineno - node.lineno + 1
@@ -105,3 +114,14 @@ def test_train_and_loop_fit_on_a_screen():
         if isinstance(node, ast.FunctionDef)
     }
     assert lengths["train"] < 60 and lengths["loop"] < 45
+
+
+def test_no_docstring_opens_with_a_question_word():
+    definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {ast.get_docstring(node).splitlines()[0]}"
+        for path in EVERY_FILE
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, definitions) and QUESTION.match(ast.get_docstring(node) or "")
+    ]
+    assert not found, "\n".join(found)

@@ -1,6 +1,4 @@
-"""The tokenizer: what it encodes it decodes, in the fewest bytes, and what it does not know it
-names.
-"""
+"""The tokenizer: lossless round trips, the smallest id type and errors for unknown characters."""
 
 import numpy as np
 import pytest
@@ -23,33 +21,33 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("text", SAMPLES)
-def test_decoding_gives_back_what_was_encoded(text):
+def test_decode_inverts_encode(text):
     tokenizer = CharTokenizer.from_text(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
 @given(TEXTS)
-def test_decoding_gives_back_any_text(text):
+def test_decode_inverts_encode_for_any_text(text):
     tokenizer = CharTokenizer.from_text(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(TEXTS)
-def test_an_id_is_the_place_among_the_sorted_distinct_characters(text):
+def test_an_id_is_the_index_among_the_sorted_distinct_characters(text):
     tokenizer = CharTokenizer.from_text(text)
     assert tokenizer.vocabulary == "".join(sorted(set(text)))
     assert len(tokenizer) == len(set(text))
     assert tokenizer.encode(text).tolist() == [sorted(set(text)).index(c) for c in text]
 
 
-def test_the_vocabulary_is_the_whole_state():
+def test_the_vocabulary_string_is_the_whole_state():
     tokenizer = CharTokenizer.from_text("the whole state")
-    again = CharTokenizer(tokenizer.vocabulary)
-    assert again.encode("set at last").tolist() == tokenizer.encode("set at last").tolist()
+    restored = CharTokenizer(tokenizer.vocabulary)
+    assert restored.encode("set at last").tolist() == tokenizer.encode("set at last").tolist()
 
 
-def test_empty_text_is_no_ids():
+def test_an_empty_text_has_no_ids():
     tokenizer = CharTokenizer("ab")
     assert len(tokenizer.encode("")) == 0
     assert tokenizer.decode([]) == ""
@@ -59,7 +57,7 @@ def test_empty_text_is_no_ids():
     ("size", "dtype"),
     [(1, np.uint8), (256, np.uint8), (257, np.uint16), (65_536, np.uint16), (65_537, np.uint32)],
 )
-def test_ids_are_of_the_smallest_type_that_holds_them_all(size, dtype):
+def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
     text = "".join(map(chr, range(0x10000, 0x10000 + size)))
     ids = CharTokenizer.from_text(text).encode(text)
     assert ids.dtype == dtype
@@ -76,7 +74,7 @@ def test_ids_are_of_the_smallest_type_that_holds_them_all(size, dtype):
         ("he\udcff", r"'\udcff' (U+DCFF) at 2"),
     ],
 )
-def test_the_first_unknown_character_is_named_with_its_place(text, message):
+def test_the_error_names_the_first_unknown_character_and_its_position(text, message):
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer.from_text("hello ").encode(text)
     assert str(raised.value).startswith(
@@ -94,11 +92,11 @@ def test_a_long_vocabulary_is_shortened_and_escaped_in_the_message():
 
 
 @pytest.mark.parametrize("vocabulary", ["", "aa", "ba", "abcc", "a\udc80"])
-def test_a_foreign_vocabulary_is_refused(vocabulary):
+def test_an_invalid_vocabulary_is_rejected(vocabulary):
     with pytest.raises(ValueError):
         CharTokenizer(vocabulary)
 
 
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])
-def test_a_text_without_a_prompt_starts_on_a_new_line_where_it_can(vocabulary, start):
+def test_generation_without_a_prompt_starts_with_a_newline_if_possible(vocabulary, start):
     assert CharTokenizer(vocabulary).start == start

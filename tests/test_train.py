@@ -1,4 +1,4 @@
-"""train.py as a user meets it: what it writes, what it says, how it goes on and what it refuses."""
+"""train.py from the command line: its files, its output, resuming and errors."""
 
 import math
 import re
@@ -24,13 +24,13 @@ def scalars(folder):
     }
 
 
-def same_training(a, b):
-    """Two checkpoints hold the same tensors and progress, bit for bit."""
+def assert_same_training(a, b):
+    """Check that two checkpoints hold the same tensors and progress, bit for bit."""
     first, second = load(a), load(b)
     assert equal(first.tensors, second.tensors) and first.progress == second.progress
 
 
-def test_a_run_leaves_its_config_checkpoints_and_events(smoke):
+def test_a_run_writes_its_config_checkpoints_and_events(smoke):
     assert {path.name for path in smoke.iterdir()} >= {
         "config.yaml",
         "last.safetensors",
@@ -40,9 +40,9 @@ def test_a_run_leaves_its_config_checkpoints_and_events(smoke):
     assert load(smoke / "last.safetensors").progress["step"] == 60
 
 
-def test_a_run_says_what_a_person_wants_to_know(smoke):
+def test_a_run_prints_its_data_model_and_results(smoke):
     printed = (smoke / "printed.txt").read_text()
-    for word in (
+    words = (
         "plays",
         "vocabulary",
         "parameters",
@@ -51,7 +51,8 @@ def test_a_run_says_what_a_person_wants_to_know(smoke):
         "ln(61)",
         "step 60",
         "bits per",
-    ):
+    )
+    for word in words:
         assert word in printed
     assert "  | " in printed  # a sample
     assert "\r" not in printed and "\x1b" not in printed  # no terminal: no bar, no colours
@@ -63,7 +64,7 @@ def test_the_first_loss_is_near_ln_v_and_the_last_far_below(smoke):
     assert losses[60] < 3.2
 
 
-def test_tensorboard_holds_the_promised_tags(smoke):
+def test_tensorboard_contains_the_documented_tags(smoke):
     tags = scalars(smoke)
     assert tags.keys() >= {
         "train/loss",
@@ -80,7 +81,7 @@ def test_tensorboard_holds_the_promised_tags(smoke):
     assert bits == pytest.approx(loss / math.log(2), rel=1e-6)
 
 
-def test_the_best_checkpoint_has_the_best_loss(smoke):
+def test_the_best_checkpoint_has_the_lowest_validation_loss(smoke):
     values = dict(scalars(smoke)["val/loss"])
     best = load(smoke / "best.safetensors").progress
     assert best["best_loss"] == pytest.approx(min(values.values()), rel=1e-6)
@@ -94,7 +95,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize("recipe", EXACT)
-def test_stopping_and_going_on_changes_no_bit(tmp_path, monkeypatch, recipe):
+def test_stopping_and_resuming_is_bit_exact(tmp_path, monkeypatch, recipe):
     options = [
         "configs/smoke.yaml",
         "--dtype=float32",
@@ -114,23 +115,23 @@ def test_stopping_and_going_on_changes_no_bit(tmp_path, monkeypatch, recipe):
         if path.name == "last.safetensors":
             raise KeyboardInterrupt
 
-    for _ in range(2):  # stopped at 8, and again at 16
+    for _ in range(2):  # stops at step 8, and again at step 16
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(files, "write_atomic", save_and_stop)
             main([*options, f"--out_dir={parts}", "--resume"])
     assert load(parts / "last.safetensors").progress["step"] == 16
     assert main([*options, f"--out_dir={parts}", "--resume"]) == 0
-    same_training(whole / "last.safetensors", parts / "last.safetensors")
+    assert_same_training(whole / "last.safetensors", parts / "last.safetensors")
 
 
-def test_an_existing_run_is_never_overwritten_unasked(run, smoke):
+def test_an_existing_run_is_never_overwritten_without_a_flag(run, smoke):
     before = (smoke / "last.safetensors").read_bytes()
     done = run("train.py", "configs/smoke.yaml", f"--out_dir={smoke}", check=2)
     assert re.fullmatch(r"error: .*--resume.*--overwrite.*--out_dir.*\n", done.stderr)
     assert (smoke / "last.safetensors").read_bytes() == before
 
 
-def test_overwrite_starts_afresh(run, smoke, tmp_path):
+def test_overwrite_starts_a_new_run(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
     run(
         "train.py",
@@ -144,7 +145,7 @@ def test_overwrite_starts_afresh(run, smoke, tmp_path):
     assert max(step for step, _ in scalars(out)["train/loss"]) == 3
 
 
-def test_resume_in_an_empty_folder_starts_from_the_beginning_with_a_line(run, tmp_path):
+def test_resume_in_an_empty_folder_starts_from_the_beginning_and_prints_so(run, tmp_path):
     done = run(
         "train.py",
         "configs/smoke.yaml",
@@ -157,7 +158,7 @@ def test_resume_in_an_empty_folder_starts_from_the_beginning_with_a_line(run, tm
     assert load(tmp_path / "last.safetensors").progress["step"] == 2
 
 
-def test_resume_into_another_layout_and_kernel_converts(run, smoke, tmp_path):
+def test_resume_with_another_layout_and_kernel_converts_the_weights(run, smoke, tmp_path):
     out = tmp_path / "other"
     done = run(
         "train.py",
@@ -173,14 +174,14 @@ def test_resume_into_another_layout_and_kernel_converts(run, smoke, tmp_path):
     assert load(out / "last.safetensors").progress["step"] == 62
 
 
-def test_resume_with_another_architecture_is_refused_with_the_difference(run, smoke):
+def test_resume_with_another_architecture_is_rejected_with_the_difference(run, smoke):
     done = run(
         "train.py", "configs/smoke.yaml", f"--out_dir={smoke}", "--resume", "--n_layer=3", check=4
     )
     assert "model.n_layer 2 -> 3" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_resume_names_a_changed_rate_in_one_line(run, smoke, tmp_path):
+def test_resume_prints_a_changed_learning_rate_in_one_line(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
     done = run(
         "train.py",
@@ -196,7 +197,7 @@ def test_resume_names_a_changed_rate_in_one_line(run, smoke, tmp_path):
     )
 
 
-def test_a_new_run_starts_from_anothers_weights_and_vocabulary(run, smoke, tmp_path):
+def test_init_from_starts_with_the_weights_and_vocabulary_of_another_run(run, smoke, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Who goes there? None but I, and the wind.\n" * 40)
     done = run(
@@ -215,7 +216,9 @@ def test_a_new_run_starts_from_anothers_weights_and_vocabulary(run, smoke, tmp_p
     assert "ln(61)" in done.stdout
 
 
-def test_a_new_run_from_weights_that_lack_a_character_is_refused_by_name(run, smoke, tmp_path):
+def test_init_from_a_vocabulary_that_lacks_characters_is_rejected_with_their_names(
+    run, smoke, tmp_path
+):
     text = tmp_path / "text.txt"
     text.write_text("Café, naïve; and so on, and on.\n" * 40, encoding="utf-8")
     done = run(
@@ -229,7 +232,7 @@ def test_a_new_run_from_weights_that_lack_a_character_is_refused_by_name(run, sm
     assert "U+00E9" in done.stderr and "U+00EF" in done.stderr
 
 
-def test_resuming_on_a_changed_text_is_refused(run, smoke, tmp_path):
+def test_resume_with_a_changed_text_is_rejected(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
     text = tmp_path / "text.txt"
     text.write_text("Another text.\n" * 100)
@@ -244,7 +247,7 @@ def test_resuming_on_a_changed_text_is_refused(run, smoke, tmp_path):
     assert "SHA-256" in done.stderr or "changed" in done.stderr
 
 
-def test_a_changed_text_is_gone_on_with_where_that_is_asked_for(run, smoke, tmp_path):
+def test_allow_data_change_resumes_with_a_changed_text_in_the_same_vocabulary(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
     text = tmp_path / "text.txt"
     text.write_text("Another text.\n" * 200)
@@ -276,7 +279,7 @@ def test_a_changed_text_is_gone_on_with_where_that_is_asked_for(run, smoke, tmp_
     assert "'æ' (U+00E6)" in done.stderr
 
 
-def test_a_changed_text_to_validate_on_is_refused_too(run, tmp_path):
+def test_resume_with_a_changed_validation_text_is_rejected(run, tmp_path):
     book, val = tmp_path / "book.txt", tmp_path / "val.txt"
     book.write_text("Some text.\n" * 200), val.write_text("More text.\n" * 20)
     options = [
@@ -297,29 +300,29 @@ def test_a_changed_text_to_validate_on_is_refused_too(run, tmp_path):
     )
 
 
-def test_a_wrong_device_is_named_with_what_there_is(run):
+def test_an_unavailable_device_is_rejected_with_the_available_ones(run):
     device = "mps" if torch.cuda.is_available() else "cuda"
     done = run("train.py", "configs/smoke.yaml", f"--device={device}", check=5)
     assert "cpu" in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_compiler_that_fails_is_done_without_after_one_line(monkeypatch):
+def test_a_failing_compiler_is_disabled_with_one_message(monkeypatch):
     def broken(model):
         def forward(ids):
             raise RuntimeError("no compiler")
 
         return forward
 
-    said = []
+    messages = []
     model = torch.nn.Linear(2, 2)
     monkeypatch.setattr(torch, "compile", broken)
-    forward = compile_or_fall_back(model, said.append)
+    forward = compile_or_fall_back(model, messages.append)
     for _ in range(2):
         assert torch.equal(forward(torch.ones(1, 2)), model(torch.ones(1, 2)))
-    assert len(said) == 1 and "continuing without" in said[0]
+    assert len(messages) == 1 and "continuing without" in messages[0]
 
 
-def test_settings_are_answered_before_torch_is_imported(run):
+def test_settings_help_and_config_errors_need_no_torch_import(run):
     probe = (
         "import sys; sys.argv = sys.argv[1:]; import runpy\n"
         "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"

@@ -1,4 +1,4 @@
-"""The settings that decide what a model computes, beside its sizes; and its conversion."""
+"""The settings that change the function a model computes, and conversion between layouts."""
 
 import dataclasses
 
@@ -18,26 +18,26 @@ CHOICES = {
 }
 
 
-def joined(rows):
-    """The tensors that `named_rows` describes, by name."""
+def concatenated(rows):
+    """Concatenate the views of `named_rows` into one tensor per name."""
     return {name: torch.cat([view.detach() for view in views]) for name, views in rows.items()}
 
 
 def in_layout(model, attention=None, kernel=None):
-    """The same model with its attention in another layout or kernel, as checkpoints convert it."""
+    """Convert a model to another attention layout or kernel, as checkpoints do."""
     changes = {"attention": attention, "kernel": kernel}
     changes = {name: value for name, value in changes.items() if value}
     weight = model.token_embedding.weight
     other = GPT(dataclasses.replace(model.config, **changes), model.vocab_size)
     other = other.to(weight.device, weight.dtype).train(model.training)
-    other.load_tensors(joined(model.named_rows()))
+    other.load_tensors(concatenated(model.named_rows()))
     return other
 
 
 def copy_optimizers(model, optimizers, other, others):
-    """Give the optimizers of `other` the state of those of `model`, as checkpoints do."""
-    for ours, theirs in zip(optimizers, others, strict=True):
-        saved = joined(ours.named_rows(model))
+    """Copy optimizer state from `model` to `other`, as checkpoints do."""
+    for source, target in zip(optimizers, others, strict=True):
+        saved = concatenated(source.named_rows(model))
         with torch.no_grad():
-            for name, rows in theirs.named_rows(other).items():
+            for name, rows in target.named_rows(other).items():
                 copy_rows(saved[name], rows)

@@ -106,7 +106,7 @@ class Run:
 
     @property
     def epochs(self) -> float:
-        """How often, on average, the steps so far have read each character of training text."""
+        """The average number of times that the steps so far have read each character."""
         steps = self.progress.step * self.config.train.gradient_accumulation_steps
         return self.batches.epochs(steps)
 

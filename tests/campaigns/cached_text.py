@@ -1,8 +1,10 @@
-"""Is cached text uncached text? python -m tests.campaigns.cached_text [--cases N] [--characters N]
+"""Campaign: compare text generated with and without a KV cache.
 
-Random models, prompts, batches and samplers in float64: the same characters, and logits within
-1e-12. Then one stream in float32, by the lean step: how often rounding makes it choose another
-character than GPT.forward would.
+    python -m tests.campaigns.cached_text [--cases N] [--characters N]
+
+First random models, prompts, batches and samplers in float64: the characters must be equal and the
+logits within 1e-12. Then one sample in float32, with the fast decoder: count how often rounding
+selects another character than GPT.forward.
 """
 
 import argparse
@@ -18,8 +20,8 @@ from model.gpt import GPT
 VOCABULARY = 13
 
 
-class Listening(Sampler):
-    """A sampler that keeps the logits it was last given."""
+class RecordingSampler(Sampler):
+    """A sampler that stores the last logits."""
 
     def __call__(self, logits):
         self.logits = logits.copy()
@@ -27,9 +29,7 @@ class Listening(Sampler):
 
 
 def random_model(rng: random.Random, **fixed) -> GPT:
-    """A small model of any kind, whose weights are far enough from zero to prefer some
-    characters.
-    """
+    """Build a small random model, with weights large enough for non-uniform predictions."""
     n_head = rng.choice([1, 2, 3])
     choices = {
         "attention": rng.choice(LAYOUTS),
@@ -66,26 +66,26 @@ def random_sampler(rng: random.Random, rows: int):
             "min_p": rng.choice([0.0, 0.0, 0.1]),
         },
     )
-    return lambda: Listening(seed, range(rows), **settings)
+    return lambda: RecordingSampler(seed, range(rows), **settings)
 
 
 def compare(cached: Generation, uncached: Generation, characters: int) -> tuple[int, float]:
-    """Steps at which two texts chose differently, and the largest difference of their logits.
+    """Return the number of steps with different characters and the largest difference of logits.
 
-    After each step the second goes on from what the first chose, so that one difference makes no
-    more.
+    After each step, the character of `cached` is copied to `uncached`, so that one difference does
+    not cause others.
     """
     different, largest = 0, 0.0
     for _ in range(characters):
-        ours, theirs = cached.step(), uncached.step()
-        different += not np.array_equal(ours, theirs)
-        uncached.ids[:, -1] = ours
+        cached_ids, uncached_ids = cached.step(), uncached.step()
+        different += not np.array_equal(cached_ids, uncached_ids)
+        uncached.ids[:, -1] = cached_ids
         largest = max(largest, float(np.abs(cached.sampler.logits - uncached.sampler.logits).max()))
     return different, largest
 
 
 def campaign(cases: int, **fixed) -> dict[str, float]:
-    """What was counted over random cases in float64, each of them up to ten windows long."""
+    """Return counts over random cases in float64, each up to ten windows long."""
     counts = {"cases": cases, "characters": 0, "different": 0, "largest difference": 0.0}
     for case in range(cases):
         rng = random.Random(case)
@@ -108,12 +108,13 @@ def campaign(cases: int, **fixed) -> dict[str, float]:
 
 
 def flips(characters: int) -> dict[str, float]:
-    """What was counted over one long text in float32, at temperature 0.8."""
+    """Return counts over one long text in float32, at temperature 0.8."""
     model = random_model(
         random.Random(0), n_layer=2, n_head=4, n_embd=64, block_size=64, kernel="sdpa"
     )
     texts = [
-        Generation(model, Listening(1, temperature=0.8), cache=cache) for cache in (True, False)
+        Generation(model, RecordingSampler(1, temperature=0.8), cache=cache)
+        for cache in (True, False)
     ]
     for text in texts:
         text.append(np.zeros((1, 1), np.int64))
@@ -128,7 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("float64, cached against uncached:", campaign(options.cases))
-    print("float32, lean against GPT.forward:", flips(options.characters))
+    print("float32, fast decoder against GPT.forward:", flips(options.characters))
 
 
 if __name__ == "__main__":

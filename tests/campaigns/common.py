@@ -1,6 +1,4 @@
-"""What the campaigns share: a run small enough to be made a thousand times, and all that must be
-equal at its end.
-"""
+"""Helpers of the campaigns: a run that takes about a second, and comparison of runs."""
 
 import io
 import json
@@ -26,31 +24,18 @@ from training import schedule
 ROOT = Path(__file__).parents[2]
 STEPS = 24
 SMALL = [
-    "configs/smoke.yaml",
-    "--dtype=float32",
-    "--n_layer=1",
-    "--n_embd=16",
-    "--block_size=16",
-    "--batch_size=4",
-    f"--max_iters={STEPS}",
-    "--warmup_iters=4",
-    "--eval_interval=6",
-    "--save_interval=4",
-    "--log_interval=1",
-    "--sample_chars=8",
-    "--optimizer=muon",
-    "--schedule=trapezoid",
-    "--ema=0.9",
-    "--dropout=0.1",
-    "--gradient_accumulation_steps=2",
+    "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=16", "--block_size=16",
+    "--batch_size=4", f"--max_iters={STEPS}", "--warmup_iters=4", "--eval_interval=6",
+    "--save_interval=4", "--log_interval=1", "--sample_chars=8", "--optimizer=muon",
+    "--schedule=trapezoid", "--ema=0.9", "--dropout=0.1", "--gradient_accumulation_steps=2",
     "--patience=100",
-]
+]  # fmt: skip
 TIMES = {"train/tokens_per_sec", "train/share_of_peak"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def small(folder: Path) -> list[str]:
-    """The arguments of the small run, on a text that is put into `folder`."""
+def small_run_args(folder: Path) -> list[str]:
+    """Return the arguments of the small run, on a text that is written to `folder`."""
     text = folder / "text.txt"
     if not text.exists():
         text.write_text(
@@ -61,27 +46,27 @@ def small(folder: Path) -> list[str]:
 
 
 def train(*arguments: object) -> tuple[int, str]:
-    """train.py in this process: its exit code and what it said."""
+    """Run train.py in this process; return its exit code, and its stdout with any error message."""
     torch.set_num_threads(1)
-    said = io.StringIO()
+    stdout = io.StringIO()
     before = Path.cwd()
     os.chdir(ROOT)
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(stdout):
             code = main([str(each) for each in arguments])
     except UserError as error:
-        return error.exit_code, f"{said.getvalue()}error: {error}\n"
-    except SystemExit as leaving:
-        return leaving.code, said.getvalue()
+        return error.exit_code, f"{stdout.getvalue()}error: {error}\n"
+    except SystemExit as system_exit:
+        return system_exit.code, stdout.getvalue()
     except KeyboardInterrupt:
-        return 130, said.getvalue()
+        return 130, stdout.getvalue()
     finally:
         os.chdir(before)
-    return code, said.getvalue()
+    return code, stdout.getvalue()
 
 
 def start(*arguments: object) -> subprocess.Popen:
-    """A command of its own: `start("train.py", ...)`; both outputs in one pipe."""
+    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
     words = [sys.executable, *map(str, arguments)]
     return subprocess.Popen(
         words,
@@ -94,43 +79,43 @@ def start(*arguments: object) -> subprocess.Popen:
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
-    """Let something happen as step number `step`, from 0, begins."""
+    """Call `action` at the beginning of step number `step`, counted from 0."""
     lr_multiplier = schedule.lr_multiplier
 
-    def watched(now: int, settings: TrainConfig) -> float:
+    def with_action(now: int, settings: TrainConfig) -> float:
         if now == step:
             action()
         return lr_multiplier(now, settings)
 
-    patch.setattr(schedule, "lr_multiplier", watched)
+    patch.setattr(schedule, "lr_multiplier", with_action)
 
 
 def contents(path: Path) -> dict:
-    """Everything in a checkpoint file: its parts, and under "tensors" the tensors."""
+    """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
     metadata, tensors = file_format.read(path)
     parts = {name: json.loads(metadata[name]) for name in PARTS if name in metadata}
     return {**parts, "tensors": tensors}
 
 
-def forge(path: Path, changed: dict) -> None:
-    """Write a checkpoint file with a right digest, whatever its contents."""
+def write_checkpoint(path: Path, changed: dict) -> None:
+    """Write a checkpoint file with any contents and the correct digest."""
     metadata = {name: json.dumps(part) for name, part in changed.items() if name != "tensors"}
     write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
 
 
 def step_of(folder: Path) -> int:
-    """How far last.safetensors is."""
+    """Return the step of last.safetensors."""
     return contents(folder / LAST)["progress"]["step"]
 
 
-def loadable(folder: Path) -> tuple[int, int]:
-    """How many checkpoints lie in a folder, and how many of them load."""
+def count_checkpoints(folder: Path) -> tuple[int, int]:
+    """Return the number of checkpoints in a folder, and the number of those that load."""
     files = list(folder.glob("*.safetensors"))
     return len(files), sum(1 for file in files if contents(file))
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """By tag, every (step, value) that TensorBoard's own reader finds, but for times and places."""
+    """Return (step, value) pairs by tag, read by TensorBoard, without timings and descriptions."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     tags = {
         tag: [(each.step, each.value) for each in events.Scalars(tag)]
@@ -148,16 +133,16 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def outcome(folder: Path) -> dict:
-    """All that a run leaves, but for times, and for where it and its text lie."""
-    left = {name: contents(folder / name) for name in (LAST, BEST)}
-    for checkpoint in left.values():
+    """Return all results of a run, except timings and the paths of its folder and text."""
+    results = {name: contents(folder / name) for name in (LAST, BEST)}
+    for checkpoint in results.values():
         del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
-        del checkpoint["events"]  # file names hold times
-    return left | {"scalars": repr(scalars(folder))}  # a NaN equals itself in words alone
+        del checkpoint["events"]  # its file names contain times
+    return results | {"scalars": repr(scalars(folder))}  # as text, since NaN != NaN
 
 
 def equal(a: object, b: object) -> bool:
-    """Whether two trees are equal in types, names, numbers and tensors, to the last bit."""
+    """Compare two trees of dicts, lists and tensors: equal types, keys and values, bit for bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):
@@ -167,12 +152,12 @@ def equal(a: object, b: object) -> bool:
     return type(a) is type(b) and a == b
 
 
-def same(a: Path, b: Path) -> bool:
-    """Whether two runs left the same, to the last bit."""
+def same_runs(a: Path, b: Path) -> bool:
+    """Compare the results of two runs, bit for bit."""
     return equal(outcome(a), outcome(b))
 
 
-def command(campaign: Callable[[bool], str]) -> None:
-    """`python -m tests.campaigns.NAME [--full]`: run it and print what it counted."""
+def run_campaign(campaign: Callable[[bool], str]) -> None:
+    """Run `python -m tests.campaigns.NAME [--full]` and print its line of results."""
     assert sys.argv[1:] in ([], ["--full"]), "the only option is --full"
     print(campaign("--full" in sys.argv))

@@ -1,9 +1,11 @@
-"""Damaged and hostile checkpoints: python -m tests.campaigns.damage [--full]
+"""Campaign: damaged and forged checkpoints.
 
-First damage alone: cut at every kilobyte, each bit of the header and of the last kilobyte flipped,
-random noise. All of it must be refused. Then damage under a right digest, as a forger makes it who
-knows the format. It must be refused, or be a run whose tensors are finite and of the right shape
-and dtype. Nothing runs, and memory grows by no more than the file and 64 MB.
+    python -m tests.campaigns.damage [--full]
+
+First plain damage: files cut at every kilobyte, each bit of the header and of the last kilobyte
+flipped, random noise. All must be rejected. Then changes with a corrected digest, as by a forger
+who knows the format. They must be rejected, or give a run with finite tensors of the right shape
+and dtype. No code is executed, and memory grows by no more than the file size plus 64 MB.
 """
 
 import gzip
@@ -22,9 +24,9 @@ import torch
 from checkpointing import checkpoint
 from common.errors import CheckpointError
 from data.tokenizer import CharTokenizer
-from tests.campaigns.common import command, small, start, train
-from tests.test_file_format import FORGED, with_header
-from tests.test_foreign import BOMBS
+from tests.campaigns.common import run_campaign, small_run_args, start, train
+from tests.test_file_format import FORGED, file_with_header
+from tests.test_foreign import FORGED_ARCHIVES
 from training.runtime import select_runtime
 
 MEMORY = 64_000_000  # bytes
@@ -35,52 +37,52 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         run, trap, path = folder / "run", folder / "trap", folder / "damaged.safetensors"
-        options = small(folder)
+        options = small_run_args(folder)
         assert train(*options, f"--out_dir={run}", "--max_iters=12")[0] == 0
-        whole = (run / checkpoint.LAST).read_bytes()
-        assert not refused(run / checkpoint.LAST)
+        original = (run / checkpoint.LAST).read_bytes()
+        assert not is_rejected(run / checkpoint.LAST)
         trap.mkdir()
-        patch.chdir(trap)  # where code in a file would leave its traces
+        patch.chdir(trap)  # code in a file would write here
 
         growth = 0
-        for content in damaged(whole, rng, full):
+        for content in damaged(original, rng, full):
             path.write_bytes(content)
             before = _reset_peak_memory()
-            counts["damaged", refused(path)] += 1
+            counts["damaged", is_rejected(path)] += 1
             growth = max(growth, _memory_beyond(path, before))
         for _ in range(5000 if full else 150):
-            path.write_bytes(forged(whole, rng))
+            path.write_bytes(forged(original, rng))
             before = _reset_peak_memory()
-            counts["forged", refused(path)] += 1
+            counts["forged", is_rejected(path)] += 1
             growth = max(growth, _memory_beyond(path, before))
         for case in range(100 if full else 2):
             is_forged = case % 2 == 1
-            content = forged(whole, rng) if is_forged else next(damaged(whole, rng, False))
+            content = forged(original, rng) if is_forged else next(damaged(original, rng, False))
             path.write_bytes(content)
             commands = [
                 ["sample.py", f"--ckpt={path}", "--max_new_tokens=3"],
                 ["train.py", *options, f"--out_dir={folder / str(case)}", f"--resume={path}"],
             ]
             process = start(*commands[(case + case // 2) % 2])
-            said = process.communicate()[0]
+            output = process.communicate()[0]
             allowed = (0, 2, 4, 6) if is_forged else (4,)
-            assert process.returncode in allowed, f"case {case}: {said}"
-            assert "Traceback" not in said, said
+            assert process.returncode in allowed, f"case {case}: {output}"
+            assert "Traceback" not in output, output
             counts["command", process.returncode == 4] += 1
-        assert not list(trap.iterdir()), "something was executed"
+        assert not list(trap.iterdir()), "code was executed"
     assert not counts["damaged", False], f"{counts['damaged', False]} damaged files were loaded"
     return (
-        f"{counts['damaged', True]} damaged files: all refused; "
-        f"{counts['forged', True] + counts['forged', False]} with a right digest: "
-        f"{counts['forged', True]} refused, {counts['forged', False]} loaded with finite tensors "
-        f"of the right kind; through the commands: {counts['command', True]} refused, "
-        f"{counts['command', False]} used; nothing was executed; "
+        f"{counts['damaged', True]} damaged files: all rejected; "
+        f"{counts['forged', True] + counts['forged', False]} forged files with a correct digest: "
+        f"{counts['forged', True]} rejected, {counts['forged', False]} loaded with finite tensors "
+        f"of the right shape and dtype; with train.py and sample.py: {counts['command', True]} "
+        f"rejected, {counts['command', False]} accepted; no code was executed; "
         f"memory grew by the file and {growth / 1e6:.0f} MB at most"
     )
 
 
-def refused(path: Path) -> bool:
-    """Whether the functions of the commands refuse a file. If not, the run in it must be sound."""
+def is_rejected(path: Path) -> bool:
+    """Load a file as the commands do; return whether it is rejected. If not, it must be valid."""
     try:
         saved = checkpoint.load(path)
         corpus = type("Corpus", (), {"tokenizer": CharTokenizer(saved.vocabulary)})
@@ -100,49 +102,51 @@ def refused(path: Path) -> bool:
 # ------------------------------------------------------------------------------------------- damage
 
 
-def damaged(whole: bytes, rng: random.Random, full: bool) -> Iterator[bytes]:
-    """Contents that no program wrote: of each kind all, or 150 in the short form."""
-    header_end = 8 + int.from_bytes(whole[:8], "little")
-    last = range(len(whole) - 1024, len(whole))
+def damaged(original: bytes, rng: random.Random, full: bool) -> Iterator[bytes]:
+    """Yield damaged contents: all of each kind, or 150 in total in the short form."""
+    header_end = 8 + int.from_bytes(original[:8], "little")
+    last = range(len(original) - 1024, len(original))
     flips = [(i, bit) for i in (*range(header_end), *last) for bit in range(8)]
-    cuts = list(range(0, len(whole), 1024))
+    cuts = list(range(0, len(original), 1024))
     if not full:
         flips, cuts = rng.sample(flips, 100), rng.sample(cuts, min(len(cuts), 20))
     for position, bit in flips:
-        content = bytearray(whole)
+        content = bytearray(original)
         content[position] ^= 1 << bit
         yield bytes(content)
     for length in cuts:
-        yield whole[:length]
+        yield original[:length]
     for _ in range(1000 if full else 150 - len(flips) - len(cuts)):
-        yield rng.choice([_spliced, _foreign])(whole, rng)
+        yield rng.choice([_spliced, _foreign])(original, rng)
 
 
-def _spliced(whole: bytes, rng: random.Random) -> bytes:
-    start, source = rng.sample(range(len(whole)), 2)
-    size = rng.randrange(1, len(whole) - max(start, source) + 1)
-    content = whole[:start] + whole[source : source + size] + whole[start + size :]
-    return content if content != whole else whole[:-1]
+def _spliced(original: bytes, rng: random.Random) -> bytes:
+    start, source = rng.sample(range(len(original)), 2)
+    size = rng.randrange(1, len(original) - max(start, source) + 1)
+    content = original[:start] + original[source : source + size] + original[start + size :]
+    return content if content != original else original[:-1]
 
 
 def _foreign(_: bytes, rng: random.Random) -> bytes:
     stored = BytesIO()
     torch.save({"model": {"weight": torch.zeros(3)}, "iter_num": 7}, stored)
     noise = rng.randbytes(rng.randrange(2, 5000))
-    bomb = BOMBS[rng.choice(sorted(BOMBS))][0]
+    archive = FORGED_ARCHIVES[rng.choice(sorted(FORGED_ARCHIVES))][0]
     text = b"First Citizen:\n" * 100
-    return rng.choice([noise, gzip.compress(noise), text, stored.getvalue(), bomb])
+    return rng.choice([noise, gzip.compress(noise), text, stored.getvalue(), archive])
 
 
 # ------------------------------------------------------------------------------------------ forgery
 
 
-def forged(whole: bytes, rng: random.Random) -> bytes:
-    """A changed file with a right digest."""
-    length = int.from_bytes(whole[:8], "little")
-    header, data = bytearray(whole[8 : 8 + length]), bytearray(whole[8 + length :])
-    change = rng.choice([_bytes, _entries, _entries, _parts, _parts, _numbers, _known])
-    return bytes(with_header(*change(header, data, rng)))
+def forged(original: bytes, rng: random.Random) -> bytes:
+    """Return a changed file with a correct digest."""
+    length = int.from_bytes(original[:8], "little")
+    header, data = bytearray(original[8 : 8 + length]), bytearray(original[8 + length :])
+    change = rng.choice(
+        [_bytes, _entries, _entries, _parts, _parts, _tensor_values, _named_forgery]
+    )
+    return bytes(file_with_header(*change(header, data, rng)))
 
 
 def _bytes(header: bytearray, data: bytearray, rng: random.Random) -> tuple[bytes, bytes]:
@@ -153,7 +157,7 @@ def _bytes(header: bytearray, data: bytearray, rng: random.Random) -> tuple[byte
 
 
 def _entries(header: bytearray, data: bytearray, rng: random.Random) -> tuple[dict, bytes]:
-    """Change the entry of a tensor, or leave it out, rename or double it."""
+    """Change, remove, rename or duplicate the entry of a tensor."""
     tree = json.loads(header)
     name = rng.choice([each for each in tree if each != "__metadata__"])
     number = rng.choice([-1, 0, 1, 4, 2**31, 2**53, 2**63, 0.5, "x", None, True, [], {}])
@@ -180,35 +184,35 @@ def _entries(header: bytearray, data: bytearray, rng: random.Random) -> tuple[di
 def _parts(header: bytearray, data: bytearray, rng: random.Random) -> tuple[dict, bytes]:
     """Change a value somewhere in config, vocabulary, data, progress, environment or events."""
     tree = json.loads(header)
-    about = tree["__metadata__"]
+    metadata = tree["__metadata__"]
     name = rng.choice(list(checkpoint.PARTS))
     value = rng.choice([-1, 0, 10**30, 1.5, "x", "\x1b[2J", None, True, [], {}, [1, "x"], 2**20])
-    part = json.loads(about[name])
-    inside = part
-    while isinstance(inside, dict) and inside:
-        key = rng.choice(list(inside))
-        if not isinstance(inside[key], dict) or rng.random() < 0.2:
-            inside[key] = value
+    part = json.loads(metadata[name])
+    section = part
+    while isinstance(section, dict) and section:
+        key = rng.choice(list(section))
+        if not isinstance(section[key], dict) or rng.random() < 0.2:
+            section[key] = value
             break
-        inside = inside[key]
+        section = section[key]
     else:
         part = value
-    about[name] = rng.choice([json.dumps(part), json.dumps(part), json.dumps(part)[:-1]])
+    metadata[name] = rng.choice([json.dumps(part), json.dumps(part), json.dumps(part)[:-1]])
     if rng.random() < 0.1:
-        del about[name]
+        del metadata[name]
     return tree, data
 
 
-def _numbers(header: bytearray, data: bytearray, rng: random.Random) -> tuple[bytes, bytes]:
-    """Put other numbers into the tensors, infinite ones among them."""
+def _tensor_values(header: bytearray, data: bytearray, rng: random.Random) -> tuple[bytes, bytes]:
+    """Overwrite a tensor element, possibly with NaN or infinity."""
     start = rng.randrange(len(data)) // 4 * 4
     numbers = [b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\0\0\x80\x7f", rng.randbytes(4)]
     data[start : start + 4] = rng.choice(numbers)
     return bytes(header), data
 
 
-def _known(header: bytearray, data: bytearray, rng: random.Random) -> tuple[object, bytes]:
-    """One of the forgeries that the tests know by name."""
+def _named_forgery(header: bytearray, data: bytearray, rng: random.Random) -> tuple[object, bytes]:
+    """Return one of the forged headers of tests/test_file_format.py."""
     return FORGED[rng.choice(sorted(FORGED))][0], bytes(16)
 
 
@@ -230,4 +234,4 @@ def _peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    command(campaign)
+    run_campaign(campaign)

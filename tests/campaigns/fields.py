@@ -1,7 +1,9 @@
-"""Each field of a checkpoint left out, or changed: python -m tests.campaigns.fields [--full]
+"""Campaign: remove or change each field of a checkpoint.
 
-The test of resuming must notice every time: by a refusal, by a line that tells of a difference, or
-by another end.
+    python -m tests.campaigns.fields [--full]
+
+The resume test must detect each change: by an error, by a line about a difference, or because the
+resumed run ends differently.
 """
 
 import copy
@@ -13,14 +15,22 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tests.campaigns.common import STEPS, command, contents, forge, same, small, train
+from tests.campaigns.common import (
+    STEPS,
+    contents,
+    run_campaign,
+    same_runs,
+    small_run_args,
+    train,
+    write_checkpoint,
+)
 
-# a rate that rises too far: the second evaluation has the best loss, and the last two are stale
+# the learning rate rises too far: the second evaluation is the best, the last two are worse
 DIVERGING = [
     "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=1", "--muon_learning_rate=1",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
-WHERE_IT_LIES = {  # the same run elsewhere, and the end of an event file that a kill has torn
+MAY_CHANGE = {  # the paths of the run and its text, and the size of an event file after a kill
     ("events", "size"),
     ("config", "out_dir"),
     ("config", "data"),
@@ -32,48 +42,47 @@ WHERE_IT_LIES = {  # the same run elsewhere, and the end of an event file that a
 def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        undisturbed, other = folder / "undisturbed", folder / "other"
-        options = [*small(folder), *DIVERGING]
-        assert train(*options, f"--out_dir={undisturbed}")[0] == 0
-        half_way = contents(undisturbed / "prev.safetensors")
+        uninterrupted, other = folder / "uninterrupted", folder / "other"
+        options = [*small_run_args(folder), *DIVERGING]
+        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
+        payload = contents(uninterrupted / "prev.safetensors")
         names = ("step", "last_eval_step", "evals_since_best")
-        assert [half_way["progress"][name] for name in names] == [18, 18, 1]
-        assert contents(undisturbed / "last.safetensors")["progress"]["evals_since_best"] == 2
+        assert [payload["progress"][name] for name in names] == [18, 18, 1]
+        assert contents(uninterrupted / "last.safetensors")["progress"]["evals_since_best"] == 2
 
-        def noticed(payload: dict) -> bool:
+        def detected(payload: dict) -> bool:
             shutil.rmtree(other, ignore_errors=True)
-            shutil.copytree(undisturbed, other)
-            forge(other / "last.safetensors", payload)
-            code, said = train(*options, f"--out_dir={other}", "--resume")
-            return code != 0 or "not the same run" in said or not same(undisturbed, other)
+            shutil.copytree(uninterrupted, other)
+            write_checkpoint(other / "last.safetensors", payload)
+            code, output = train(*options, f"--out_dir={other}", "--resume")
+            return code != 0 or "not the same run" in output or not same_runs(uninterrupted, other)
 
-        assert not noticed(half_way), "nothing was changed, and yet it is noticed"
-        changes = [(path, leave_out) for path in paths(half_way) for leave_out in (True, False)]
-        changes = [(path, out) for path, out in changes if path not in WHERE_IT_LIES]
+        assert not detected(payload), "detected although nothing was changed"
+        changes = [(path, remove) for path in paths(payload) for remove in (True, False)]
+        changes = [(path, remove) for path, remove in changes if path not in MAY_CHANGE]
         changes = [
-            (path, out)
-            for path, out in changes
-            if not (out and path[0] == "config" and len(path) > 1)
+            (path, remove)
+            for path, remove in changes
+            if not (remove and path[0] == "config" and len(path) > 1)
         ]
         if not full:
             changes = random.Random(0).sample(changes, 12)
-        unnoticed = [
-            (path, out) for path, out in changes if not noticed(without(half_way, path, out))
+        undetected = [
+            (path, remove)
+            for path, remove in changes
+            if not detected(with_change(payload, path, remove))
         ]
-        assert not unnoticed, f"not noticed: {unnoticed}"
-    left_out = sum(out for _, out in changes)
+        assert not undetected, f"not detected: {undetected}"
+    removed = sum(remove for _, remove in changes)
     return (
-        f"{left_out} fields left out, {len(changes) - left_out} changed: the resume test failed "
-        f"{len(changes)} times "
-        "of as many; a config that lacks a setting has its default, and may say otherwise where it "
-        "and its text lie"
+        f"{removed} fields removed, {len(changes) - removed} changed: the resume test detected "
+        f"{len(changes)} of {len(changes)}; not tried, because allowed: settings missing from the "
+        "config, and other paths of the run and its text"
     )
 
 
 def paths(value: object, path: tuple = ()) -> Iterator[tuple]:
-    """The way to every part of a checkpoint: sections, and what is in them; a list of numbers is
-    one part.
-    """
+    """Yield the path to every section and field of a checkpoint; a list of numbers is one field."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -84,22 +93,20 @@ def paths(value: object, path: tuple = ()) -> Iterator[tuple]:
             yield from paths(value[i], (*path, i))
 
 
-def without(payload: dict, path: tuple, leave_out: bool) -> dict:
-    """A copy in which one part is missing, or another; what shares its numbers with that part
-    changes too.
-    """
+def with_change(payload: dict, path: tuple, remove: bool) -> dict:
+    """Return a copy with one field removed or changed, together with tensors that share memory."""
     payload = copy.deepcopy(payload)
-    inside = payload
+    section = payload
     for key in path[:-1]:
-        inside = inside[key]
-    if leave_out:
-        del inside[path[-1]]
+        section = section[key]
+    if remove:
+        del section[path[-1]]
     else:
-        inside[path[-1]] = other_than(inside[path[-1]])
+        section[path[-1]] = changed(section[path[-1]])
     return payload
 
 
-def other_than(value: object) -> object:
+def changed(value: object) -> object:
     if isinstance(value, Tensor):
         return value.add_(1)
     if type(value) in (int, float):
@@ -109,11 +116,11 @@ def other_than(value: object) -> object:
     if isinstance(value, str):
         return value[:-1] + ("a" if value[-1:] != "a" else "b")
     if isinstance(value, dict):
-        return {key: other_than(each) for key, each in value.items()}
+        return {key: changed(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(other_than, value)) or [1]
+        return type(value)(map(changed, value)) or [1]
     return 1
 
 
 if __name__ == "__main__":
-    command(campaign)
+    run_campaign(campaign)

@@ -1,7 +1,8 @@
-"""Fuzzed command lines of train.py and sample.py: each is understood, or refused in one line before
-torch is imported.
+"""Campaign: random command lines of train.py and sample.py.
 
-In one process up to where torch would be needed, and every hundredth line as a real command.
+Each must be accepted, or rejected in one line before torch is imported.
+
+All run in this process up to where torch is needed, and every hundredth also in a subprocess.
 """
 
 import random
@@ -21,57 +22,33 @@ from configs.schema import Config, SampleConfig
 from tests.campaigns.fuzzing import (
     AWKWARD,
     PLAUSIBLE,
-    Answer,
+    Result,
     Tally,
     call,
-    can_be_real,
-    chance,
+    call_in_subprocess,
+    can_be_passed_to_a_process,
+    check_with_hypothesis,
     likely_value,
     main,
-    of_hypothesis,
-    real,
+    rng_of,
 )
 from tests.conftest import ROOT
 
 SAMPLE = settings_of(SampleConfig)
-ALIASES = {alias: this for this in SAMPLE.values() for alias in this.metadata["aliases"]}
+ALIASES = {alias: field for field in SAMPLE.values() for alias in field.metadata["aliases"]}
 OPTIONS = {"train.py": settings_of(Actions) | settings_of(Config), "sample.py": SAMPLE | ALIASES}
 START = {"train.py": ["configs/smoke.yaml"], "sample.py": ["--ckpt=nowhere"]}
 STRAY = [
-    "configs/shakespeare.yaml",
-    "configs",
-    "configs/smoke.yml",
-    "README.md",
-    "/dev/null",
-    "/dev/zero",
-    "train.py",
-]
-STRAY += [
-    "-",
-    "--",
-    "-h",
-    "--help",
-    "---seed=1",
-    "--=1",
-    "--.=1",
-    "--model",
-    "--model.=1",
-    "seed=1",
-    "—resume",
-]
-STRAY += [
-    "ROMEO:",
-    "\udcff",
-    "--prompt=-",
-    "--prompt=FILE:none",
-    "--prompt=FILE:",
-    "--prompt=FILE:configs",
-]
-STRAY += ["--score=README.md", "--score=configs", "--interactive", "--stats"]
+    "configs/shakespeare.yaml", "configs", "configs/smoke.yml", "README.md", "/dev/null",
+    "/dev/zero", "train.py", "-", "--", "-h", "--help", "---seed=1", "--=1", "--.=1", "--model",
+    "--model.=1", "seed=1", "—resume", "ROMEO:", "\udcff", "--prompt=-", "--prompt=FILE:none",
+    "--prompt=FILE:", "--prompt=FILE:configs", "--score=README.md", "--score=configs",
+    "--interactive", "--stats",
+]  # fmt: skip
 
 
-def written(rng: random.Random, options: dict[str, Field]) -> list[str]:
-    """An option as somebody may write it, mostly right."""
+def random_option(rng: random.Random, options: dict[str, Field]) -> list[str]:
+    """Return an option in one of its forms, mostly valid."""
     name = rng.choice(list(options))
     value = likely_value(rng, options[name])
     name = rng.choice([name, name, name.rpartition(".")[2], name.replace("_", "-")])
@@ -80,9 +57,9 @@ def written(rng: random.Random, options: dict[str, Field]) -> list[str]:
     )
 
 
-def options_of(rng: random.Random, script: str) -> list[str]:
-    """A line of options."""
-    lists = (written(rng, OPTIONS[script]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 8])))
+def random_options(rng: random.Random, script: str) -> list[str]:
+    """Return a command line of options."""
+    lists = (random_option(rng, OPTIONS[script]) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 8])))
     words = [*START[script], *(word for each in lists for word in each)]
     if rng.random() < 0.1:
         words.insert(rng.randint(0, len(words)), rng.choice(STRAY))
@@ -90,8 +67,8 @@ def options_of(rng: random.Random, script: str) -> list[str]:
 
 
 def mutated(rng: random.Random, script: str) -> list[str]:
-    """A line of options with letters and words changed, lost, repeated or moved."""
-    words = options_of(rng, script)
+    """Return a command line with letters and words changed, removed, repeated or moved."""
+    words = random_options(rng, script)
     for _ in range(rng.choice([1, 1, 2, 4])):
         i = rng.randrange(len(words))
         word, at = words[i], rng.randint(0, len(words[i]))
@@ -119,7 +96,7 @@ def mutated(rng: random.Random, script: str) -> list[str]:
 
 
 def nonsense(rng: random.Random, script: str) -> list[str]:
-    """Words of all kinds."""
+    """Return a command line of arbitrary words."""
     names = [f"--{name}" for name in OPTIONS[script]]
     words = [rng.choice([*names, *STRAY, *AWKWARD, *PLAUSIBLE]) for _ in range(rng.randint(0, 6))]
     return [
@@ -132,14 +109,14 @@ WORDS = st.sampled_from([*STRAY, *AWKWARD, *NAMES]) | st.text()
 LINES = st.lists(WORDS | st.builds("{}={}".format, WORDS, WORDS), max_size=6)
 COMMANDS = {"train.py": train.main, "sample.py": sample.main}
 KINDS: dict[str, Callable[[random.Random, str], list[str]]] = {
-    "options": options_of,
+    "options": random_options,
     "mutated": mutated,
     "nonsense": nonsense,
 }
 
 
-class Silence:
-    """In the place of what needs torch: it takes anything, and says nothing."""
+class Stub:
+    """A replacement for functions that need torch: it accepts anything and prints nothing."""
 
     drawn, seconds = 0, 0.0
 
@@ -149,7 +126,7 @@ class Silence:
 
 
 def run(cases: int) -> Tally:
-    """Try `cases` lines, half for each command, as many of each kind."""
+    """Try `cases` command lines, equally many of each script and kind."""
     tally = Tally("command lines", allowed={0, 2, 3})
     each = cases // (2 * (len(KINDS) + 1))
     with ExitStack() as stack:
@@ -157,39 +134,41 @@ def run(cases: int) -> Tally:
         stack.enter_context(patch.dict(sys.modules, {"torch": None}))
         stack.enter_context(patch.object(train, "only_writer", nullcontext))
         stack.enter_context(patch.object(train, "train", lambda *_: None))
-        stack.enter_context(patch.object(sample, "Session", Silence))
-        stack.enter_context(patch.multiple(sample, print_samples=Silence, chat=Silence))
+        stack.enter_context(patch.object(sample, "Session", Stub))
+        stack.enter_context(patch.multiple(sample, print_samples=Stub, chat=Stub))
 
         def check(script: str, kind: str, number: int, argv: list[str]) -> None:
-            found = call(COMMANDS[script], *argv)
-            tally.add(f"{script}, {kind}", number, argv, found)
-            if tally.is_sampled and can_be_real(argv):
-                tally.add(f"{script}, in a process", number, argv, really(script, argv, found))
+            result = call(COMMANDS[script], *argv)
+            tally.add(f"{script}, {kind}", number, argv, result)
+            if tally.is_sampled and can_be_passed_to_a_process(argv):
+                tally.add(
+                    f"{script}, in a process",
+                    number,
+                    argv,
+                    check_in_subprocess(script, argv, result),
+                )
 
         for script in COMMANDS:
             for kind, make in KINDS.items():
                 for number in range(each):
-                    check(script, kind, number, make(chance(kind, number), script))
-            of_hypothesis(
+                    check(script, kind, number, make(rng_of(kind, number), script))
+            check_with_hypothesis(
                 LINES, each, lambda words, s=script: check(s, "hypothesis", 0, START[s] + words)
             )
     return tally
 
 
-def really(script: str, argv: list[str], expected: Answer) -> Answer:
-    """The answer of the command itself, which must be the same; one that was understood is only
-    asked to print it.
+def check_in_subprocess(script: str, argv: list[str], expected: Result) -> Result:
+    """Run a command line in a subprocess, which must give the expected exit code and stderr.
+
+    Accepted ones get --print-config or --help, so that they do not start.
     """
     if expected.code == 0 and not expected.out:
         argv = [*argv, "--print-config" if script == "train.py" else "--help"]
-    found = real(script, *argv)
-    assert found.code == expected.code and found.err == expected.err, (
-        script,
-        argv,
-        found,
-        expected,
-    )
-    return found
+    result = call_in_subprocess(script, *argv)
+    same = result.code == expected.code and result.err == expected.err
+    assert same, (script, argv, result, expected)
+    return result
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Fuzzed config files: each is printed complete, as the settings of a run, or refused in one line,
-without torch.
+"""Campaign: random config files. Each is printed completely or rejected in one line, without torch.
 
-All go through `python train.py FILE --print-config` in one process, and every hundredth also in one
-of its own.
+All run through `train.py FILE --print-config` in this process, and every hundredth also in a
+subprocess.
 """
 
 import random
@@ -23,66 +22,28 @@ from tests.campaigns.fuzzing import (
     PLAUSIBLE,
     Tally,
     call,
-    chance,
+    call_in_subprocess,
+    check_with_hypothesis,
     likely_value,
     main,
-    of_hypothesis,
-    real,
+    rng_of,
 )
 from tests.conftest import ROOT
 
 SHIPPED = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.yaml"))]
 KNOWN = settings_of(Config)
 PIECES = [
-    b"",
-    b"\t",
-    b"\0",
-    b": ",
-    b"- ",
-    b"? ",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b",",
-    b"&a ",
-    b"*a",
-    b"!!int ",
-    b"!",
-    b"'",
-]
-PIECES += [
-    b'"',
-    b"|\n",
-    b">-\n",
-    b"\n",
-    b"\n\n",
-    b"\r",
-    b"\n---\n",
-    b"\n...\n",
-    b"%YAML 9\n",
-    b"%TAG ! x\n",
-    b"#",
-]
-PIECES += [
-    b" ",
-    b"    ",
-    b"<<: ",
-    b"1e400",
-    b".nan",
-    b"010",
-    b"\x1b[2J",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"\xc2\x85",
-    b"\\",
-]
-PIECES += [b"%YAML " + b"9" * 5000 + b".1\n---\n"]
+    b"", b"\t", b"\0", b": ", b"- ", b"? ", b"[", b"]", b"{", b"}", b",", b"&a ", b"*a",
+    b"!!int ", b"!", b"'", b'"', b"|\n", b">-\n", b"\n", b"\n\n", b"\r", b"\n---\n", b"\n...\n",
+    b"%YAML 9\n", b"%TAG ! x\n", b"#", b" ", b"    ", b"<<: ", b"1e400", b".nan", b"010",
+    b"\x1b[2J", b"\xff", b"\xef\xbb\xbf", b"\xc2\x85", b"\\",
+    b"%YAML " + b"9" * 5000 + b".1\n---\n",
+]  # fmt: skip
 ENCODINGS = ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "latin-1", "utf-7", "cp500"]
 
 
 def mutated(rng: random.Random) -> bytes:
-    """A shipped config of which a few bytes, or lines, are changed, repeated, moved or lost."""
+    """Return a shipped config with a few bytes or lines changed, repeated, moved or removed."""
     content = rng.choice(SHIPPED)
     for _ in range(rng.choice([1, 1, 2, 5])):
         at, cut = rng.randint(0, len(content)), rng.choice([0, 0, 1, 5, 50])
@@ -97,8 +58,8 @@ def mutated(rng: random.Random) -> bytes:
     return content
 
 
-def values(rng: random.Random) -> bytes:
-    """Settings that exist, with values that some of them may have."""
+def random_settings(rng: random.Random) -> bytes:
+    """Return existing settings with random values."""
     sections = {"": [], "data": [], "model": [], "train": []}
     for name in rng.sample(list(KNOWN), rng.randint(1, 9)):
         value = likely_value(rng, KNOWN[name])
@@ -116,8 +77,8 @@ def _block(rng: random.Random, section: str, inner: list[str]) -> list[str]:
     return [f"{section}:", *(f"  {line}" for line in inner)]
 
 
-def grown(rng: random.Random) -> bytes:
-    """YAML of any shape, with anchors, tags, quotes, comments and several documents."""
+def random_yaml(rng: random.Random) -> bytes:
+    """Return YAML of any shape, with anchors, tags, quotes, comments and several documents."""
     documents = ("\n".join(_node(rng, 0)) for _ in range(rng.choice([1, 1, 1, 2])))
     return "\n---\n".join(documents).encode(errors="surrogatepass")
 
@@ -141,7 +102,7 @@ def _node(rng: random.Random, depth: int) -> list[str]:
 
 
 def foreign(rng: random.Random) -> bytes:
-    """Bytes that are no config, or one in another encoding, or cut short."""
+    """Return bytes that are no config, or a config in another encoding or truncated."""
     kind = rng.choice(["bytes", "text", "encoded", "cut", "large"])
     if kind == "bytes":
         return rng.randbytes(rng.choice([1, 10, 100, 10_000]))
@@ -174,14 +135,14 @@ YAML = st.builds(
 )
 KINDS: dict[str, Callable[[random.Random], bytes]] = {
     "shipped ones mutated": mutated,
-    "settings and values": values,
-    "random YAML": grown,
+    "settings and values": random_settings,
+    "random YAML": random_yaml,
     "no YAML": foreign,
 }
 
 
 def run(cases: int) -> Tally:
-    """Try `cases` files, as many of each kind."""
+    """Try `cases` files, equally many of each kind."""
     tally = Tally("config files", allowed={0, 2})
     each = cases // (len(KINDS) + 1)
     with tempfile.TemporaryDirectory() as folder, patch.dict(sys.modules, {"torch": None}):
@@ -189,21 +150,23 @@ def run(cases: int) -> Tally:
 
         def check(kind: str, number: int, content: bytes) -> None:
             file.write_bytes(content)
-            found = call(train.main, str(file), "--print-config")
-            tally.add(kind, number, content, found)
+            result = call(train.main, str(file), "--print-config")
+            tally.add(kind, number, content, result)
             if tally.is_sampled:
-                again = real("train.py", str(file), "--print-config")
-                assert (again.code, again.out, again.err) == (found.code, found.out, found.err), (
-                    again
-                )
-                tally.add("in a process of its own", number, content, again)
-            if found.code == 0:
-                _check_printed(file, found.out)
+                in_subprocess = call_in_subprocess("train.py", str(file), "--print-config")
+                assert (in_subprocess.code, in_subprocess.out, in_subprocess.err) == (
+                    result.code,
+                    result.out,
+                    result.err,
+                ), in_subprocess
+                tally.add("in a process of its own", number, content, in_subprocess)
+            if result.code == 0:
+                _check_printed(file, result.out)
 
         for kind, make in KINDS.items():
             for number in range(each):
-                check(kind, number, make(chance(kind, number)))
-        of_hypothesis(
+                check(kind, number, make(rng_of(kind, number)))
+        check_with_hypothesis(
             YAML | st.binary(),
             cases - each * len(KINDS),
             lambda content: check("hypothesis", 1, content),
@@ -212,7 +175,7 @@ def run(cases: int) -> Tally:
 
 
 def _check_printed(file: Path, printed: str) -> None:
-    """What is printed is a config that means itself."""
+    """Check that a printed config, when loaded, prints itself."""
     file.write_text(printed, encoding="utf-8", newline="")
     assert call(train.main, str(file), "--print-config").out == printed
 

@@ -1,8 +1,7 @@
-"""What the fuzzing campaigns share: a command called in this process, what it may answer, and the
-count of its answers.
+"""Helpers of the fuzzing campaigns: calls of a command in this process, checks and counts of its
+results.
 
-A case is made by a generator of chance seeded with its kind and number, so that one that fails can
-be made again.
+Each case comes from a random generator seeded with its kind and number, so it can be reproduced.
 """
 
 import argparse
@@ -26,127 +25,39 @@ from tests.conftest import ROOT
 
 BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 CONTROLS = [chr(c) for c in (*range(32), *range(127, 160), 0x2028, 0x2029, *BIDIRECTIONAL)]
-LONGEST = 1500  # characters of an answer
+LONGEST = 1500  # characters on stderr
 WITHOUT_TORCH = """\
 import runpy, sys
-sys.modules["torch"] = None  # to import it is an error now
+sys.modules["torch"] = None  # importing it raises ImportError
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 PLAUSIBLE = [
-    "0",
-    "0.1",
-    "0.5",
-    "1",
-    "2",
-    "4",
-    "6.0",
-    "8",
-    "64",
-    "1e-3",
-    "1e3",
-    "2000",
-    "true",
-    "false",
+    "0", "0.1", "0.5", "1", "2", "4", "6.0", "8", "64", "1e-3", "1e3", "2000", "true", "false",
     "auto",
-]
+]  # fmt: skip
 AWKWARD = [
-    "",
-    " ",
-    "-1",
-    "010",
-    "1:30",
-    "on",
-    "Yes",
-    "null",
-    "~",
-    "None",
-    ".nan",
-    "-.inf",
-    "1e400",
-    "0x10",
-    "1_000",
-]
-AWKWARD += [
-    "６",
-    "9" * 50,
-    "9" * 5000,
-    "[a, b]",
-    "[",
-    "]",
-    "{a: 1}",
-    "{",
-    "*a",
-    "&a x",
-    "!!int 1",
-    "!x",
-    "'",
-    '"',
-]
-AWKWARD += [
-    "a=b",
-    "=",
-    "--",
-    "-",
-    "#",
-    " #x",
-    ": ",
-    ":",
-    "%",
-    "@",
-    "`",
-    "|",
-    ">",
-    "?",
-    ",",
-    "\\",
-    "\t",
-    "\n",
-    "\r",
-]
-AWKWARD += [
-    "\0",
-    "\x1b[2J",
-    "\x9b",
-    "\x85",
-    "\u2028",
-    "\u202e",
-    "\ufeff",
-    "\ufffe",
-    "é",
-    "e\u0301",
-    "🙂",
-    "👨‍👩‍👧",
-]
-AWKWARD += [
-    '"\\UFFFFFFFF"',
-    "\ud800",
-    "2024-13-45",
-    "..",
-    "/",
-    "/dev/null",
-    "~root",
-    "$HOME",
-    "%s",
-    "{0}",
-    "x" * 300,
-]
+    "", " ", "-1", "010", "1:30", "on", "Yes", "null", "~", "None", ".nan", "-.inf", "1e400",
+    "0x10", "1_000", "６", "9" * 50, "9" * 5000, "[a, b]", "[", "]", "{a: 1}", "{", "*a", "&a x",
+    "!!int 1", "!x", "'", '"', "a=b", "=", "--", "-", "#", " #x", ": ", ":", "%", "@", "`", "|",
+    ">", "?", ",", "\\", "\t", "\n", "\r", "\0", "\x1b[2J", "\x9b", "\x85", "\u2028", "\u202e",
+    "\ufeff", "\ufffe", "é", "e\u0301", "🙂", "👨‍👩‍👧", '"\\UFFFFFFFF"', "\ud800", "2024-13-45",
+    "..", "/", "/dev/null", "~root", "$HOME", "%s", "{0}", "x" * 300,
+]  # fmt: skip
 
 
-def likely_value(rng: random.Random, this: Field) -> str:
-    """What somebody may write for a setting: mostly its default or one of its choices, and now and
-    then nonsense.
-    """
+def likely_value(rng: random.Random, field: Field) -> str:
+    """Choose a value for a setting: mostly its default or a choice, sometimes an invalid one."""
     default = (
-        str(this.default).lower() if isinstance(this.default, (bool, int, float, str)) else "x"
+        str(field.default).lower() if isinstance(field.default, (bool, int, float, str)) else "x"
     )
-    right = [default, *this.metadata["choices"]]
-    return rng.choice(rng.choices([right, PLAUSIBLE, AWKWARD], weights=[16, 3, 1])[0])
+    valid = [default, *field.metadata["choices"]]
+    return rng.choice(rng.choices([valid, PLAUSIBLE, AWKWARD], weights=[16, 3, 1])[0])
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command said, and how long it took, in seconds."""
+class Result:
+    """The exit code and output of a command, and its duration in seconds."""
 
     code: int
     out: str
@@ -154,42 +65,38 @@ class Answer:
     seconds: float = 0.0
 
 
-def call(main: Callable[[list[str]], int], *argv: str) -> Answer:
-    """What a command answers, called in this process as its script does, with no input; a traceback
-    is exit code 1.
-    """
+def call(main: Callable[[list[str]], int], *argv: str) -> Result:
+    """Run a command in this process with empty stdin; a traceback gives exit code 1."""
     stdin, out, err = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(3)
     )
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with patch.multiple(sys, argv=["command", *argv], stdin=stdin, stdout=out, stderr=err):
         try:
             code = run_command(main)
         except Exception:
             code = traceback.print_exc() or 1
-    seconds = time.perf_counter() - began
-    return Answer(code, *(_written(each) for each in (out, err)), seconds)
+    seconds = time.perf_counter() - start_time
+    return Result(code, *(_content(each) for each in (out, err)), seconds)
 
 
-def _written(stream: io.TextIOWrapper) -> str:
+def _content(stream: io.TextIOWrapper) -> str:
     stream.flush()
     return stream.buffer.getvalue().decode()
 
 
-def real(script: str, *argv: str, torch: bool = False) -> Answer:
-    """What the command answers in a process of its own, in which torch cannot be imported unless
-    `torch`.
-    """
+def call_in_subprocess(script: str, *argv: str, torch: bool = False) -> Result:
+    """Run a command in a subprocess, in which importing torch is an error unless `torch`."""
     before = [] if torch else ["-c", WITHOUT_TORCH]
     command = [sys.executable, *before, script, *argv]
     done = subprocess.run(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=300
     )
-    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def can_be_real(argv: Collection[str]) -> bool:
-    """Whether these arguments can be handed to a process: no NUL, and bytes for every character."""
+def can_be_passed_to_a_process(argv: Collection[str]) -> bool:
+    """Return whether a process can get these arguments: no NUL, all characters encodable."""
     try:
         return b"\0" not in b"".join(map(os.fsencode, argv))
     except UnicodeEncodeError:
@@ -197,40 +104,38 @@ def can_be_real(argv: Collection[str]) -> bool:
 
 
 class Tally:
-    """The answers counted, by kind of case and exit code. A broken promise ends the campaign with
-    its case.
+    """Counts of results by kind of case and exit code. An invalid result raises AssertionError.
 
-    One case in a hundred is `is_sampled`, to be tried as a real command too, which takes far
-    longer.
+    `is_sampled` is true for one case in a hundred, to be run in a subprocess too, which is slow.
     """
 
     def __init__(self, name: str, allowed: Collection[int]):
         self.name, self.allowed = name, allowed
         self.counts = Counter()
         self.slowest = (0.0, "none")
-        self.began = time.monotonic()
+        self.start_time = time.monotonic()
 
-    def add(self, kind: str, number: int, case: object, found: Answer) -> None:
-        fault = self._fault(found)
-        assert not fault, f"{kind} {number}: {fault}\n{case!r}\n{found}"
-        self.counts[kind, found.code] += 1
-        self.slowest = max(self.slowest, (found.seconds, f"{kind} {number}"))
+    def add(self, kind: str, number: int, case: object, result: Result) -> None:
+        error = self._error(result)
+        assert not error, f"{kind} {number}: {error}\n{case!r}\n{result}"
+        self.counts[kind, result.code] += 1
+        self.slowest = max(self.slowest, (result.seconds, f"{kind} {number}"))
 
-    def _fault(self, found: Answer) -> str:
-        """The promise that an answer breaks, if any."""
-        said, err = found.out + found.err, found.err
-        if found.code not in self.allowed:
-            return f"exit code {found.code}"
-        if not {*said}.isdisjoint({*CONTROLS} - {"\n", "\t"}):
+    def _error(self, result: Result) -> str:
+        """Return the reason why a result is invalid, or an empty string."""
+        output, err = result.out + result.err, result.err
+        if result.code not in self.allowed:
+            return f"exit code {result.code}"
+        if not {*output}.isdisjoint({*CONTROLS} - {"\n", "\t"}):
             return "a control character"
-        if found.code and not (
+        if result.code and not (
             err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
         ):
-            return "not one line"
+            return "not a one-line error"
         if len(err) > LONGEST:
-            return "more than one line's worth"
-        if found.code == 2 and found.out:
-            return "something was done before the mistake was found"
+            return "more than 1,500 characters"
+        if result.code == 2 and result.out:
+            return "output before the error"
         return ""
 
     @property
@@ -239,10 +144,8 @@ class Tally:
 
     def __str__(self) -> str:
         codes = sorted({code for _, code in self.counts})
-        seconds = time.monotonic() - self.began
-        lines = [
-            f"{self.name}: {self.counts.total():,} cases in {seconds:,.0f} s, no promise broken"
-        ]
+        seconds = time.monotonic() - self.start_time
+        lines = [f"{self.name}: {self.counts.total():,} cases in {seconds:,.0f} s, all valid"]
         lines.append(f"{'exit code':<24}" + "".join(f"{code:>8}" for code in codes))
         for kind in dict.fromkeys(kind for kind, _ in self.counts):
             lines.append(
@@ -252,15 +155,15 @@ class Tally:
         return "\n".join([*lines, f"slowest: {seconds:.3f} s ({case})"] if seconds else lines)
 
 
-def chance(kind: str, number: int) -> random.Random:
-    """The chance that makes a case, and makes it again."""
+def rng_of(kind: str, number: int) -> random.Random:
+    """Return the random generator of a case."""
     return random.Random(f"{kind} {number}")
 
 
-def of_hypothesis(strategy: SearchStrategy, cases: int, check: Callable[[object], None]) -> None:
-    """`check` what hypothesis makes of `strategy`, about `cases` times; one that fails is made as
-    small as it goes.
-    """
+def check_with_hypothesis(
+    strategy: SearchStrategy, cases: int, check: Callable[[object], None]
+) -> None:
+    """Call `check` with about `cases` examples of `strategy`; hypothesis shrinks a failing one."""
 
     @given(strategy)
     @settings(
@@ -277,7 +180,7 @@ def of_hypothesis(strategy: SearchStrategy, cases: int, check: Callable[[object]
 
 
 def main(run: Callable[[int], Tally], cases: int) -> None:
-    """The command line of a campaign: `--cases N`, of which the full form is the default."""
+    """Run a campaign from the command line: `--cases N`, by default the number of the full form."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--cases", type=int, default=cases)
     print(run(parser.parse_args().cases))

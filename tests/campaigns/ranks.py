@@ -1,8 +1,9 @@
-"""A rank of four is killed, resume, until done: python -m tests.campaigns.ranks [--full]
+"""Campaign: kill one of four ranks and resume, until the run is done.
 
-Each run is that of torchrun, ended by kill -9 of one of its ranks at a random moment, and resumed
-until it reaches its end, which must be that of a run of as many ranks that nobody disturbed. The
-short form has two ranks.
+    python -m tests.campaigns.ranks [--full]
+
+torchrun starts each run; kill -9 ends one of its ranks at a random moment. The run is resumed until
+it completes, and must end bit-identical to an uninterrupted run. The short form has two ranks.
 """
 
 import multiprocessing
@@ -22,39 +23,44 @@ from pathlib import Path
 import torch
 
 from common.errors import run_command
-from tests.campaigns.common import ENVIRONMENT, ROOT, command, loadable, same, small, step_of
+from tests.campaigns.common import (
+    ENVIRONMENT,
+    ROOT,
+    count_checkpoints,
+    run_campaign,
+    same_runs,
+    small_run_args,
+    step_of,
+)
 from train import main
 from training import evaluate, runtime
 
 PLAIN = ["--dropout=0", "--batch_size=4", "--eval_interval=20", "--save_interval=10"]
 
 
-# ---------------------------------------------------------- ranks without a launcher, for the tests
+# -------------------------------------------------------- ranks without torchrun, for test_ranks.py
 
 
-def ranks(
+def run_ranks(
     folder: Path, *arguments: Sequence[object], each: Callable[[int], None] | None = None
 ) -> list[tuple]:
-    """Start one process for each list of arguments of train.py, as torchrun would; (exit code,
-    stdout, stderr) of each.
+    """Start one rank per list of arguments of train.py; return (exit code, stdout, stderr) of each.
 
-    As soon as one fails, the others are sent SIGTERM. `each` is called first, with the rank. One
-    list alone makes a process that knows of no ranks. The processes are forks of one that has
-    imported torch, which saves seconds.
+    As with torchrun, the others get SIGTERM as soon as one fails. `each` is called first, with the
+    rank. A single list starts an ordinary process without ranks. The processes are forks of one
+    that has imported torch, which saves seconds.
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "dashboard.report", "torch._dynamo"])
-    told = (len(arguments), _free_port(), folder)
+    common = (len(arguments), _free_port(), folder)
     processes = [
-        context.Process(target=_rank, args=(rank, *told, [str(word) for word in words], each))
-        for rank, words in enumerate(arguments)
+        context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))
+        for rank, argv in enumerate(arguments)
     ]
     for rank, process in enumerate(processes):
         for stream in "12":
-            (folder / f"{stream}{rank}").write_text(
-                ""
-            )  # the process may be ended before it has opened them
+            (folder / f"{stream}{rank}").write_text("")  # in case the process ends early
         process.start()
     while alive := [process.sentinel for process in processes if process.exitcode is None]:
         slow = not wait(alive, timeout=240)
@@ -73,7 +79,7 @@ def _rank(
     size: int,
     port: int,
     folder: Path,
-    words: list[str],
+    argv: list[str],
     each: Callable[[int], None] | None,
 ) -> None:
     for stream in (1, 2):
@@ -96,14 +102,12 @@ def _rank(
     torch.set_num_threads(1)
     if each:
         each(rank)
-    sys.argv = ["train.py", *words]
+    sys.argv = ["train.py", *argv]
     sys.exit(run_command(main))
 
 
 def in_float64(_: int) -> None:
-    """Let a run in "float32" be one in float64, where nothing but the order of sums is left of a
-    difference.
-    """
+    """Compute in float64 what the settings call float32, so that only summation order differs."""
     torch.set_default_dtype(torch.float64)
     runtime.DTYPES["float32"] = torch.float64
     runtime.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
@@ -119,14 +123,20 @@ def _free_port() -> int:
         return server.getsockname()[1]
 
 
-# ------------------------------------------------------------------------------ the campaign itself
+# ------------------------------------------------------------------------------------- the campaign
 
 
 def torchrun(size: int, *arguments: object) -> subprocess.Popen:
-    """`torchrun --nproc_per_node=SIZE train.py ...`; both outputs in one pipe."""
-    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={size}", "train.py"]
+    """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
+    command_line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={size}",
+        "train.py",
+    ]
     return subprocess.Popen(
-        [*words, *map(str, arguments)],
+        [*command_line, *map(str, arguments)],
         cwd=ROOT,
         env=ENVIRONMENT,
         text=True,
@@ -136,7 +146,7 @@ def torchrun(size: int, *arguments: object) -> subprocess.Popen:
 
 
 def children(process: subprocess.Popen) -> list[int]:
-    """The ids of the ranks that a torchrun has started."""
+    """Return the process ids of the ranks of a torchrun."""
     return [
         int(word)
         for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -144,53 +154,52 @@ def children(process: subprocess.Popen) -> list[int]:
 
 
 def campaign(full: bool) -> str:
-    wanted, size, steps = (10, 4, 100) if full else (1, 2, 60)
-    chance, kills, runs, slowest, files = random.Random(0), 0, 0, 0.0, 0
+    total, size, steps = (10, 4, 100) if full else (1, 2, 60)
+    rng, kills, runs, slowest, files = random.Random(0), 0, 0, 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = [*small(folder), f"--max_iters={steps}"]
-        undisturbed, killed = folder / "undisturbed", folder / "killed"
-        torchrun(size, *options, f"--out_dir={undisturbed}").communicate()
-        assert step_of(undisturbed) == steps
-        while kills < wanted:
-            while kills < wanted and (
+        options = [*small_run_args(folder), f"--max_iters={steps}"]
+        uninterrupted, killed = folder / "uninterrupted", folder / "killed"
+        torchrun(size, *options, f"--out_dir={uninterrupted}").communicate()
+        assert step_of(uninterrupted) == steps
+        while kills < total:
+            while kills < total and (
                 not (killed / "last.safetensors").exists() or step_of(killed) < steps
             ):
                 slowest = max(
-                    slowest,
-                    _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), chance),
+                    slowest, _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), rng)
                 )
                 kills += 1
-                there, good = loadable(killed)
-                assert good == there and not list(killed.glob("*.tmp.*")), (
+                saved, loadable_count = count_checkpoints(killed)
+                assert loadable_count == saved and not list(killed.glob("*.tmp.*")), (
                     f"torn files after kill {kills}"
                 )
-                files += there
+                files += saved
             torchrun(size, *options, f"--out_dir={killed}", "--resume").communicate()
             runs += 1
-            assert same(undisturbed, killed), f"run {runs} does not end as the undisturbed one"
+            assert same_runs(uninterrupted, killed), (
+                f"run {runs} differs from the uninterrupted one"
+            )
             shutil.rmtree(killed)
     return (
-        f"{kills} ranks of {size} killed in {runs} runs: {runs} of {runs} end to the last bit as "
-        f"the undisturbed run; "
-        f"the others had ended after {slowest:.1f} s at most; 0 of {files} files unloadable"
+        f"{kills} kills of one of {size} ranks in {runs} runs: {runs} of {runs} end bit-identical "
+        f"to an uninterrupted run; the other ranks exited within {slowest:.1f} s; 0 of {files} "
+        "checkpoints damaged"
     )
 
 
-def _kill(process: subprocess.Popen, chance: random.Random) -> float:
-    """Kill a rank at some moment of training; the seconds until all have ended."""
+def _kill(process: subprocess.Popen, rng: random.Random) -> float:
+    """Kill a rank at a random moment of training; return the seconds until all have exited."""
     next(line for line in process.stdout if line.startswith("first loss"))
-    time.sleep(chance.uniform(0, 0.5))
-    ranks = children(process)
-    os.kill(chance.choice(ranks), signal.SIGKILL)
-    began = time.monotonic()
+    time.sleep(rng.uniform(0, 0.5))
+    pids = children(process)
+    os.kill(rng.choice(pids), signal.SIGKILL)
+    start_time = time.monotonic()
     process.communicate(timeout=240)
-    seconds = time.monotonic() - began
-    assert not any(Path(f"/proc/{each}").exists() for each in ranks) and seconds < 30, (
-        f"{seconds} s"
-    )
+    seconds = time.monotonic() - start_time
+    assert not any(Path(f"/proc/{each}").exists() for each in pids) and seconds < 30, f"{seconds} s"
     return seconds
 
 
 if __name__ == "__main__":
-    command(campaign)
+    run_campaign(campaign)

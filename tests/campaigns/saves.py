@@ -1,8 +1,9 @@
-"""Every system call of a run's saves made to fail, or to be its last: python -m
-tests.campaigns.saves [--full]
+"""Campaign: let each system call of a save fail, or kill the process at it.
 
-By patched calls in this process; and, in the full form where strace is installed, by strace in a
-process of its own.
+    python -m tests.campaigns.saves [--full]
+
+The calls are patched in this process and, in the full form, injected by strace (if installed) into
+a subprocess.
 """
 
 import errno
@@ -18,7 +19,15 @@ from pathlib import Path
 import pytest
 
 from checkpointing import checkpoint
-from tests.campaigns.common import ENVIRONMENT, ROOT, command, contents, same, small, train
+from tests.campaigns.common import (
+    ENVIRONMENT,
+    ROOT,
+    contents,
+    run_campaign,
+    same_runs,
+    small_run_args,
+    train,
+)
 from tests.test_files import Killed, System
 
 FAULTS = {
@@ -38,38 +47,43 @@ OPTIONS = ["--max_iters=12", "--save_interval=8"]
 def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = [*small(folder), *OPTIONS]
-        undisturbed, begun, other = (folder / each for each in ("undisturbed", "begun", "other"))
-        assert train(*options, f"--out_dir={undisturbed}")[0] == 0
-        shutil.copytree(undisturbed, begun)
-        os.replace(
-            begun / "prev.safetensors", begun / "last.safetensors"
-        )  # at step 8, about to save at 12
+        options = [*small_run_args(folder), *OPTIONS]
+        uninterrupted, at_step_8, other = (
+            folder / each for each in ("uninterrupted", "at_step_8", "other")
+        )
+        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
+        shutil.copytree(uninterrupted, at_step_8)
+        # the next save is at step 12
+        os.replace(at_step_8 / "prev.safetensors", at_step_8 / "last.safetensors")
 
-        def survives(fault: str) -> None:
+        def check_resume(fault: str) -> None:
             path, _ = checkpoint.resolve(other, "last")
             assert contents(path)["progress"]["step"] in (8, 12), fault
             assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, fault
-            assert same(undisturbed, other), f"{fault}: does not end as the undisturbed run"
+            assert same_runs(uninterrupted, other), f"{fault}: differs from the uninterrupted run"
 
-        patched = _patched(options, begun, other, survives, every=1 if full else 7)
-        traced = _traced(options, begun, other, survives) if full and shutil.which("strace") else 0
+        patched = _patched(options, at_step_8, other, check_resume, every=1 if full else 7)
+        traced = (
+            _traced(options, at_step_8, other, check_resume)
+            if full and shutil.which("strace")
+            else 0
+        )
     return (
-        f"{patched} calls patched and {traced} calls traced, to fail with EIO, with ENOSPC, or to "
-        f"be the last: "
-        "each time the old or the new checkpoint was whole, and the run went on to the same end"
+        f"{patched} patched and {traced} traced calls failed with EIO, with ENOSPC, or killed the "
+        "process: each time the old or the new checkpoint was intact, and the resumed run ended "
+        "bit-identical to an uninterrupted run"
     )
 
 
-def _patched(options, begun, other, survives, every) -> int:
+def _patched(options, at_step_8, other, check_resume, every) -> int:
     def run(fault: BaseException | None = None, fatal: int = -1) -> list:
         shutil.rmtree(other, ignore_errors=True)
-        shutil.copytree(begun, other)
+        shutil.copytree(at_step_8, other)
         with pytest.MonkeyPatch.context() as patch:
             system = System(patch, fault, fatal)
             try:
-                code, said = train(*options, f"--out_dir={other}", "--resume")
-                assert code in (0, 5), said
+                code, output = train(*options, f"--out_dir={other}", "--resume")
+                assert code in (0, 5), output
             except Killed:
                 assert fault is FAULTS["kill"]
         return system.calls
@@ -77,16 +91,16 @@ def _patched(options, begun, other, survives, every) -> int:
     cases = list(itertools.product(FAULTS, range(len(run()))))[::every]
     for name, fatal in cases:
         calls = run(FAULTS[name], fatal)
-        survives(f"{name} at {calls[fatal]}, call {fatal}")
+        check_resume(f"{name} at {calls[fatal]}, call {fatal}")
     return len(cases)
 
 
-def _traced(options, begun, other, survives) -> int:
+def _traced(options, at_step_8, other, check_resume) -> int:
     def run(*inject: str) -> str:
         shutil.rmtree(other, ignore_errors=True)
-        shutil.copytree(begun, other)
+        shutil.copytree(at_step_8, other)
         log = other.with_suffix(".strace")
-        words = [
+        command_line = [
             "strace",
             "-f",
             "-o",
@@ -98,22 +112,22 @@ def _traced(options, begun, other, survives) -> int:
             f"--out_dir={other}",
         ]
         subprocess.run(
-            [*map(str, words), "--resume"], cwd=ROOT, env=ENVIRONMENT, capture_output=True
+            [*map(str, command_line), "--resume"], cwd=ROOT, env=ENVIRONMENT, capture_output=True
         )
         return log.read_text()
 
     count = 0
     for calls in TRACED.values():
-        made = len(
+        count_of_calls = len(
             re.findall(rf"(?m)^\d+ +({calls.replace(',', '|')})\(", run("-e", f"trace={calls}"))
         )
-        for when in range(1, made + 1):
+        for when in range(1, count_of_calls + 1):
             for fault in ("error=EIO", "error=ENOSPC", "signal=KILL"):
                 run("-e", f"trace={calls}", "-e", f"inject={calls}:{fault}:when={when}")
-                survives(f"{fault} at {calls} {when}")
+                check_resume(f"{fault} at {calls} {when}")
                 count += 1
     return count
 
 
 if __name__ == "__main__":
-    command(campaign)
+    run_campaign(campaign)

@@ -1,7 +1,9 @@
-"""Signals in each phase of a run: python -m tests.campaigns.signals [--full]
+"""Campaign: signals in each phase of a run.
 
-A run sends itself the signal at a random call of a function that only that phase uses, and is then
-resumed.
+    python -m tests.campaigns.signals [--full]
+
+A run sends itself a signal at a random call of a function that only that phase uses, and is then
+resumed. It must end bit-identical to an uninterrupted run.
 """
 
 import importlib
@@ -16,7 +18,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.campaigns.common import command, loadable, same, small, start, train
+from tests.campaigns.common import (
+    count_checkpoints,
+    run_campaign,
+    same_runs,
+    small_run_args,
+    start,
+    train,
+)
 
 PHASES = {
     "load": ("data.corpus", "load_corpus"),
@@ -25,67 +34,68 @@ PHASES = {
     "sample": ("training.evaluate", "generate"),
     "save": ("os", "fsync"),
 }
-FIRST = {"save": 3}  # the first two are of config.yaml
-CALLS = {"load": 1, "sample": 4}  # that a run makes at least; 6 of the others
+FIRST = {"save": 3}  # the first two calls save config.yaml
+CALLS = {"load": 1, "sample": 4}  # the least number of calls in a run; 6 for the others
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGINT twice": 130}
 SECONDS = 10
 
 
 def campaign(full: bool) -> str:
-    chance, slowest = random.Random(0), 0.0
+    # a shell starts background jobs with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    rng, slowest = random.Random(0), 0.0
     cases = list(itertools.product(PHASES, CODES))
     cases = cases * 5 if full else [cases[0], cases[5], cases[10], cases[15], cases[19]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = small(folder)
-        undisturbed, stopped = folder / "undisturbed", folder / "stopped"
-        assert train(*options, f"--out_dir={undisturbed}")[0] == 0
+        options = small_run_args(folder)
+        uninterrupted, stopped = folder / "uninterrupted", folder / "stopped"
+        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
         for phase, kind in cases:
-            call = FIRST.get(phase, 1) + chance.randrange(CALLS.get(phase, 6))
+            call = FIRST.get(phase, 1) + rng.randrange(CALLS.get(phase, 6))
             run = start(
                 "-m", "tests.campaigns.signals", phase, kind, call, *options, f"--out_dir={stopped}"
             )
-            said = run.communicate()[0]
-            ended = time.monotonic()
+            output = run.communicate()[0]
+            end_time = time.monotonic()
             assert run.returncode == CODES[kind], (
-                f"{phase}, {kind}: exit code {run.returncode}\n{said}"
+                f"{phase}, {kind}: exit code {run.returncode}\n{output}"
             )
-            assert "Traceback" not in said, said
+            assert "Traceback" not in output, output
             sent = next(
-                float(line.split()[1]) for line in said.splitlines() if line.startswith("sent ")
+                float(line.split()[1]) for line in output.splitlines() if line.startswith("sent ")
             )
-            slowest = max(slowest, ended - sent)
-            there, good = loadable(stopped)
-            assert there == good and not list(stopped.glob("*.tmp.*")), (
-                f"{phase}, {kind}: torn files"
+            slowest = max(slowest, end_time - sent)
+            saved, loadable_count = count_checkpoints(stopped)
+            assert saved == loadable_count and not list(stopped.glob("*.tmp.*")), (
+                f"{phase}, {kind}: damaged files"
             )
             assert train(*options, f"--out_dir={stopped}", "--resume")[0] == 0
-            assert same(undisturbed, stopped), (
-                f"{phase}, {kind}: does not end as the undisturbed run"
+            assert same_runs(uninterrupted, stopped), (
+                f"{phase}, {kind}: differs from the uninterrupted run"
             )
             shutil.rmtree(stopped)
     assert slowest < SECONDS
     return (
-        f"{len(cases)} signals in {len(PHASES)} phases: {len(cases)} right exit codes, after "
-        f"{slowest:.1f} s at most; "
-        f"{len(cases)} resumed to the last bit of the undisturbed run"
+        f"{len(cases)} signals in {len(PHASES)} phases: {len(cases)} correct exit codes, within "
+        f"{slowest:.1f} s; {len(cases)} resumed runs bit-identical to an uninterrupted run"
     )
 
 
 def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None:
-    """Patch the function of a phase so that its `call`-th call begins with the signal."""
+    """Patch the function of a phase so that its call number `call` first sends the signal."""
     module, name = PHASES[phase]
     module = importlib.import_module(module)
     original, calls = getattr(module, name), itertools.count(1)
 
-    def watched(*arguments, **options):
+    def with_signal(*arguments, **options):
         if next(calls) == call:
             print("sent", time.monotonic(), flush=True)
             for _ in range(2 if kind.endswith("twice") else 1):
                 os.kill(os.getpid(), getattr(signal, kind.split()[0]))
         return original(*arguments, **options)
 
-    patch(module, name, watched)
+    patch(module, name, with_signal)
 
 
 if __name__ == "__main__":
@@ -96,4 +106,4 @@ if __name__ == "__main__":
         phase, kind, call, *sys.argv[1:] = sys.argv[1:]
         send_at(phase, kind, int(call))
         sys.exit(run_command(main))
-    command(campaign)
+    run_campaign(campaign)

@@ -1,10 +1,10 @@
-"""A terminal obeys no character that came from outside, whatever it came as; a pipe gets every text
-byte for byte.
+"""Campaign: untrusted characters on a terminal. A terminal never gets a control character, wherever
+it came from; a pipe gets every text byte for byte.
 
-Both commands are called on a real pseudo-terminal, with every control character of C0, C1 and the
-bidirectional ones, and with strings of many awkward kinds, as each thing that they might print. The
-checkpoint is of a model that answers each character of its vocabulary, control characters and all,
-with the next.
+Both commands run on a pseudo-terminal, with every control character of C0 and C1, the bidirectional
+ones, and many awkward strings, in every place from which a command might print them. The model of
+the checkpoint predicts for each character the next one of its vocabulary, which contains control
+characters.
 """
 
 import json
@@ -28,46 +28,28 @@ from common.errors import escape, run_command
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
-from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Answer, Tally, chance, main
+from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Result, Tally, main, rng_of
 from tests.conftest import ROOT
-from tests.variants import joined
+from tests.variants import concatenated
 
 NEW = 3  # characters to generate
 VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
 SEQUENCES = [
-    "\x1b[2J",
-    "\x1b]0;title\x07",
-    "\x1b[6n",
-    "\x1bP+q\x1b\\",
-    "\x9b31m",
-    "\x1b[?1049h",
-    "\x1bc",
-    "\x0e",
-]
-SEQUENCES += [
-    "\r\n",
-    "b\b",
-    "a\u0301\u0327",
-    "👨‍👩‍👧",
-    "مرحبا",
-    "\u202eabc\u202c",
-    "\udcff",
-    "\U000e0041",
-    "\uffff",
-]
+    "\x1b[2J", "\x1b]0;title\x07", "\x1b[6n", "\x1bP+q\x1b\\", "\x9b31m", "\x1b[?1049h", "\x1bc",
+    "\x0e", "\r\n", "b\b", "a\u0301\u0327", "👨‍👩‍👧", "مرحبا", "\u202eabc\u202c", "\udcff",
+    "\U000e0041", "\uffff",
+]  # fmt: skip
 
 
-def awkward(number: int) -> str:
-    """The string of that number: a few pieces that do harm to a terminal, or look odd on one."""
-    rng = chance("string", number)
+def awkward_string(number: int) -> str:
+    """Return string number `number`: some pieces that may disturb a terminal."""
+    rng = rng_of("string", number)
     pieces = [*CONTROLS, *SEQUENCES, *AWKWARD, *"abc é天"]
     return "".join(rng.choice(pieces) for _ in range(rng.choice([1, 2, 5, 20])))[:200]
 
 
 def make_checkpoint(path: Path) -> None:
-    """A model that answers each character with the next of its vocabulary, and the last with the
-    first.
-    """
+    """Write a checkpoint that predicts for each character the next one, cyclically."""
     config = ModelConfig(
         n_layer=1,
         n_head=1,
@@ -77,7 +59,7 @@ def make_checkpoint(path: Path) -> None:
         tied=False,
         residual_init="zero",
     )
-    model = GPT(config, len(VOCABULARY))  # what its block adds is zero at first
+    model = GPT(config, len(VOCABULARY))  # its block is the identity at initialization
     with torch.no_grad():
         model.token_embedding.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd))
         model.lm_head.weight.copy_(torch.eye(len(VOCABULARY), config.n_embd).roll(1, dims=0))
@@ -88,15 +70,13 @@ def make_checkpoint(path: Path) -> None:
         progress={"step": 0},
         environment={},
         events={"number": 0, "size": 0},
-        tensors={f"model.{name}": each for name, each in joined(model.named_rows()).items()},
+        tensors={f"model.{name}": each for name, each in concatenated(model.named_rows()).items()},
     )
     write_atomic(path, checkpoints.to_bytes(saved))
 
 
 class Cases:
-    """What is asked of a string in each place where it may turn up: the script and its
-    arguments.
-    """
+    """The places for a string: each method returns a script and its arguments that contain it."""
 
     def __init__(self, folder: Path):
         self.folder, self.checkpoint, self.files = folder, folder / "model.safetensors", 0
@@ -135,7 +115,7 @@ class Cases:
         ]
 
     def text_file(self, string: str) -> list[str]:
-        """A folder with an empty text of that name, as far as names may go."""
+        """Put the string into the name of an empty text file, as far as possible."""
         self.files += 1
         texts = self.folder / f"{self.files}.texts"
         texts.mkdir()
@@ -162,10 +142,8 @@ class Cases:
         ]
 
     def generated(self, string: str) -> list[str]:
-        """What comes in the vocabulary after the string, so far as a prompt can hold that."""
-        prompt = (
-            "".join(c for c in string if c in VOCABULARY[1:]) or VOCABULARY[-1]
-        )  # no argument holds a NUL
+        """Generate after the characters of the string that are in the vocabulary, except NUL."""
+        prompt = "".join(c for c in string if c in VOCABULARY[1:]) or VOCABULARY[-1]
         options = ["--temperature=0", f"--max-new-tokens={NEW}"]
         return ["sample.py", f"--ckpt={self.checkpoint}", f"--prompt={prompt}", *options]
 
@@ -186,10 +164,8 @@ PLACES: list[Callable[[Cases, str], list[str]]] = [
 ]
 
 
-def speak(file: str) -> None:
-    """Call each command of a list of them, in this process, whose output is a terminal or
-    a pipe.
-    """
+def run_commands(file: str) -> None:
+    """Run each command of a JSON file in this process."""
     for number, (script, *argv) in enumerate(json.loads(Path(file).read_text())):
         print(f"<case {number}>", flush=True)
         sys.argv = [script, *argv]
@@ -198,25 +174,26 @@ def speak(file: str) -> None:
         print(f"<exit code {code}>", flush=True)
 
 
-def spoken(
+def outputs_of(
     folder: Path, commands: list[list[str]], terminal: bool, errors: bool
 ) -> list[tuple[int, str]]:
-    """The exit code of each command and what it wrote to a terminal or a pipe, with its errors or
-    without them.
+    """Run commands in a subprocess on a terminal or a pipe; return each exit code and output.
+
+    With `errors`, the output includes stderr.
     """
     file = folder / "commands.json"
     file.write_text(json.dumps(commands))
-    words = [
+    argv = [
         sys.executable,
         "-c",
-        f"from tests.campaigns.terminal import speak; speak({str(file)!r})",
+        f"from tests.campaigns.terminal import run_commands; run_commands({str(file)!r})",
     ]
     reader, writer = pty.openpty() if terminal else os.pipe()
     if terminal:
-        tty.setraw(writer)  # what is written arrives as it is, without a return before each newline
+        tty.setraw(writer)  # no carriage return is added before newlines
     stderr = writer if errors else subprocess.DEVNULL
     with subprocess.Popen(
-        words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=writer, stderr=stderr
+        argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=writer, stderr=stderr
     ) as process:
         os.close(writer)
         content = b"".join(iter(lambda: _read(reader), b""))
@@ -229,45 +206,43 @@ def spoken(
 def _read(handle: int) -> bytes:
     try:
         return os.read(handle, 1 << 16)
-    except OSError:  # how a terminal ends
+    except OSError:  # the end of a terminal's output
         os.close(handle)
         return b""
 
 
 def run(cases: int) -> Tally:
-    """Try every control character, and `cases` awkward strings, each in every place."""
+    """Try every control character and `cases` awkward strings, each in every place."""
     tally = Tally("characters on a terminal", allowed={0, 2, 3, 4, 5})
-    strings = [*CONTROLS, *map(awkward, range(cases))]
+    strings = [*CONTROLS, *map(awkward_string, range(cases))]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         places = Cases(folder)
         tried = [(place.__name__, string) for place in PLACES for string in strings]
         commands = [place(places, string) for place in PLACES for string in strings]
-        shown = spoken(folder, commands, terminal=True, errors=True)
-        written = spoken(folder, commands, terminal=False, errors=False)
-        tally.add("as a text to train on", 0, VOCABULARY, trained(folder))
+        on_terminal = outputs_of(folder, commands, terminal=True, errors=True)
+        on_pipe = outputs_of(folder, commands, terminal=False, errors=False)
+        tally.add("as a text to train on", 0, VOCABULARY, train_on_controls(folder))
     for i, (place, string) in enumerate(tried):
-        (code, text), (same_code, raw) = shown[i], written[i]
+        (code, text), (same_code, raw) = on_terminal[i], on_pipe[i]
         tally.add(
             f"as {place.replace('_', ' ')}",
             i,
             string,
-            Answer(code, "" if code else text, text if code else ""),
+            Result(code, "" if code else text, text if code else ""),
         )
         assert same_code == code
         if place == "prompt":
             assert code or raw == f" {string}\n", (string, raw)
         if place == "generated":
-            assert raw == following(commands[i][2].removeprefix("--prompt=")) + "\n", raw
+            assert raw == continuation(commands[i][2].removeprefix("--prompt=")) + "\n", raw
         if place in ("prompt", "generated") and not code:
             assert text == escape(raw, keep="\n\t"), (raw, text)
     return tally
 
 
-def trained(folder: Path) -> Answer:
-    """A short run on a text of control characters, whose vocabulary and sample are shown; its bar
-    is not looked at.
-    """
+def train_on_controls(folder: Path) -> Result:
+    """Train briefly on a text of control characters; the output has its vocabulary and a sample."""
     text = folder / "controls.txt"
     text.write_text(VOCABULARY * 40, encoding="utf-8", newline="")
     options = [
@@ -276,17 +251,17 @@ def trained(folder: Path) -> Answer:
         "--max_iters=2",
         "--warmup_iters=0",
     ]
-    [(code, shown)] = spoken(
+    [(code, on_terminal)] = outputs_of(
         folder, [["train.py", "configs/smoke.yaml", *options]], terminal=True, errors=False
     )
-    assert escape(VOCABULARY[:100]) in shown and "  | " in shown
-    return Answer(code, shown, "")
+    assert escape(VOCABULARY[:100]) in on_terminal and "  | " in on_terminal
+    return Result(code, on_terminal, "")
 
 
-def following(prompt: str) -> str:
-    """The prompt and what the model writes after it."""
-    place = VOCABULARY.index(prompt[-1]) + 1
-    return prompt + "".join(VOCABULARY[(place + i) % len(VOCABULARY)] for i in range(NEW))
+def continuation(prompt: str) -> str:
+    """Return the prompt and the expected continuation."""
+    position = VOCABULARY.index(prompt[-1]) + 1
+    return prompt + "".join(VOCABULARY[(position + i) % len(VOCABULARY)] for i in range(NEW))
 
 
 if __name__ == "__main__":

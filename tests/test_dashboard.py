@@ -1,5 +1,5 @@
-"""The dashboard: what TensorBoard's own reader and its real server show is what was trained,
-resumed or not.
+"""The dashboard: TensorBoard's reader and its server show exactly the logged values, with and
+without resuming.
 """
 
 import json
@@ -23,7 +23,7 @@ from configs.fields import settings_of
 from configs.schema import Config
 from dashboard import report, summaries
 from dashboard.logger import Logger
-from tests.campaigns.common import STEPS, at_step, same, small, train
+from tests.campaigns.common import STEPS, at_step, same_runs, small_run_args, train
 from tests.conftest import ROOT
 
 SCALARS = {
@@ -55,19 +55,19 @@ CHROMIUM = next(
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with the run `whole` and the same in `parts`, stopped twice; and every point that
-    `whole` was told.
+    """Train the same run as `whole` and as `parts`, stopped twice; return their folder and the
+    scalars that `whole` logged.
     """
-    folder, told = tmp_path_factory.mktemp("runs"), {}
-    options, scalars = [*small(folder), "--n_layer=2"], Logger.scalars
+    folder, logged = tmp_path_factory.mktemp("runs"), {}
+    options, scalars = [*small_run_args(folder), "--n_layer=2"], Logger.scalars
 
-    def noted(logger, step, values):
+    def record(logger, step, values):
         for tag, value in values.items():
-            told.setdefault(tag, []).append((step, float(np.float32(value))))
+            logged.setdefault(tag, []).append((step, float(np.float32(value))))
         scalars(logger, step, values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Logger, "scalars", noted)
+        patch.setattr(Logger, "scalars", record)
         assert train(*options, f"--out_dir={folder / 'whole'}")[0] == 0
     for step in (7, 15):
         with pytest.MonkeyPatch.context() as patch:
@@ -75,16 +75,18 @@ def runs(tmp_path_factory):
             assert train(*options, f"--out_dir={folder / 'parts'}", "--resume")[0] == 130
     assert train(*options, f"--out_dir={folder / 'parts'}", "--resume")[0] == 0
     (folder / "text.txt").unlink()
-    return folder, told
+    return folder, logged
 
 
 @pytest.fixture(scope="module", params=["--load_fast=true", "--load_fast=false"])
 def server(request, runs, tmp_path_factory):
-    """`ask(path, **query)` of a real server of both runs, with one of its two loaders."""
+    """Start a TensorBoard server of both runs, with one of its two loaders; yield a function
+    `ask(path, **query)`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
+    arguments = [
         "-m",
         "tensorboard.main",
         f"--logdir={runs[0]}",
@@ -93,7 +95,7 @@ def server(request, runs, tmp_path_factory):
         request.param,
     ]
     with (tmp_path_factory.mktemp("server") / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+        process = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}/"
 
     def ask(path, post=None, **query):
@@ -103,11 +105,11 @@ def server(request, runs, tmp_path_factory):
             content,
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            content = answer.read()
+        with urllib.request.urlopen(request, timeout=120) as response:
+            content = response.read()
         return (
             json.loads(content)
-            if answer.headers["Content-Type"].startswith("application/json")
+            if response.headers["Content-Type"].startswith("application/json")
             else content
         )
 
@@ -126,38 +128,40 @@ def server(request, runs, tmp_path_factory):
         process.wait()
 
 
-def accumulated(folder):
+def read_events(folder):
     return EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
 
 
-def test_the_event_files_equal_what_was_trained_undisturbed_and_resumed(runs):
-    folder, told = runs
-    events = accumulated(folder / "whole")
-    assert set(events.Tags()["scalars"]) == set(told) == SCALARS
+def test_event_files_contain_every_logged_scalar_and_resuming_changes_nothing(runs):
+    folder, logged = runs
+    events = read_events(folder / "whole")
+    assert set(events.Tags()["scalars"]) == set(logged) == SCALARS
     for tag in SCALARS:
-        assert [(each.step, each.value) for each in events.Scalars(tag)] == told[tag], tag
-    assert [step for step, _ in told["train/loss"]] == list(range(1, STEPS + 1))
-    assert [step for step, _ in told["val/gap"]] == EVALUATIONS
-    assert same(folder / "whole", folder / "parts")  # every scalar, text and picture of it
+        assert [(each.step, each.value) for each in events.Scalars(tag)] == logged[tag], tag
+    assert [step for step, _ in logged["train/loss"]] == list(range(1, STEPS + 1))
+    assert [step for step, _ in logged["val/gap"]] == EVALUATIONS
+    assert same_runs(folder / "whole", folder / "parts")  # every scalar, text and image
 
 
-def test_the_curves_mean_what_they_say(runs):
-    told = {tag: dict(points) for tag, points in runs[1].items()}
+def test_scalars_have_the_values_that_their_tags_promise(runs):
+    logged = {tag: dict(points) for tag, points in runs[1].items()}
     settings = settings_of(Config)
-    assert told["val/gap"][24] == pytest.approx(
-        told["val/loss"][24] - told["val/train_loss"][24], rel=1e-3
+    assert logged["val/gap"][24] == pytest.approx(
+        logged["val/loss"][24] - logged["val/train_loss"][24], rel=1e-3
     )
-    assert told["train/epoch"][24] == pytest.approx(24 * 2 * 4 * 16 / 5400)
-    assert told["train/lr/hidden"][8] == pytest.approx(settings["train.muon_learning_rate"].default)
+    assert logged["train/epoch"][24] == pytest.approx(24 * 2 * 4 * 16 / 5400)
+    assert logged["train/lr/hidden"][8] == pytest.approx(
+        settings["train.muon_learning_rate"].default
+    )
     assert (
-        told["train/lr"][8]
-        == told["train/lr/vectors"][8]
+        logged["train/lr"][8]
+        == logged["train/lr/vectors"][8]
         == pytest.approx(settings["train.learning_rate"].default)
     )
-    assert 0 < told["train/share_of_peak"][24] < 1
+    assert 0 < logged["train/share_of_peak"][24] < 1
 
 
-def test_the_server_shows_every_tag_of_both_runs_and_no_other_run(server):
+def test_the_server_lists_every_tag_of_both_runs_and_no_other_run(server):
     assert set(server("runs")) == {"whole", "parts"}
     for plugin, tags in {"scalars": SCALARS, "text": TEXTS, "images": IMAGES}.items():
         found = server(f"plugin/{plugin}/tags")
@@ -182,25 +186,25 @@ def test_the_server_shows_every_point_once(server, runs, run):
         ] == EVALUATIONS, tag
 
 
-def test_the_server_shows_texts_pictures_settings_and_the_page_of_charts(server):
+def test_the_server_shows_the_config_images_and_custom_charts(server):
     config = server("plugin/text/text", run="whole", tag="run/config/text_summary")[0]["text"]
     assert "<table>" in config and re.search(
         r"<td>train\.cooldown_iters</td>\s*<td>10</td>", config
     )
     query = server("plugin/images/images", run="parts", tag="attention/layer_2")[-1]["query"]
-    picture = Image.open(
+    image = Image.open(
         BytesIO(server("plugin/images/individualImage", **dict(urllib.parse.parse_qsl(query))))
     )
-    assert picture.format == "PNG" and min(picture.size) > 300
+    assert image.format == "PNG" and min(image.size) > 300
     titles = [
         chart["title"] for chart in server("plugin/custom_scalars/layout")["category"][0]["chart"]
     ]
     assert titles == list(summaries.CHARTS)
 
 
-def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs):
+def test_the_hparams_page_shows_each_run_with_its_settings_and_final_loss(server, runs):
     metrics = [{"name": {"tag": tag}} for tag in summaries.HPARAM_METRICS]
-    wish = {
+    request = {
         "experimentName": "",
         "allowedStatuses": ["STATUS_UNKNOWN"],
         "colParams": [],
@@ -208,7 +212,7 @@ def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs
     }
     groups = server(
         "plugin/hparams/session_groups",
-        wish | {"colParams": [{"metric": m["name"]} for m in metrics]},
+        request | {"colParams": [{"metric": m["name"]} for m in metrics]},
     )
     assert sorted(group["sessions"][0]["name"] for group in groups["sessionGroups"]) == [
         "parts",
@@ -223,53 +227,55 @@ def test_the_server_shows_each_run_with_its_settings_and_final_loss(server, runs
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_a_browser_shows_it_without_an_error(server, tmp_path):
-    # what TensorBoard's own pages say
-    known = r"Multiple instances of Three\.js|software WebGL|is deprecated"
+def test_a_browser_shows_the_dashboard_without_errors(server, tmp_path):
+    # messages of TensorBoard's own pages
+    expected = r"Multiple instances of Three\.js|software WebGL|is deprecated"
     for tab in ("timeseries", "images", "text", "hparams"):
-        shot = tmp_path / f"{tab}.png"
-        words = [
+        screenshot = tmp_path / f"{tab}.png"
+        arguments = [
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
             "--enable-logging=stderr",
-            f"--screenshot={shot}",
+            f"--screenshot={screenshot}",
             "--window-size=1200,900",
             "--virtual-time-budget=8000",
-            f"--user-data-dir={shot}.user",
+            f"--user-data-dir={screenshot}.user",
         ]
-        seen = subprocess.run(
-            [CHROMIUM, *words, f"{server.address}#{tab}"], capture_output=True, timeout=200
+        done = subprocess.run(
+            [CHROMIUM, *arguments, f"{server.address}#{tab}"], capture_output=True, timeout=200
         )
-        said = [
-            line for line in seen.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line
+        messages = [
+            line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line
         ]
-        assert [line for line in said if not re.search(known, line)] == [], tab
-        assert len(Image.open(shot).convert("RGB").resize((300, 225)).getcolors(10**6)) > 50, (
-            f"{tab} is empty"
-        )
+        assert [line for line in messages if not re.search(expected, line)] == [], tab
+        assert (
+            len(Image.open(screenshot).convert("RGB").resize((300, 225)).getcolors(10**6)) > 50
+        ), f"{tab} is empty"
 
 
-# ---------------------------------------------------------------------------- what it is, said once
+# ----------------------------------------------------------------------------- descriptions of runs
 
 
-def test_other_settings_on_the_way_replace_the_introduction_and_the_same_leave_the_files_alone(
+def test_resuming_with_other_settings_replaces_the_description_and_with_the_same_changes_no_file(
     tmp_path,
 ):
-    options, run = small(tmp_path), tmp_path / "run"
+    options, run = small_run_args(tmp_path), tmp_path / "run"
     assert train(*options, f"--out_dir={run}", "--max_iters=14")[0] == 0
     before = {path: path.read_bytes() for path in run.glob("*tfevents*")}
     assert train(*options, f"--out_dir={run}", "--max_iters=14", "--resume")[0] == 0
     assert {path: path.read_bytes() for path in run.glob("*tfevents*")} == before
     assert train(*options, f"--out_dir={run}", "--max_iters=15", "--resume")[0] == 0
-    (config,) = accumulated(run).Tensors("run/config/text_summary")
+    (config,) = read_events(run).Tensors("run/config/text_summary")
     assert b"| train\\.max\\_iters | 15 |" in config.tensor_proto.string_val[0]
 
 
-def test_scalars_alone_keep_the_sample_and_draw_nothing(tmp_path, monkeypatch):
+def test_log_scalars_writes_scalars_and_samples_but_no_images(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "figures", None)
-    assert train(*small(tmp_path), "--log=scalars", f"--out_dir={tmp_path / 'run'}")[0] == 0
-    tags = accumulated(tmp_path / "run").Tags()
+    assert (
+        train(*small_run_args(tmp_path), "--log=scalars", f"--out_dir={tmp_path / 'run'}")[0] == 0
+    )
+    tags = read_events(tmp_path / "run").Tags()
     assert (
         "samples/text/text_summary" in tags["tensors"]
         and "samples/next/text_summary" not in tags["tensors"]
@@ -277,13 +283,13 @@ def test_scalars_alone_keep_the_sample_and_draw_nothing(tmp_path, monkeypatch):
     assert set(tags["scalars"]) == SCALARS - {"train/share_of_peak"}
 
 
-def test_tensorflow_is_not_loaded_where_it_is_installed(tmp_path):
+def test_tensorflow_is_not_imported_even_if_installed(tmp_path):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
     modules = "training.state, dashboard.logger"
     command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {modules}"
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
 
 
-def test_a_table_shows_any_characters_as_they_are():
+def test_a_table_escapes_markdown():
     text = summaries.table({"a_b": "x|y *z* [c](d)", "n": 0.5}, ("setting", "value"))
     assert text.splitlines()[2:] == [r"| a\_b | x\|y \*z\* \[c\]\(d\) |", r"| n | 0\.5 |"]

@@ -1,9 +1,10 @@
-"""What goes wrong under a run: what is said, with which code it ends, and what is left of it."""
+"""Failures during a run: the message, the exit code and the remaining checkpoints."""
 
 import errno
 import io
 import math
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ import torch
 from checkpointing import checkpoint
 from checkpointing.checkpoint import LAST, PREV
 from common import files
+from common.errors import program
 from dashboard import event_file
 from dashboard.event_file import DESCRIPTION
 from dashboard.logger import Logger
@@ -23,11 +25,11 @@ from tests.campaigns.common import (
     STEPS,
     at_step,
     contents,
+    count_checkpoints,
     equal,
-    loadable,
-    same,
+    same_runs,
     scalars,
-    small,
+    small_run_args,
     start,
     step_of,
     train,
@@ -36,10 +38,12 @@ from training import evaluate
 from training.health import SPIKE_WINDOW, is_spike
 from training.optimizers import AdamW
 
+PYTHON = shlex.quote(program("python"))  # in printed commands
+
 
 @pytest.fixture
 def options(tmp_path):
-    return small(tmp_path)
+    return small_run_args(tmp_path)
 
 
 @pytest.fixture
@@ -47,8 +51,8 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def losses_go_by(patch, change):
-    """Every loss of training, numbered from 0, becomes `change(loss, number)`; two make a step."""
+def patch_losses(patch, change):
+    """Replace each training loss by `change(loss, number)`, numbered from 0; a step has two."""
     real, numbers = evaluate.cross_entropy, iter(range(10**6))
 
     def changed(logits, targets, reduction="mean"):
@@ -58,84 +62,76 @@ def losses_go_by(patch, change):
     patch.setattr(evaluate, "cross_entropy", changed)
 
 
-def spoil(*numbers, by=math.nan):
-    return lambda loss, number: loss * by if number in numbers else loss
+def scale_losses(*numbers, factor=math.nan):
+    """Return a `change` for `patch_losses` that multiplies the losses of these numbers."""
+    return lambda loss, number: loss * factor if number in numbers else loss
 
 
-def norms_go_by(patch, norm):
+def patch_gradient_norm(patch, norm):
     real = torch.nn.utils.clip_grad_norm_
     patch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda parameters, limit: norm(real(parameters, limit))
     )
 
 
-def last_line(said):
-    assert said.count("error: ") == 1 and said.endswith("\n")
-    return said.splitlines()[-1]
+def last_line(output):
+    assert output.count("error: ") == 1 and output.endswith("\n")
+    return output.splitlines()[-1]
 
 
-# --------------------------------------------------------------------------------------- not finite
+# ------------------------------------------------------------------------------- non-finite values
 
 
-@pytest.mark.parametrize("by", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_before_the_update(by, options, run, monkeypatch):
-    losses_go_by(monkeypatch, spoil(11, by=by))
-    code, said = train(*options, f"--out_dir={run}")
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_loss_ends_the_run_before_the_update(factor, options, run, monkeypatch):
+    patch_losses(monkeypatch, scale_losses(11, factor=factor))
+    code, output = train(*options, f"--out_dir={run}")
     assert code == 6
     assert re.fullmatch(
         r"error: after step 5, at learning rate 0\.001: loss (nan|-?inf), gradient norm nan; "
-        r"both must be finite; "
-        rf"the last checkpoint is {run}/last\.safetensors of step 4; try: python train\.py "
-        rf"{run}/config\.yaml "
-        rf"--out_dir={run} --resume --muon_learning_rate=0\.01",
-        last_line(said),
+        rf"both must be finite; the last checkpoint is {run}/last\.safetensors of step 4; "
+        rf"try: {re.escape(PYTHON)} train\.py {run}/config\.yaml --out_dir={run} --resume "
+        r"--muon_learning_rate=0\.01",
+        last_line(output),
     )
-    assert step_of(run) == 4 and loadable(run) == (1, 1)
+    assert step_of(run) == 4 and count_checkpoints(run) == (1, 1)
 
 
-def test_a_gradient_that_is_not_finite_does_so_too(options, run, monkeypatch):
-    norms_go_by(monkeypatch, lambda norm: norm * math.inf)
-    code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw")
-    assert code == 6 and loadable(run) == (0, 0)
+def test_a_non_finite_gradient_ends_the_run_before_the_update(options, run, monkeypatch):
+    patch_gradient_norm(monkeypatch, lambda norm: norm * math.inf)
+    code, output = train(*options, f"--out_dir={run}", "--optimizer=adamw")
+    assert code == 6 and count_checkpoints(run) == (0, 0)
     assert re.fullmatch(
         r"error: after step 0, at learning rate 0\.0002: loss 4\.\d+, gradient norm inf; "
-        r"both must be finite; there is no "
-        rf"checkpoint yet; try: python train\.py {run}/config\.yaml --out_dir={run} --resume "
-        rf"--learning_rate=0\.0005",
-        last_line(said),
+        r"both must be finite; there is no checkpoint yet; "
+        rf"try: {re.escape(PYTHON)} train\.py {run}/config\.yaml --out_dir={run} --resume "
+        r"--learning_rate=0\.0005",
+        last_line(output),
     )
 
 
-def test_the_command_that_is_proposed_works(options, run, monkeypatch):
+def test_the_suggested_command_completes_the_run(options, run, monkeypatch):
     with monkeypatch.context() as patch:
-        losses_go_by(patch, spoil(11))
-        said = train(*options, f"--out_dir={run}")[1]
-    code, said = train(*last_line(said).partition("try: python train.py ")[2].split())
-    assert code == 0 and "train.muon_learning_rate 0.02 -> 0.01" in said and step_of(run) == STEPS
+        patch_losses(patch, scale_losses(11))
+        output = train(*options, f"--out_dir={run}")[1]
+    code, output = train(*last_line(output).partition(f"try: {PYTHON} train.py ")[2].split())
+    assert code == 0 and "train.muon_learning_rate 0.02 -> 0.01" in output and step_of(run) == STEPS
 
 
-def test_steps_that_are_not_finite_may_be_left_out_and_are_counted(
-    options, run, tmp_path, monkeypatch
-):
-    losses_go_by(monkeypatch, spoil(7, 11))
-    code, said = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
+def test_on_nonfinite_skip_skips_and_counts_such_steps(options, run, tmp_path, monkeypatch):
+    patch_losses(monkeypatch, scale_losses(7, 11))
+    code, output = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
     assert code == 0 and re.findall(
-        r"step (\d+): loss nan, gradient norm nan: skipped \((\d) skipped so far\)", said
-    ) == [
-        ("4", "1"),
-        ("6", "2"),
-    ]
+        r"step (\d+): loss nan, gradient norm nan: skipped \((\d) skipped so far\)", output
+    ) == [("4", "1"), ("6", "2")]
     assert scalars(run)["train/skipped"][-1] == (STEPS, 2.0)
     progress = contents(run / LAST)["progress"]
-    assert (progress["skipped"], progress["skipped_in_a_row"], len(progress["recent_losses"])) == (
-        2,
-        0,
-        STEPS - 2,
-    )
+    counts = (progress["skipped"], progress["skipped_in_a_row"], len(progress["recent_losses"]))
+    assert counts == (2, 0, STEPS - 2)
 
 
-def test_a_step_that_is_left_out_changes_no_weight(options, run, monkeypatch):
-    losses_go_by(monkeypatch, spoil(7))
+def test_a_skipped_step_changes_no_weight(options, run, monkeypatch):
+    patch_losses(monkeypatch, scale_losses(7))
     arguments = [
         *options,
         f"--out_dir={run}",
@@ -149,34 +145,34 @@ def test_a_step_that_is_left_out_changes_no_weight(options, run, monkeypatch):
     assert equal(before["tensors"], after["tensors"])
 
 
-def test_more_than_ten_in_a_row_end_the_run_all_the_same(options, run, monkeypatch):
-    losses_go_by(monkeypatch, lambda loss, number: loss * math.nan if number >= 8 else loss)
-    code, said = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
+def test_more_than_ten_skipped_steps_in_a_row_end_the_run(options, run, monkeypatch):
+    patch_losses(monkeypatch, lambda loss, number: loss * math.nan if number >= 8 else loss)
+    code, output = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
     assert (
         code == 6
-        and said.count("skipped so far") == 10
-        and last_line(said).startswith("error: after step 14, ")
+        and output.count("skipped so far") == 10
+        and last_line(output).startswith("error: after step 14, ")
     )
 
 
-def test_weights_that_an_update_has_spoilt_are_not_saved(options, run, monkeypatch):
+def test_weights_made_non_finite_by_an_update_are_not_saved(options, run, monkeypatch):
     update = AdamW.step
 
-    def spoilt(self):
+    def broken_update(self):
         update(self)
         self.param_groups[0]["params"][0].data[0] = math.inf
 
-    monkeypatch.setattr(AdamW, "step", spoilt)
-    code, said = train(*options, f"--out_dir={run}", "--optimizer=adamw", "--save_interval=1")
-    assert code == 6 and loadable(run) == (0, 0)
-    assert last_line(said).startswith(
+    monkeypatch.setattr(AdamW, "step", broken_update)
+    code, output = train(*options, f"--out_dir={run}", "--optimizer=adamw", "--save_interval=1")
+    assert code == 6 and count_checkpoints(run) == (0, 0)
+    assert last_line(output).startswith(
         "error: after step 1, at learning rate 0.0002: the weights are no longer finite; there is"
     )
 
 
-def scaler_of(patch, scale, overflows=()):
-    """Let gradients be scaled as for float16 on a GPU; in the calls that are numbered, one of them
-    has overflown.
+def patch_grad_scaler(patch, scale, overflows=()):
+    """Scale losses as for float16 on a GPU; put an infinity into one gradient in the `unscale_`
+    calls numbered in `overflows`.
     """
     numbers = iter(range(10**6))
 
@@ -192,20 +188,18 @@ def scaler_of(patch, scale, overflows=()):
     patch.setattr(torch.amp, "GradScaler", Scaler)
 
 
-def test_an_overflow_that_the_scaler_answers_is_no_fault(options, run, monkeypatch):
-    scaler_of(monkeypatch, 2.0**127)
-    code, said = train(*options, f"--out_dir={run}")
-    assert code == 0 and "skipped so far" not in said
+def test_an_overflow_that_lowers_the_loss_scale_is_no_error(options, run, monkeypatch):
+    patch_grad_scaler(monkeypatch, 2.0**127)
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 0 and "skipped so far" not in output
     norms = [norm for _, norm in scalars(run)["train/grad_norm"]]
     assert not math.isfinite(norms[0]) and math.isfinite(norms[-1])
     assert contents(run / LAST)["progress"]["skipped"] == 0
 
 
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
-def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(
-    optimizer, options, run, monkeypatch
-):
-    scaler_of(monkeypatch, 4.0, overflows=[2 * 3 + optimizer])
+def test_an_overflow_in_one_optimizer_skips_the_step_of_both(optimizer, options, run, monkeypatch):
+    patch_grad_scaler(monkeypatch, 4.0, overflows=[2 * 3 + optimizer])
     assert (
         train(
             *options,
@@ -221,52 +215,48 @@ def test_an_overflow_of_one_optimizer_is_a_step_that_none_takes(
     assert equal(before["tensors"], after["tensors"])
 
 
-def test_a_scale_below_1_is_no_answer(options, run, monkeypatch):
-    scaler_of(monkeypatch, 1.0, overflows=[6])
-    code, said = train(*options, f"--out_dir={run}")
+def test_an_overflow_at_a_loss_scale_of_1_ends_the_run(options, run, monkeypatch):
+    patch_grad_scaler(monkeypatch, 1.0, overflows=[6])
+    code, output = train(*options, f"--out_dir={run}")
     assert (
-        code == 6 and "after step 3" in last_line(said) and "gradient norm inf" in last_line(said)
+        code == 6
+        and "after step 3" in last_line(output)
+        and "gradient norm inf" in last_line(output)
     )
 
 
-def test_a_validation_loss_that_is_not_finite_is_reported_and_never_the_best(
-    options, run, monkeypatch
-):
+def test_a_non_finite_validation_loss_is_reported_and_never_the_best(options, run, monkeypatch):
     real, numbers = evaluate.loss_sums_by_position, iter(range(100))
     monkeypatch.setattr(
         evaluate,
         "loss_sums_by_position",
         lambda *arguments: real(*arguments) * (math.nan if next(numbers) in (2, 3) else 1),
     )
-    code, said = train(*options, f"--out_dir={run}")
-    assert code == 0 and "step 12: train nan, validation nan (nan bits per character)\n" in said
-    assert [math.isnan(value) for _, value in scalars(run)["val/loss"]] == [
-        False,
-        True,
-        False,
-        False,
-    ]
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 0 and "step 12: train nan, validation nan (nan bits per character)\n" in output
+    is_nan = [math.isnan(value) for _, value in scalars(run)["val/loss"]]
+    assert is_nan == [False, True, False, False]
     assert contents(run / "best.safetensors")["progress"]["best_step"] == STEPS
 
 
 # ------------------------------------------------------------------------------------------- spikes
 
 
-def test_a_spike_is_counted_and_told(options, run, monkeypatch):
-    losses_go_by(monkeypatch, lambda loss, number: loss * 3 if number == 280 else loss)
-    code, said = train(
+def test_a_loss_spike_is_counted_and_printed(options, run, monkeypatch):
+    patch_losses(monkeypatch, lambda loss, number: loss * 3 if number == 280 else loss)
+    code, output = train(
         *options, f"--out_dir={run}", "--max_iters=150", "--eval_interval=150", "--save_interval=50"
     )
     assert code == 0
     assert (
-        re.findall(r"step (\d+): loss (\S+) is far above the last 128: spike 1\n", said)[0][0]
+        re.findall(r"step (\d+): loss (\S+) is far above the last 128: spike 1\n", output)[0][0]
         == "141"
     )
     assert scalars(run)["train/spikes"][-1] == (150, 1.0)
     assert len(contents(run / LAST)["progress"]["recent_losses"]) == SPIKE_WINDOW
 
 
-def test_six_sigmas_of_a_full_window_are_a_spike():
+def test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window():
     window = [1.0, 3.0] * (SPIKE_WINDOW // 2)  # mean 2, sigma 1
     assert is_spike(8.001, window) and not is_spike(7.999, window) and not is_spike(-100.0, window)
     assert not is_spike(8.001, window[1:])
@@ -279,32 +269,32 @@ def out_of_memory(*_):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def test_out_of_memory_at_the_first_step_proposes_smaller_batches(options, run, monkeypatch):
-    losses_go_by(monkeypatch, out_of_memory)
-    code, said = train(*options, f"--out_dir={run}")
+def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, monkeypatch):
+    patch_losses(monkeypatch, out_of_memory)
+    code, output = train(*options, f"--out_dir={run}")
     assert code == 5 and not list(run.glob("*.safetensors"))
-    assert last_line(said) == (
+    assert last_line(output) == (
         "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
-        "once; there is no "
-        f"checkpoint yet; try: python train.py {run}/config.yaml --out_dir={run} --resume "
-        f"--batch_size=2 "
-        "--gradient_accumulation_steps=4"
+        f"once; there is no checkpoint yet; try: {PYTHON} train.py {run}/config.yaml "
+        f"--out_dir={run} --resume --batch_size=2 --gradient_accumulation_steps=4"
     )
 
 
-def test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same_windows(
+def test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows(
     options, run, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        losses_go_by(patch, lambda loss, number: out_of_memory() if number == 13 else loss)
-        code, said = train(*options, f"--out_dir={run}", "--dropout=0")
+        patch_losses(patch, lambda loss, number: out_of_memory() if number == 13 else loss)
+        code, output = train(*options, f"--out_dir={run}", "--dropout=0")
     assert (
         code == 5
-        and f"; the last checkpoint is {run}/last.safetensors; try: python train.py "
-        in last_line(said)
+        and f"; the last checkpoint is {run}/last.safetensors; try: {PYTHON} train.py "
+        in last_line(output)
     )
-    code, said = train(*last_line(said).partition("try: python train.py ")[2].split())
-    assert code == 0 and "train.batch_size 4 -> 2; train.gradient_accumulation_steps 2 -> 4" in said
+    code, output = train(*last_line(output).partition(f"try: {PYTHON} train.py ")[2].split())
+    assert (
+        code == 0 and "train.batch_size 4 -> 2; train.gradient_accumulation_steps 2 -> 4" in output
+    )
     assert train(*options, f"--out_dir={tmp_path / 'whole'}", "--dropout=0")[0] == 0
     for name in ("train/loss", "val/loss"):
         pairs = zip(scalars(run)[name], scalars(tmp_path / "whole")[name], strict=True)
@@ -327,13 +317,13 @@ def test_out_of_memory_later_names_the_last_checkpoint_and_goes_on_with_the_same
     ],
     ids=str,
 )
-def test_memory_that_runs_out_is_known_by_its_names_and_other_errors_are_ours(
+def test_every_kind_of_out_of_memory_has_exit_code_5_and_other_errors_are_re_raised(
     error, code, options, run, monkeypatch
 ):
     def fail(*_):
         raise error
 
-    losses_go_by(monkeypatch, fail)
+    patch_losses(monkeypatch, fail)
     if code is None:
         with pytest.raises(RuntimeError, match="our own mistake"):
             train(*options, f"--out_dir={run}")
@@ -344,74 +334,71 @@ def test_memory_that_runs_out_is_known_by_its_names_and_other_errors_are_ours(
 # --------------------------------------------------------------------------------------------- disk
 
 
-def full(*_, **__):
+def disk_full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_training(
-    options, tmp_path, run, monkeypatch
-):
+def test_an_unwritable_folder_is_reported_before_training(options, tmp_path, run, monkeypatch):
     (tmp_path / "file").write_text("")
-    code, said = train(*options, f"--out_dir={tmp_path / 'file' / 'run'}")
+    code, output = train(*options, f"--out_dir={tmp_path / 'file' / 'run'}")
     assert code == 5
-    assert last_line(said) == (
+    assert last_line(output) == (
         f"error: out_dir: cannot write to {tmp_path}/file/run (Not a directory); choose another "
         f"--out_dir"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", full)
-        code, said = train(*options, f"--out_dir={run}")
-    assert code == 5 and "first loss" not in said
-    assert last_line(said) == (
+        patch.setattr(Path, "write_bytes", disk_full)
+        code, output = train(*options, f"--out_dir={run}")
+    assert code == 5 and "first loss" not in output
+    assert last_line(output) == (
         f"error: out_dir: cannot write to {run} (No space left on device); choose another --out_dir"
     )
 
 
-def test_a_disk_too_small_for_the_checkpoints_is_found_before_training(options, run, monkeypatch):
+def test_a_disk_too_small_for_the_checkpoints_is_reported_before_training(
+    options, run, monkeypatch
+):
     usage = shutil.disk_usage(run.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    code, said = train(*options, f"--out_dir={run}")
-    assert code == 5 and "step" not in said
-    told = (
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 5 and "step" not in output
+    expected = (
         rf"error: out_dir: the checkpoints of this run need (\S+) MB, 0\.1 MB are free at {run}; "
-        rf"free some space or choose "
-        "another --out_dir"
+        "free some space or choose another --out_dir"
     )
-    needed = float(re.fullmatch(told, last_line(said))[1]) * 1e6
+    needed = float(re.fullmatch(expected, last_line(output))[1]) * 1e6
     monkeypatch.undo()
     assert train(*options, f"--out_dir={run}")[0] == 0
     assert 0.3 < needed / (4 * (run / LAST).stat().st_size) < 1.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    assert (
-        train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0
-    )  # in the place of what is there
+    # new checkpoints replace existing ones, so they need no more space
+    assert train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0
 
 
-def full_for(patch, is_full):
-    """No room for the files, of those of a save numbered from 0, that `is_full(name, number)`."""
+def patch_disk_full(patch, is_full):
+    """Raise ENOSPC for the checkpoint files, numbered from 0, with `is_full(name, number)`."""
     write, numbers = files._write_synced, iter(range(10**6))
 
     def written(path, content):
         if path.name.startswith((LAST, "best.safetensors")) and is_full(
             path.name[:4], next(numbers)
         ):
-            full()
+            disk_full()
         write(path, content)
 
     patch.setattr(files, "_write_synced", written)
 
 
-def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, monkeypatch):
-    full_for(monkeypatch, lambda name, number: number < 4)
-    code, said = train(*options, f"--out_dir={run}")
-    told = re.findall(
+def test_a_failed_save_is_a_warning_and_the_next_save_retries(options, run, monkeypatch):
+    patch_disk_full(monkeypatch, lambda name, number: number < 4)
+    code, output = train(*options, f"--out_dir={run}")
+    expected = re.findall(
         rf"warning: {run}/(\w+)\.safetensors: not saved \(No space left on device\): need \S+ MB, "
-        rf"\S+ MB free at {run}; earlier "
-        r"files are intact; free some space or choose another --out_dir; training continues and "
-        r"retries at the next save",
-        said,
+        rf"\S+ MB free at {run}; earlier files are intact; free some space or choose another "
+        r"--out_dir; training continues and retries at the next save",
+        output,
     )
-    assert code == 0 and told == ["last", "best", "best", "best"]
+    assert code == 0 and expected == ["last", "best", "best", "best"]
     assert (
         contents(run / "best.safetensors")["progress"]["step"]
         == contents(run / LAST)["progress"]["step"]
@@ -419,41 +406,45 @@ def test_a_save_that_fails_is_told_and_made_up_for_by_the_next(options, run, mon
     )
 
 
-def test_a_best_checkpoint_that_found_no_room_is_saved_as_soon_as_there_is(
+def test_a_failed_save_of_the_best_checkpoint_is_retried_at_the_next_save(
     options, run, monkeypatch
 ):
     values = iter([1.0, 1.0] + [2.0] * 6)
     monkeypatch.setattr(
         evaluate, "loss_sums_by_position", lambda *_: np.array([[next(values)], [1.0]])
     )
-    tried = []
-    full_for(
+    attempts = []
+    patch_disk_full(
         monkeypatch,
-        lambda name, number: tried.append(name) or tried.count("best") == 1 == (name == "best"),
+        lambda name, number: (
+            attempts.append(name) or attempts.count("best") == 1 == (name == "best")
+        ),
     )
-    code, said = train(*options, f"--out_dir={run}")
+    code, output = train(*options, f"--out_dir={run}")
     assert (
-        code == 0 and said.count("warning: ") == 1 and tried[:4] == ["last", "best", "best", "last"]
+        code == 0
+        and output.count("warning: ") == 1
+        and attempts[:4] == ["last", "best", "best", "last"]
     )
-    assert tried.count("best") == 2
+    assert attempts.count("best") == 2
     best = contents(run / "best.safetensors")["progress"]
     assert best["step"] == best["best_step"] == 6
 
 
-def test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole(
+def test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_intact(
     options, run, monkeypatch
 ):
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     before = (run / LAST).read_bytes()
     with monkeypatch.context() as patch:
-        full_for(patch, lambda name, number: True)
-        code, said = train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")
+        patch_disk_full(patch, lambda name, number: True)
+        code, output = train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")
     assert code == 5 and (run / LAST).read_bytes() == before and not list(run.glob("*.tmp.*"))
     assert re.fullmatch(
         rf"error: {run}/\w+\.safetensors: not saved \(No space left on device\): need 0\.\d MB, "
-        rf"\S+ MB free at {run}; "
-        "earlier files are intact; free some space or choose another --out_dir",
-        last_line(said),
+        rf"\S+ MB free at {run}; earlier files are intact; free some space or choose another "
+        "--out_dir",
+        last_line(output),
     )
     assert (
         train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")[0] == 0
@@ -461,14 +452,14 @@ def test_where_the_last_save_fails_the_run_ends_with_5_and_the_old_one_is_whole(
     )
 
 
-def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(
+def test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training(
     options, run, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr(event_file.EventFile, "flush", full)
-        code, said = train(*options, f"--out_dir={run}")
+        patch.setattr(event_file.EventFile, "flush", disk_full)
+        code, output = train(*options, f"--out_dir={run}")
     assert code == 0 and [path.name for path in run.glob("*tfevents*")] == [DESCRIPTION]
-    (warning,) = re.findall("warning: .*", said)
+    (warning,) = re.findall("warning: .*", output)
     assert re.fullmatch(
         r"warning: TensorBoard's file cannot be written: "
         rf"{run}/events\.out\.tfevents\.\d+: not written \(No space left on device\); "
@@ -479,42 +470,42 @@ def test_a_log_that_cannot_be_written_is_one_warning_and_nothing_else(
     assert equal(*(contents(each / LAST)["tensors"] for each in (run, tmp_path / "whole")))
 
 
-def test_a_folder_that_is_removed_under_a_run_is_never_silent(options, run, monkeypatch):
+def test_a_run_folder_removed_during_training_is_reported(options, run, monkeypatch):
     at_step(monkeypatch, 5, lambda: shutil.rmtree(run))
-    code, said = train(*options, f"--out_dir={run}")
-    assert code == 5 and said.count("TensorBoard's file cannot be written") == 1
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 5 and output.count("TensorBoard's file cannot be written") == 1
     assert re.match(
         rf"error: {run}/best\.safetensors: not saved \(No such file or directory\): ",
-        last_line(said),
+        last_line(output),
     )
 
 
-# ------------------------------------------------------------------------------------ what is there
+# ---------------------------------------------------------------------------- existing checkpoints
 
 
-def test_a_folder_with_a_run_is_not_begun_anew_unasked(options, run):
+def test_a_folder_with_a_run_is_not_overwritten_without_a_flag(options, run):
     assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
-    code, said = train(*options, f"--out_dir={run}")
+    code, output = train(*options, f"--out_dir={run}")
     assert (
         code == 2
         and {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
         == before
     )
-    assert last_line(said) == (
+    assert last_line(output) == (
         f"error: out_dir: {run} already holds a run; --resume continues it, --overwrite replaces "
         "it, another --out_dir leaves it alone"
     )
 
 
-def test_the_best_and_the_last_of_one_step_are_one_content(options, run, monkeypatch):
+def test_best_and_last_checkpoints_of_the_same_step_are_serialized_once(options, run, monkeypatch):
     steps, to_bytes = [], checkpoint.to_bytes
 
-    def watched(saved):
+    def recorded(saved):
         steps.append(saved.progress["step"])
         return to_bytes(saved)
 
-    monkeypatch.setattr(checkpoint, "to_bytes", watched)
+    monkeypatch.setattr(checkpoint, "to_bytes", recorded)
     assert train(*options, f"--out_dir={run}")[0] == 0
     assert (
         sorted(set(steps)) == steps
@@ -522,20 +513,20 @@ def test_the_best_and_the_last_of_one_step_are_one_content(options, run, monkeyp
     )
 
 
-# ----------------------------------------------------------------------------------------- speaking
+# --------------------------------------------------------------------------------- closed terminals
 
 
-def test_a_reader_of_the_output_who_leaves_ends_nothing(options, run, tmp_path):
+def test_a_closed_stdout_does_not_end_a_run(options, run, tmp_path):
     process = start("train.py", *options, f"--out_dir={run}")
     process.stdout.readline()
     process.stdout.close()
     assert process.wait() == 0
-    assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0 and same(
+    assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0 and same_runs(
         tmp_path / "whole", run
     )
 
 
-def test_a_terminal_that_has_gone_ends_nothing(tmp_path, monkeypatch):
+def test_a_closed_terminal_does_not_raise_in_the_progress_bar(tmp_path, monkeypatch):
     class Terminal(io.StringIO):
         gone = False
 

@@ -1,5 +1,5 @@
-"""The KV cache: what has been read, kept once, of one batch, dtype and device; and a text may be
-read in pieces.
+"""The KV cache: it stores keys and values in order, rejects mismatched ones, and lets a text be
+processed in chunks.
 """
 
 import itertools
@@ -13,47 +13,52 @@ from model.gpt import GPT
 from model.kv_cache import KVCache
 
 
-def tokens(length, *, B=2, H=3, D=4, dtype=torch.float32, seed=0):
+def random_tensor(length, *, B=2, H=3, D=4, dtype=torch.float32, seed=0):
     return torch.randn(B, H, length, D, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def test_it_gives_back_all_that_was_appended_in_order():
-    cache, keys, values = KVCache(7), tokens(7), tokens(7, D=5, seed=1)
+def test_append_returns_everything_appended_so_far_in_order():
+    cache, keys, values = KVCache(7), random_tensor(7), random_tensor(7, D=5, seed=1)
     for start, end in ((0, 3), (3, 4), (4, 7)):
         k, v = cache.append(keys[:, :, start:end], values[:, :, start:end])
         assert cache.length == end
         assert torch.equal(k, keys[:, :, :end]) and torch.equal(v, values[:, :, :end])
 
 
-def test_its_memory_is_reserved_once():
+def test_memory_is_allocated_once():
     cache = KVCache(5)
-    places = {tuple(t.data_ptr() for t in cache.append(tokens(1), tokens(1))) for _ in range(5)}
-    assert len(places) == 1
+    addresses = {
+        tuple(t.data_ptr() for t in cache.append(random_tensor(1), random_tensor(1)))
+        for _ in range(5)
+    }
+    assert len(addresses) == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("tensor", "message"),
     [
-        (tokens(3), "6 tokens exceed the cache's capacity of 5"),
-        (tokens(1, B=3), r"\(3, 3, 1, 4\) .* takes \(2, 3, 1, 4\)"),
-        (tokens(1, H=1), r"\(2, 1, 1, 4\)"),
-        (tokens(1, D=1), r"\(2, 3, 1, 1\)"),
-        (tokens(1, dtype=torch.float64), "float64 .* takes .* torch.float32"),
-        (tokens(1).to("meta"), "on meta; .* on cpu"),
+        (random_tensor(3), "6 tokens exceed the cache's capacity of 5"),
+        (random_tensor(1, B=3), r"\(3, 3, 1, 4\) .* takes \(2, 3, 1, 4\)"),
+        (random_tensor(1, H=1), r"\(2, 1, 1, 4\)"),
+        (random_tensor(1, D=1), r"\(2, 3, 1, 1\)"),
+        (random_tensor(1, dtype=torch.float64), "float64 .* takes .* torch.float32"),
+        (random_tensor(1).to("meta"), "on meta; .* on cpu"),
     ],
 )
-def test_what_does_not_go_with_what_was_read_is_refused_and_changes_nothing(given, message):
-    cache, keys = KVCache(5), tokens(3)
+def test_a_mismatched_tensor_is_rejected_and_leaves_the_cache_unchanged(tensor, message):
+    cache, keys = KVCache(5), random_tensor(3)
     cache.append(keys, keys)
     with pytest.raises(ValueError, match=message):
-        cache.append(given, given)
-    k, _ = cache.append(tokens(1), tokens(1))
+        cache.append(tensor, tensor)
+    k, _ = cache.append(random_tensor(1), random_tensor(1))
     assert cache.length == 4 and torch.equal(k[:, :, :3], keys)
 
 
 @pytest.mark.parametrize(("layout", "kernel"), list(itertools.product(LAYOUTS, KERNELS)))
 @pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_a_text_read_in_random_chunks_has_the_logits_of_one_pass(layout, kernel, positions):
+def test_random_chunks_with_a_kv_cache_give_the_logits_of_one_forward_pass(
+    layout, kernel, positions
+):
     size = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 12}
     size |= {"qk_norm": positions == "rope", "token_shifts": 5}
     model = (
@@ -73,17 +78,17 @@ def test_a_text_read_in_random_chunks_has_the_logits_of_one_pass(layout, kernel,
             assert torch.allclose(torch.cat(logits, dim=1), whole, rtol=0, atol=1e-12)
 
 
-def test_two_conversations_do_not_hear_each_other():
+def test_two_generations_with_their_own_caches_do_not_influence_each_other():
     model = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8), 11).double().eval()
     ids = torch.arange(8).view(2, 1, 4)
     with torch.no_grad():
         alone = [model(text) for text in ids]
         caches = [model.new_caches() for _ in ids]
-        turns = [
+        steps = [
             [model(text[:, : t + 1], cache) for text, cache in zip(ids, caches, strict=True)]
             for t in range(4)
         ]
     for i in range(2):
         assert torch.allclose(
-            torch.cat([turn[i] for turn in turns], dim=1), alone[i], rtol=0, atol=1e-12
+            torch.cat([step[i] for step in steps], dim=1), alone[i], rtol=0, atol=1e-12
         )
