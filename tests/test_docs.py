@@ -1,6 +1,4 @@
-"""The tour of attention tells the truth: its Python runs, block after block, and all that it
-asserts holds.
-"""
+"""The tours tell the truth: their Python runs, block after block, and all that it asserts holds."""
 
 import re
 
@@ -11,7 +9,9 @@ from benchmarks import attention as benchmark
 from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT
 
-TOUR = ROOT / "docs" / "attention.md"
+TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md")]
+
+of_each_tour = pytest.mark.parametrize("tour", TOURS, ids=lambda path: path.stem)
 
 
 @pytest.fixture
@@ -20,8 +20,12 @@ def own_default_dtype():
     torch.set_default_dtype(torch.float32)
 
 
-def test_the_code_of_the_tour_runs_from_its_beginning_to_its_end(own_default_dtype):
-    text, session = TOUR.read_text(encoding="utf-8"), {"__name__": "tour"}
+@of_each_tour
+def test_the_code_of_the_tour_runs_from_its_beginning_to_its_end(
+    tour, own_default_dtype, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    text, session = tour.read_text(encoding="utf-8"), {"__name__": "tour"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert (
         len(blocks) == text.count("```python")
@@ -31,11 +35,12 @@ def test_the_code_of_the_tour_runs_from_its_beginning_to_its_end(own_default_dty
         above = "\n" * text.count(
             "\n", 0, block.start(1)
         )  # so that a traceback names the page's line
-        exec(compile(above + block[1], TOUR, "exec"), session)
+        exec(compile(above + block[1], tour, "exec"), session)
 
 
-def test_the_links_within_the_tour_lead_to_its_headings():
-    text = TOUR.read_text(encoding="utf-8")
+@of_each_tour
+def test_the_links_within_the_tour_lead_to_its_headings(tour):
+    text = tour.read_text(encoding="utf-8")
     titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
     links = re.findall(r"\]\(#([^)]*)\)", text)
     assert links and set(links) <= {
