@@ -1,11 +1,17 @@
 """The tours tell the truth: their Python runs, block after block, and all that it asserts holds."""
 
 import re
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import attention as benchmark
+from benchmarks import tour as pictures
+from checkpointing import checkpoint
+from data.corpus import load_corpus
 from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT
 
@@ -55,3 +61,40 @@ def test_the_benchmark_that_the_tour_names_has_a_row_for_every_pair(capsys):
         r"^\| (\w+) \| (\w+) \|(?: \d+\.\d\d \|){3} \d+\.\d \| \de-\d\d \|$", printed, re.MULTILINE
     )
     assert rows == [(layout, kernel) for layout in LAYOUTS for kernel in KERNELS]
+
+
+def test_the_pictures_of_the_tour_are_shown_there_and_small():
+    text = TOURS[1].read_text(encoding="utf-8")
+    files = list(pictures.PICTURES.iterdir())
+    assert all(f"pictures/{file.name}" in text for file in files)
+    models = [file for file in files if file.suffix == checkpoint.SUFFIX]
+    assert len(models) == 2 and sum(file.stat().st_size for file in models) < 300_000
+    assert sum(file.stat().st_size for file in files if file not in models) < 300_000
+
+
+def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypatch):
+    """Redrawn, each has as many shapes and the same words: pixels may differ by rounding."""
+    monkeypatch.chdir(ROOT)
+    corpus = load_corpus(["data/plays"], notify=print)
+    with_shifts, without = (
+        checkpoint.build_model(checkpoint.load(pictures.PICTURES / f"{name}_shifts.safetensors"))
+        for name in ("with", "without")
+    )
+    redrawn = {
+        "schedules": pictures.schedules(),
+        "loss_by_position": pictures.loss_by_position(
+            {"with token shifts": with_shifts, "without": without}, corpus
+        ),
+        "sampling": pictures.sampling(with_shifts, corpus),
+        "singular_values": pictures.singular_values(without, corpus),
+    }
+    for name, drawing in redrawn.items():
+        ours = ElementTree.fromstring(drawing)
+        theirs = ElementTree.parse(pictures.PICTURES / f"{name}.svg").getroot()
+        assert [(shape.tag, shape.text) for shape in ours] == [
+            (shape.tag, shape.text) for shape in theirs
+        ]
+    title = "layer 1, with token shifts: what each character (left) reads (below)"
+    ours = np.array(pictures.attention_maps(with_shifts, corpus, title)).astype(int)
+    theirs = Image.open(pictures.PICTURES / "attention_with_shifts.png")
+    assert np.abs(ours - np.array(theirs)).max() <= 2  # shades

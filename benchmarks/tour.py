@@ -1,4 +1,4 @@
-"""Pictures and models of docs/gpt.md, from real runs on data/plays: python -m docs.draw_tour
+"""Pictures and models of docs/gpt.md, from real runs on data/plays: python -m benchmarks.tour
 
 Trains five small models with train.py, in half an hour or less on two cores, prints their losses,
 and writes everything into docs/pictures. The two models of the last stop are saved without their
@@ -30,7 +30,7 @@ from training.optimizers import orthogonalize
 from training.runtime import select_runtime
 from training.schedule import lr_multiplier
 
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 SMALL = [
     "--data.sources=data/plays",
     "--n_embd=32",
