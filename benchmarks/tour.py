@@ -168,7 +168,7 @@ def train(folder: Path, *options: str) -> Path:
 
 
 def loss_curves(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the steps of all evaluations but the first, and validation and training losses."""
+    """Return the steps, validation and training losses of all evaluations but the first."""
     events = load_events(folder)
     val, known = (events.Scalars(f"val/{name}")[1:] for name in ("loss", "train_loss"))
     steps = np.array([each.step for each in val])
