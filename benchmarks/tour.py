@@ -179,7 +179,8 @@ def save_weights(folder: Path, path: Path) -> GPT:
     """Copy the best checkpoint of a run without its optimizer state; return its model."""
     saved = checkpoint.load(folder / checkpoint.BEST)
     weights = {f"model.{name}": tensor for name, tensor in saved.role("model").items()}
-    write_atomic(path, checkpoint.to_bytes(replace(saved, tensors=weights)))
+    config = replace(saved.config, out_dir="auto")  # not the temporary folder
+    write_atomic(path, checkpoint.to_bytes(replace(saved, config=config, tensors=weights)))
     return checkpoint.build_model(checkpoint.load(path)).eval()
 
 
