@@ -1,15 +1,21 @@
-"""docs/attention.md: its Python blocks run in order and all their assertions hold."""
+"""The tours, docs/attention.md and docs/gpt.md: their Python runs and all assertions hold."""
 
 import re
+from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import attention as benchmark
+from benchmarks import tour as pictures
+from checkpointing import checkpoint
+from data.corpus import load_corpus
 from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT
 
-ATTENTION = ROOT / "docs" / "attention.md"
+TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md")]
 
 
 @pytest.fixture
@@ -18,8 +24,10 @@ def restore_default_dtype():
     torch.set_default_dtype(torch.float32)
 
 
-def test_the_code_of_attention_md_runs_from_beginning_to_end(restore_default_dtype):
-    text, session = ATTENTION.read_text(encoding="utf-8"), {"__name__": "tour"}
+@pytest.mark.parametrize("tour", TOURS, ids=lambda path: path.stem)
+def test_the_code_of_a_tour_runs_from_beginning_to_end(tour, restore_default_dtype, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text, session = tour.read_text(encoding="utf-8"), {"__name__": "tour"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert (
         len(blocks) == text.count("```python")
@@ -27,7 +35,7 @@ def test_the_code_of_attention_md_runs_from_beginning_to_end(restore_default_dty
     )
     for block in blocks:
         above = "\n" * text.count("\n", 0, block.start(1))  # for line numbers in a traceback
-        exec(compile(above + block[1], ATTENTION, "exec"), session)
+        exec(compile(above + block[1], tour, "exec"), session)
 
 
 def test_the_attention_benchmark_has_a_row_for_every_layout_and_kernel(capsys):
@@ -37,3 +45,39 @@ def test_the_attention_benchmark_has_a_row_for_every_layout_and_kernel(capsys):
         r"^\| (\w+) \| (\w+) \|(?: \d+\.\d\d \|){3} \d+\.\d \| \de-\d\d \|$", printed, re.MULTILINE
     )
     assert rows == [(layout, kernel) for layout in LAYOUTS for kernel in KERNELS]
+
+
+def test_the_pictures_of_the_tour_are_shown_there_and_small():
+    text = TOURS[1].read_text(encoding="utf-8")
+    files = list(pictures.PICTURES.iterdir())
+    assert all(f"pictures/{file.name}" in text for file in files)
+    models = [file for file in files if file.suffix == checkpoint.SUFFIX]
+    assert len(models) == 2 and sum(file.stat().st_size for file in models) < 300_000
+    assert sum(file.stat().st_size for file in files if file not in models) < 300_000
+
+
+def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypatch):
+    """Compare the number of shapes and the words: pixels may differ by rounding."""
+    monkeypatch.chdir(ROOT)
+    corpus = load_corpus(["data/plays"], notify=print)
+    with_shifts, without = (
+        checkpoint.build_model(checkpoint.load(pictures.PICTURES / f"{name}_shifts.safetensors"))
+        for name in ("with", "without")
+    )
+    redrawn = {
+        "schedules": pictures.schedules(),
+        "loss_by_position": pictures.loss_by_position(
+            {"with token shifts": with_shifts, "without": without}, corpus
+        ),
+        "sampling": pictures.sampling(with_shifts, corpus),
+        "singular_values": pictures.singular_values(without, corpus),
+    }
+    for name, drawing in redrawn.items():
+        ours = ElementTree.fromstring(drawing)
+        theirs = ElementTree.parse(pictures.PICTURES / f"{name}.svg").getroot()
+        assert [(shape.tag, shape.text) for shape in ours] == [
+            (shape.tag, shape.text) for shape in theirs
+        ]
+    ours = np.array(pictures.attention_maps(with_shifts, corpus)).astype(int)
+    theirs = Image.open(pictures.PICTURES / "attention_with_shifts.png")
+    assert np.abs(ours - np.array(theirs)).max() <= 2  # shades
