@@ -4,13 +4,19 @@
 which takes seconds.
 """
 
-import os
 import sys
+
+from common.signals import exit_at_once, handle_signals
+
+if __name__ == "__main__":
+    handle_signals(exit_at_once)  # before the imports below, which take a moment
+
+import os
 from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import NonFiniteError, escape, run_command
+from common.errors import NonFiniteError, check_address_space, escape, output, run_script
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -27,14 +33,15 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(train_help())
+        output(f"{train_help()}\n")
         return 0
     with Stop() as stop, World(stop, os.environ) as world:
         command = load(argv)
         if command.print_config:
-            print(to_yaml(command.config), end="")
+            output(to_yaml(command.config))
             return 0
         world.batch_slice(command.config.train.batch_size)  # refuse it before the slow imports
+        check_address_space()
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
@@ -178,4 +185,4 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_script(main))

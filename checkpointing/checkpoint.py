@@ -343,7 +343,8 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
 
 def _nearby(path: Path) -> list[Path]:
     """Return up to five undamaged checkpoints, newest first, beside `path` or else further up."""
-    for folder in filter(os.path.isdir, (path, *path.parents)[:3]):
+    folders = (path, *path.parents[:2])
+    for folder in filter(os.path.isdir, folders):
         found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
         files = [file for file in found if file.is_file()]
         newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
