@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import CheckpointError, DataError, escape, first_few
+from common.errors import CheckpointError, DataError, escape, first_few, shorten
 from data.batches import Split
 from data.disk_cache import StoredIds
 from data.download import Unavailable
@@ -160,7 +160,7 @@ def _describe_choice(choice: _Choice, text: StreamedText) -> str:
         line += f"; unavailable: {', '.join(choice.unavailable)}"
     if choice.source.name != choice.first.name:
         line += f"; losses on {choice.source.name} and {choice.first.name} are not comparable"
-    return escape(line)
+    return shorten(escape(line))
 
 
 def _kept_although_rare(

@@ -199,6 +199,18 @@ def test_another_environment_is_named_difference_by_difference(options, tmp_path
     assert line.endswith("; so it is not the same run to the last bit")
 
 
+def test_what_a_checkpoint_says_of_its_environment_is_shown_in_few_words(options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    saved = contents(run / LAST)
+    saved["environment"] |= {"torch": "x" * 100_000, "cpu_capability": "\x1b" * 100_000}
+    saved["data"]["name"] = "y" * 100_000
+    forge(run / LAST, saved)
+    code, said = train(*options, f"--out_dir={run}", "--resume", "--max_iters=8")
+    (line,) = (line for line in said.splitlines() if line.startswith("resuming"))
+    assert code == 0 and len(line) < 2000
+
+
 def test_in_the_same_environment_nothing_is_said_of_it(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}")[0] == 0
