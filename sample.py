@@ -1,9 +1,15 @@
 """Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:" """
 
+import sys
+
+from common.signals import exit_at_once, handle_signals
+
+if __name__ == "__main__":
+    handle_signals(exit_at_once)  # before the imports below, which take a moment
+
 import dataclasses
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,10 +18,15 @@ from typing import TYPE_CHECKING
 from common.errors import (
     ConfigError,
     DataError,
+    ResourceError,
     UserError,
+    check_address_space,
     check_packages,
     escape,
-    run_command,
+    notify,
+    output,
+    run_script,
+    stdout_is_closed,
 )
 from common.files import read_regular
 from configs.cli import load_sample, sample_help
@@ -37,11 +48,14 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(sample_help())
+        output(f"{sample_help()}\n")
         return 0
     check_packages()
     options = load_sample(argv)
     options = dataclasses.replace(options, stop=tuple(map(unescape, options.stop)))
+    if stdout_is_closed():
+        raise ResourceError("standard output is closed; redirect it to a file or a program")
+    check_address_space()
     text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)
     session = Session(options)
     if options.score:
@@ -52,7 +66,7 @@ def main(argv: list[str]) -> int:
         print_samples(session, text)
     if options.stats:
         rate = session.drawn / max(session.seconds, 1e-9)
-        print(f"{session.drawn:,} characters, {rate:,.0f} a second", file=sys.stderr)
+        notify(f"{session.drawn:,} characters, {rate:,.0f} a second")
     return 0
 
 
@@ -61,10 +75,9 @@ def print_samples(session: "Session", prompt: str) -> None:
     options, ids = session.options, session.encode(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
-        print(
+        notify(
             f"the prompt has {len(ids):,} characters; the model sees at most the last "
-            f"{block_size:,}",
-            file=sys.stderr,
+            f"{block_size:,}"
         )
     prompt = session.tokenizer.decode(ids)
     batch = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
@@ -102,19 +115,19 @@ def chat(session: "Session", prompt: str) -> None:
         try:
             ids = session.encode(line)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            notify(f"error: {error}")
             continue
         if generation is None:
             generation = session.begin(samples, ids)
             shown = session.tokenizer.decode(ids)
         else:
             shown += session.append_line(generation, ids)
-        stop, output = StopStrings(session.options.stop, shown), ""
+        stop, reply = StopStrings(session.options.stop, shown), ""
         for (piece,) in session.generate(generation, [stop]):
             write(piece)
-            output += piece
-        end_line(output)
-        shown = "" if stop.reached else shown + output
+            reply += piece
+        end_line(reply)
+        shown = "" if stop.reached else shown + reply
 
 
 class Session:
@@ -129,7 +142,7 @@ class Session:
         self.runtime = runtime.select_runtime(options.device, options.dtype)
         path, note = checkpoints.resolve(Path(options.ckpt), "best")
         if note:
-            print(note, file=sys.stderr)
+            notify(note)
         saved = checkpoints.load(path)
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
@@ -155,7 +168,7 @@ class Session:
             known = "".join(c for c in text if c in vocabulary)
             if len(known) < len(text):
                 skipped = len(text) - len(known)
-                print(f"skipped {skipped:,} characters not in the vocabulary", file=sys.stderr)
+                notify(f"skipped {skipped:,} characters not in the vocabulary")
             text = known
         try:
             return self.tokenizer.encode(text)
@@ -183,7 +196,7 @@ class Session:
             sampler,
             cache=options.cache,
             window=options.window,
-            notify=lambda line: print(line, file=sys.stderr),
+            notify=notify,
         )
         if generation.decoder:
             torch.set_num_threads(generation.decoder.threads)
@@ -229,9 +242,9 @@ class Session:
         split = Split(ids, ((0, len(ids)),))
         windows = evaluation_windows(split, self.model.config.block_size, BATCH_SIZE)
         nats = exact_loss(self.model, windows, self.runtime)
-        print(
+        output(
             f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "
-            f"over {len(ids) - 1:,} predictions"
+            f"over {len(ids) - 1:,} predictions\n"
         )
 
 
@@ -316,7 +329,7 @@ def read_line() -> str | None:
 
 def write(text: str) -> None:
     """Print at once: unchanged, but with control characters escaped on a terminal."""
-    print(escape(text, keep="\n\t") if sys.stdout.isatty() else text, end="", flush=True)
+    output(escape(text, keep="\n\t") if sys.stdout.isatty() else text)
 
 
 def end_line(text: str) -> None:
@@ -325,4 +338,4 @@ def end_line(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_script(main))

@@ -4,15 +4,28 @@
 which takes seconds.
 """
 
-import os
 import sys
+
+from common.signals import exit_at_once, handle_signals
+
+if __name__ == "__main__":
+    handle_signals(exit_at_once)  # before the imports below, which take a moment
+
+import os
 import time
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import NonFiniteError, check_packages, escape, run_command
+from common.errors import (
+    NonFiniteError,
+    check_address_space,
+    check_packages,
+    escape,
+    output,
+    run_script,
+)
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -30,7 +43,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(train_help())
+        output(f"{train_help()}\n")
         return 0
     check_packages()
     with Stop() as stop, World(stop, os.environ) as world:
@@ -38,9 +51,10 @@ def main(argv: list[str]) -> int:
         if command.print_config:
             from configs.strict_yaml import to_yaml
 
-            print(to_yaml(command.config), end="")
+            output(to_yaml(command.config))
             return 0
         world.batch_slice(command.config.train.batch_size)  # refuse it before the slow imports
+        check_address_space()
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
@@ -222,4 +236,4 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(run_script(main))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from checkpointing import file_format
-from common.errors import CheckpointError, ConfigError, NonFiniteError, escape, first_few
+from common.errors import CheckpointError, ConfigError, NonFiniteError, escape, first_few, shorten
 from configs.fields import brief
 from configs.schema import (
     Config,
@@ -343,7 +343,8 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
 
 def _nearby(path: Path) -> list[Path]:
     """Return up to five undamaged checkpoints, newest first, beside `path` or else further up."""
-    for folder in filter(os.path.isdir, (path, *path.parents)[:3]):
+    folders = (path, *path.parents[:2])
+    for folder in filter(os.path.isdir, folders):
         found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
         files = [file for file in found if file.is_file()]
         newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
@@ -367,7 +368,7 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     """Return `section.name: saved -> now` for every setting that differs."""
     then, now = flat_settings(saved), flat_settings(config)
     return {
-        name: f"{name} {escape(then[name])} -> {escape(now[name])}"
+        name: f"{name} {_shown(then[name])} -> {_shown(now[name])}"
         for name in now
         if now[name] != then[name]
     }
@@ -385,6 +386,11 @@ def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain,
     own = facts.get("val_sha256")
     part = (facts["sha256"], config.data.val_fraction)
     return (own, *(() if own else part), config.data.encoding, config.data.newlines)
+
+
+def _shown(value: object) -> str:
+    """Return a value of a checkpoint for a message."""
+    return shorten(escape(value), 200)
 
 
 def check_same_model(path: object, saved: Config, config: Config) -> None:
@@ -417,7 +423,7 @@ def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> 
     now = runtime.environment() | facts
     then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
     return [
-        f"{escape(name)} {escape(then.get(name))} -> {escape(now.get(name))}"
+        f"{_shown(name)} {_shown(then.get(name))} -> {_shown(now.get(name))}"
         for name in sorted(now.keys() | then.keys())
         if then.get(name) != now.get(name)
     ]

@@ -4,11 +4,9 @@ from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
 from checkpointing.run_dir import resume_command, settings_file
-from common.errors import CheckpointError, NonFiniteError, ResourceError, escape
+from common.errors import CheckpointError, NonFiniteError, ResourceError, escape, is_out_of_memory
 from configs.cli import Command
 from training.distributed import World
-
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
 
 
 def raise_user_error(error: Exception, command: Command, world: World) -> None:
@@ -22,7 +20,7 @@ def raise_user_error(error: Exception, command: Command, world: World) -> None:
             f"{error}; {_last_checkpoint(command, with_step=True)}; "
             f"{_retry_hint(command, world, _half_learning_rate(command))}"
         ) from error
-    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         raise ResourceError(
             f"device {command.config.device}: out of memory; "
             f"batch_size {command.config.train.batch_size} windows of block_size "

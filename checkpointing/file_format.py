@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError, escape
+from common.errors import CheckpointError, ResourceError, escape
 from common.files import read_regular
 
 VERSION = 2  # of this format; 1 was a PyTorch archive, before the first release
@@ -214,6 +214,11 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise CheckpointError(f"{escape(path)}: {error}") from None
+    except MemoryError:
+        raise ResourceError(
+            f"{escape(path)}: its {path.stat().st_size:,} bytes do not fit into memory; free some, "
+            "or raise the limit (ulimit -v)"
+        ) from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise CheckpointError(f"{escape(path)}: {reason}") from error

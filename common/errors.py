@@ -1,4 +1,4 @@
-"""Errors of the user, with their exit codes; escaping and suggestions for messages."""
+"""Errors of the user and their exit codes; messages and commands to print; the end of a process."""
 
 import difflib
 import importlib.util
@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import unicodedata
@@ -13,7 +14,18 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from common.signals import handle_signals, unwind
+
 MODULES = {"pyyaml": "yaml"}  # package -> module, where the names differ
+MAX_MESSAGE = 4000  # characters; of a longer one the middle is left out
+MIN_ADDRESS_SPACE = 700 * 2**20  # bytes that importing torch takes; with less it aborts
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to map segment",  # of a library that is imported
+    "bad_alloc",
+)
 
 
 class UserError(ValueError):
@@ -174,23 +186,115 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part]
 
 
+def shorten(text: str, limit: int = MAX_MESSAGE) -> str:
+    """Leave out the middle of a text of more than `limit` characters."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+
+
+def output(text: str) -> None:
+    """Write to standard output at once; raise ResourceError if that fails.
+
+    BrokenPipeError is left to `run_command`: the reader has seen enough.
+    """
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ResourceError(
+            f"standard output: cannot be written ({error.strerror}); redirect it elsewhere"
+        ) from error
+
+
+def notify(line: str) -> None:
+    """Print a line on standard error; if that fails, nobody can be told."""
+    with suppress(OSError):
+        print(shorten(line), file=sys.stderr, flush=True)
+
+
+def run_script(main: Callable[[list[str]], int]) -> int:
+    """Run the command that this process is for, as `run_command`; no signal gives a traceback."""
+    try:
+        handle_signals(unwind)
+        code = run_command(main)
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as leaving:
+        code = leaving.code
+    handle_signals(signal.SIG_IGN)  # the exit code is known: keep it while Python shuts down
+    return code
+
+
 def run_command(main: Callable[[list[str]], int]) -> int:
     """Run a command with the arguments of this process; return its exit code.
 
-    A UserError becomes one line on standard error.
+    A UserError becomes one line on standard error, and so does memory that does not suffice even
+    for the imports.
     """
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed stream is None
-        stream.reconfigure(errors="backslashreplace")  # for terminals that lack a character
+    _open_closed_streams()
     try:
         code = main(sys.argv[1:])
-        print(end="", flush=True)
-        return code
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # the reader has gone (`| head`): discard what is still buffered
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        output("")
     except KeyboardInterrupt:
-        print(flush=True)
-        return 130
+        code = 130
+        with suppress(OSError):
+            print(flush=True)
+    except UserError as error:
+        notify(f"error: {error}")
+        code = error.exit_code
+    except BrokenPipeError:  # the reader has gone (`| head`)
+        code = 141
+    except (OSError, ImportError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        notify(
+            f"error: out of memory ({type(error).__name__}): this machine, or a limit such as "
+            "ulimit -v, leaves too little; free some memory or raise the limit"
+        )
+        code = ResourceError.exit_code
+    _discard_what_cannot_be_written()
+    return code
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for every closed stream, so that no other file gets its descriptor."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # for terminals that lack a character
+
+
+def stdout_is_closed() -> bool:
+    """Return whether this process was started without a standard output."""
+    return getattr(sys.stdout, "name", "") == os.devnull
+
+
+def check_address_space() -> None:
+    """Raise ResourceError if a limit on memory makes torch's libraries abort while they load."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit not in (-1, resource.RLIM_INFINITY) and limit < MIN_ADDRESS_SPACE:
+        raise ResourceError(
+            f"out of memory: this process may use {limit / 1e6:,.0f} MB (ulimit -v), and torch "
+            f"alone takes {MIN_ADDRESS_SPACE / 1e6:,.0f} MB; raise the limit"
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(
+        words in str(error).lower() for words in OUT_OF_MEMORY
+    )
+
+
+def _discard_what_cannot_be_written() -> None:
+    """Send what a stream cannot write to the null device, or Python's exit would fail for it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -25,9 +25,9 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", FLAGS)
+        handle = os.open(folder / ".lock", FLAGS, 0o666)
     except OSError as error:
-        if (folder / ".lock").is_symlink():
+        if os.path.islink(folder / ".lock"):
             raise _not_ours(folder) from error
         raise ResourceError(
             f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "

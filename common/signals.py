@@ -4,7 +4,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
@@ -12,6 +12,34 @@ TIME_LIMIT = 1  # the request that the time limit makes; signals request their e
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGBREAK": 143}
 STOPPING = b"\nstopping: finishing this step and saving"
 CTRL_C = b"; press Ctrl-C again to exit at once"
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], object] | int) -> None:
+    """Install a handler for every signal of EXIT_CODES that is not ignored.
+
+    A command installs `exit_at_once` before its slow imports, then `unwind`, and when its exit code
+    is known SIG_IGN, so that a signal while Python shuts down does not change the code.
+    """
+    for name in EXIT_CODES:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+            signal.signal(number, handler)
+
+
+def exit_at_once(number: int, _: FrameType | None) -> None:
+    """End the process with the signal's exit code: no traceback, no cleaning up."""
+    os._exit(EXIT_CODES[signal.Signals(number).name])
+
+
+def unwind(number: int, _: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, or SystemExit with the signal's exit code.
+
+    Exceptions do not follow one another: the next signal ends the process at once.
+    """
+    handle_signals(exit_at_once)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(EXIT_CODES[signal.Signals(number).name])
 
 
 class Interrupted(Exception):
@@ -23,8 +51,8 @@ class Stop:
 
     Until `defer` is called there is nothing to save, and a signal ends the process at once. From
     then on it sets a flag: the run sees `stop.requested`, saves and ends by itself. Only a second
-    Ctrl-C ends the process at once, as KeyboardInterrupt. A signal that is ignored when the run
-    starts stays ignored, such as SIGHUP under nohup.
+    Ctrl-C ends the run at once, as KeyboardInterrupt, and a third one the process. A signal that is
+    ignored when the run starts stays ignored, such as SIGHUP under nohup.
 
     Processes of a distributed run must stop at the same step. They agree on `global_request`; the
     `local_request` of one of them has no effect until then.
@@ -45,11 +73,8 @@ class Stop:
         return self
 
     def __exit__(self, *_) -> None:
-        # torchrun sends SIGTERM to every rank as soon as one has exited; ignore it, so that a rank
-        # that stopped on request exits with its own code.
-        all_ranks_stop = self.global_request in EXIT_CODES.values()
         for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_IGN if all_ranks_stop else handler)
+            signal.signal(number, handler)
 
     def set_time_limit(self, minutes: float | None) -> None:
         """Limit the time from now on; None removes the limit."""
@@ -89,10 +114,8 @@ class Stop:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         repeated, self.signal = self.signal is not None, self.signal or signal.Signals(number).name
-        if number == signal.SIGINT and (repeated or not self._deferred):
-            raise KeyboardInterrupt
-        if not self._deferred:
-            raise SystemExit(self.local_request)
+        if not self._deferred or (repeated and number == signal.SIGINT):
+            unwind(number, None)
         if self._verbose:
             hint = CTRL_C if number == signal.SIGINT else b""
             with suppress(OSError):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import CheckpointError, DataError, escape, first_few
+from common.errors import CheckpointError, DataError, escape, first_few, shorten
 from data.batches import Split
 from data.disk_cache import StoredIds
 from data.download import Unavailable
@@ -87,7 +87,7 @@ def load_corpus(
         train=train,
         val=val,
         summary=[
-            *(escape(line) for line in chain(*map(_describe_choice, chosen, texts))),
+            *(shorten(escape(line)) for line in chain(*map(_describe_choice, chosen, texts))),
             *_kept_although_rare(total_counts(texts), min_count, vocabulary),
             *summarize(texts, tokenizer, train, val),
         ],

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from functools import partial
@@ -20,6 +21,7 @@ from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from tests.campaigns.common import (
+    ENVIRONMENT,
     ROOT,
     SMALL,
     at_step,
@@ -381,3 +383,69 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(tmp_path
     assert "; world_size 2 -> 1" in line and line.endswith(
         "so it is not the same run to the last bit"
     )
+
+
+# ------------------------------------------------------------------------------------ the launcher
+
+
+WRONG = {  # what is in the environment beside TORCHELASTIC_RUN_ID, and what the answer names
+    "RANK is missing": {},
+    "RANK is 'one'": {"RANK": "one"},
+    "RANK is '-1'": {"RANK": "-1"},
+    "RANK is '1e0'": {"RANK": "1e0"},
+    "LOCAL_RANK is missing": {"RANK": "0", "WORLD_SIZE": "1"},
+    "RANK=2, WORLD_SIZE=2": dict(zip(VARIABLES, "20211", strict=True)) | {"WORLD_SIZE": "2"},
+    "WORLD_SIZE=0": dict(zip(VARIABLES, "00011", strict=True)),
+    r"RANK is '\\x1b\[2J": {"RANK": "\x1b[2J" * 10**5},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_variables_of_torchrun_that_cannot_be_are_named_with_exit_2(words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        World(Stop(), {"TORCHELASTIC_RUN_ID": "x"} | WRONG[words])
+    assert caught.value.exit_code == 2 and len(str(caught.value)) < 400
+
+
+def test_an_address_that_is_missing_is_named_with_exit_2(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in zip(VARIABLES, "01011", strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR .*; start it with torchrun"):
+        world_of(1).init_process_group(torch.device("cpu"))
+
+
+THREADS = """
+import os, sys, threading
+from common.signals import Stop
+from pathlib import Path
+import torch
+from model.gpt import GPT
+from configs.schema import ModelConfig
+from training.distributed import World
+
+def threads():
+    names = (Path(f"/proc/self/task/{id}/comm").read_text() for id in os.listdir("/proc/self/task"))
+    return sorted(name.strip() for name in names)
+
+before = threads()
+with Stop() as stop, World(stop, os.environ) as world:
+    world.init_process_group(torch.device("cpu"))
+    network = world.wrap_ddp(GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 5))
+    during = threads()
+    del network
+print(len(during) - len(before), *(set(threads()) - set(before)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts the threads in /proc")
+def test_no_thread_of_gloo_outlives_the_group():
+    environment = dict(zip(VARIABLES, "01011", strict=True))
+    environment |= {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        cwd=ROOT, env=ENVIRONMENT | environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    started, *left = done.stdout.split()
+    assert int(started) > 0 and left == []

@@ -193,6 +193,18 @@ def test_resume_lists_every_difference_of_settings_environment_and_data(options,
     assert line.endswith("; so it is not the same run to the last bit")
 
 
+def test_long_texts_in_a_checkpoints_environment_are_shortened(options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    saved = contents(run / LAST)
+    saved["environment"] |= {"torch": "x" * 100_000, "cpu_capability": "\x1b" * 100_000}
+    saved["data"]["name"] = "y" * 100_000
+    write_checkpoint(run / LAST, saved)
+    code, output = train(*options, f"--out_dir={run}", "--resume", "--max_iters=8")
+    (line,) = (line for line in output.splitlines() if line.startswith("resuming"))
+    assert code == 0 and len(line) < 2000
+
+
 def test_resume_in_the_same_environment_lists_no_differences(options, tmp_path):
     run = tmp_path / "run"
     assert train(*options, f"--out_dir={run}")[0] == 0

@@ -8,6 +8,7 @@ Methods that communicate are collectives: all ranks must call them, in the same 
 """
 
 import os
+import re
 import socket
 import sys
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # set by torchrun
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+STARTED = "environment: TORCHELASTIC_RUN_ID says that torchrun started this process"
 TIMEOUT = timedelta(hours=1)  # of a collective, for a rank that is late
 GRACE_SECONDS = 10.0  # that the other ranks wait for rank 0 to report an error
 
@@ -39,12 +41,9 @@ class World:
     """
 
     def __init__(self, stop: Stop, environment: Mapping[str, str]):
-        if "TORCHELASTIC_RUN_ID" in environment:
-            values = [int(environment[name]) for name in VARIABLES]
-        else:
-            values = [0, 1, 0, 1, 1]
-        self.rank, self.size, self.local_rank, self.local_size, self.n_nodes = values
         self.launched = "TORCHELASTIC_RUN_ID" in environment  # by torchrun
+        values = _variables(environment) if self.launched else [0, 1, 0, 1, 1]
+        self.rank, self.size, self.local_rank, self.local_size, self.n_nodes = values
         self.is_main, self.stop = self.rank == 0, stop
         self.device: torch.device | None = None  # set by init_process_group
 
@@ -90,6 +89,9 @@ class World:
         """Connect to the other ranks: over the loopback interface in a run on one machine."""
         if not self.launched:
             return
+        # DDP imports this module, whose default arguments hold the group if there is one: then
+        # gloo's threads outlive destroy_process_group, and may crash Python's exit.
+        import torch.distributed.nn  # noqa: F401
         from torch import distributed
 
         if self.n_nodes == 1:
@@ -98,7 +100,10 @@ class World:
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, timeout=TIMEOUT)
+        try:
+            distributed.init_process_group(backend, timeout=TIMEOUT)
+        except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or wrong
+            raise ConfigError(f"{STARTED}: {escape(error)}; start it with torchrun") from error
         self.device, self.stop.global_request = device, 0
 
     def check_same(self, facts: dict[str, object]) -> None:
@@ -206,6 +211,22 @@ class World:
         with self.raise_on_all():
             result = function(*arguments, **options) if self.is_main else None
         return self.gather(result)[0]
+
+
+def _variables(environment: Mapping[str, str]) -> list[int]:
+    """Return the values of VARIABLES; raise ConfigError if torchrun cannot have set them."""
+    values = []
+    for name in VARIABLES:
+        text = environment.get(name, "")
+        if not re.fullmatch("[0-9]{1,9}", text, re.ASCII):
+            given = f"is '{escape(text[:80])}'" if name in environment else "is missing"
+            raise ConfigError(f"{STARTED}: {name} {given}; start it with torchrun, or unset them")
+        values.append(int(text))
+    rank, size, local_rank, local_size, n_nodes = values
+    if not (rank < size and local_rank < local_size <= size and 0 < n_nodes <= size):
+        found = ", ".join(f"{name}={value}" for name, value in zip(VARIABLES, values, strict=True))
+        raise ConfigError(f"{STARTED}: {found} contradict; start it with torchrun, or unset them")
+    return values
 
 
 SINGLE_PROCESS = World(Stop(), {})

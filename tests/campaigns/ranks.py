@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import run_command
+from common.errors import run_script
 from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
@@ -103,7 +103,7 @@ def _rank(
     if each:
         each(rank)
     sys.argv = ["train.py", *argv]
-    sys.exit(run_command(main))
+    sys.exit(run_script(main))
 
 
 def in_float64(_: int) -> None:

@@ -100,10 +100,10 @@ def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:
-        from common.errors import run_command
+        from common.errors import run_script
         from train import main
 
         phase, kind, call, *sys.argv[1:] = sys.argv[1:]
         send_at(phase, kind, int(call))
-        sys.exit(run_command(main))
+        sys.exit(run_script(main))
     run_campaign(campaign)

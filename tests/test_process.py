@@ -1,0 +1,240 @@
+"""The process around a command: closed or full standard streams, signals at any moment from the
+first line to the last, little memory, and messages of bounded length.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from checkpointing import file_format
+from checkpointing.checkpoint import resolve
+from common.errors import MAX_MESSAGE, ResourceError, UserError, run_command, shorten
+from configs.schema import Config
+from tests.campaigns.common import ENVIRONMENT, count_checkpoints, small_run_args, step_of, train
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX streams and signals")
+
+
+def shell(command, **more):
+    """Run a command line in the project's folder: exit code, stdout and stderr."""
+    command = command.replace("python", sys.executable)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=240,
+        env=ENVIRONMENT | more,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    words = [*small_run_args(folder), "--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
+    assert train(*words, f"--out_dir={folder / 'run'}")[0] == 0
+    return folder / "run"
+
+
+# ------------------------------------------------------------------------------------------ streams
+
+
+def test_training_with_every_standard_stream_closed_trains(tmp_path):
+    words = " ".join([*small_run_args(tmp_path), "--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"])
+    run = tmp_path / "run"
+    assert shell(f"python train.py {words} --out_dir={run} <&- >&- 2>&-") == (0, "", "")
+    assert step_of(run) == 2 and count_checkpoints(run)[0] == count_checkpoints(run)[1]
+    for path in run.iterdir():  # no file got the descriptor of standard output
+        assert b"first loss" not in path.read_bytes() or "events" in path.name
+    assert re.fullmatch(r"pid \d+ since [\d :-]+", (run / ".lock").read_text())
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        (">&-", "error: standard output is closed; redirect it to a file or a program\n"),
+        (">/dev/full", "error: standard output: cannot be written (No space left on device); "
+                       "redirect it elsewhere\n"),
+    ],
+)  # fmt: skip
+def test_sampling_without_an_output_is_one_line_and_exit_5(target, line, trained):
+    command = f"python sample.py --ckpt={trained} --max-new-tokens=5 --device=cpu {target}"
+    assert shell(command) == (5, "", line)
+    assert shell(f"{command} 2>&-")[0] == 5
+
+
+@pytest.mark.parametrize("buffering", ["", "1"])
+@pytest.mark.parametrize("command", ["train.py --help", "sample.py --help",
+                                     "train.py configs/smoke.yaml --print-config"])  # fmt: skip
+def test_a_full_disk_for_the_output_is_one_line_and_exit_5(command, buffering):
+    code, _, said = shell(f"python {command} >/dev/full", PYTHONUNBUFFERED=buffering)
+    assert code == 5 and said.startswith("error: standard output: cannot be written")
+    assert said.count("\n") == 1
+
+
+def test_a_closed_standard_input_is_an_empty_one(trained):
+    code, output, said = shell(f"python sample.py --ckpt={trained} --prompt=- "
+                               "--max-new-tokens=5 --device=cpu <&-")  # fmt: skip
+    assert (code, said) == (0, "") and len(output) == 6
+
+
+@pytest.mark.parametrize(
+    "command", ["sample.py --ckpt=/nowhere --top_k=x", "train.py nowhere.yaml"]
+)
+def test_an_error_that_nobody_reads_has_its_exit_code(command):
+    assert shell(f"python {command} 2>&1 | true; exit ${{PIPESTATUS[0]}}") == (2, "", "")
+    assert shell(f"python {command} 2>&-") == (2, "", "")
+    assert shell(f"python {command} 2>/dev/full") == (2, "", "")
+
+
+def test_ctrl_c_on_a_pipeline_whose_reader_has_gone_is_silent():
+    code = ("import time; from common.errors import run_script\n"
+            "def main(_):\n"
+            "    time.sleep(0.5); print('text', end=''); raise KeyboardInterrupt\n"
+            "import sys; sys.exit(run_script(main))")  # fmt: skip
+    command = f'python -c "{code}" | true; exit ${{PIPESTATUS[0]}}'
+    assert shell(command, PYTHONUNBUFFERED="") == (130, "", "")
+
+
+# ------------------------------------------------------------------------------------------ signals
+
+
+@pytest.mark.parametrize("script", ["train.py", "sample.py"])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
+def test_a_signal_during_the_imports_is_its_exit_code_without_a_traceback(
+    script, name, code, tmp_path
+):
+    (tmp_path / "difflib.py").write_text(  # imported before anything of ours but common.signals
+        f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(9)"
+    )
+    assert shell(f"python {script} --help", PYTHONPATH=str(tmp_path)) == (code, "", "")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_thirty_signals_end_a_run_with_the_code_of_one_and_nothing_is_lost(name, code, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *small_run_args(tmp_path), "--max_iters=100000", "--save_interval=2",
+         f"--out_dir={tmp_path / 'run'}"],
+        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    next(line for line in process.stdout if line.startswith("step 6:"))
+    for _ in range(30):
+        process.send_signal(getattr(signal, name))
+        time.sleep(0.01)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in said and "KeyboardInterrupt" not in said
+    there, good = count_checkpoints(tmp_path / "run")
+    assert there == good >= 2 and step_of(tmp_path / "run") >= 4
+
+
+SHUTTING_DOWN = """
+import atexit, os, signal, sys, time
+from common.errors import run_script
+from common.signals import Stop
+
+def main(_):
+    with Stop() as stop:
+        stop.defer(verbose=False)
+        os.kill(os.getpid(), signal.{name})
+    {then}
+    return stop.exit_code
+
+def later():
+    for _ in range(30):
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(0.001)
+
+atexit.register(later)
+sys.exit(run_script(main))
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("then", ["pass", "os.kill(os.getpid(), signal.{name})"])
+def test_signals_while_the_process_shuts_down_do_not_change_its_exit_code(name, code, then):
+    source = SHUTTING_DOWN.format(name=name, then=then.format(name=name))
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+# ------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("command", ["train.py configs/smoke.yaml --out_dir={}",
+                                     "sample.py --ckpt={}"])  # fmt: skip
+def test_too_little_address_space_to_import_torch_is_one_line_and_exit_5(command, tmp_path):
+    for kilobytes in (300_000, 600_000):  # torch's libraries would abort
+        command = command.format(tmp_path / "run")
+        code, _, said = shell(f"ulimit -v {kilobytes}; python {command}")
+        assert code == 5 and said.startswith("error: out of memory: ") and said.count("\n") == 1
+
+
+OUT_OF_MEMORY = [
+    MemoryError(),
+    OSError(12, "Cannot allocate memory"),
+    RuntimeError("std::bad_alloc"),
+    ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
+def test_memory_that_does_not_suffice_for_an_import_is_one_line_and_exit_5(error, capsys):
+    def main(_):
+        raise error
+
+    assert run_command(main) == 5
+    assert re.fullmatch(r"error: out of memory \(\w+\): .*\n", capsys.readouterr().err)
+
+
+def test_a_checkpoint_larger_than_memory_is_named_as_that(trained, monkeypatch, capsys):
+    def too_large(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(file_format, "read_regular", too_large)
+    with pytest.raises(ResourceError) as caught:
+        resolve(trained, "best")
+    size = (trained / "best.safetensors").stat().st_size
+    assert f"best.safetensors: its {size:,} bytes do not fit into memory" in str(caught.value)
+
+
+def test_a_limit_on_the_size_of_files_is_one_line_and_exit_5(tmp_path):
+    words = " ".join(small_run_args(tmp_path))
+    command = f"ulimit -f 0; python train.py {words} --out_dir={tmp_path / 'run'} 2>&1 | cat"
+    code, _, _ = shell(f"{command}; exit ${{PIPESTATUS[0]}}")
+    assert code == 5
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_a_message_of_any_length_is_bounded_and_its_middle_left_out(capsys):
+    def main(_):
+        raise UserError("begins" + "x" * 900_000 + "ends")
+
+    assert run_command(main) == 2
+    said = capsys.readouterr().err
+    assert len(said) < MAX_MESSAGE + 20
+    assert said.startswith("error: begins") and said.endswith("ends\n") and " ... " in said
+    assert shorten("abc", 3) == "abc" and shorten("abcdef", 4) == "ab ... ef"
+
+
+LONG = "x" * 900_000
+
+
+@pytest.mark.parametrize("words", [
+    [LONG], ["configs/smoke.yaml", f"--out_dir={'x' * 90_000}"],
+    ["configs/smoke.yaml", f"--{LONG}=1"],
+    ["configs/smoke.yaml", f"--seed={LONG}"], ["configs/smoke.yaml", f"--resume={'y/' * 60_000}"],
+    ["configs/smoke.yaml", f"--data.encoding={LONG}"],
+])  # fmt: skip
+def test_an_argument_of_any_length_gets_a_short_answer(words, capsys, monkeypatch, tmp_path):
+    import train as script
+
+    assert Config()  # the schema is loaded
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["train.py", f"--out_dir={tmp_path / 'run'}", *words])
+    assert run_command(script.main) in (2, 4, 5)
+    out, err = capsys.readouterr()
+    assert len(out) + len(err) < MAX_MESSAGE + 20 and err.count("\n") == 1
