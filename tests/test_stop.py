@@ -4,8 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 
@@ -14,7 +12,6 @@ import pytest
 from common.errors import program
 from common.signals import Interrupted, Stop
 from tests.campaigns.common import (
-    ROOT,
     STEPS,
     at_step,
     contents,
@@ -72,22 +69,6 @@ def test_a_signal_before_training_exits_with_its_code():
         with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
             signal.raise_signal(getattr(signal, name))
         assert getattr(caught.value, "code", 130) == CODES[name]
-
-
-def test_a_sigterm_from_the_launcher_does_not_change_the_exit_code_of_a_stopped_rank():
-    """Send SIGTERM to a stopped rank that is about to exit with 143, as torchrun does."""
-    code = (
-        "import os, signal, sys\n"
-        "from common.signals import Stop\n"
-        "with Stop() as stop:\n"
-        "    stop.defer()\n"
-        "    signal.raise_signal(signal.SIGTERM)\n"
-        "    stop.global_request = stop.local_request\n"
-        "signal.raise_signal(signal.SIGTERM)\n"
-        "sys.exit(stop.exit_code)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
-    assert done.returncode == 143
 
 
 def test_signal_handlers_are_restored():
