@@ -47,7 +47,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
     ("A7", ["-n", "4"], ["unknown option '-n'", "--help lists all"]),
     ("A7", ["--"], ["unknown option '--'"]),
     ("A7", ["--\x1b[2J=4"], ["unknown option '--\\x1b[2J'"]),
-    ("A8", ["--attention=flsh"], ["--attention: ", "one of fused, heads", "'flsh'"]),
+    ("A8", ["--attention=flsh"], ["--attention: ", "one of heads, separate", "'flsh'"]),
     ("A13", ["--seed=010"], ["--seed: ", "leading zero"]),
     ("A15", ["--n_layer=true"], ["must be an integer", "'true'"]),
     ("A15", ["--compile=on"], ["must be true or false", "'on'"]),

@@ -92,7 +92,7 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A7", "model.n_head: 4\n", ["unknown key 'model.n_head'", "line 1"]),
     ("A7", "data: {seed: 4}\n", ["unknown key 'seed'", "line 1", "did you mean seed?"]),
     ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1", "python train.py --help lists all"]),
-    ("A8", "model: {attention: flsh}\n", ["line 1", "one of fused, heads", "'flsh'"]),
+    ("A8", "model: {attention: flsh}\n", ["line 1", "one of heads, separate", "'flsh'"]),
     ("A8", "model: {attention: Heads}\n", ["one of heads, ", "'Heads'"]),
     (
         "A9",

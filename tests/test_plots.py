@@ -54,28 +54,36 @@ def test_characters_without_a_glyph_are_labelled_by_name_or_code_point():
 
 
 def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for_the_future():
-    weights = np.tril(np.full((3, 4, 4), 0.25))
-    weights[1, 3] = [0.0, 1.0, 0.0, 0.0]
-    page = plots.attention(weights, "a\nbc", "title")
-    side = 4 * plots.CELL
-    width, height = (page.width - plots.CELL) // 2, (page.height - 3 * plots.CELL) // 2
-    margin = width - side - plots.CELL
-    left, top = width + margin + plots.CELL, 3 * plots.CELL  # head 2, to the right of head 1
-    cells = np.array(page)[top : top + side, left : left + side][plots.CELL // 2 :: plots.CELL]
-    cells = cells[:, plots.CELL // 2 :: plots.CELL]
+    weights = np.tril(np.full((4, 4), 0.25))
+    weights[3] = [0.0, 1.0, 0.0, 0.0]
+    page = plots.attention(weights, "a\u4e2dbc", "title")
+    side, top = 4 * plots.CELL, plots.TITLE_HEIGHT
+    margin = page.height - side - top  # the labels below are as high as those on the left are wide
+    square = np.array(page)[top : top + side, margin : margin + side]
+    cells = square[plots.CELL // 2 :: plots.CELL, plots.CELL // 2 :: plots.CELL]
     assert cells[3].tolist() == [plots.FAINT, plots.DARK, plots.FAINT, plots.FAINT]
-    assert (cells[np.triu_indices(4, 1)] == plots.BACKGROUND).all() and 0 < cells[
-        2, 0
-    ] < plots.FAINT
-    labels = np.array(page)[top : top + side, left - margin : left].reshape(4, plots.CELL, margin)
+    assert (cells[np.triu_indices(4, 1)] == plots.BACKGROUND).all()
+    assert 0 < cells[2, 0] < plots.FAINT
+    labels = np.array(page)[top : top + side, :margin].reshape(4, plots.CELL, margin)
     widths = (labels < plots.FAINT).any(axis=1).sum(axis=1)  # width in pixels of each label
     assert widths[1] > 3 * max(widths[[0, 2, 3]]) and widths.min() > 0
-    assert height > side and page.getpalette()[-3:] == [255, 255, 255]
+    assert page.getpalette()[-3:] == [255, 255, 255]
+
+
+def test_the_scale_of_a_map_has_the_shades_of_its_weights():
+    page = np.array(plots.attention(np.tril(np.full((32, 32), 0.25)), "x" * 32, "title"))
+    scale = page[4 + plots.CELL // 2, page.shape[1] - plots.SCALE_WIDTH :]
+    quarter = page[plots.TITLE_HEIGHT + plots.CELL // 2, 20]
+    assert plots.FAINT in scale and plots.DARK in scale and quarter in scale
+
+
+def test_a_map_of_the_probe_text_fits_a_card_of_tensorboard():
+    assert plots.attention(np.eye(32), "W" * 32, "layer 10, head 10").width <= 350
 
 
 def test_plots_of_extreme_sizes_are_drawn():
-    for T, H in ((1, 1), (2, 5), (32, 7)):
-        plots.attention(np.full((H, T, T), 1 / T), "x" * T, "t")
+    for T in (1, 2, 5, 32):
+        plots.attention(np.full((T, T), 1 / T), "x" * T, "t")
     for n in (1, 2, 3, 1000):
         assert plots.curve(1 + np.arange(n), np.linspace(5, 1, n), 4.0, "t").size == (720, 400)
 

@@ -366,7 +366,7 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(tmp_path
         "--warmup_iters=0",
     ]
     process = torchrun(2, *arguments)
-    next(line for line in process.stdout if line.startswith("first loss"))
+    next(line for line in process.stdout if line.startswith("device "))
     time.sleep(0.3)
     process.terminate()
     output = process.communicate(timeout=240)[0]

@@ -196,7 +196,7 @@ def test_the_time_limit_does_not_depend_on_the_system_clock(monkeypatch):
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal")
 def test_a_suspended_process_continues_bit_identical(options, tmp_path, uninterrupted):
     process = start("train.py", *options, f"--out_dir={tmp_path / 'run'}")
-    next(line for line in process.stdout if line.startswith("first loss"))
+    next(line for line in process.stdout if line.startswith("device "))
     os.kill(process.pid, signal.SIGSTOP)
     time.sleep(0.5)
     os.kill(process.pid, signal.SIGCONT)

@@ -64,7 +64,7 @@ def _kill(process: subprocess.Popen, rng: random.Random) -> None:
     if rng.random() < 0.1:
         time.sleep(rng.uniform(0, 3))
     else:
-        next(line for line in process.stdout if line.startswith("first loss"))
+        next(line for line in process.stdout if line.startswith("device "))
         time.sleep(rng.uniform(0, 0.5))
     process.kill()
     process.communicate()

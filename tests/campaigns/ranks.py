@@ -190,7 +190,7 @@ def campaign(full: bool) -> str:
 
 def _kill(process: subprocess.Popen, rng: random.Random) -> float:
     """Kill a rank at a random moment of training; return the seconds until all have exited."""
-    next(line for line in process.stdout if line.startswith("first loss"))
+    next(line for line in process.stdout if line.startswith("device "))
     time.sleep(rng.uniform(0, 0.5))
     pids = children(process)
     os.kill(rng.choice(pids), signal.SIGKILL)
