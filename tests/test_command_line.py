@@ -237,7 +237,7 @@ def test_exactly_one_config_file_is_required():
 
 def test_settings_without_an_option_have_the_value_of_the_file_or_the_default():
     plain = load([SMOKE])
-    assert plain == Command(config_file=SMOKE, config=plain.config)
+    assert plain == Command(config_file=SMOKE, config=plain.config, arguments=(SMOKE,))
     actions = (plain.resume, plain.init_from, plain.overwrite, plain.print_config)
     assert actions == (None, None, False, False)
     changed = load([SMOKE, "--n_layer=5"]).config

@@ -114,7 +114,10 @@ def test_the_plays_match_the_counts_in_their_readme():
     plays = Path(data.download.__file__).parent / "plays"
     corpus, _ = load(str(plays))
     readme = (plays / "README.md").read_text()
-    assert f"{corpus.characters:,} characters, of {len(corpus.tokenizer)} distinct" in readme
+    counts = (
+        f"{corpus.characters:,} characters, all ASCII, {len(corpus.tokenizer)} of them distinct"
+    )
+    assert counts in readme
     assert len(corpus.train.segments) == len(list(plays.glob("*.txt"))) == 8
 
 
