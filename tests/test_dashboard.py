@@ -223,7 +223,8 @@ def test_the_hparams_page_shows_each_run_with_its_settings_and_final_loss(server
         values = {each["name"]["tag"]: each["value"] for each in group["metricValues"]}
         assert values["val/loss"] == pytest.approx(dict(runs[1]["val/loss"])[STEPS])
         assert (
-            group["hparams"]["3model.n_layer"] == 2 and group["hparams"]["train.optimizer"] == "muon"
+            group["hparams"]["3model.n_layer"] == 2
+            and group["hparams"]["train.optimizer"] == "muon"
         )
 
 
