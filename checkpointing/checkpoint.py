@@ -6,7 +6,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import get_args, get_origin
@@ -151,14 +151,15 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
             f"{saved.origin}: its run used train.optimizer {then}, the config says {now}; their "
             f"states do not convert; set it back, or start a new run with --init_from"
         )
-    _check_size(saved)
+    weights = saved.role("model").values()
+    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     rows, tensors = _tensors_of(run), saved.tensors
     if run.ema_model is None:
         tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
     elif not saved.has_ema:  # a run that starts its average now
         tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
-    _check_tensors(saved.origin, tensors, rows)
+    check_tensors(saved.origin, tensors, rows)
     with torch.no_grad():
         for name, views in rows.items():
             copy_rows(tensors[name], views)
@@ -172,18 +173,28 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     return run
 
 
+def check_resumable(saved: Checkpoint) -> None:
+    """Raise CheckpointError for a model that was imported: it has weights alone."""
+    if all(name.startswith("model.") for name in saved.tensors):
+        raise CheckpointError(
+            f"{saved.origin}: an imported model, which has no optimizer state to resume from; "
+            "start a new run with --init_from"
+        )
+
+
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """Build the model of a checkpoint, with its EMA weights if it has them.
 
     `config` may differ from the saved one in layout, kernel and dropout. Raises CheckpointError
     unless every weight fits.
     """
-    _check_size(saved)
+    weights = saved.role("model").values()
+    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
     model = GPT(config or saved.config.model, len(saved.vocabulary))
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
         rows = {f"{role}.{name}": views for name, views in model.named_rows().items()}
-        _check_tensors(saved.origin, tensors, rows)
+        check_tensors(saved.origin, tensors, rows)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
 
@@ -203,17 +214,19 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
     return facts | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
 
 
-def _check_size(saved: Checkpoint) -> None:
-    """Raise CheckpointError if a small file would make a large model."""
-    in_file = sum(tensor.nbytes for tensor in saved.role("model").values())
-    implied = 4 * estimate_parameters(saved.config.model, len(saved.vocabulary))
+def check_size(
+    origin: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
+) -> None:
+    """Raise CheckpointError if the weights of a file are few and its config makes a large model."""
+    in_file = sum(tensor.nbytes for tensor in weights)
+    implied = 4 * estimate_parameters(config, vocab_size)
     if implied > in_file + MAX_EXCESS_BYTES:
         raise CheckpointError(
-            f"{saved.origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
+            f"{origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
         )
 
 
-def _check_tensors(
+def check_tensors(
     origin: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.

@@ -202,6 +202,11 @@ def _foreign(content: bytearray) -> str:
     """Say what a file is that is not ours."""
     if OLD_FORMAT in content[-128:]:
         return "a checkpoint of format 1, from before the first release; train again"
+    if content.startswith(b"PK\3\4") and b"model_args" in content:
+        return (
+            "a checkpoint of nanoGPT; import it with python -m checkpointing.nanogpt CKPT "
+            "--meta=META --out_dir=DIR"
+        )
     if content.startswith(b"PK\3\4"):
         return "not a checkpoint of this program, but a PyTorch or zip file"
     return "not a checkpoint of this program"

@@ -124,6 +124,18 @@ def load_sample(argv: list[str]) -> SampleConfig:
     return from_dict(values, SampleConfig)
 
 
+def load_bridge(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
+    """Parse the arguments of a command that takes one file or folder, and the options of a section.
+
+    `source` describes the file or folder, for messages.
+    """
+    words, values = parse_arguments(argv, section)
+    if len(words) != 1:
+        given = brief(tuple(words)) if words else "none"
+        raise ConfigError(f"give one {source}; given: {given}; --help shows an example")
+    return words[0], from_dict(values, section)
+
+
 def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
     """Return the words that are not options, and the checked values of the options by full name."""
     options = _options(*sections)
@@ -183,12 +195,17 @@ def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
 
 def train_help() -> str:
     """Return what `python train.py --help` prints."""
-    return TRAIN_USAGE + _help(Actions) + _help(Config) + NOTES
+    return command_help(TRAIN_USAGE, Actions, Config)
 
 
 def sample_help() -> str:
     """Return what `python sample.py --help` prints."""
-    return SAMPLE_USAGE + _help(SampleConfig) + NOTES
+    return command_help(SAMPLE_USAGE, SampleConfig)
+
+
+def command_help(usage: str, *sections: type) -> str:
+    """Return what a command with the settings of these sections prints for --help."""
+    return usage + "".join(map(_help, sections)) + NOTES
 
 
 def _help(section: type, prefix: str = "") -> str:

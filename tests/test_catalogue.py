@@ -188,7 +188,8 @@ CATALOGUE = {
     ],
     "C5 another kind of file": ["test_file_format.py::test_a_foreign_file_is_refused"],
     "C6 another program's checkpoint": [
-        "test_file_format.py::test_another_programs_checkpoint_is_refused"
+        "test_file_format.py::test_another_programs_checkpoint_is_refused",
+        "test_nanogpt.py::test_sample_names_the_command_that_imports_a_checkpoint_of_nanogpt",
     ],
     "C7 a hostile header": [
         f"{FORGED}[a duplicate tensor]",
