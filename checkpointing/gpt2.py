@@ -42,6 +42,7 @@ BLOCK_MODULES = {  # the same inside a block; queries, keys and values are one m
     "mlp.down": "mlp.c_proj",
 }
 TOKEN_EMBEDDING, LM_HEAD = f"{PREFIX}wte.weight", "lm_head.weight"
+EMBEDDINGS = (TOKEN_EMBEDDING, f"{PREFIX}wpe.weight", LM_HEAD)  # which never have biases
 EMPTY = torch.empty(0)
 CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # a constant that older versions saved
 
@@ -167,7 +168,7 @@ def write_run(folder: Path, saved: Checkpoint) -> None:
 
 def import_report(saved: Checkpoint, folder: str) -> str:
     """Return what an importing command prints when the run folder is complete."""
-    parameters = sum(tensor.numel() for tensor in saved.tensors.values())
+    parameters = checkpoints.build_model(saved).parameter_count()
     return (
         f"imported {saved.origin}: {parameters:,} parameters, {len(saved.vocabulary):,} characters;"
         f" now try:\n  python sample.py --ckpt {escape(shlex.quote(folder))}"
