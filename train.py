@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import NonFiniteError, escape, run_command
+from common.errors import NonFiniteError, escape, first_few, run_command
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -112,6 +112,7 @@ def build_run(
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
     from data.corpus import check_sizes, load_corpus
+    from data.tokenizer import describe
     from model.gpt import GPT
     from training.state import Run
 
@@ -132,6 +133,7 @@ def build_run(
         wanted_sha256=wanted.get("sha256"),
         wanted_val_sha256=wanted.get("val_sha256"),
         vocabulary=origin.vocabulary if origin else None,
+        add_characters=command.new_characters == "add",
     )
     check_sizes(corpus, config.model.block_size)
     if saved:
@@ -141,6 +143,11 @@ def build_run(
         ]
         return checkpoints.restore(saved, config, corpus, selected), saved, changes
     if parent:
+        vocabulary, known = corpus.tokenizer.vocabulary, len(parent.vocabulary)
+        if len(vocabulary) > known:
+            added = first_few(describe(c) for c in vocabulary if c not in parent.vocabulary)
+            info(f"adding {len(vocabulary) - known:,} characters to the known {known:,}: {added}")
+            parent = checkpoints.add_characters(parent, vocabulary, config.seed)
         model = checkpoints.build_model(parent, config.model)
     else:
         model = GPT(config.model, len(corpus.tokenizer), config.seed)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -197,6 +197,28 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
         check_tensors(saved.origin, tensors, rows)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
+
+
+def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
+    """Extend the vocabulary of a checkpoint, for `build_model`.
+
+    Every table with one row per character gets rows for the new ones, as a new model of this seed
+    has them; the rows of the old characters, and all other weights, stay the same. Raises
+    CheckpointError unless every weight fits.
+    """
+    build_model(saved)  # checks names and shapes
+    new_model = GPT(saved.config.model, len(vocabulary), seed)
+    old_ids = torch.from_numpy(CharTokenizer(vocabulary).encode(saved.vocabulary)).long()
+    tensors = {}
+    for name, rows in new_model.named_rows().items():
+        for role in ("model", "ema") if saved.has_ema else ("model",):
+            old, new = saved.tensors[f"{role}.{name}"], torch.cat(rows).detach()
+            if new.shape == old.shape:
+                new = old
+            else:
+                new[old_ids] = old
+            tensors[f"{role}.{name}"] = new
+    return replace(saved, vocabulary=vocabulary, tensors=tensors)
 
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:

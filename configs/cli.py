@@ -64,6 +64,11 @@ class Actions(Checked):
     init_from: str | None = setting(
         None, "checkpoint to take the initial weights and the vocabulary from"
     )
+    new_characters: str = setting(
+        "refuse",
+        "with --init_from: characters that its vocabulary lacks",
+        choices=("refuse", "add"),
+    )
     time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
 
     def __post_init__(self):
@@ -73,6 +78,8 @@ class Actions(Checked):
                 raise ConfigError(f"--resume and --{other} contradict each other; give one of them")
         if self.allow_data_change and not self.resume:
             raise ConfigError("--allow_data_change only applies together with --resume")
+        if self.new_characters == "add" and not self.init_from:
+            raise ConfigError("--new_characters only applies together with --init_from")
 
 
 @dataclass(frozen=True)
