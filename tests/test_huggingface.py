@@ -285,3 +285,97 @@ def test_a_model_that_is_not_ours_is_refused(name, tmp_path):
     folder = export(tmp_path, make_checkpoint())
     change_json(folder / file, **changes)
     assert words in refusal(folder, tmp_path / "back", 4)
+
+
+# ------------------------------------------------------------------------------------ hostile files
+
+HOSTILE_JSON = {
+    "nothing": b"",
+    "text": b"First Citizen:\n" * 100,
+    "no object": b"[1, 2]",
+    "deep": b"[" * 10**6,
+    "deep objects": b'{"a":' * 10**5,
+    "a name twice": b'{"model_type": "gpt2", "model_type": "gpt2"}',
+    "a long integer": b'{"n_layer": ' + b"9" * 10**6 + b"}",
+    "no number": b'{"n_layer": NaN}',
+    "not UTF-8": b'{"n_layer": "\xff"}',
+    "many parts": b'{"a": [' + b"0," * 10**6 + b"0]}",
+    "a large file": b" " * (2**24 + 1),
+}
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", HOSTILE_JSON)
+def test_hostile_json_is_refused(name, file, tmp_path):
+    resource = pytest.importorskip("resource")
+    folder = export(tmp_path, make_checkpoint())
+    (folder / file).write_bytes(HOSTILE_JSON[name])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert refusal(folder, tmp_path / "back", 4).startswith(f"{folder / file}: ")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # KB
+
+
+def header(tensors):
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+HOSTILE_WEIGHTS = {
+    "nothing": b"",
+    "a pickle": b"\x80\x02cos\nsystem\nX\x04\0\0\0exit\x85R.",
+    "a huge header": (2**62).to_bytes(8, "little") + b"{}",
+    "no tensors": header({}),
+    "a huge tensor": header({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
+    "no dtype": header({"a": {"dtype": "F8", "shape": [1], "data_offsets": [0, 1]}}) + b"\0",
+    "two in one place": header(
+        {n: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]} for n in "ab"}
+    )
+    + b"\0",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_WEIGHTS)
+def test_hostile_weights_are_refused(name, tmp_path):
+    folder = export(tmp_path, make_checkpoint())
+    (folder / "model.safetensors").write_bytes(HOSTILE_WEIGHTS[name])
+    refusal(folder, tmp_path / "back", 4)
+
+
+def test_truncated_files_are_refused(tmp_path):
+    folder = export(tmp_path, make_checkpoint())
+    for file in ("config.json", "tokenizer.json", "model.safetensors"):
+        content = (folder / file).read_bytes()
+        for length in range(0, len(content) - 1, len(content) // 20):
+            (folder / file).write_bytes(content[:length])
+            refusal(folder, tmp_path / "back", 4)
+        (folder / file).write_bytes(content)
+    bridge(folder, tmp_path / "back")
+
+
+def test_links_in_a_loop_pipes_and_folders_are_refused(tmp_path):
+    folder, back = export(tmp_path, make_checkpoint()), tmp_path / "back"
+    for file in ("tokenizer.json", "model.safetensors", "config.json"):
+        path = folder / file
+        content = path.read_bytes()
+        path.unlink()
+        if file != "config.json":  # which makes a folder a model
+            assert "no such file" in refusal(folder, back, 4)
+            path.symlink_to(file)
+            assert "symbolic link" in refusal(folder, back, 4)
+            path.unlink()
+        os.mkfifo(path)
+        assert "not a regular file" in refusal(folder, back, 4)
+        path.unlink()
+        path.mkdir()
+        assert "not a regular file" in refusal(folder, back, 4)
+        path.rmdir()
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value, tmp_path):
+    folder = export(tmp_path, make_checkpoint())
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["transformer.wpe.weight"][3, 2] = value
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "not finite: transformer.wpe.weight" in refusal(folder, tmp_path / "back", 4)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import os
 import pickle
 import random
+import time
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from checkpointing import nanogpt
 from common.errors import UserError
 from configs.schema import LAYOUTS
 from tests.campaigns.common import train
+from tests.test_foreign import BOMBS
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
 CHARACTERS = sorted(set(TEXT))
@@ -82,15 +85,16 @@ def nanogpt_logits(weights, args, ids):
 
 
 def save(path, weights, args, compiled=False, **others):
-    """Write the ckpt.pt that nanoGPT's train.py writes, with the state of its optimizer."""
-    parameters = [torch.nn.Parameter(each.clone()) for each in weights.values()]
-    groups = [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:]}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
-    sum(each.sum() for each in parameters).backward()
-    optimizer.step()
+    """Write a ckpt.pt as nanoGPT's train.py does, with the state of its optimizer."""
+    betas = (0.9, 0.99)  # one tuple in both groups
+    moments = {"step": torch.tensor(250.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    groups = [
+        {"lr": 1e-3, "betas": betas, "weight_decay": decay, "fused": None, "params": [i]}
+        for i, decay in enumerate((0.1, 0.0))
+    ]
     content = {
         "model": {("_orig_mod." if compiled else "") + key: w for key, w in weights.items()},
-        "optimizer": optimizer.state_dict(),
+        "optimizer": {"state": {0: moments}, "param_groups": groups},
         "model_args": args,
         "iter_num": 250,
         "best_val_loss": torch.tensor(1.5),
@@ -324,3 +328,119 @@ def test_a_text_that_is_not_of_the_model_is_refused(files):
     path.write_bytes(b"a\xff")
     assert "not UTF-8 at byte 1" in refusal(files, 3, vocabulary=path)
     assert "No such file" in refusal(files, 3, vocabulary=files / "none.txt")
+
+
+# ------------------------------------------------------------------------------------ hostile files
+
+
+@pytest.fixture
+def bounded(files, monkeypatch):
+    """Check that a test takes little memory and time, and executes nothing that leaves a file."""
+    resource = pytest.importorskip("resource")
+    trap = files / "trap"
+    trap.mkdir()
+    monkeypatch.chdir(trap)
+    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    yield files
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # KB
+    assert time.monotonic() - began < 20
+    assert not list(trap.iterdir())
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_forged_checkpoint_is_refused_and_nothing_in_it_runs_or_grows(name, bounded):
+    archive, words = BOMBS[name]
+    (bounded / "ckpt.pt").write_bytes(archive)
+    assert words in refusal(bounded)
+
+
+def repeated_view(tensor, shape):
+    """Return a tensor of any shape whose numbers are all the first one of `tensor`."""
+    return tensor.as_strided(shape, [0] * len(shape))
+
+
+HUGE_TENSORS = {
+    "a number repeated": lambda one: {"transformer.wte.weight": repeated_view(one, (2**20, 2**20))},
+    "a matrix repeated": lambda one: {f"x{i}": repeated_view(one, (2**28,)) for i in range(1000)},
+    "large sizes": lambda one: {
+        **random_weights(ARGS),
+        "transformer.wte.weight": repeated_view(one, (20, 65536)),
+        "transformer.h.0.mlp.c_fc.weight": repeated_view(one, (4 * 65536, 65536)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", HUGE_TENSORS)
+def test_tensors_larger_than_their_file_are_refused(name, bounded):
+    model, args = HUGE_TENSORS[name](torch.ones(1)), {**ARGS, "n_embd": 65536}
+    save(bounded / "ckpt.pt", random_weights(ARGS), args, model=model)
+    assert "its tensors are larger than the file" in refusal(bounded)
+
+
+def strings(count):
+    return b"".join(b"\x8c\x05%05dK\x00" % i for i in range(count))  # keys, each with a value of 0
+
+
+HOSTILE_META = {
+    "a call": (b"\x80\x02cos\nsystem\nX\x0c\0\0\0touch harmed\x85R.", "pickle opcode GLOBAL"),
+    "a call by name": (
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0ctouch harmed\x85R.",
+        "pickle opcode STACK_GLOBAL",
+    ),
+    "an instance": (b"(X\x0c\0\0\0touch harmedios\nsystem\n.", "pickle opcode INST"),
+    "a large allocation": (
+        b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + (3 * 10**9).to_bytes(8, "little") + b"\x85R.",
+        "pickle opcode GLOBAL",
+    ),
+    "a persistent id": (b"\x80\x02}X\x01\0\0\0aQs.", "pickle opcode BINPERSID"),
+    "nested tuples": (b"\x80\x02)" + b"\x85" * 10**6 + b".", "pickle opcode EMPTY_TUPLE"),
+    "a dict used twice": (b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "pickle opcode BINGET"),
+    "nested dicts": (
+        b"\x80\x02" + b"}X\x01\0\0\0a" * 10**4 + b"K\1" + b"s" * 10**4 + b".",
+        "it has no stoi",
+    ),
+    "integers of one hash": (b"\x80\x02\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x1f.", "opcode LONG1"),
+    "a long integer": (b"\x80\x02I" + b"9" * 10**6 + b"\n.", "not a meta.pkl of nanoGPT"),
+    "a dict as a key": (b"\x80\x02}}K\1s.", "not a meta.pkl of nanoGPT (TypeError)"),
+    "a key without a value": (b"\x80\x02}(K\1u.", "not a meta.pkl of nanoGPT (ValueError)"),
+    "an item of no dict": (b"\x80\x02K\1K\1K\1s.", "not a meta.pkl of nanoGPT"),
+    "an empty stack": (b"\x80\x02s.", "not a meta.pkl of nanoGPT"),
+    "what was never stored": (b"\x80\x02h\7.", "not a meta.pkl of nanoGPT (KeyError)"),
+    "a string longer than the file": (b"\x80\x02X\xff\xff\xff\x7fa.", "not a meta.pkl of nanoGPT"),
+    "no such opcode": (b"\x80\x02\xff.", "not a meta.pkl of nanoGPT"),
+    "no end": (b"\x80\x02}", "not a meta.pkl of nanoGPT"),
+    "an empty file": (b"", "not a meta.pkl of nanoGPT"),
+    "text": (b"First Citizen:\n" * 100, "not a meta.pkl of nanoGPT"),
+    "many strings": (b"\x80\x04}(" + strings(10**5) + b"u.", "it has no stoi"),
+    "a large file": (bytes(2**21 + 1), "at most 2,097,152 are read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_META)
+def test_a_hostile_meta_is_refused_and_nothing_in_it_runs_or_grows(name, bounded):
+    content, words = HOSTILE_META[name]
+    (bounded / "meta.pkl").write_bytes(content)
+    assert words in refusal(bounded)
+
+
+@pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
+def test_truncated_files_are_refused(file, files):
+    content = (files / file).read_bytes()
+    for length in range(0, len(content), max(1, len(content) // 60)):
+        (files / file).write_bytes(content[:length])
+        refusal(files)
+
+
+@pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
+def test_links_in_a_loop_pipes_and_folders_are_refused(file, files):
+    path = files / file
+    path.unlink()
+    assert "no such file" in refusal(files)
+    path.symlink_to(file)
+    assert "symbolic link" in refusal(files)
+    path.unlink()
+    os.mkfifo(path)
+    assert "not a regular file" in refusal(files)
+    path.unlink()
+    path.mkdir()
+    assert "not a regular file" in refusal(files)
