@@ -118,11 +118,11 @@ def build_run(
 
     config = command.config
     saved = checkpoints.load(source) if source else None
+    if saved:
+        checkpoints.check_resumable(saved)
     parent = None
     if command.init_from:
         parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
-    if saved:
-        checkpoints.check_resumable(saved)
     origin = saved or parent
     if origin:
         checkpoints.check_same_model(source or command.init_from, origin.config, config)

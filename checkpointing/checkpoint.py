@@ -151,8 +151,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
             f"{saved.origin}: its run used train.optimizer {then}, the config says {now}; their "
             f"states do not convert; set it back, or start a new run with --init_from"
         )
-    weights = saved.role("model").values()
-    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+    _check_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     rows, tensors = _tensors_of(run), saved.tensors
     if run.ema_model is None:
@@ -188,8 +187,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     `config` may differ from the saved one in layout, kernel and dropout. Raises CheckpointError
     unless every weight fits.
     """
-    weights = saved.role("model").values()
-    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+    _check_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
@@ -236,10 +234,15 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
     return facts | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
 
 
+def _check_size(saved: Checkpoint) -> None:
+    weights = saved.role("model").values()
+    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+
+
 def check_size(
     origin: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
 ) -> None:
-    """Raise CheckpointError if the weights of a file are few and its config makes a large model."""
+    """Raise CheckpointError if a small file would make a large model."""
     in_file = sum(tensor.nbytes for tensor in weights)
     implied = 4 * estimate_parameters(config, vocab_size)
     if implied > in_file + MAX_EXCESS_BYTES:

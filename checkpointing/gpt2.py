@@ -94,41 +94,44 @@ def import_model(
     }
     embedding, lm_head = tensors.get(TOKEN_EMBEDDING, EMPTY), tensors.get(LM_HEAD, EMPTY)
     if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
-        tensors.pop(LM_HEAD, None)
+        tensors.pop(LM_HEAD, None)  # tied
     vocabulary, order = sort_characters(origin, ids)
     if embedding.dim() == 2 and len(embedding) != len(vocabulary):
         raise CheckpointError(
             f"{origin}: the model has {len(embedding):,} tokens, the vocabulary "
             f"{len(vocabulary):,} characters; give the vocabulary that it was trained with"
         )
-    try:
-        config = ModelConfig(
-            **sizes,
-            bias=any(name.endswith(".bias") for name in tensors),
-            tied=LM_HEAD not in tensors,
-        )
-    except ConfigError as error:
-        raise CheckpointError(f"{origin}: {error}") from None
-    checkpoints.check_size(origin, tensors.values(), config, len(vocabulary))
-    model = GPT(config, len(vocabulary))
-    rows = gpt2_rows(model)
-    checkpoints.check_tensors(origin, tensors, rows)
-    for name in {TOKEN_EMBEDDING, LM_HEAD} & tensors.keys():
-        tensors[name] = tensors[name][order]
+    model = _build_model(origin, sizes, tensors, len(vocabulary))
     with torch.no_grad():
-        for name, views in rows.items():
-            copy_rows(tensors[name], views)
-        tensors = {f"model.{name}": torch.cat(rows) for name, rows in model.named_rows().items()}
+        for name, rows in gpt2_rows(model).items():
+            per_character = name in (TOKEN_EMBEDDING, LM_HEAD)
+            copy_rows(tensors[name][order] if per_character else tensors[name], rows)
+        weights = {f"model.{name}": torch.cat(rows) for name, rows in model.named_rows().items()}
     return Checkpoint(
-        config=Config(model=config),
+        config=Config(model=model.config),
         vocabulary=vocabulary,
         data={"name": origin, "sha256": "", "characters": 0},
         progress=asdict(Progress()),
         environment={},
         events={"number": 0, "size": 0},
-        tensors=tensors,
+        tensors=weights,
         origin=origin,
     )
+
+
+def _build_model(
+    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], vocab_size: int
+) -> GPT:
+    """Build a new model for these tensors; raise CheckpointError unless every one fits."""
+    bias = any(name.endswith(".bias") for name in tensors)
+    try:
+        config = ModelConfig(**sizes, bias=bias, tied=LM_HEAD not in tensors)
+    except ConfigError as error:
+        raise CheckpointError(f"{origin}: {error}") from None
+    checkpoints.check_size(origin, tensors.values(), config, vocab_size)
+    model = GPT(config, vocab_size)
+    checkpoints.check_tensors(origin, tensors, gpt2_rows(model))
+    return model
 
 
 def sort_characters(origin: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:

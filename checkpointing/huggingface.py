@@ -286,7 +286,8 @@ def read_gpt2_config(path: Path) -> tuple[dict[str, object], bool]:
     Raises CheckpointError for settings that our model does not have.
     """
     settings = DEFAULTS | read_json(path)
-    if settings["n_inner"] == 4 * settings.get("n_embd", 0):
+    n_embd = settings.get("n_embd")
+    if type(n_embd) is int and settings["n_inner"] == 4 * n_embd:
         settings["n_inner"] = None
     others = [name for name, value in FIXED.items() if settings[name] != value]
     if others:

@@ -86,10 +86,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, "Tensor"]]
     ]
     if any(not isinstance(part, dict) for part in parts):
         raise CheckpointError(f"{shown}: no checkpoint of nanoGPT: it has no model or model_args")
-    weights, arguments = parts
-    if arguments.get("vocab_size") in BPE_SIZES:
+    # dict.items, because a forged OrderedDict may have attributes in place of its methods
+    weights, arguments = (dict(dict.items(part)) for part in parts)
+    vocab_size = arguments.get("vocab_size")
+    if type(vocab_size) is int and vocab_size in BPE_SIZES:
         raise CheckpointError(
-            f"{shown}: its {arguments['vocab_size']:,} tokens are byte pairs of GPT-2; only "
+            f"{shown}: its {vocab_size:,} tokens are byte pairs of GPT-2; only "
             "character-level models can be imported, such as one of data/shakespeare_char"
         )
     missing = [name for name in SIZES if name not in arguments]
@@ -100,7 +102,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, "Tensor"]]
     if sum(each.nbytes for each in weights.values()) > 2 * path.stat().st_size:
         raise CheckpointError(f"{shown}: its tensors are larger than the file")
     tensors = {name.removeprefix(COMPILED): each for name, each in weights.items()}
-    return {name: arguments[name] for name in (*SIZES, *({"dropout"} & arguments.keys()))}, tensors
+    return {name: arguments[name] for name in (*SIZES, "dropout") if name in arguments}, tensors
 
 
 def read_meta(path: Path) -> dict[str, int]:

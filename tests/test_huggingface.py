@@ -14,6 +14,7 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import huggingface, run_dir
 from checkpointing.gpt2 import write_run
 from common.errors import UserError
+from configs.cli import load
 from configs.schema import LAYOUTS, Config, ModelConfig
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
@@ -225,6 +226,19 @@ def test_every_setting_of_the_model_is_exported_or_refused():
     assert huggingface.CLASSIC.keys() | exported == CHOICES.keys()
 
 
+@pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])
+def test_the_configs_that_the_message_recommends_can_be_exported(name):
+    config = load([f"configs/{name}.yaml"]).config
+    huggingface.check_classic(name, config.model)
+
+
+@pytest.mark.parametrize("n_inner", [None, 64])
+def test_the_width_of_the_mlp_may_be_given(n_inner, tmp_path):
+    folder = export(tmp_path, make_checkpoint())
+    change_json(folder / "config.json", n_inner=n_inner)
+    bridge(folder, tmp_path / "back")
+
+
 def test_a_folder_that_holds_anything_of_a_model_is_left_alone(tmp_path):
     folder = export(tmp_path, make_checkpoint())
     for name in os.listdir(folder):
@@ -260,9 +274,11 @@ WRONG_FILES = {  # file, changes, words
     "scaling": ("config.json", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx true"),
     "sizes": ("config.json", {"n_embd": 18}, "transformer.wte.weight is float32"),
     "no size": ("config.json", {"n_layer": None}, "n_layer must be an integer"),
+    "null": ("config.json", {"n_embd": None, "n_inner": 64}, "n_inner 64"),
+    "a list": ("config.json", {"n_embd": [16], "n_inner": [16] * 4}, "n_inner a list"),
     "a text": ("config.json", {"n_head": "2"}, "n_head must be an integer"),
-    "a huge model": ("config.json", {"n_layer": 1000, "n_embd": 65536}, "its config describes"),
-    "a huge context": ("config.json", {"n_positions": 2**20}, "its config describes"),
+    "a huge model": ("config.json", {"n_layer": 1000, "n_embd": 65536}, "its weights have"),
+    "a huge context": ("config.json", {"n_positions": 2**20}, "its weights have"),
     "byte pairs": ("tokenizer.json", {"model": {"type": "BPE"}}, "not a tokenizer of single"),
     "lower case": ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "not a tokenizer of"),
     "special tokens": ("tokenizer.json", {"added_tokens": [{"id": 0}]}, "not a tokenizer of"),

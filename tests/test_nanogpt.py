@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import time
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -228,11 +229,11 @@ def test_sample_names_the_command_that_imports_a_checkpoint_of_nanogpt(files):
 
 def test_a_folder_with_a_run_is_left_alone(files):
     run = import_run(files)
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    before = {path.name: path.read_bytes() for path in run.glob("[!.]*")}
     with pytest.raises(UserError, match="already holds a run") as caught:
         import_run(files)
     assert caught.value.exit_code == 2
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in run.glob("[!.]*")} == before
 
 
 # ---------------------------------------------------------------------------------- what is refused
@@ -264,8 +265,10 @@ WRONG_MODELS = {
     "fewer layers": ({"model_args": {**ARGS, "n_layer": 1}}, "unknown: transformer.h.1.ln_1"),
     "heads": ({"model_args": {**ARGS, "n_head": 3}}, "not divisible by n_head 3"),
     "a size of the wrong type": ({"model_args": {**ARGS, "n_layer": [2]}}, "n_layer must be"),
-    "a huge size": ({"model_args": {**ARGS, "block_size": 2**20}}, "its config describes"),
-    "many layers": ({"model_args": {**ARGS, "n_layer": 1000, "n_embd": 65536}}, "config describes"),
+    "a huge size": ({"model_args": {**ARGS, "block_size": 2**20}}, "its weights have"),
+    "many layers": ({"model_args": {**ARGS, "n_layer": 1000, "n_embd": 65536}}, "its weights have"),
+    "a tensor as a size": ({"model_args": {**ARGS, "n_layer": torch.ones(3)}}, "n_layer must be"),
+    "tensors as numbers": ({"model_args": {"vocab_size": torch.ones(3)}}, "model_args has no"),
     "no tensor": ({"model": {"transformer.wte.weight": 1}}, "must map names to tensors"),
     "a name that is a number": ({"model": {7: torch.zeros(1)}}, "must map names to tensors"),
     "an unknown name": ({"model": {"\x1b[2J": torch.zeros(1)}}, r"unknown: \x1b[2J"),
@@ -279,6 +282,15 @@ def test_what_is_no_model_of_ours_is_refused(name, files):
     changes, words = WRONG_MODELS[name]
     save(files / "ckpt.pt", random_weights(ARGS), ARGS, **changes)
     assert words in refusal(files)
+
+
+def test_attributes_in_place_of_methods_are_not_called(files):
+    """OrderedDict, the type of a state dict, takes any attribute from a pickle."""
+    weights = OrderedDict(random_weights(ARGS))
+    for name in ("get", "keys", "values"):
+        setattr(weights, name, 1)
+    save(files / "ckpt.pt", random_weights(ARGS), ARGS, model=weights)
+    assert checkpoints.load(import_run(files) / "best.safetensors").vocabulary
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
