@@ -151,7 +151,7 @@ def exported_files(model: "GPT", vocabulary: str, folder: str) -> dict[str, byte
                 # without a class transformers takes GPT-2's own, whose ids are others
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "clean_up_tokenization_spaces": False,
-                # without this the model gets token types, and adds an embedding for each
+                # without this transformers 4 adds token types, and GPT-2 an embedding for each
                 "model_input_names": ["input_ids", "attention_mask"],
                 "model_max_length": config.block_size,
             }

@@ -122,6 +122,8 @@ def test_the_ids_of_every_character_are_the_same_in_transformers(transformers, t
         assert tokenizer.decode(ids) == text == tokenizer.decode(ids, skip_special_tokens=True)
     assert len(tokenizer) == len(VOCABULARY) and not tokenizer.all_special_tokens
     assert set(tokenizer(TEXT)) == {"input_ids", "attention_mask"}
+    written = json.loads((folder / "tokenizer_config.json").read_text())
+    assert written["model_input_names"] == ["input_ids", "attention_mask"]  # not a default in 4.57
     with pytest.raises(Exception, match="UNK"):
         tokenizer("z")
 
