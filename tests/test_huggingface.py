@@ -179,6 +179,17 @@ def test_biases_that_transformers_trained_come_back(transformers, tmp_path):
         assert (theirs(ids).logits - ours).abs().max() < 1e-5 * max(1, ours.abs().max())
 
 
+def test_tied_weights_are_those_of_the_embedding_as_in_transformers(tmp_path):
+    """With tie_word_embeddings, transformers ignores an lm_head in the file."""
+    saved = make_checkpoint(tied=True)
+    folder = export(tmp_path, saved)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = torch.ones(len(VOCABULARY), 16)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    found = checkpoints.load(bridge(folder, tmp_path / "back") / "best.safetensors")
+    assert found.config.model.tied and same_tensors(found.tensors, saved.tensors)
+
+
 def test_the_average_of_the_weights_is_exported_if_there_is_one(tmp_path):
     saved = make_checkpoint()
     ema = {f"ema.{name}": each + 1 for name, each in saved.role("model").items()}
