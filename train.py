@@ -23,6 +23,7 @@ from common.errors import (
     check_address_space,
     check_packages,
     escape,
+    first_few,
     output,
     run_script,
 )
@@ -173,11 +174,14 @@ def build_run(
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
     from data.corpus import check_sizes, load_corpus
+    from data.tokenizer import describe
     from model.gpt import GPT
     from training.state import Run
 
     config = command.config
     saved = checkpoints.load(source) if source else None
+    if saved:
+        checkpoints.check_resumable(saved)
     parent = None
     if command.init_from:
         parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
@@ -191,6 +195,7 @@ def build_run(
         wanted_sha256=wanted.get("sha256"),
         wanted_val_sha256=wanted.get("val_sha256"),
         vocabulary=origin.vocabulary if origin else None,
+        add_characters=command.new_characters == "add",
     )
     check_sizes(corpus, config.model.block_size)
     if saved:
@@ -204,6 +209,11 @@ def build_run(
             changes.append("another validation text, so the best loss begins anew")
         return run, saved, changes
     if parent:
+        vocabulary, known = corpus.tokenizer.vocabulary, len(parent.vocabulary)
+        if len(vocabulary) > known:
+            added = first_few(describe(c) for c in vocabulary if c not in parent.vocabulary)
+            info(f"adding {len(vocabulary) - known:,} characters to the known {known:,}: {added}")
+            parent = checkpoints.add_characters(parent, vocabulary, config.seed)
         model = checkpoints.build_model(parent, config.model)
     else:
         model = GPT(config.model, len(corpus.tokenizer), config.seed)

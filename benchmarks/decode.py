@@ -21,6 +21,8 @@ import numpy as np
 import torch
 
 from benchmarks.timing import median_ratio, time_interleaved
+from checkpointing.gpt2 import gpt2_tensors
+from checkpointing.huggingface import gpt2_config, gpt2_weights
 from configs.schema import ModelConfig
 from model.fast_decode import FastDecoder
 from model.generate import Generation, Sampler
@@ -92,23 +94,12 @@ def build_nanogpt(folder: Path, config: ModelConfig) -> torch.nn.Module:
 
 
 def build_hugging_face(config: ModelConfig) -> torch.nn.Module | None:
-    """Build GPT-2 of `transformers`, with exact GELU; return None if it is not installed."""
+    """Build GPT-2 of `transformers`; return None if it is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB_SIZE,
-            n_positions=config.block_size,
-            n_embd=config.n_embd,
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            activation_function="gelu",
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
+    return GPT2LMHeadModel(GPT2Config(**gpt2_config(config, VOCAB_SIZE)))
 
 
 def generate_hugging_face(
@@ -125,33 +116,6 @@ def generate_hugging_face(
         use_cache=True,
         pad_token_id=0,
     )
-
-
-@torch.no_grad()
-def copy_weights(model: GPT, target: torch.nn.Module, *, transposed: bool) -> None:
-    """Copy our weights into a model with GPT-2's parameter names, and set its biases to 0.
-
-    `transposed`: the target stores its linear layers as (in, out), as Hugging Face does.
-    """
-    modules = {
-        "wte": model.token_embedding,
-        "wpe": model.position_embedding,
-        "ln_f": model.final_norm,
-    }
-    for i, block in enumerate(model.blocks):
-        modules[f"h.{i}.ln_1"] = block.attn_norm
-        modules[f"h.{i}.attn.c_attn"] = block.attention.projection.qkv
-        modules[f"h.{i}.attn.c_proj"] = block.attention.out_proj
-        modules[f"h.{i}.ln_2"] = block.mlp_norm
-        modules[f"h.{i}.mlp.c_fc"] = block.mlp.up
-        modules[f"h.{i}.mlp.c_proj"] = block.mlp.down
-    tensors = target.state_dict()
-    for name, module in modules.items():
-        is_linear = name.endswith(("c_attn", "c_proj", "c_fc"))
-        weight = module.weight.T if transposed and is_linear else module.weight
-        tensors[f"transformer.{name}.weight"].copy_(weight)
-        if f"transformer.{name}.bias" in tensors:
-            tensors[f"transformer.{name}.bias"].zero_()
 
 
 # -------------------------------------------------------------------------------------- comparisons
@@ -185,11 +149,11 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
     block_size, others, nanogpt = model.config.block_size, {}, None
     if folder:
         nanogpt = build_nanogpt(folder, model.config).eval()
-        copy_weights(model, nanogpt, transposed=False)
+        nanogpt.load_state_dict(gpt2_tensors(model), strict=False)  # without the tied lm_head
         others["nanoGPT"] = lambda ids: nanogpt(ids, ids)[0][0]  # all logits only with targets
     hugging_face = build_hugging_face(model.config)
     if hugging_face:
-        copy_weights(model, hugging_face.eval(), transposed=True)
+        hugging_face.eval().load_state_dict(gpt2_weights(model), strict=False)
         others["Hugging Face"] = lambda ids: hugging_face(ids).logits[0]
     check_logits(model, others)
 

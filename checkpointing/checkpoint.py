@@ -6,8 +6,8 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -158,7 +158,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
         tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
     elif not saved.has_ema:  # a run that starts its average now
         tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
-    _check_tensors(saved.origin, tensors, rows)
+    check_tensors(saved.origin, tensors, rows)
     with torch.no_grad():
         for name, views in rows.items():
             copy_rows(tensors[name], views)
@@ -172,6 +172,15 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     return run
 
 
+def check_resumable(saved: Checkpoint) -> None:
+    """Raise CheckpointError for a model that was imported: it has weights alone."""
+    if all(name.startswith("model.") for name in saved.tensors):
+        raise CheckpointError(
+            f"{saved.origin}: an imported model, which has no optimizer state to resume from; "
+            "start a new run with --init_from"
+        )
+
+
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """Build the model of a checkpoint, with its EMA weights if it has them.
 
@@ -183,9 +192,31 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
         rows = {f"{role}.{name}": views for name, views in model.named_rows().items()}
-        _check_tensors(saved.origin, tensors, rows)
+        check_tensors(saved.origin, tensors, rows)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
+
+
+def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
+    """Extend the vocabulary of a checkpoint, for `build_model`.
+
+    Every table with one row per character gets rows for the new ones, as a new model of this seed
+    has them; the rows of the old characters, and all other weights, stay the same. Raises
+    CheckpointError unless every weight fits.
+    """
+    build_model(saved)  # checks names and shapes
+    new_model = GPT(saved.config.model, len(vocabulary), seed)
+    old_ids = torch.from_numpy(CharTokenizer(vocabulary).encode(saved.vocabulary)).long()
+    tensors = {}
+    for name, rows in new_model.named_rows().items():
+        for role in ("model", "ema") if saved.has_ema else ("model",):
+            old, new = saved.tensors[f"{role}.{name}"], torch.cat(rows).detach()
+            if new.shape == old.shape:
+                new = old
+            else:
+                new[old_ids] = old
+            tensors[f"{role}.{name}"] = new
+    return replace(saved, vocabulary=vocabulary, tensors=tensors)
 
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
@@ -204,16 +235,23 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
 
 
 def _check_size(saved: Checkpoint) -> None:
+    weights = saved.role("model").values()
+    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+
+
+def check_size(
+    origin: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
+) -> None:
     """Raise CheckpointError if a small file would make a large model."""
-    in_file = sum(tensor.nbytes for tensor in saved.role("model").values())
-    implied = 4 * estimate_parameters(saved.config.model, len(saved.vocabulary))
+    in_file = sum(tensor.nbytes for tensor in weights)
+    implied = 4 * estimate_parameters(config, vocab_size)
     if implied > in_file + MAX_EXCESS_BYTES:
         raise CheckpointError(
-            f"{saved.origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
+            f"{origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
         )
 
 
-def _check_tensors(
+def check_tensors(
     origin: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.

@@ -49,10 +49,16 @@ OLD_FORMAT = b"hornbook checkpoint format 1 sha256 "  # near the end of a file o
 
 
 def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
-    """Serialize tensors and metadata; `metadata` gets `sha256` and the format version first."""
+    """Serialize a checkpoint; `metadata` gets `sha256` and the format version first."""
     first = {"sha256": ZEROS.decode(), "hornbook_format": str(VERSION)}
-    header = {"__metadata__": first | metadata}
-    end = 0
+    content = serialize(first | metadata, tensors)
+    content[DIGEST] = _digest(content)
+    return content
+
+
+def serialize(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
+    """Return a safetensors file of any program: the tensors, and metadata as given."""
+    header, end = {"__metadata__": metadata}, 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
         header[name] = {
@@ -64,9 +70,7 @@ def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byte
     text += b" " * (-len(text) % 8)  # align the tensors
     parts = [len(text).to_bytes(8, "little"), text]
     parts += [_raw(tensor) for tensor in tensors.values()]
-    content = bytearray().join(parts)
-    content[DIGEST] = _digest(content)
-    return content
+    return bytearray().join(parts)
 
 
 def verify(path: Path) -> None:
@@ -82,6 +86,15 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """
     with _naming(path):
         return parse(_read_verified(path))
+
+
+def read_foreign(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file of another program, which has no digest to check.
+
+    Raises CheckpointError if it is missing or invalid.
+    """
+    with _naming(path):
+        return parse(read_regular(path, MAX_FILE))[1]
 
 
 def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
@@ -202,6 +215,11 @@ def _foreign(content: bytearray) -> str:
     """Say what a file is that is not ours."""
     if OLD_FORMAT in content[-128:]:
         return "a checkpoint of format 1, from before the first release; train again"
+    if content.startswith(b"PK\3\4") and b"model_args" in content:
+        return (
+            "a checkpoint of nanoGPT; import it with python -m checkpointing.nanogpt CKPT "
+            "--meta=META --out_dir=DIR"
+        )
     if content.startswith(b"PK\3\4"):
         return "not a checkpoint of this program, but a PyTorch or zip file"
     return "not a checkpoint of this program"

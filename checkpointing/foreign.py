@@ -68,25 +68,30 @@ def inspect_pickle(pickle: bytes) -> None:
 
     `weights_only` lets through a `bytearray(3 * 10**9)`; a list that holds another twice, which
     holds another twice; and tuples nested so deep that hashing them crashes the process. So: no
-    globals but those of tensors; nothing but names is referred to again, which makes the result a
-    tree, no larger than the pickle; and the tree is not deep.
+    globals but those of tensors; nothing is referred to again but names and short tuples of plain
+    values (AdamW's betas), which makes the result a tree, not much larger than the pickle; and the
+    tree is not deep.
     """
     if len(pickle) > MAX_PICKLE:
         raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
     heights, marks = [], []  # nesting depth of each value on the unpickler's stack, and its marks
-    memo, opcode_before = {}, ""  # which opcode made each value that may be referred to again
+    memo, opcode_before = {}, ""  # opcode and nesting depth of each value in the unpickler's memo
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
             raise CheckpointError(
                 f"foreign object {escape(argument[:80])}; allowed: tensors and plain values"
             )
         if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = opcode_before
+            memo[argument] = (opcode_before, heights[-1])
             continue
         opcode_before = opcode.name
-        is_reference = opcode.name in ("BINGET", "LONG_BINGET")
-        if is_reference and memo[argument] not in ("GLOBAL", "BINUNICODE"):
-            raise CheckpointError("an object used twice; allowed: a tree")
+        if opcode.name in ("BINGET", "LONG_BINGET"):
+            made_by, height = memo[argument]
+            short_tuple = made_by in ("TUPLE1", "TUPLE2", "TUPLE3") and height == 2
+            if made_by not in ("GLOBAL", "BINUNICODE") and not short_tuple:
+                raise CheckpointError("an object used twice; allowed: a tree")
+            heights.append(height)
+            continue
         if opcode.name == "MARK":
             marks.append(len(heights))
             continue

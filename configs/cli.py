@@ -67,6 +67,11 @@ class Actions(Checked):
     init_from: str | None = setting(
         None, "checkpoint to take the initial weights and the vocabulary from"
     )
+    new_characters: str = setting(
+        "refuse",
+        "with --init_from: characters that its vocabulary lacks",
+        choices=("refuse", "add"),
+    )
     time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
     minutes: float | None = setting(
         None,
@@ -86,6 +91,8 @@ class Actions(Checked):
             )
         if self.allow_data_change and not self.resume:
             raise ConfigError("--allow_data_change only applies together with --resume")
+        if self.new_characters == "add" and not self.init_from:
+            raise ConfigError("--new_characters only applies together with --init_from")
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,18 @@ def load_sample(argv: list[str]) -> SampleConfig:
     return from_dict(values, SampleConfig)
 
 
+def load_bridge(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
+    """Parse the arguments of a command that takes one file or folder, and the options of a section.
+
+    `source` describes the file or folder, for messages.
+    """
+    words, values = parse_arguments(argv, section)
+    if len(words) != 1:
+        given = brief(tuple(words)) if words else "none"
+        raise ConfigError(f"give one {source}; given: {given}; --help shows an example")
+    return words[0], from_dict(values, section)
+
+
 def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
     """Return the words that are not options, and the checked values of the options by full name."""
     options = _options(*sections)
@@ -236,12 +255,17 @@ def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
 
 def train_help() -> str:
     """Return what `python train.py --help` prints."""
-    return TRAIN_USAGE + _help(Actions) + _help(Config) + NOTES
+    return command_help(TRAIN_USAGE, Actions, Config)
 
 
 def sample_help() -> str:
     """Return what `python sample.py --help` prints."""
-    return SAMPLE_USAGE + _help(SampleConfig) + NOTES
+    return command_help(SAMPLE_USAGE, SampleConfig)
+
+
+def command_help(usage: str, *sections: type) -> str:
+    """Return what a command with the settings of these sections prints for --help."""
+    return usage + "".join(map(_help, sections)) + NOTES
 
 
 def _help(section: type, prefix: str = "") -> str:

@@ -51,6 +51,7 @@ def load_corpus(
     wanted_sha256: str | None = None,
     wanted_val_sha256: str | None = None,
     vocabulary: str | None = None,
+    add_characters: bool = False,
 ) -> Corpus:
     """Load the first available source and encode it into training and validation ids.
 
@@ -61,7 +62,8 @@ def load_corpus(
 
     With `wanted_sha256` (a resumed run), only the text with that digest is taken, at any place in
     the list. With `vocabulary` (a run that starts from other weights), the text is encoded with
-    that vocabulary. `notify` gets a line about a download with the wrong digest.
+    that vocabulary; with `add_characters`, its own characters are added. `notify` gets a line about
+    a download with the wrong digest.
 
     Raises ConfigError for a malformed source, DataError for a text that is unavailable, unreadable
     or too small, CheckpointError if the wanted text is missing or the vocabulary lacks characters
@@ -71,7 +73,8 @@ def load_corpus(
     if val_sources:
         chosen.append(_choose("data.val_sources", val_sources, wanted_val_sha256, notify))
     texts = [StreamedText(choice.text, encoding, newlines) for choice in chosen]
-    tokenizer = _tokenizer_for(total_counts(texts), chosen[0].text.path, min_count, vocabulary)
+    counts, path = total_counts(texts), chosen[0].text.path
+    tokenizer = _tokenizer_for(counts, path, min_count, vocabulary, add_characters)
     ids = [text.ids(tokenizer, map_unknown=min_count > 1) for text in texts]
     files = [list(pairwise(accumulate(text.char_counts.lengths, initial=0))) for text in texts]
     if val_sources:
@@ -185,9 +188,12 @@ def _split(
 
 
 def _tokenizer_for(
-    counts: Counter[str], path: Path, min_count: int, vocabulary: str | None
+    counts: Counter[str], path: Path, min_count: int, vocabulary: str | None, add_characters: bool
 ) -> CharTokenizer:
-    """Build the tokenizer of a text, or check that a given vocabulary has its characters."""
+    """Build the tokenizer of a text.
+
+    A given vocabulary must have its characters, or gets them with `add_characters`.
+    """
     if not counts:
         raise DataError(
             f"{escape(path)}: 0 characters; need at least 10 * block_size + 1; use a longer text"
@@ -201,13 +207,13 @@ def _tokenizer_for(
             f"{escape(path)}: nothing to learn: {describe(*own)} is the only character{often}; "
             "use another text"
         )
-    if vocabulary is None:
-        return CharTokenizer("".join(sorted(own)))
+    if vocabulary is None or add_characters:
+        return CharTokenizer("".join(sorted(own.union(vocabulary or ""))))
     missing = sorted(own - set(vocabulary))
     if missing and not (min_count > 1 and UNK in vocabulary):
         raise CheckpointError(
             f"{escape(path)}: {len(missing)} of its characters are not in the checkpoint's "
             f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "
-            "without the checkpoint"
+            "a new run with --init_from=CKPT --new_characters=add"
         )
     return CharTokenizer(vocabulary)

@@ -185,7 +185,8 @@ CATALOGUE = {
     "C4 a flipped bit": ["test_file_format.py::test_any_flipped_bit_is_detected"],
     "C5 a file of another kind": ["test_file_format.py::test_a_file_of_another_kind_is_rejected"],
     "C6 another program's checkpoint": [
-        "test_file_format.py::test_a_checkpoint_of_another_program_is_rejected"
+        "test_file_format.py::test_a_checkpoint_of_another_program_is_rejected",
+        "test_nanogpt.py::test_sample_names_the_command_that_imports_a_checkpoint_of_nanogpt",
     ],
     "C7 a malicious header": [
         f"{FORGED}[a duplicate tensor]",

@@ -71,6 +71,14 @@ def test_a_state_dict_of_a_real_model_is_loaded(file):
     assert all(map(torch.equal, loaded["model"].values(), model.state_dict().values()))
 
 
+def test_the_state_of_an_optimizer_is_loaded(file):
+    """Its groups share one tuple, AdamW's betas."""
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(2)]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99))
+    torch.save(optimizer.state_dict(), file)
+    assert equal(foreign.load(file), optimizer.state_dict())
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -147,6 +155,10 @@ FORGED_ARCHIVES = {
     ),
     "a name with an escape": (archive_of(b"c\x1b[2J\nx\n"), r"foreign object \x1b[2J x"),
     "a list of itself, doubled": (archive_of(b"]" + b"q\0h\0h\0\x86" * 40), "an object used twice"),
+    "a tuple of itself, doubled": (
+        archive_of(b"K\1\x85q\0" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(40))),
+        "an object used twice",
+    ),
     "tuples in tuples": (archive_of(b")" + b"\x85" * 10**6), "nested more than 100 deep"),
     "tuples as keys": (archive_of(b"})" + b"\x85" * 10**6 + b"K\1s"), "nested more than 100 deep"),
     "lists in lists": (archive_of(b"(" * 10**5 + b"l" * 10**5), "nested more than 100 deep"),

@@ -1,0 +1,112 @@
+"""Fine-tuning with new characters against a fresh start: python -m benchmarks.finetune [--short]
+
+A run of configs/shakespeare.yaml is trained further on the plays of this repository, with
+typographic apostrophes, dashes and ellipses, which are new characters for it. The same config is
+trained on the same text from the start, for as many steps, so for as long. Losses are exact, over
+the whole validation text. Fine-tunes multiply the config's learning rates by each of --rates.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.time_to_loss import TrainingResult, run_training
+from checkpointing import checkpoint
+from configs.cli import load
+
+CONFIG = "configs/shakespeare.yaml"
+STEPS = (40, 160, 640)
+RATES = (1.0, 0.3)
+TYPOGRAPHY = {"'": "\u2019", "--": "\u2014", "...": "\u2026"}
+SHORT = ["--n_layer=1", "--n_embd=16", "--block_size=32", "--batch_size=4", "--sample_chars=0"]
+
+
+def write_text(folder: Path) -> None:
+    """Write the plays with typographic characters, which Tiny Shakespeare does not have."""
+    folder.mkdir()
+    for play in sorted(Path("data/plays").glob("*.txt")):
+        text = play.read_text(encoding="utf-8")
+        for plain, typographic in TYPOGRAPHY.items():
+            text = text.replace(plain, typographic)
+        (folder / play.name).write_text(text, encoding="utf-8")
+
+
+def train_parent(folder: Path, options: list[str]) -> None:
+    """Train the config as it is, but for `options`."""
+    command = [sys.executable, "train.py", CONFIG, *options, f"--out_dir={folder}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def schedule_options(steps: int) -> list[str]:
+    """Return the options that scale the config's schedule to a number of steps."""
+    train = load([CONFIG]).config.train
+    return [
+        f"--max_iters={steps}",
+        f"--warmup_iters={steps * train.warmup_iters // train.max_iters}",
+        f"--cooldown_iters={steps * train.cooldown_iters // train.max_iters}",
+        f"--eval_interval={steps}",
+        "--log=scalars",
+    ]
+
+
+def finetune_options(parent: Path, rate: float) -> list[str]:
+    """Return the options of a fine-tune with `rate` times the config's learning rates."""
+    train = load([CONFIG]).config.train
+    return [
+        f"--init_from={parent}",
+        "--new_characters=add",
+        f"--learning_rate={rate * train.learning_rate}",
+        f"--muon_learning_rate={rate * train.muon_learning_rate}",
+    ]
+
+
+def print_means(results: dict[tuple[int, str], list[TrainingResult]]) -> None:
+    """Print the mean time and loss of each start, and its distance to a fresh start."""
+    print(f"\n{'steps':>5}  {'start':<24}{'training':>10}{'loss':>9}{'below fresh':>13}")
+    for (steps, name), runs in results.items():
+        seconds, loss = (
+            statistics.mean(getattr(run, value) for run in runs)
+            for value in ("step_seconds", "loss")
+        )
+        fresh = statistics.mean(run.loss for run in results[steps, "fresh"])
+        print(f"{steps:>5}  {name:<24}{seconds:>8.1f} s{loss:>9.4f}{fresh - loss:>13.4f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--parent", type=Path, help="run to start from; none: train one first")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--short", action="store_true", help="a tiny model and few steps")
+    options = parser.parse_args()
+    sizes, steps_of = (SHORT, (16, 64)) if options.short else ([], STEPS)
+    with tempfile.TemporaryDirectory() as name:
+        text, parent = Path(name) / "plays", options.parent or Path(name) / "parent"
+        write_text(text)
+        if not options.parent:
+            train_parent(parent, [*sizes, *schedule_options(64)] if options.short else [])
+        saved = checkpoint.load(parent / checkpoint.BEST)
+        loss, step = saved.progress["best_loss"], saved.progress["step"]
+        print(f"parent: {step:,} steps on {saved.data['name']}, loss {loss:.4f} there", flush=True)
+        starts = {"fresh": []}
+        starts |= {
+            f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in options.rates
+        }
+        results = {(steps, start): [] for steps in steps_of for start in starts}
+        for seed in range(options.repeats):
+            for steps, start in results:
+                words = [*sizes, *schedule_options(steps), *starts[start], f"--seed={seed}"]
+                result = run_training(CONFIG, f"--data.sources={text}", *words)
+                results[steps, start].append(result)
+                print(
+                    f"{steps:>5}  {start:<24}{result.step_seconds:>8.1f} s{result.loss:>9.4f}",
+                    flush=True,
+                )
+        print_means(results)
+
+
+if __name__ == "__main__":
+    main()

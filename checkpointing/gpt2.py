@@ -1,0 +1,186 @@
+"""GPT-2's parameter names, which nanoGPT and Hugging Face share, and run folders of their models.
+
+nanoGPT stores linear layers as (out, in), as PyTorch and we do; Hugging Face as (in, out).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpointing import checkpoint as checkpoints
+from checkpointing import run_dir
+from checkpointing.checkpoint import Checkpoint
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    escape,
+    first_few,
+    path_word,
+    program,
+    script,
+    shell_command,
+)
+from common.files import write_atomic
+from common.lock import only_writer
+from configs.fields import brief
+from configs.schema import Config, ModelConfig
+from model.gpt import GPT, copy_rows
+from training.state import Progress
+
+PREFIX = "transformer."
+MODULES = {  # our name of a module -> GPT-2's
+    "token_embedding": f"{PREFIX}wte",
+    "position_embedding": f"{PREFIX}wpe",
+    "final_norm": f"{PREFIX}ln_f",
+    "lm_head": "lm_head",
+}
+BLOCK_MODULES = {  # the same inside a block; queries, keys and values are one matrix
+    "attn_norm": "ln_1",
+    "attention.query": "attn.c_attn",
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
+    "attention.out_proj": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+TOKEN_EMBEDDING, LM_HEAD = f"{PREFIX}wte.weight", "lm_head.weight"
+EMBEDDINGS = (TOKEN_EMBEDDING, f"{PREFIX}wpe.weight", LM_HEAD)  # which never have biases
+EMPTY = torch.empty(0)
+CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # a constant that older versions saved
+
+
+def gpt2_name(name: str) -> str:
+    """Return GPT-2's name of a parameter of `GPT.named_rows`.
+
+    `blocks.0.mlp.up` -> `transformer.h.0.mlp.c_fc.weight`
+    """
+    module = name.removesuffix(".bias")
+    kind = "weight" if module == name else "bias"
+    if block := re.fullmatch(r"blocks\.(\d+)\.(.+)", module):
+        return f"{PREFIX}h.{block[1]}.{BLOCK_MODULES[block[2]]}.{kind}"
+    return f"{MODULES[module]}.{kind}"
+
+
+def gpt2_rows(model: GPT) -> dict[str, list[Tensor]]:
+    """Return every parameter of a classic GPT by GPT-2's name, as a list of blocks of rows.
+
+    The blocks are views of the parameters, as in `GPT.named_rows`, in any layout.
+    """
+    rows = {}
+    for name, blocks in model.named_rows().items():
+        rows.setdefault(gpt2_name(name), []).extend(blocks)
+    return rows
+
+
+def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
+    """Return a copy of every parameter by GPT-2's name, with linear layers (out, in)."""
+    with torch.no_grad():
+        return {name: torch.cat(rows) for name, rows in gpt2_rows(model).items()}
+
+
+def import_model(
+    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], ids: Mapping[str, int]
+) -> Checkpoint:
+    """Build the checkpoint of a model with GPT-2's names and linear layers (out, in).
+
+    `sizes` are settings of ModelConfig: n_layer, n_head, n_embd, block_size, dropout. Whether it
+    has biases and tied weights follows from its tensors. `ids` maps each character to its id in
+    that model; in ours, ids follow the code points. `origin` is the file's name, for messages.
+
+    Raises CheckpointError unless every size, tensor and character fits.
+    """
+    tensors = {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+        if not CAUSAL_MASK.fullmatch(name)
+    }
+    embedding, lm_head = tensors.get(TOKEN_EMBEDDING, EMPTY), tensors.get(LM_HEAD, EMPTY)
+    if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
+        tensors.pop(LM_HEAD, None)  # tied
+    vocabulary, order = sort_characters(origin, ids)
+    if embedding.dim() == 2 and len(embedding) != len(vocabulary):
+        raise CheckpointError(
+            f"{origin}: the model has {len(embedding):,} tokens, the vocabulary "
+            f"{len(vocabulary):,} characters; give the vocabulary that it was trained with"
+        )
+    model = _build_model(origin, sizes, tensors, len(vocabulary))
+    with torch.no_grad():
+        for name, rows in gpt2_rows(model).items():
+            per_character = name in (TOKEN_EMBEDDING, LM_HEAD)
+            copy_rows(tensors[name][order] if per_character else tensors[name], rows)
+        weights = {f"model.{name}": torch.cat(rows) for name, rows in model.named_rows().items()}
+    return Checkpoint(
+        config=Config(model=model.config),
+        vocabulary=vocabulary,
+        data={"name": origin, "sha256": "", "characters": 0},
+        progress=asdict(Progress()),
+        environment={},
+        events={"number": 0, "size": 0},
+        tensors=weights,
+        origin=origin,
+    )
+
+
+def _build_model(
+    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], vocab_size: int
+) -> GPT:
+    """Build a new model for these tensors; raise CheckpointError unless every one fits."""
+    bias = any(name.endswith(".bias") for name in tensors)
+    try:
+        config = ModelConfig(**sizes, bias=bias, tied=LM_HEAD not in tensors)
+    except ConfigError as error:
+        raise CheckpointError(f"{origin}: {error}") from None
+    checkpoints.check_size(origin, tensors.values(), config, vocab_size)
+    model = GPT(config, vocab_size)
+    checkpoints.check_tensors(origin, tensors, gpt2_rows(model))
+    return model
+
+
+def sort_characters(origin: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:
+    """Return the characters sorted by code point, and the id of each.
+
+    Raises CheckpointError unless `ids` maps single characters to 0, 1, 2 and so on.
+    """
+    longer = [token for token in ids if type(token) is not str or len(token) != 1]
+    if longer:
+        tokens = first_few(brief(token) for token in longer)
+        raise CheckpointError(
+            f"{origin}: the vocabulary has tokens that are no single characters: {tokens}; only "
+            "character-level models can be imported"
+        )
+    numbers = ids.values()
+    if any(type(number) is not int for number in numbers) or set(numbers) != set(range(len(ids))):
+        raise CheckpointError(f"{origin}: the ids of the vocabulary must be 0, 1, 2 and so on")
+    vocabulary = "".join(sorted(ids))
+    return vocabulary, [ids[character] for character in vocabulary]
+
+
+def write_run(folder: Path, saved: Checkpoint) -> None:
+    """Write a checkpoint to a new run folder: config.yaml, best.safetensors, last.safetensors.
+
+    Raises ConfigError if the folder holds a run, ResourceError if it cannot be written.
+    """
+    with only_writer(folder):
+        if run_dir.holds_run(folder):
+            raise ConfigError(
+                f"out_dir: {escape(folder)} already holds a run; choose another --out_dir"
+            )
+        run_dir.write_settings(folder, saved.config)
+        content = checkpoints.to_bytes(saved)
+        for name in (checkpoints.BEST, checkpoints.LAST):
+            write_atomic(folder / name, content)
+
+
+def import_report(saved: Checkpoint, folder: str) -> str:
+    """Return what an importing command prints when the run folder is complete."""
+    parameters = checkpoints.build_model(saved).parameter_count()
+    command = shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)])
+    return (
+        f"imported {saved.origin}: {parameters:,} parameters, {len(saved.vocabulary):,} characters;"
+        f" now try:\n  {command}"
+    )

@@ -1,0 +1,189 @@
+"""Import a character-level model of nanoGPT, https://github.com/karpathy/nanoGPT, as a run folder.
+
+ckpt.pt is a PyTorch archive, read as foreign.py does; meta.pkl a pickle, of which only dicts,
+strings and integers are read, by a reader that can do nothing else.
+"""
+
+import sys
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from pickletools import genops
+from typing import TYPE_CHECKING
+
+from common.errors import CheckpointError, ConfigError, DataError, escape, run_script
+from common.files import read_regular
+from configs.cli import command_help, load_bridge
+from configs.fields import Checked, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+USAGE = """\
+usage: python -m checkpointing.nanogpt CKPT --meta=META|--vocabulary=TEXT --out_dir=DIR
+
+  python -m checkpointing.nanogpt out-shakespeare-char/ckpt.pt \\
+      --meta=data/shakespeare_char/meta.pkl --out_dir=out/imported
+"""
+SIZES = ("n_layer", "n_head", "n_embd", "block_size")
+BPE_SIZES = (50257, 50304)  # tokens of GPT-2, and nanoGPT's next multiple of 64
+COMPILED = "_orig_mod."  # prefix of the names in a compiled model
+MAX_META = 2**21  # bytes; 65,535 characters take 1.2 million
+MAX_TEXT = 2**28  # bytes
+
+
+@dataclass(frozen=True)
+class ImportOptions(Checked):
+    """Options of checkpointing.nanogpt."""
+
+    out_dir: str = setting(MISSING, "folder of the new run; required")
+    meta: str | None = setting(
+        None, "the meta.pkl beside train.bin: the characters and their ids in the model"
+    )
+    vocabulary: str | None = setting(
+        None, "without a meta.pkl: the text that the model was trained on, in UTF-8"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.meta is None) == (self.vocabulary is None):
+            raise ConfigError(
+                "give either --meta=META, the meta.pkl beside train.bin, or --vocabulary=TEXT, the "
+                "text that the model was trained on"
+            )
+
+
+def main(argv: list[str]) -> int:
+    if "--help" in argv or "-h" in argv:
+        print(command_help(USAGE, ImportOptions))
+        return 0
+    path, options = load_bridge(argv, ImportOptions, "ckpt.pt of nanoGPT")
+    if options.meta:
+        ids = read_meta(Path(options.meta))
+    else:
+        ids = ids_of_text(Path(options.vocabulary))
+
+    from checkpointing import gpt2
+
+    sizes, tensors = read_checkpoint(Path(path))
+    saved = gpt2.import_model(escape(path), sizes, tensors, ids)
+    gpt2.write_run(Path(options.out_dir), saved)
+    print(gpt2.import_report(saved, options.out_dir))
+    return 0
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, "Tensor"]]:
+    """Return the sizes of the model in a ckpt.pt, as settings of ModelConfig, and its tensors.
+
+    Raises CheckpointError for a file that is not nanoGPT's, and for a model of byte pairs.
+    """
+    from torch import Tensor
+
+    from checkpointing import foreign
+
+    shown, content = escape(path), foreign.load(path)
+    parts = [
+        content.get(name) if type(content) is dict else None for name in ("model", "model_args")
+    ]
+    if any(not isinstance(part, dict) for part in parts):
+        raise CheckpointError(f"{shown}: no checkpoint of nanoGPT: it has no model or model_args")
+    # dict.items, because a forged OrderedDict may have attributes in place of its methods
+    weights, arguments = (dict(dict.items(part)) for part in parts)
+    vocab_size = arguments.get("vocab_size")
+    if type(vocab_size) is int and vocab_size in BPE_SIZES:
+        raise CheckpointError(
+            f"{shown}: its {vocab_size:,} tokens are byte pairs of GPT-2; only "
+            "character-level models can be imported, such as one of data/shakespeare_char"
+        )
+    missing = [name for name in SIZES if name not in arguments]
+    if missing:
+        raise CheckpointError(f"{shown}: model_args has no {', '.join(missing)}")
+    if any(type(name) is not str or type(each) is not Tensor for name, each in weights.items()):
+        raise CheckpointError(f"{shown}: model must map names to tensors")
+    if sum(each.nbytes for each in weights.values()) > 2 * path.stat().st_size:
+        raise CheckpointError(f"{shown}: its tensors are larger than the file")
+    tensors = {name.removeprefix(COMPILED): each for name, each in weights.items()}
+    return {name: arguments[name] for name in (*SIZES, "dropout") if name in arguments}, tensors
+
+
+def read_meta(path: Path) -> dict[str, int]:
+    """Return the ids of the characters in a meta.pkl.
+
+    Raises CheckpointError for a file that is missing, too large, or holds anything else than dicts
+    of strings and integers.
+    """
+    try:
+        meta = parse_meta(bytes(read_regular(path, MAX_META)))
+    except CheckpointError as error:
+        raise CheckpointError(f"{escape(path)}: {error}") from None
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise CheckpointError(f"{escape(path)}: {reason}") from error
+    except Exception as error:  # pickletools and malformed pickles raise several types
+        raise CheckpointError(
+            f"{escape(path)}: not a meta.pkl of nanoGPT ({type(error).__name__})"
+        ) from error
+    if type(meta) is not dict or type(meta.get("stoi")) is not dict:
+        raise CheckpointError(
+            f"{escape(path)}: it has no stoi, the ids of the characters; give --vocabulary=TEXT "
+            "instead, the text that the model was trained on"
+        )
+    return meta["stoi"]
+
+
+def parse_meta(pickle: bytes) -> object:
+    """Interpret a pickle of dicts, strings and integers of at most 32 bits.
+
+    No other opcode is known here, so nothing can be imported or called, and only strings can be
+    referred to again, so the result is no larger than the pickle. Raises CheckpointError for any
+    other opcode, and various exceptions for a malformed pickle.
+    """
+    stack, marks, memo = [], [], {}
+    for opcode, argument, _ in genops(pickle):
+        match opcode.name:
+            case "PROTO" | "FRAME":
+                pass
+            case "SHORT_BINUNICODE" | "BINUNICODE" | "BININT1" | "BININT2" | "BININT":
+                stack.append(argument)
+            case "EMPTY_DICT":
+                stack.append({})
+            case "MARK":
+                marks.append(len(stack))
+            case "SETITEM" | "SETITEMS":  # of the dict below the keys and values
+                first = marks.pop() if opcode.name == "SETITEMS" else len(stack) - 2
+                items = stack[first:]
+                del stack[first:]
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "BINGET" | "LONG_BINGET" if type(memo[argument]) is str:
+                stack.append(memo[argument])
+            case "STOP":
+                return stack.pop()
+            case name:
+                raise CheckpointError(
+                    f"pickle opcode {name}; allowed: dicts, strings and integers; give "
+                    "--vocabulary=TEXT instead, the text that the model was trained on"
+                )
+
+
+def ids_of_text(path: Path) -> dict[str, int]:
+    """Return the ids that nanoGPT gives the characters of a text; raise DataError if it has none.
+
+    Its prepare.py numbers the sorted characters, and reads every line end as \\n.
+    """
+    try:
+        text = read_regular(path, MAX_TEXT).decode()
+    except OSError as error:
+        raise DataError(f"{escape(path)}: {error.strerror}; name a text file") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{escape(path)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+        ) from None
+    characters = set(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return {character: i for i, character in enumerate(sorted(characters))}
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(main))

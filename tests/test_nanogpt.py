@@ -1,0 +1,458 @@
+"""Models of nanoGPT: imported with the same logits, or refused in one line."""
+
+import dataclasses
+import math
+import os
+import pickle
+import random
+import time
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import sample
+from checkpointing import checkpoint as checkpoints
+from checkpointing import nanogpt
+from common.errors import UserError
+from configs.schema import LAYOUTS
+from tests.campaigns.common import train
+from tests.test_foreign import FORGED_ARCHIVES
+
+TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
+CHARACTERS = sorted(set(TEXT))
+SHAPES = [  # n_layer, n_head, n_embd, block_size, bias, tied, compiled
+    (1, 1, 8, 8, False, True, False),
+    (2, 4, 16, 12, True, True, True),
+    (3, 2, 12, 5, False, False, True),
+    (2, 3, 24, 16, True, False, False),
+]
+
+
+def model_args(n_layer=2, n_head=2, n_embd=16, block_size=12, bias=False, **others):
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": block_size}
+    return {**sizes, "bias": bias, "vocab_size": len(CHARACTERS), "dropout": 0.1, **others}
+
+
+def random_weights(args, tied=True):
+    """The state dict of nanoGPT's model.py, with random numbers."""
+    C, V, generator = args["n_embd"], args["vocab_size"], torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return 0.3 * torch.randn(*shape, generator=generator)
+
+    weights = {"transformer.wte.weight": draw(V, C)}
+    weights["transformer.wpe.weight"] = draw(args["block_size"], C)
+    linear = {"attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
+    linear |= {"mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+    modules = {
+        f"transformer.h.{i}.{name}": shape
+        for i in range(args["n_layer"])
+        for name, shape in ({"ln_1": (C,), "ln_2": (C,)} | linear).items()
+    }
+    for name, shape in (modules | {"transformer.ln_f": (C,)}).items():
+        weights[f"{name}.weight"] = draw(*shape) + (len(shape) == 1)
+        if args["bias"]:
+            weights[f"{name}.bias"] = draw(shape[0])
+    head = weights["transformer.wte.weight"].detach() if tied else draw(V, C)  # one memory
+    weights["lm_head.weight"] = head
+    return weights
+
+
+def nanogpt_logits(weights, args, ids):
+    """nanoGPT's forward pass, written out: ids (T,) -> logits (T, V)."""
+
+    def norm(x, name):
+        bias = weights.get(f"{name}.bias")
+        return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], bias, 1e-5)
+
+    def linear(x, name):
+        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    T, H = len(ids), args["n_head"]
+    x = weights["transformer.wte.weight"][ids] + weights["transformer.wpe.weight"][:T]
+    for i in range(args["n_layer"]):
+        block = f"transformer.h.{i}"
+        qkv = linear(norm(x, f"{block}.ln_1"), f"{block}.attn.c_attn")  # (T, 3C)
+        q, k, v = (part.unflatten(1, (H, -1)).transpose(0, 1) for part in qkv.chunk(3, dim=1))
+        scores = q @ k.mT / math.sqrt(q.size(-1))  # (H, T, T)
+        scores = scores.masked_fill(torch.ones(T, T).triu(1) == 1, -math.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)  # (T, C)
+        x = x + linear(mixed, f"{block}.attn.c_proj")
+        hidden = F.gelu(linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
+        x = x + linear(hidden, f"{block}.mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ weights["lm_head.weight"].T
+
+
+def save(path, weights, args, compiled=False, **others):
+    """Write a ckpt.pt as nanoGPT's train.py does, with the state of its optimizer."""
+    betas = (0.9, 0.99)  # one tuple in both groups
+    moments = {"step": torch.tensor(250.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    groups = [
+        {"lr": 1e-3, "betas": betas, "weight_decay": decay, "fused": None, "params": [i]}
+        for i, decay in enumerate((0.1, 0.0))
+    ]
+    content = {
+        "model": {("_orig_mod." if compiled else "") + key: w for key, w in weights.items()},
+        "optimizer": {"state": {0: moments}, "param_groups": groups},
+        "model_args": args,
+        "iter_num": 250,
+        "best_val_loss": torch.tensor(1.5),
+        "config": {"out_dir": "out", "learning_rate": 1e-3, "compile": True, "device": "cuda"},
+    }
+    torch.save(content | others, path)
+
+
+def meta_of(characters):
+    stoi = {character: i for i, character in enumerate(characters)}
+    itos = {i: character for i, character in enumerate(characters)}
+    return {"vocab_size": len(stoi), "itos": itos, "stoi": stoi}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The folder of a ckpt.pt, its meta.pkl and its text."""
+    args = model_args()
+    save(tmp_path / "ckpt.pt", random_weights(args), args)
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta_of(CHARACTERS)))
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8", newline="")
+    return tmp_path
+
+
+def import_run(folder, out="run", **options):
+    """Import the files in a folder; return the folder of the run."""
+    options = options or {"meta": folder / "meta.pkl"}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    assert nanogpt.main([str(folder / "ckpt.pt"), f"--out_dir={folder / out}", *words]) == 0
+    return folder / out
+
+
+def refusal(folder, exit_code=4, **options):
+    """Return the one line of an import that must be refused and leave nothing behind."""
+    with pytest.raises(UserError) as caught:
+        import_run(folder, **options)
+    assert caught.value.exit_code == exit_code, caught.value
+    assert str(caught.value).isprintable() and not (folder / "run").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_logits_are_those_of_nanogpt(shape, files):
+    *sizes, bias, tied, compiled = shape
+    args = model_args(*sizes, bias)
+    weights = random_weights(args, tied)
+    save(files / "ckpt.pt", weights, args, compiled)
+    saved = checkpoints.load(import_run(files) / "best.safetensors")
+    ids = torch.randint(len(CHARACTERS), (args["block_size"],))
+    expected = nanogpt_logits(weights, args, ids)
+    for layout in ("fused", LAYOUTS[sum(sizes) % len(LAYOUTS)]):
+        config = dataclasses.replace(saved.config.model, attention=layout)
+        model = checkpoints.build_model(saved, config).eval()
+        with torch.no_grad():
+            difference = (model(ids[None])[0] - expected).abs().max()
+        assert difference < 1e-5 * max(1, expected.abs().max())
+    assert (config.bias, config.tied, config.dropout) == (bias, tied, 0.1)
+    assert saved.vocabulary == "".join(CHARACTERS)
+
+
+def test_a_vocabulary_in_any_order_is_sorted_with_its_rows(files):
+    """nanoGPT's ids may be in any order; ours follow the code points."""
+    shuffled = random.Random(3).sample(CHARACTERS, len(CHARACTERS))
+    (files / "meta.pkl").write_bytes(pickle.dumps(meta_of(shuffled)))
+    args = model_args()
+    weights = random_weights(args, tied=False)
+    save(files / "ckpt.pt", weights, args)
+    saved = checkpoints.load(import_run(files) / "best.safetensors")
+    assert saved.vocabulary == "".join(CHARACTERS)
+    text = TEXT[:12]
+    theirs = nanogpt_logits(weights, args, torch.tensor([shuffled.index(c) for c in text]))
+    with torch.no_grad():
+        ids = torch.tensor([[CHARACTERS.index(c) for c in text]])
+        ours = checkpoints.build_model(saved).eval()(ids)[0]
+    columns = [shuffled.index(c) for c in CHARACTERS]
+    assert torch.allclose(ours, theirs[:, columns], atol=1e-5)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_the_meta_of_every_pickle_protocol_is_read(files, protocol):
+    (files / "meta.pkl").write_bytes(pickle.dumps(meta_of(CHARACTERS), protocol))
+    assert nanogpt.read_meta(files / "meta.pkl") == meta_of(CHARACTERS)["stoi"]
+
+
+def test_thousands_of_characters_are_read(files):
+    meta = meta_of([chr(code) for code in range(0x4E00, 0x4E00 + 20_000)])
+    (files / "meta.pkl").write_bytes(pickle.dumps(meta))
+    assert nanogpt.read_meta(files / "meta.pkl") == meta["stoi"]
+
+
+def test_the_text_of_the_training_stands_in_for_its_meta(files):
+    with_meta = checkpoints.load(import_run(files) / "best.safetensors")
+    (files / "text.txt").write_bytes((TEXT + "\r\n").encode())  # nanoGPT reads \r\n as \n
+    again = import_run(files, "again", vocabulary=files / "text.txt")
+    with_text = checkpoints.load(again / "best.safetensors")
+    assert with_text.vocabulary == with_meta.vocabulary
+    for name, tensor in with_meta.tensors.items():
+        assert torch.equal(tensor, with_text.tensors[name])
+
+
+def test_half_precision_and_the_masks_of_old_versions_are_read(files):
+    args = model_args(bias=True)
+    weights = random_weights(args)
+    masks = {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 12, 12) for i in range(2)}
+    save(files / "ckpt.pt", {name: each.half() for name, each in weights.items()} | masks, args)
+    saved = checkpoints.load(import_run(files) / "best.safetensors")
+    expected = weights["transformer.wte.weight"].half().float()
+    assert torch.equal(saved.tensors["model.token_embedding"], expected)
+
+
+def test_the_run_is_sampled_scored_and_trained_further_but_not_resumed(files, capsys):
+    run = import_run(files)
+    assert sample.main([f"--ckpt={run}", "--max_new_tokens=30"]) == 0
+    assert len(capsys.readouterr().out) > 30
+    assert sample.main([f"--ckpt={run}", f"--score={files / 'text.txt'}"]) == 0
+    options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
+    options += ["--warmup_iters=0", "--dtype=float32"]
+    code, output = train(*options, f"--init_from={run}", f"--out_dir={files / 'more'}")
+    assert code == 0, output
+    for path in (run, run / "best.safetensors"):
+        code, output = train(*options, f"--out_dir={run}", f"--resume={path}")
+        assert code == 4 and output.count("\n") == 1, output
+        assert "an imported model, which has no optimizer state" in output
+        assert "--init_from" in output
+
+
+def test_sample_names_the_command_that_imports_a_checkpoint_of_nanogpt(files):
+    with pytest.raises(UserError, match=r"python -m checkpointing\.nanogpt CKPT --meta"):
+        sample.main([f"--ckpt={files / 'ckpt.pt'}"])
+
+
+def test_a_folder_with_a_run_is_left_alone(files):
+    run = import_run(files)
+    before = {path.name: path.read_bytes() for path in run.glob("[!.]*")}
+    with pytest.raises(UserError, match="already holds a run") as caught:
+        import_run(files)
+    assert caught.value.exit_code == 2
+    assert {path.name: path.read_bytes() for path in run.glob("[!.]*")} == before
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+WRONG_OPTIONS = [
+    ([], "give one ckpt.pt of nanoGPT; given: none"),
+    (["a.pt", "b.pt", "--out_dir=x", "--meta=m"], "given: ['a.pt', 'b.pt']"),
+    (["a.pt", "--meta=m"], "--out_dir is missing"),
+    (["a.pt", "--out_dir=x"], "give either --meta=META"),
+    (["a.pt", "--out_dir=x", "--meta=m", "--vocabulary=t"], "give either --meta=META"),
+    (["a.pt", "--out_dir=x", "--mata=m"], "did you mean --meta?"),
+]
+
+
+@pytest.mark.parametrize("arguments, words", WRONG_OPTIONS, ids=str)
+def test_wrong_arguments_are_refused(arguments, words):
+    with pytest.raises(UserError) as caught:
+        nanogpt.main(arguments)
+    assert caught.value.exit_code == 2 and words in str(caught.value)
+
+
+ARGS = model_args()
+WRONG_MODELS = {
+    "byte pairs": ({"model_args": {**ARGS, "vocab_size": 50304}}, "50,304 tokens are byte pairs"),
+    "no model": ({"model": None}, "it has no model or model_args"),
+    "no sizes": ({"model_args": {}}, "model_args has no n_layer, n_head, n_embd, block_size"),
+    "sizes that differ": ({"model_args": {**ARGS, "n_embd": 18}}, "transformer.wte.weight is"),
+    "more layers": ({"model_args": {**ARGS, "n_layer": 3}}, "missing: transformer.h.2.ln_1.weight"),
+    "fewer layers": ({"model_args": {**ARGS, "n_layer": 1}}, "unknown: transformer.h.1.ln_1"),
+    "heads": ({"model_args": {**ARGS, "n_head": 3}}, "not divisible by n_head 3"),
+    "a size of the wrong type": ({"model_args": {**ARGS, "n_layer": [2]}}, "n_layer must be"),
+    "a huge size": ({"model_args": {**ARGS, "block_size": 2**20}}, "its weights have"),
+    "many layers": ({"model_args": {**ARGS, "n_layer": 1000, "n_embd": 65536}}, "its weights have"),
+    "a tensor as a size": ({"model_args": {**ARGS, "n_layer": torch.ones(3)}}, "n_layer must be"),
+    "tensors as numbers": ({"model_args": {"vocab_size": torch.ones(3)}}, "model_args has no"),
+    "no tensor": ({"model": {"transformer.wte.weight": 1}}, "must map names to tensors"),
+    "a name that is a number": ({"model": {7: torch.zeros(1)}}, "must map names to tensors"),
+    "an unknown name": ({"model": {"\x1b[2J": torch.zeros(1)}}, r"unknown: \x1b[2J"),
+    "a scalar": ({"model": {"transformer.wte.weight": torch.tensor(1.0)}}, "missing:"),
+    "nothing": ({"model": {}}, "missing: transformer.wte.weight"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_what_is_no_model_of_ours_is_refused(name, files):
+    changes, words = WRONG_MODELS[name]
+    save(files / "ckpt.pt", random_weights(ARGS), ARGS, **changes)
+    assert words in refusal(files)
+
+
+def test_attributes_in_place_of_methods_are_not_called(files):
+    """OrderedDict, the type of a state dict, takes any attribute from a pickle."""
+    weights = OrderedDict(random_weights(ARGS))
+    for name in ("get", "keys", "values"):
+        setattr(weights, name, 1)
+    save(files / "ckpt.pt", random_weights(ARGS), ARGS, model=weights)
+    assert checkpoints.load(import_run(files) / "best.safetensors").vocabulary
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(files, value):
+    weights = random_weights(ARGS)
+    weights["transformer.h.1.mlp.c_fc.weight"][3, 2] = value
+    save(files / "ckpt.pt", weights, ARGS)
+    assert "not finite: transformer.h.1.mlp.c_fc.weight" in refusal(files)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.float64])
+def test_weights_are_floats(files, dtype):
+    weights = {name: each.to(dtype) for name, each in random_weights(ARGS).items()}
+    save(files / "ckpt.pt", random_weights(ARGS), ARGS, model=weights)
+    if dtype == torch.float64:
+        assert import_run(files)
+    else:
+        assert str(dtype).removeprefix("torch.") in refusal(files)
+
+
+WRONG_META = {
+    "another number of characters": (meta_of(CHARACTERS[1:]), "the model has 20 tokens, the voc"),
+    "words": ({"stoi": {"the": 0, "cat": 1}}, "no single characters: 'the', 'cat'"),
+    "an empty token": ({"stoi": {"": 0}}, "no single characters: ''"),
+    "ids with a gap": ({"stoi": {"a": 0, "b": 2}}, "must be 0, 1, 2 and so on"),
+    "an id twice": ({"stoi": {"a": 0, "b": 0}}, "must be 0, 1, 2 and so on"),
+    "no number": ({"stoi": {"a": "0"}}, "must be 0, 1, 2 and so on"),
+    "a surrogate": (meta_of([*CHARACTERS[1:], "\ud800"]), "invalid vocabulary"),
+    "no characters": ({"stoi": {}}, "vocabulary 0 characters"),
+    "no stoi": ({"vocab_size": 65}, "it has no stoi"),
+    "no dict": ("text", "it has no stoi"),
+    "a list": ({"stoi": {"a": 0}, "chars": ["a"]}, "pickle opcode EMPTY_LIST"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_META)
+def test_what_is_no_vocabulary_of_the_model_is_refused(name, files):
+    meta, words = WRONG_META[name]
+    (files / "meta.pkl").write_bytes(pickle.dumps(meta))
+    assert words in refusal(files)
+
+
+def test_a_text_that_is_not_of_the_model_is_refused(files):
+    path = files / "text.txt"
+    path.write_text("another text")
+    assert "give the vocabulary that it was trained with" in refusal(files, vocabulary=path)
+    path.write_bytes(b"a\xff")
+    assert "not UTF-8 at byte 1" in refusal(files, 3, vocabulary=path)
+    assert "No such file" in refusal(files, 3, vocabulary=files / "none.txt")
+
+
+# ------------------------------------------------------------------------------------ hostile files
+
+
+@pytest.fixture
+def bounded(files, monkeypatch):
+    """Check that a test takes little memory and time, and executes nothing that leaves a file."""
+    resource = pytest.importorskip("resource")
+    trap = files / "trap"
+    trap.mkdir()
+    monkeypatch.chdir(trap)
+    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    yield files
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 300_000  # KB
+    assert time.monotonic() - began < 20
+    assert not list(trap.iterdir())
+
+
+@pytest.mark.parametrize("name", FORGED_ARCHIVES)
+def test_a_forged_checkpoint_is_refused_and_nothing_in_it_runs_or_grows(name, bounded):
+    archive, words = FORGED_ARCHIVES[name]
+    (bounded / "ckpt.pt").write_bytes(archive)
+    assert words in refusal(bounded)
+
+
+def repeated_view(tensor, shape):
+    """Return a tensor of any shape whose numbers are all the first one of `tensor`."""
+    return tensor.as_strided(shape, [0] * len(shape))
+
+
+HUGE_TENSORS = {
+    "a number repeated": lambda one: {"transformer.wte.weight": repeated_view(one, (2**20, 2**20))},
+    "a matrix repeated": lambda one: {f"x{i}": repeated_view(one, (2**28,)) for i in range(1000)},
+    "large sizes": lambda one: {
+        **random_weights(ARGS),
+        "transformer.wte.weight": repeated_view(one, (20, 65536)),
+        "transformer.h.0.mlp.c_fc.weight": repeated_view(one, (4 * 65536, 65536)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", HUGE_TENSORS)
+def test_tensors_larger_than_their_file_are_refused(name, bounded):
+    model, args = HUGE_TENSORS[name](torch.ones(1)), {**ARGS, "n_embd": 65536}
+    save(bounded / "ckpt.pt", random_weights(ARGS), args, model=model)
+    assert "its tensors are larger than the file" in refusal(bounded)
+
+
+def strings(count):
+    return b"".join(b"\x8c\x05%05dK\x00" % i for i in range(count))  # keys, each with a value of 0
+
+
+HOSTILE_META = {
+    "a call": (b"\x80\x02cos\nsystem\nX\x0c\0\0\0touch harmed\x85R.", "pickle opcode GLOBAL"),
+    "a call by name": (
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0ctouch harmed\x85R.",
+        "pickle opcode STACK_GLOBAL",
+    ),
+    "an instance": (b"(X\x0c\0\0\0touch harmedios\nsystem\n.", "pickle opcode INST"),
+    "a large allocation": (
+        b"\x80\x02cbuiltins\nbytearray\n\x8a\x08" + (3 * 10**9).to_bytes(8, "little") + b"\x85R.",
+        "pickle opcode GLOBAL",
+    ),
+    "a persistent id": (b"\x80\x02}X\x01\0\0\0aQs.", "pickle opcode BINPERSID"),
+    "nested tuples": (b"\x80\x02)" + b"\x85" * 10**6 + b".", "pickle opcode EMPTY_TUPLE"),
+    "a dict used twice": (b"\x80\x02}q\0X\x01\0\0\0ah\0s.", "pickle opcode BINGET"),
+    "nested dicts": (
+        b"\x80\x02" + b"}X\x01\0\0\0a" * 10**4 + b"K\1" + b"s" * 10**4 + b".",
+        "it has no stoi",
+    ),
+    "integers of one hash": (b"\x80\x02\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x1f.", "opcode LONG1"),
+    "a long integer": (b"\x80\x02I" + b"9" * 10**6 + b"\n.", "not a meta.pkl of nanoGPT"),
+    "a dict as a key": (b"\x80\x02}}K\1s.", "not a meta.pkl of nanoGPT (TypeError)"),
+    "a key without a value": (b"\x80\x02}(K\1u.", "not a meta.pkl of nanoGPT (ValueError)"),
+    "an item of no dict": (b"\x80\x02K\1K\1K\1s.", "not a meta.pkl of nanoGPT"),
+    "an empty stack": (b"\x80\x02s.", "not a meta.pkl of nanoGPT"),
+    "what was never stored": (b"\x80\x02h\7.", "not a meta.pkl of nanoGPT (KeyError)"),
+    "a string longer than the file": (b"\x80\x02X\xff\xff\xff\x7fa.", "not a meta.pkl of nanoGPT"),
+    "no such opcode": (b"\x80\x02\xff.", "not a meta.pkl of nanoGPT"),
+    "no end": (b"\x80\x02}", "not a meta.pkl of nanoGPT"),
+    "an empty file": (b"", "not a meta.pkl of nanoGPT"),
+    "text": (b"First Citizen:\n" * 100, "not a meta.pkl of nanoGPT"),
+    "many strings": (b"\x80\x04}(" + strings(10**5) + b"u.", "it has no stoi"),
+    "a large file": (bytes(2**21 + 1), "at most 2,097,152 are read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_META)
+def test_a_hostile_meta_is_refused_and_nothing_in_it_runs_or_grows(name, bounded):
+    content, words = HOSTILE_META[name]
+    (bounded / "meta.pkl").write_bytes(content)
+    assert words in refusal(bounded)
+
+
+@pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
+def test_truncated_files_are_refused(file, files):
+    content = (files / file).read_bytes()
+    for length in range(0, len(content), max(1, len(content) // 60)):
+        (files / file).write_bytes(content[:length])
+        refusal(files)
+
+
+@pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
+def test_links_in_a_loop_pipes_and_folders_are_refused(file, files):
+    path = files / file
+    path.unlink()
+    assert "no such file" in refusal(files)
+    path.symlink_to(file)
+    assert "symbolic link" in refusal(files)
+    path.unlink()
+    os.mkfifo(path)
+    assert "not a regular file" in refusal(files)
+    path.unlink()
+    path.mkdir()
+    assert "not a regular file" in refusal(files)

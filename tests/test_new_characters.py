@@ -1,0 +1,170 @@
+"""--new_characters=add: the vocabulary grows, and nothing changes for the old characters."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from checkpointing import checkpoint as checkpoints
+from common.errors import UserError
+from configs.cli import load
+from configs.schema import Config, ModelConfig
+from data.tokenizer import CharTokenizer
+from model.gpt import GPT
+from tests.campaigns.common import small_run_args, train
+from tests.variants import concatenated
+
+OLD, NEW = "\n abdyz", "\n !abcdyz\xe9\U0001f600"  # new ones before, between and after the old
+MODERN = {"positions": "rope", "token_shifts": 2, "norm": "rmsnorm", "mlp": "relu2"}
+MODERN |= {"qk_norm": True, "logit_softcap": 15.0}
+MODELS = {
+    "classic": ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=16, bias=True),
+    "classic, untied": ModelConfig(n_layer=1, n_head=2, n_embd=12, block_size=16, tied=False),
+    "modern": ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=16, **MODERN),
+    "modern, untied": ModelConfig(
+        n_layer=2, n_head=2, n_embd=12, block_size=16, tied=False, attention="heads", **MODERN
+    ),
+}
+
+
+def make_checkpoint(config):
+    """Return the checkpoint of a model with random weights, and as many of an average."""
+    tensors = {}
+    for role, seed in (("model", 1), ("ema", 2)):
+        weights = concatenated(GPT(config, len(OLD), seed).named_rows())
+        noise = torch.Generator().manual_seed(seed)
+        tensors |= {
+            f"{role}.{name}": each + 0.3 * torch.randn(each.shape, generator=noise)
+            for name, each in weights.items()
+        }
+    return checkpoints.Checkpoint(
+        config=Config(model=config),
+        vocabulary=OLD,
+        data={"name": "text", "sha256": "", "characters": 0},
+        progress={},
+        environment={},
+        events={"number": 0, "size": 0},
+        tensors=tensors,
+    )
+
+
+def logits_of(saved, text):
+    """Return the logits over a text by character: {"a": (T,), ...}."""
+    ids = torch.from_numpy(CharTokenizer(saved.vocabulary).encode(text)).long()
+    with torch.no_grad():
+        logits = checkpoints.build_model(saved).eval()(ids[None])[0]  # (T, V)
+    return dict(zip(saved.vocabulary, logits.T, strict=True))
+
+
+@pytest.mark.parametrize("has_ema", [False, True], ids=["weights", "average"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_logits_of_old_characters_over_old_text_stay_the_same(name, has_ema):
+    saved = make_checkpoint(MODELS[name])
+    if not has_ema:
+        weights = {key: each for key, each in saved.tensors.items() if key.startswith("model.")}
+        saved = dataclasses.replace(saved, tensors=weights)
+    grown = checkpoints.add_characters(saved, NEW, seed=3)
+    assert grown.vocabulary == NEW and grown.has_ema == has_ema
+    text = "bad day zz\nby a"
+    before, after = logits_of(saved, text), logits_of(grown, text)
+    assert list(after) == list(NEW)
+    for character in OLD:
+        difference = (after[character] - before[character]).abs().max()
+        assert difference < 1e-5 * max(1, before[character].abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(name):
+    config = MODELS[name]
+    saved = make_checkpoint(config)
+    grown = checkpoints.add_characters(saved, NEW, seed=3)
+    fresh = concatenated(GPT(config, len(NEW), 3).named_rows())
+    tables = {"token_embedding"} | {f"previous_embeddings.{i}" for i in range(config.token_shifts)}
+    tables |= set() if config.tied else {"lm_head"}
+    assert grown.tensors.keys() == saved.tensors.keys()
+    for full_name, tensor in grown.tensors.items():
+        parameter = full_name.partition(".")[2]
+        if parameter not in tables:
+            assert torch.equal(tensor, saved.tensors[full_name]), full_name
+            continue
+        for i, character in enumerate(NEW):
+            if character in OLD:
+                expected = saved.tensors[full_name][OLD.index(character)]
+            else:
+                expected = fresh[parameter][i]
+            assert torch.equal(tensor[i], expected), (full_name, character)
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    """The options of a small_run_args run, and the folder of that run."""
+    folder = tmp_path_factory.mktemp("parent")
+    options = small_run_args(folder)
+    assert train(*options, "--max_iters=6", f"--out_dir={folder / 'run'}")[0] == 0
+    return options, folder / "run"
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Enter the ca\xf1\xf3n's cur\xe9.\n\u2028" * 40, encoding="utf-8")
+    return path
+
+
+def test_a_run_learns_new_characters_and_is_resumed(parent, text, tmp_path):
+    options, folder = parent
+    options = [*options[:-1], f"--data.sources={text}"]
+    start = [f"--init_from={folder}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
+    code, output = train(*options, *start, "--max_iters=6", "--learning_rate=1e-9")
+    assert code == 0, output
+    old = checkpoints.load(folder / "best.safetensors")
+    new = checkpoints.load(tmp_path / "new" / "last.safetensors")
+    assert f"adding 4 characters to the known {len(old.vocabulary)}: '\xe9' (U+00E9), " in output
+    assert output.count("adding ") == 1
+    assert new.vocabulary == "".join(sorted({*old.vocabulary, *"\xe9\xf1\xf3\u2028"}))
+    rows = [new.vocabulary.index(character) for character in old.vocabulary]
+    moved = new.tensors["model.token_embedding"][rows] - old.tensors["ema.token_embedding"]
+    assert moved.abs().max() < 1e-6
+    code, output = train(*options, "--max_iters=8", f"--out_dir={tmp_path / 'new'}", "--resume")
+    assert code == 0 and "adding" not in output, output
+
+
+def test_without_the_option_new_characters_are_refused_and_the_option_named(parent, text, tmp_path):
+    options, folder = parent
+    options = [*options[:-1], f"--data.sources={text}", f"--out_dir={tmp_path / 'new'}"]
+    for more in ([], ["--new_characters=refuse"]):
+        code, output = train(*options, f"--init_from={folder}", *more)
+        assert code == 4 and output.count("\n") == 1
+        assert "4 of its characters are not in the checkpoint's vocabulary" in output
+        assert "--init_from=CKPT --new_characters=add" in output
+
+
+def test_a_text_without_new_characters_needs_no_line(parent, tmp_path):
+    options, folder = parent
+    start = [f"--init_from={folder}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
+    code, output = train(*options, *start, "--max_iters=6")
+    assert code == 0 and "adding" not in output
+    vocabularies = [
+        checkpoints.load(each / "last.safetensors").vocabulary
+        for each in (folder, tmp_path / "new")
+    ]
+    assert vocabularies[0] == vocabularies[1]
+
+
+def test_a_resumed_run_keeps_its_vocabulary(parent, text, tmp_path):
+    """The option is of a new run; a resumed one refuses new characters and names the way."""
+    options, folder = parent
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    options = [*options[:-1], f"--data.sources={text}", f"--out_dir={copy}", "--resume"]
+    code, output = train(*options, "--allow_data_change")
+    assert code == 4 and "start a new run with --init_from=CKPT --new_characters=add" in output
+
+
+@pytest.mark.parametrize("others", [[], ["--resume"]])
+def test_the_option_is_refused_without_init_from(others):
+    with pytest.raises(UserError, match="--new_characters only applies together with --init_from"):
+        load(["configs/smoke.yaml", "--new_characters=add", *others])
