@@ -493,11 +493,13 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
   });
   $("copy").addEventListener("click", async () => {
     const text = view.items.filter((_, i) => !view.box.children[i].hidden);
-    const written = text.map(({ id }) => vocabulary[id]).join("");
-    await navigator.clipboard.writeText(written).then(
-      () => ($("status").textContent = `Copied ${count(text.length)} characters.`),
-      () => ($("status").textContent = "This browser does not allow it; select the text instead."),
-    );
+    try {
+      await navigator.clipboard.writeText(text.map(({ id }) => vocabulary[id]).join(""));
+      $("status").textContent = `Copied ${count(text.length)} characters.`;
+    } catch {
+      getSelection().selectAllChildren(view.box);
+      $("status").textContent = "The text is selected: copy it with Ctrl-C or Cmd-C.";
+    }
   });
   $("prompt").addEventListener("input", () => {
     $("prompt-error").hidden = true;

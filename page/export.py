@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -27,8 +28,9 @@ NOT_COMPUTED = ("attention", "kernel", "dropout", "attention_dropout", "residual
 
 def check_target(path: Path, overwrite: bool) -> None:
     """Raise ConfigError if a page must not be written to `path`."""
-    if path.exists() and not (overwrite and path.is_file()):
-        remedy = "name another file, or give --overwrite" if path.is_file() else "name a file"
+    is_file = os.path.isfile(path)
+    if os.path.exists(path) and not (overwrite and is_file):
+        remedy = "name another file, or give --overwrite" if is_file else "name a file"
         raise ConfigError(f"{escape(path)}: exists already; {remedy}")
 
 
@@ -87,7 +89,7 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
             f"at most {MAX_WEIGHTS / 1e6:,.0f} MB fit into a page; {remedy}"
         )
     largest = max(float(np.abs(array).max()) for array in arrays.values())
-    if largest > np.finfo(dtype).max:
+    if largest > float(np.finfo(dtype).max):
         raise ConfigError(
             f"--html-dtype=float16: a weight is {largest:,.0f}, beyond float16; use float32"
         )
