@@ -2,6 +2,7 @@
 "use strict";
 
 const SLICE = 40; // milliseconds that the worker computes before it answers the page again
+const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
 const BITS_PER_NAT = 1 / Math.LN2;
 const HEAD_SHARE = 0.2; // a head is named for what gets this much of its attention on average,
 const HEAD_FACTOR = 4; // and this many times what uniform attention gives
@@ -151,8 +152,8 @@ function describe(character) {
 
 function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
   const made = document.createElement(name);
-  made.className = className;
   made.textContent = text;
+  if (className) made.className = className;
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
@@ -163,93 +164,95 @@ function lossText(nats) {
 }
 
 // A text on the page, one element per character, coloured by surprise. Items are what `judge`
-// returns, with their id. Pointing at one shows it; a click or the arrow keys select it.
+// returns, with their id. Pointing at one shows it; a click or the arrow keys select it. Each line
+// has an element, too, so that the browser lays out a new character's line alone.
 class TextView {
   constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {} } = {}) {
     Object.assign(this, { box, vocabulary, onShow, onSelect });
     this.clear();
     box.addEventListener("pointerover", ({ target }) => {
-      if (this.selected === null && target !== box) onShow(this.indexOf(target));
+      if (this.selected === null && this.places.has(target)) onShow(this.places.get(target));
     });
     box.addEventListener("click", ({ target }) => {
-      if (target !== box) this.select(this.indexOf(target));
+      if (this.places.has(target)) this.select(this.places.get(target));
     });
     box.addEventListener("keydown", (event) => this.move(event));
   }
 
   clear() {
-    this.items = [];
+    [this.items, this.spans, this.places] = [[], [], new Map()]; // places: span -> position
     [this.selected, this.windowStart] = [null, 0];
     this.box.replaceChildren();
   }
 
   // Characters of `items` that have no loss are not coloured. `hidden` ones take no room.
   append(items, { given = false, hidden = false } = {}) {
-    const { box } = this;
+    const { box, spans } = this;
     const atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
-    const spans = items.map((item) => {
-      const span = document.createElement("span");
+    for (const item of items) {
       const character = this.vocabulary[item.id];
-      span.textContent = "\n\t".includes(character) ? character : escaped(character);
+      const span = element("span", {
+        text: "\n\t".includes(character) ? character : escaped(character),
+        className: given ? "given" : "",
+      });
       span.hidden = hidden;
-      span.classList.toggle("given", given);
       span.classList.toggle("newline", character === "\n");
       span.classList.toggle("escaped", span.textContent !== character);
-      return span;
-    });
-    box.append(...spans);
-    const from = this.items.length;
-    this.items.push(...items);
-    items.forEach((item, i) => this.judge(from + i, item));
+      const last = spans.at(-1);
+      const line = last?.textContent === "\n" ? null : last?.parentElement;
+      if (line) line.append(span);
+      else box.append(element("div", {}, [span]));
+      this.places.set(span, spans.length);
+      spans.push(span);
+      this.judge(spans.length - 1, item);
+    }
     if (atEnd) box.scrollTop = box.scrollHeight;
   }
 
   // Colour a character by its loss.
   judge(i, item) {
     this.items[i] = item;
-    if (item.nats !== undefined) this.box.children[i].classList.add(`n${level(item.nats)}`);
+    if (item.nats !== undefined) this.spans[i].classList.add(`n${level(item.nats)}`);
   }
 
   truncate(length) {
     this.items.length = length;
-    while (this.box.children.length > length) this.box.lastChild.remove();
+    for (const span of this.spans.splice(length)) {
+      const line = span.parentElement;
+      this.places.delete(span);
+      span.remove();
+      if (!line.firstChild) line.remove();
+    }
   }
 
   // Mark where the model's window begins, and what is before it.
   markWindow(start) {
-    const { children } = this.box;
-    const [low, high] = [Math.min(start, this.windowStart), Math.max(start, this.windowStart)];
-    for (let i = low; i < Math.min(high, children.length); i++) {
-      children[i].classList.toggle("before-window", start > this.windowStart);
+    const { spans, windowStart: before } = this;
+    for (const span of spans.slice(Math.min(start, before), Math.max(start, before))) {
+      span.classList.toggle("before-window", start > before);
     }
-    children[this.windowStart]?.classList.remove("window-start");
-    children[start]?.classList.toggle("window-start", start > 0);
+    spans[before]?.classList.remove("window-start");
+    spans[start]?.classList.toggle("window-start", start > 0);
     this.windowStart = start;
   }
 
-  indexOf(span) {
-    return Array.prototype.indexOf.call(this.box.children, span);
-  }
-
+  // Select character i, or release it if it is selected.
   select(i) {
-    const { children } = this.box;
-    children[this.selected]?.classList.remove("selected");
+    const { box, spans } = this;
+    spans[this.selected]?.classList.remove("selected");
     this.selected = i === this.selected ? null : i;
     if (this.selected === null) return;
-    const { box } = this;
-    const span = children[i];
-    span.classList.add("selected");
-    const top = span.offsetTop - box.offsetTop;
-    if (top < box.scrollTop || top + span.offsetHeight > box.scrollTop + box.clientHeight) {
-      box.scrollTop = top - box.clientHeight / 2;
+    spans[i].classList.add("selected");
+    const [outer, inner] = [box.getBoundingClientRect(), spans[i].getBoundingClientRect()];
+    if (inner.top < outer.top || inner.bottom > outer.bottom) {
+      box.scrollTop += inner.top - outer.top - box.clientHeight / 2;
     }
     this.onShow(i);
     this.onSelect(i);
   }
 
   move(event) {
-    const last = this.items.length - 1;
-    const at = this.selected;
+    const [at, last] = [this.selected, this.items.length - 1];
     const targets = {
       ArrowLeft: at === null ? last : at - 1,
       ArrowRight: at === null ? last : at + 1,
@@ -263,21 +266,22 @@ class TextView {
     event.preventDefault();
     const target = Math.min(last, targets[event.key] ?? last);
     if (event.key === "Escape" ? at === null : target === at) return;
-    if (target >= 0 && !this.box.children[target].hidden) this.select(target);
+    if (target >= 0 && !this.spans[target].hidden) this.select(target);
   }
 
   // The character a line above (-1) or below (1) another, else that one.
   lineFrom(i, direction) {
-    const { children } = this.box;
     if (i === null) return null;
-    const here = children[i].getBoundingClientRect();
-    let nearest = i;
-    for (let j = i + direction; j >= 0 && j < children.length; j += direction) {
-      const { top, left } = children[j].getBoundingClientRect();
+    const place = (j) => this.spans[j].getBoundingClientRect();
+    const here = place(i);
+    let [nearest, least] = [i, Infinity];
+    for (let j = i + direction; j >= 0 && j < this.spans.length; j += direction) {
+      const { top, left } = place(j);
       const lines = Math.round(((top - here.top) * direction) / here.height);
       if (lines > 1) break;
-      const gap = (k) => Math.abs(children[k].getBoundingClientRect().left - here.left);
-      if (lines === 1 && (nearest === i || Math.abs(left - here.left) < gap(nearest))) nearest = j;
+      if (lines === 1 && Math.abs(left - here.left) < least) {
+        [nearest, least] = [j, Math.abs(left - here.left)];
+      }
     }
     return nearest;
   }
@@ -492,7 +496,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     update();
   });
   $("copy").addEventListener("click", async () => {
-    const text = view.items.filter((_, i) => !view.box.children[i].hidden);
+    const text = view.items.filter((_, i) => !view.spans[i].hidden);
     try {
       await navigator.clipboard.writeText(text.map(({ id }) => vocabulary[id]).join(""));
       $("status").textContent = `Copied ${count(text.length)} characters.`;
@@ -541,8 +545,8 @@ function showAttention(ask, vocabulary, config) {
     const most = argmax(row);
     $("most").textContent = `${percent(row[most])}, ‘${escaped(vocabulary[window[most]])}’`;
     row.forEach((weight, i) => {
-      view.box.children[i].style.setProperty("--weight", weight / row[most]);
-      view.box.children[i].title = percent(weight);
+      view.spans[i].style.setProperty("--weight", weight / row[most]);
+      view.spans[i].title = percent(weight);
     });
     const share = (means, n) => {
       return means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none here";
@@ -661,10 +665,11 @@ function showScore(ask, vocabulary, ids) {
     $("score-progress").max = text.length - 1;
     view.append([{ id: text[0] }], { given: true });
     ask("score", { ids: text }, ({ items, done, nats }) => {
-      view.append(items);
+      view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
       $("score-progress").value = done;
       const loss = `${lossText(nats / done)} per character, over ${count(done)} predictions`;
-      if (done === text.length - 1) finish(loss);
+      const part = text.length > MAX_SHOWN ? `; the first ${count(MAX_SHOWN)} are shown` : "";
+      if (done === text.length - 1) finish(loss + part);
       else $("score-result").textContent = `${loss} so far`;
     });
   });

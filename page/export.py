@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model.gpt import GPT
 
 FOLDER = Path(__file__).parent
-MAX_LENGTH = 100_000  # characters; template.html
+MAX_LENGTH = 10_000  # characters; template.html
 MAX_WEIGHTS = 100_000_000  # bytes
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
 NOT_COMPUTED = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")

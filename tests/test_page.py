@@ -23,6 +23,7 @@ from model.generate import Generation, Sampler
 from model.gpt import GPT
 from page import export
 from tests.conftest import ROOT
+from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
 from tests.variants import CHOICES
 from training.evaluate import exact_loss
@@ -359,28 +360,6 @@ def test_the_policy_allows_the_pages_own_code_alone(trained):
     )
     body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
     assert not re.search(r"\bstyle=|\bon\w+=|(src|href)=\"(?!data:)|https?:", body)
-
-
-HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0\U0001f600"
-
-
-def hostile_checkpoint(smoke, folder, **changes):
-    """A checkpoint with hostile strings wherever a file can have them."""
-    saved = checkpoint.load(smoke / "best.safetensors")
-    config = dataclasses.replace(saved.config, model=ModelConfig(**SIZES))
-    tensors = GPT(config.model, len(HOSTILE)).named_rows()
-    vocabulary = "".join(sorted(HOSTILE))
-    text = "</script><!--<script>\u2028\"'`{{weights}}\x1b[2J"
-    saved = dataclasses.replace(
-        saved,
-        config=config,
-        vocabulary=vocabulary,
-        data=saved.data | {"name": f"/home/somebody/{text}"},
-        tensors={f"model.{name}": torch.cat(rows).detach() for name, rows in tensors.items()},
-        **changes,
-    )
-    (folder / "hostile.safetensors").write_bytes(checkpoint.to_bytes(saved))
-    return folder / "hostile.safetensors"
 
 
 def test_hostile_strings_stay_data(smoke, tmp_path):
