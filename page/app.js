@@ -129,7 +129,7 @@ function serve() {
 
 const $ = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
-const percent = (p) => `${(100 * p).toFixed(p < 0.001 ? 3 : 1)} %`;
+const percent = (p) => `${(100 * p).toFixed(p < 0.001 ? 3 : 1)}\u00a0%`;
 
 // Escape control, bidirectional, surrogate and unassigned characters, as common/errors.py does.
 function escaped(character) {
@@ -140,14 +140,16 @@ function escaped(character) {
   return short || (code.length < 3 ? `\\x${code.padStart(2, "0")}` : long);
 }
 
+const NAMES = { "\n": "newline", " ": "space", "\t": "tab" };
+
 // The name of a character in a list.
 function named(character) {
-  return { "\n": "newline", " ": "space", "\t": "tab" }[character] || escaped(character);
+  return NAMES[character] || escaped(character);
 }
 
 function describe(character) {
   const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  return `‘${escaped(character)}’ (U+${code})`;
+  return `${NAMES[character] || `‘${escaped(character)}’`} (U+${code})`;
 }
 
 function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
@@ -177,18 +179,20 @@ class TextView {
       if (this.places.has(target)) this.select(this.places.get(target));
     });
     box.addEventListener("keydown", (event) => this.move(event));
+    box.addEventListener("scroll", () => {
+      this.atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
+    });
   }
 
   clear() {
     [this.items, this.spans, this.places] = [[], [], new Map()]; // places: span -> position
-    [this.selected, this.windowStart] = [null, 0];
+    [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: follow what comes
     this.box.replaceChildren();
   }
 
   // Characters of `items` that have no loss are not coloured. `hidden` ones take no room.
   append(items, { given = false, hidden = false } = {}) {
     const { box, spans } = this;
-    const atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
     for (const item of items) {
       const character = this.vocabulary[item.id];
       const span = element("span", {
@@ -206,13 +210,18 @@ class TextView {
       spans.push(span);
       this.judge(spans.length - 1, item);
     }
-    if (atEnd) box.scrollTop = box.scrollHeight;
+    if (this.atEnd) this.frame ||= requestAnimationFrame(() => this.scrollToEnd());
   }
 
   // Colour a character by its loss.
   judge(i, item) {
     this.items[i] = item;
     if (item.nats !== undefined) this.spans[i].classList.add(`n${level(item.nats)}`);
+  }
+
+  scrollToEnd() {
+    this.frame = null;
+    this.box.scrollTop = this.box.scrollHeight;
   }
 
   truncate(length) {
@@ -543,7 +552,7 @@ function showAttention(ask, vocabulary, config) {
     const [layer, head] = [Number($("layer").value), Number($("head").value)];
     const row = attention[layer * H + head];
     const most = argmax(row);
-    $("most").textContent = `${percent(row[most])}, ‘${escaped(vocabulary[window[most]])}’`;
+    $("most").textContent = `${percent(row[most])}: ${describe(vocabulary[window[most]])}`;
     row.forEach((weight, i) => {
       view.spans[i].style.setProperty("--weight", weight / row[most]);
       view.spans[i].title = percent(weight);
@@ -593,7 +602,6 @@ function showAttention(ask, vocabulary, config) {
         `character${last ? "s" : ""}, up to ${describe(vocabulary[report.window[last]])}.`;
       view.clear();
       view.append(report.window.map((id) => ({ id })));
-      view.box.scrollTop = view.box.scrollHeight;
       $("verdict").textContent = verdict(report, H, config.token_shifts);
       $("attention").hidden = false;
       draw();

@@ -198,9 +198,9 @@ def test_each_character_shows_its_probability_and_the_likeliest_instead(tab, tra
     likeliest = probs.argsort(descending=True)[:5].tolist()
     tab.locator("#text span").nth(40).hover()
     p = probs[tokenizer.encode(text[40])[0]].item()
-    assert f"probability {100 * p:.1f} %, loss {-np.log(p):.2f} nats" in tab.inner_text("#why")
+    assert f"probability {100 * p:.1f}\xa0%, loss {-np.log(p):.2f} nats" in tab.inner_text("#why")
     shares = tab.locator("#why .share").all_inner_texts()
-    assert shares[:5] == [f"{100 * probs[i]:.1f} %" for i in likeliest]
+    assert shares[:5] == [f"{100 * probs[i]:.1f}\xa0%" for i in likeliest]
     assert tab.locator("#why button").count() == 5 + (
         tokenizer.encode(text[40])[0] not in likeliest
     )
@@ -270,7 +270,7 @@ def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(tab, trained):
         for h, cells in enumerate(tab.locator("#heads tr").all()):
             mean = maps[layer][h].diagonal(-1).mean()
             uniform = (1 / np.arange(2, 45)).mean()
-            assert f"{100 * mean:.1f} % ({100 * uniform:.1f} %)" in cells.inner_text()
+            assert f"{100 * mean:.1f}\xa0% ({100 * uniform:.1f}\xa0%)" in cells.inner_text()
     tab.click("#heads tr:first-child button")
     assert tab.input_value("#head") == "0"
     assert "none in this text" in tab.text_content("#verdict")
