@@ -1,10 +1,14 @@
-"""The page of a model: its weights, the settings to begin with and the code, in one HTML file."""
+"""The page of a model: its weights, the settings to begin with and the code, in one HTML file.
+
+After a change to the code: python -m page.export docs/plays.html
+"""
 
 import base64
 import hashlib
 import json
 import os
 import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,6 +126,12 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
+def refresh(page: str) -> bytes:
+    """Return an exported page with the present code: same data, same weights."""
+    parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
+    return fill_template(json.loads(parts["data"]), base64.b64decode(parts["weights"]))
+
+
 def content_security_policy(parts: dict[str, str]) -> str:
     """Allow the page's own code and a worker made of it, and nothing from anywhere else."""
     scripts = f"{source_hash(parts['model.js'])} {source_hash(parts['app.js'])}"
@@ -138,3 +148,8 @@ def source_hash(source: str) -> str:
 
 def read(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_bytes(refresh(target.read_text(encoding="utf-8")))
