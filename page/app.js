@@ -460,7 +460,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
       view.append(report.items.slice(given));
       rate = report.rate;
       writing = view.items.length < until;
-      if (shown !== null) why(shown);
+      if (shown >= report.from) why(shown); // it has been judged now
       update();
     });
     update();
@@ -480,6 +480,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     view.append([{ id, top, rank, nats: -Math.log(top[rank - 1][1]) }]);
     view.selected = null;
     view.select(i);
+    view.box.focus({ preventScroll: true }); // the button that was chosen is gone
     if (end <= i + 1) end = i + 1 + Number($("max_new_tokens").value);
     write(end);
   };
@@ -524,6 +525,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     view.markWindow(windowStart(items.length, blockSize));
     const label = items.length && !stale() ? "Continue" : "Write";
     $("write").textContent = writing ? "Pause" : label;
+    $("status").setAttribute("aria-busy", writing); // read out when it is complete
     $("step").disabled = writing;
     $("restart").disabled = $("copy").disabled = !items.length;
     const judged = items.filter(({ nats }) => nats !== undefined);
@@ -648,6 +650,7 @@ function showScore(ask, vocabulary, ids) {
   });
   const finish = (text) => {
     running = false;
+    $("score-result").setAttribute("aria-busy", false);
     $("score").textContent = "Score";
     $("score-result").textContent = text;
   };
@@ -669,6 +672,7 @@ function showScore(ask, vocabulary, ids) {
       return;
     }
     running = true;
+    $("score-result").setAttribute("aria-busy", true); // read out when it is complete
     $("score").textContent = "Cancel";
     $("score-progress").max = text.length - 1;
     view.append([{ id: text[0] }], { given: true });

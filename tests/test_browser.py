@@ -221,6 +221,18 @@ def test_another_character_continues_the_text_with_the_same_random_numbers(tab, 
     changed = text[:40] + character
     found = continued(trained, changed, 154)
     assert character != text[40] and tab.text() == found
+    assert tab.evaluate("document.activeElement.id") == "text"
+
+
+def test_the_alternatives_can_be_chosen_while_it_writes(tab):
+    tab.fill("#max_new_tokens", "10000")
+    tab.click("#write")
+    tab.until("document.querySelectorAll('#text span').length > 30")
+    tab.evaluate("document.querySelectorAll('#text span')[20].click()")
+    tab.evaluate("window.first = document.querySelector('#why button')")
+    length = len(tab.text())
+    tab.until(f"document.querySelectorAll('#text span').length > {length + 50}")
+    assert tab.evaluate("window.first === document.querySelector('#why button')")
 
 
 def test_the_keyboard_reaches_every_character(tab):
@@ -360,8 +372,7 @@ def test_nothing_is_wider_than_the_viewport(browser, smoke_page, width):
     opened.context.close()
 
 
-def test_the_data_of_the_page_is_not_evaluated(browser, smoke_page, tmp_path):
-    """The policy holds: code that is not the page's own does not run."""
+def test_code_that_is_not_the_pages_own_does_not_run(browser, smoke_page, tmp_path):
     page = smoke_page.read_text(encoding="utf-8")
     changed = page.replace("</body>", "<script>document.title = 'run'</script></body>")
     (tmp_path / "changed.html").write_text(changed, encoding="utf-8")
