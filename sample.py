@@ -57,9 +57,15 @@ def main(argv: list[str]) -> int:
         raise ResourceError("standard output is closed; redirect it to a file or a program")
     check_address_space()
     check_name(options.ckpt)
+    if options.html:
+        from page.export import check_target
+
+        check_target(Path(options.html), options.overwrite)
     text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)
     session = Session(options)
-    if options.score:
+    if options.html:
+        session.write_page(text)
+    elif options.score:
         session.score(text)
     elif options.interactive:
         chat(session, text)
@@ -150,6 +156,7 @@ class Session:
         model = checkpoints.build_model(saved, dataclasses.replace(saved.config.model, **chosen))
         self.model = model.to(self.runtime.device)
         self.tokenizer = CharTokenizer(saved.vocabulary)
+        self.saved = dataclasses.replace(saved, tensors={})  # without those of the optimizers
         self.drawn, self.seconds = 0, 0.0  # characters, and the time for them
         for stop in options.stop:
             try:
@@ -229,6 +236,15 @@ class Session:
             if all(stop.reached for stop in stops):
                 return
         yield [stop.pending for stop in stops]
+
+    def write_page(self, prompt: str) -> None:
+        """Write a page that runs the model in a browser, and print its size."""
+        from page.export import write_page
+
+        options, prompt = self.options, self.tokenizer.decode(self.encode(prompt))
+        size = write_page(Path(options.html), self.saved, self.model, options, prompt)
+        half = "; --html-dtype=float16 halves it" * (options.html_dtype == "float32")
+        print(f"{escape(options.html)}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 
     def score(self, text: str) -> None:
         """Print the exact loss of a text, in training's precision."""

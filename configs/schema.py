@@ -307,6 +307,13 @@ class SampleConfig(Checked):
     score: str | None = setting(
         None, "only print the model's loss on the text in this file, in nats and bits"
     )
+    html: str | None = setting(
+        None, "only write the model as a page for a browser to this file, with these options"
+    )
+    html_dtype: str = setting(
+        "float32", "dtype of the weights in the page", choices=("float32", "float16")
+    )
+    overwrite: bool = setting(False, "with --html: replace the file, if there is one")
     stats: bool = setting(False, "print characters per second to standard error")
     window: str = setting(
         "stepped",
@@ -334,12 +341,17 @@ class SampleConfig(Checked):
             "num_samples": self.num_samples > 1,
             "prompt=-": self.prompt == "-",
             "score": self.score,
+            "html": self.html,
         }
         for other, given in others.items():
             if self.interactive and given:
                 raise ConfigError(
                     f"--interactive and --{other} contradict each other; give one of them"
                 )
+        if self.html and self.score:
+            raise ConfigError("--html and --score contradict each other; give one of them")
+        if self.overwrite and not self.html:
+            raise ConfigError("--overwrite only applies together with --html")
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:

@@ -212,7 +212,7 @@ def test_the_run_is_sampled_scored_and_trained_further_but_not_resumed(files, ca
     assert len(capsys.readouterr().out) > 30
     assert sample.main([f"--ckpt={run}", f"--score={files / 'text.txt'}"]) == 0
     options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
-    options += ["--warmup_iters=0", "--dtype=float32"]
+    options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
     code, output = train(*options, f"--init_from={run}", f"--out_dir={files / 'more'}")
     assert code == 0, output
     for path in (run, run / "best.safetensors"):

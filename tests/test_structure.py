@@ -14,7 +14,7 @@ LEVELS = [
     {"model", "data"},
     {"training"},
     {"checkpointing"},
-    {"dashboard"},
+    {"dashboard", "page"},
     {"train", "sample"},
 ]
 PACKAGES = sorted(set.union(*LEVELS[:-1]))

@@ -1,0 +1,710 @@
+// The page itself, and the worker that computes for it: model.js and this file run in both.
+"use strict";
+
+const SLICE = 40; // milliseconds that the worker computes before it answers the page again
+const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
+const BITS_PER_NAT = 1 / Math.LN2;
+const HEAD_SHARE = 0.2; // a head is named for what gets this much of its attention on average,
+const HEAD_FACTOR = 4; // and this many times what uniform attention gives
+
+// ------------------------------------------------------------------------------------- the weights
+
+// Decode base64 into one Float32Array per parameter; `shapes` is a list of [name, shape].
+function decodeWeights(base64, dtype, shapes) {
+  const { buffer } = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)); // little-endian
+  const halves = dtype === "float16" ? new Uint16Array(buffer) : null;
+  const numbers = halves ? Float32Array.from(halves, fromHalf) : new Float32Array(buffer);
+  let start = 0;
+  return Object.fromEntries(
+    shapes.map(([name, shape]) => {
+      const size = shape.reduce((a, b) => a * b, 1);
+      return [name, numbers.subarray(start, (start += size))];
+    }),
+  );
+}
+
+// Convert the 16 bits of a finite float16: 1 sign, 5 exponent, 10 fraction (IEEE 754).
+function fromHalf(bits) {
+  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  return sign * (exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24);
+}
+
+// -------------------------------------------------------------------------------------- the worker
+
+// Answer the page's messages. Each has a job (write, inspect, score) and ends that job's last one.
+function serve() {
+  let [model, writer, inspector, inspected, shares] = [];
+  const current = {};
+
+  const jobs = {
+    load({ base64, dtype, shapes, config }) {
+      model = new GPT(config, decodeWeights(base64, dtype, shapes));
+      [writer, inspector, inspected, shares] = [new Reader(model), new Reader(model), [], []];
+    },
+
+    // Judge the characters of ids from position `from` on, then draw up to position `end`.
+    async write({ ids, from, end, settings }, pause) {
+      const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
+      let [items, drawing] = [[], 0];
+      for (let n = from; n < end; n++) {
+        if (n === given) drawing = performance.now();
+        const logits = writer.read(ids, n);
+        if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
+        items.push({ id: ids[n], ...judge(logits, ids[n]) });
+        const slice = await pause(n + 1 === end);
+        if (!slice) continue;
+        if (slice.stopped) return;
+        const [drawn, seconds] = [Math.max(0, n + 1 - given), (performance.now() - drawing) / 1000];
+        slice.report({ from: n + 1 - items.length, items, rate: drawn / seconds });
+        items = [];
+      }
+    },
+
+    // What the model attended to before character n of ids, and what its heads did in the window.
+    async inspect({ ids, n }, pause) {
+      const start = windowStart(n, model.config.block_size);
+      const window = ids.slice(start, n);
+      let known = 0;
+      while (known < window.length - 1 && window[known] === inspected[known]) known++;
+      [inspected, shares] = [window.slice(0, known), shares.slice(0, known)];
+      for (let position = known; position < window.length; position++) {
+        inspector.read(window, position + 1);
+        inspected.push(window[position]);
+        shares.push(headShares(window, position, model.attention));
+        const attention = model.attention.slice(); // before another job uses the model
+        const slice = await pause(position + 1 === window.length);
+        if (!slice) continue;
+        if (slice.stopped) return;
+        if (position + 1 < window.length) slice.report({ done: position + 1, of: window.length });
+        else {
+          const [previous, induction] = ["previous", "induction"].map((kind) =>
+            meanShares(shares.map((each) => each[kind])),
+          );
+          slice.report({ n, start, window, attention, previous, induction });
+        }
+      }
+    },
+
+    async score({ ids }, pause) {
+      let [items, nats] = [[], 0];
+      for (const [position, logits] of predictions(model, ids)) {
+        const item = { id: ids[position], ...judge(logits, ids[position]) };
+        nats += item.nats;
+        items.push(item);
+        const slice = await pause(position + 1 === ids.length);
+        if (!slice) continue;
+        if (slice.stopped) return;
+        slice.report({ from: position + 1 - items.length, items, done: position, nats });
+        items = [];
+      }
+    },
+  };
+
+  // Return a job's `pause(last)`: nothing within a slice of time; at its end, or with `last`, let
+  // messages in, then return whether they stopped the job, and how to report to the page.
+  function pauses(job, number) {
+    let began = performance.now();
+    const report = (result) => postMessage({ job, number, ...result });
+    return async (last) => {
+      if (!last && performance.now() - began < SLICE) return null;
+      await new Promise((resolve) => {
+        const { port1, port2 } = new MessageChannel();
+        port1.onmessage = () => resolve(port1.close());
+        port2.postMessage(null);
+      });
+      began = performance.now();
+      return { stopped: current[job] !== number, report };
+    };
+  }
+
+  onmessage = ({ data }) => {
+    const { job, number, stop } = data;
+    current[job] = number;
+    const fail = (error) => setTimeout(() => { throw error; }); // to the page's worker.onerror
+    if (!stop) jobs[job](data, pauses(job, number))?.catch(fail);
+  };
+}
+
+// ----------------------------------------------------------------------------------- text and page
+
+const $ = (id) => document.getElementById(id);
+const count = (n) => n.toLocaleString("en");
+const percent = (p) => `${(100 * p).toFixed(p < 0.001 ? 3 : 1)}\u00a0%`;
+
+// Escape control, bidirectional, surrogate and unassigned characters, as common/errors.py does.
+function escaped(character) {
+  if (!/[\p{C}\u2028\u2029]/u.test(character) || /[\u200c\u200d]/.test(character)) return character;
+  const short = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character];
+  const code = character.codePointAt(0).toString(16);
+  const long = code.length > 4 ? `\\U${code.padStart(8, "0")}` : `\\u${code.padStart(4, "0")}`;
+  return short || (code.length < 3 ? `\\x${code.padStart(2, "0")}` : long);
+}
+
+const NAMES = { "\n": "newline", " ": "space", "\t": "tab" };
+
+// The name of a character in a list.
+function named(character) {
+  return NAMES[character] || escaped(character);
+}
+
+function describe(character) {
+  const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+  return `${NAMES[character] || `‘${escaped(character)}’`} (U+${code})`;
+}
+
+function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function lossText(nats) {
+  return `${nats.toFixed(4)} nats, ${(nats * BITS_PER_NAT).toFixed(4)} bits`;
+}
+
+// A text on the page, one element per character, coloured by surprise. Items are what `judge`
+// returns, with their id. Pointing at one shows it; a click or the arrow keys select it. Each line
+// has an element, too, so that the browser lays out a new character's line alone.
+class TextView {
+  constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {} } = {}) {
+    Object.assign(this, { box, vocabulary, onShow, onSelect });
+    this.clear();
+    box.addEventListener("pointerover", ({ target }) => {
+      if (this.selected === null && this.places.has(target)) onShow(this.places.get(target));
+    });
+    box.addEventListener("click", ({ target }) => {
+      if (this.places.has(target)) this.select(this.places.get(target));
+    });
+    box.addEventListener("keydown", (event) => this.move(event));
+    box.addEventListener("scroll", () => {
+      this.atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
+    });
+  }
+
+  clear() {
+    [this.items, this.spans, this.places] = [[], [], new Map()]; // places: span -> position
+    [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: follow what comes
+    this.box.replaceChildren();
+  }
+
+  // Characters of `items` that have no loss are not coloured. `hidden` ones take no room.
+  append(items, { given = false, hidden = false } = {}) {
+    const { box, spans } = this;
+    for (const item of items) {
+      const character = this.vocabulary[item.id];
+      const span = element("span", {
+        text: "\n\t".includes(character) ? character : escaped(character),
+        className: given ? "given" : "",
+      });
+      span.hidden = hidden;
+      span.classList.toggle("newline", character === "\n");
+      span.classList.toggle("escaped", span.textContent !== character);
+      const last = spans.at(-1);
+      const line = last?.textContent === "\n" ? null : last?.parentElement;
+      if (line) line.append(span);
+      else box.append(element("div", {}, [span]));
+      this.places.set(span, spans.length);
+      spans.push(span);
+      this.judge(spans.length - 1, item);
+    }
+    if (this.atEnd) this.frame ||= requestAnimationFrame(() => this.scrollToEnd());
+  }
+
+  // Colour a character by its loss.
+  judge(i, item) {
+    this.items[i] = item;
+    if (item.nats !== undefined) this.spans[i].classList.add(`n${level(item.nats)}`);
+  }
+
+  scrollToEnd() {
+    this.frame = null;
+    this.box.scrollTop = this.box.scrollHeight;
+  }
+
+  truncate(length) {
+    this.items.length = length;
+    for (const span of this.spans.splice(length)) {
+      const line = span.parentElement;
+      this.places.delete(span);
+      span.remove();
+      if (!line.firstChild) line.remove();
+    }
+  }
+
+  // Mark where the model's window begins, and what is before it.
+  markWindow(start) {
+    const { spans, windowStart: before } = this;
+    for (const span of spans.slice(Math.min(start, before), Math.max(start, before))) {
+      span.classList.toggle("before-window", start > before);
+    }
+    spans[before]?.classList.remove("window-start");
+    spans[start]?.classList.toggle("window-start", start > 0);
+    this.windowStart = start;
+  }
+
+  // Select character i, or release it if it is selected.
+  select(i) {
+    const { box, spans } = this;
+    spans[this.selected]?.classList.remove("selected");
+    this.selected = i === this.selected ? null : i;
+    if (this.selected === null) return;
+    spans[i].classList.add("selected");
+    const [outer, inner] = [box.getBoundingClientRect(), spans[i].getBoundingClientRect()];
+    if (inner.top < outer.top || inner.bottom > outer.bottom) {
+      box.scrollTop += inner.top - outer.top - box.clientHeight / 2;
+    }
+    this.onShow(i);
+    this.onSelect(i);
+  }
+
+  move(event) {
+    const [at, last] = [this.selected, this.items.length - 1];
+    const targets = {
+      ArrowLeft: at === null ? last : at - 1,
+      ArrowRight: at === null ? last : at + 1,
+      ArrowUp: this.lineFrom(at, -1),
+      ArrowDown: this.lineFrom(at, 1),
+      Home: 0,
+      End: last,
+      Escape: at,
+    };
+    if (!(event.key in targets) || last < 0) return;
+    event.preventDefault();
+    const target = Math.min(last, targets[event.key] ?? last);
+    if (event.key === "Escape" ? at === null : target === at) return;
+    if (target >= 0 && !this.spans[target].hidden) this.select(target);
+  }
+
+  // The character a line above (-1) or below (1) another, else that one.
+  lineFrom(i, direction) {
+    if (i === null) return null;
+    const place = (j) => this.spans[j].getBoundingClientRect();
+    const here = place(i);
+    let [nearest, least] = [i, Infinity];
+    for (let j = i + direction; j >= 0 && j < this.spans.length; j += direction) {
+      const { top, left } = place(j);
+      const lines = Math.round(((top - here.top) * direction) / here.height);
+      if (lines > 1) break;
+      if (lines === 1 && Math.abs(left - here.left) < least) {
+        [nearest, least] = [j, Math.abs(left - here.left)];
+      }
+    }
+    return nearest;
+  }
+}
+
+const level = (nats) => Math.min(7, Math.floor(nats));
+
+// Show the likeliest characters in the place of an item, and the one taken. `choose(id)` is called
+// with another one; without it, they cannot be chosen.
+function showWhy(panel, vocabulary, item, choose) {
+  const heading = element("p", { text: `${describe(vocabulary[item.id])}: ` });
+  if (item.nats === undefined) {
+    heading.append("no prediction of it is shown here.");
+    panel.replaceChildren(heading);
+    return;
+  }
+  const p = Math.exp(-item.nats);
+  const [nats, bits] = [item.nats.toFixed(2), (item.nats * BITS_PER_NAT).toFixed(2)];
+  heading.append(`probability ${percent(p)}, loss ${nats} nats (${bits} bits).`);
+  const rows = item.top.map(([id, share], i) => ({ id, share, rank: i + 1 }));
+  if (!rows.some(({ id }) => id === item.id)) rows.push({ id: item.id, share: p, rank: item.rank });
+  const list = rows.map(({ id, share, rank }) => {
+    const taken = id === item.id;
+    const bar = element("i");
+    bar.style.width = `${100 * share}%`;
+    const button = element("button", { className: taken ? "taken" : "" }, [
+      element("span", { className: "name", text: named(vocabulary[id]) }),
+      element("span", { className: "bar", "aria-hidden": "true" }, [bar]),
+      element("span", { className: "share", text: percent(share) }),
+    ]);
+    button.disabled = taken || !choose;
+    if (taken) button.title = `taken; number ${rank} of the likeliest`;
+    button.addEventListener("click", () => choose(id));
+    return element("li", {}, [button]);
+  });
+  const [most, last] = [Math.min(item.top.length, vocabulary.length), rows.length];
+  const taken = last > most ? `; below them the one taken, number ${count(item.rank)}` : "";
+  const offer = choose ? " Choose another, and the text continues from there with that one." : "";
+  const hint = element("p", {
+    className: "hint",
+    text: `The ${most} likeliest characters in its place${taken}.${offer}`,
+  });
+  panel.replaceChildren(heading, element("ol", {}, list), hint);
+}
+
+// Return the ids of a text, or show which characters are unknown, with a button to remove them.
+function encode(field, message, ids) {
+  const characters = Array.from(field.value);
+  const unknown = characters.filter((c) => !ids.has(c));
+  message.hidden = !unknown.length;
+  if (!unknown.length) return characters.map((c) => ids.get(c));
+  const distinct = Array.from(new Set(unknown));
+  const more = distinct.length > 5 ? ` and ${count(distinct.length - 5)} more` : "";
+  const names = distinct.slice(0, 5).map(describe).join(", ");
+  const remove = element("button", { text: unknown.length > 1 ? "Remove them" : "Remove it" });
+  remove.addEventListener("click", () => {
+    field.value = characters.filter((c) => ids.has(c)).join("");
+    message.hidden = true;
+    field.dispatchEvent(new Event("input"));
+    field.focus();
+  });
+  message.replaceChildren(`The model has never read ${names}${more}. `, remove);
+  return null;
+}
+
+// Start the worker; return `ask(job, message, answer)`, which ends what the job did before.
+function startWorker(failed) {
+  const code = $("model-code").textContent + $("app-code").textContent;
+  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  const worker = new Worker(url);
+  const answers = {};
+  let number = 0;
+  worker.onerror = (event) => failed(event.message || "the worker could not start");
+  worker.onmessage = ({ data }) => {
+    if (data.number === answers[data.job]?.number) answers[data.job].answer(data);
+  };
+  return (job, message, answer = () => {}) => {
+    answers[job] = { number: ++number, answer };
+    worker.postMessage({ job, number, ...message });
+  };
+}
+
+// ------------------------------------------------------------------------------------ the sections
+
+function showPage() {
+  const data = JSON.parse($("data").textContent);
+  const vocabulary = Array.from(data.vocabulary);
+  const ids = new Map(vocabulary.map((c, id) => [c, id]));
+  const fail = (reason) => {
+    $("failure").textContent = `This browser cannot run the model: ${reason}.`;
+    $("failure").hidden = false;
+  };
+  const ask = startWorker(fail);
+  const { dtype, shapes, config } = data;
+  ask("load", { base64: $("weights").textContent, dtype, shapes, config });
+  $("weights").remove();
+
+  $("title").textContent = escapedText(data.about.text);
+  document.title = `${escapedText(data.about.text)}: a GPT in a page`;
+  for (const legend of document.querySelectorAll(".legend")) {
+    const labels = ["0 nats", "1", "2", "3", "4", "5", "6", "7 and more"];
+    legend.append(...labels.map((text, n) => element("span", { className: `n${n}`, text })));
+  }
+  const attention = showAttention(ask, vocabulary, config);
+  showWrite(ask, vocabulary, ids, data, attention);
+  showScore(ask, vocabulary, ids);
+  showAbout(data, vocabulary);
+  document.querySelector("main").hidden = false;
+}
+
+const escapedText = (text) => Array.from(text, escaped).join("");
+
+function showWrite(ask, vocabulary, ids, data, inspect) {
+  const { block_size: blockSize } = data.config;
+  const names = Object.keys(data.settings);
+  for (const name of names) $(name).value = data.settings[name];
+  $("prompt").value = data.prompt;
+  // An empty prompt is begun as a new line is, or else a word.
+  const start = ids.get("\n") ?? ids.get(" ") ?? 0;
+  let [writing, prompt, end, rate, shown] = [false, null, 0, 0, null];
+
+  const why = (i) => {
+    shown = i;
+    showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined);
+  };
+  const view = new TextView($("text"), vocabulary, {
+    onShow: why,
+    onSelect: (i) => inspect(view.items.map(({ id }) => id), i),
+  });
+
+  const settings = () => {
+    const wrong = names.find((name) => !$(name).reportValidity() || $(name).value === "");
+    if (!wrong) return Object.fromEntries(names.map((name) => [name, Number($(name).value)]));
+    $(wrong).focus();
+    return null;
+  };
+
+  // Begin a new text with the prompt; return whether that is possible.
+  const begin = () => {
+    const given = encode($("prompt"), $("prompt-error"), ids);
+    if (!given) return false;
+    prompt = $("prompt").value;
+    view.clear();
+    [shown, rate] = [null, 0];
+    $("why").replaceChildren();
+    inspect(null);
+    view.append((given.length ? given : [start]).map((id) => ({ id })), {
+      given: true,
+      hidden: !given.length,
+    });
+    end = view.items.length;
+    return true;
+  };
+
+  // Write up to `until`, after judging the given characters that have not been judged.
+  const write = (until) => {
+    const chosen = settings();
+    if (!chosen) return;
+    writing = true;
+    const text = view.items.map(({ id }) => id);
+    const judged = view.items.findLastIndex(({ nats }) => nats !== undefined) + 1;
+    const from = Math.max(1, judged, judged ? 0 : windowStart(text.length, blockSize) + 1);
+    const message = { ids: text, from: Math.min(from, text.length), end: until, settings: chosen };
+    ask("write", message, (report) => {
+      const given = Math.max(0, view.items.length - report.from);
+      report.items.slice(0, given).forEach((item, i) => view.judge(report.from + i, item));
+      view.append(report.items.slice(given));
+      rate = report.rate;
+      writing = view.items.length < until;
+      if (shown >= report.from) why(shown); // it has been judged now
+      update();
+    });
+    update();
+  };
+
+  const pause = () => {
+    ask("write", { stop: true });
+    writing = false;
+    update();
+  };
+
+  // Continue from character i with another one.
+  const replace = (i, id) => {
+    const { top } = view.items[i];
+    const rank = top.findIndex(([other]) => other === id) + 1;
+    view.truncate(i);
+    view.append([{ id, top, rank, nats: -Math.log(top[rank - 1][1]) }]);
+    view.selected = null;
+    view.select(i);
+    view.box.focus({ preventScroll: true }); // the button that was chosen is gone
+    if (end <= i + 1) end = i + 1 + Number($("max_new_tokens").value);
+    write(end);
+  };
+
+  const stale = () => prompt !== $("prompt").value;
+  $("write").addEventListener("click", () => {
+    if (writing) return pause();
+    if (stale() && !begin()) return update();
+    if (view.items.length >= end) end = view.items.length + Number($("max_new_tokens").value);
+    write(end);
+  });
+  $("step").addEventListener("click", () => {
+    if (stale() && !begin()) return update();
+    write(view.items.length + 1);
+  });
+  $("restart").addEventListener("click", () => {
+    pause();
+    prompt = null;
+    view.clear();
+    [shown, end, rate] = [null, 0, 0];
+    $("why").replaceChildren();
+    inspect(null);
+    update();
+  });
+  $("copy").addEventListener("click", async () => {
+    const text = view.items.filter((_, i) => !view.spans[i].hidden);
+    try {
+      await navigator.clipboard.writeText(text.map(({ id }) => vocabulary[id]).join(""));
+      $("status").textContent = `Copied ${count(text.length)} characters.`;
+    } catch {
+      getSelection().selectAllChildren(view.box);
+      $("status").textContent = "The text is selected: copy it with Ctrl-C or Cmd-C.";
+    }
+  });
+  $("prompt").addEventListener("input", () => {
+    $("prompt-error").hidden = true;
+    update();
+  });
+
+  const update = () => {
+    const { items } = view;
+    view.markWindow(windowStart(items.length, blockSize));
+    const label = items.length && !stale() ? "Continue" : "Write";
+    $("write").textContent = writing ? "Pause" : label;
+    $("status").setAttribute("aria-busy", writing); // read out when it is complete
+    $("step").disabled = writing;
+    $("restart").disabled = $("copy").disabled = !items.length;
+    const judged = items.filter(({ nats }) => nats !== undefined);
+    const mean = judged.reduce((sum, { nats }) => sum + nats, 0) / judged.length;
+    const speed = rate > 0 ? ` · ${count(Math.round(rate))} characters/s` : "";
+    $("status").textContent = judged.length
+      ? `${count(items.length)} characters${speed} · mean loss ${lossText(mean)}`
+      : "";
+  };
+  update();
+}
+
+// Return `inspect(ids, n)`, which shows what the model attended to before character n.
+function showAttention(ask, vocabulary, config) {
+  const { n_layer: layers, n_head: H } = config;
+  let result = null;
+  for (const [id, length] of [["layer", layers], ["head", H]]) {
+    $(id).append(...Array.from({ length }, (_, i) => element("option", { text: i + 1, value: i })));
+    $(id).addEventListener("change", () => draw());
+  }
+  $("layer").value = layers - 1;
+  const view = new TextView($("window"), vocabulary, { onSelect: (i) => view.select(i) });
+
+  const draw = () => {
+    const { window, attention, previous, induction } = result;
+    const [layer, head] = [Number($("layer").value), Number($("head").value)];
+    const row = attention[layer * H + head];
+    const most = argmax(row);
+    $("most").textContent = `${percent(row[most])}: ${describe(vocabulary[window[most]])}`;
+    row.forEach((weight, i) => {
+      view.spans[i].style.setProperty("--weight", weight / row[most]);
+      view.spans[i].title = percent(weight);
+    });
+    const share = (means, n) => {
+      return means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none here";
+    };
+    const rows = Array.from({ length: H }, (_, h) => {
+      const [n, button] = [layer * H + h, element("button", { text: h + 1 })];
+      button.setAttribute("aria-pressed", h === head);
+      button.setAttribute("aria-label", `Head ${h + 1}`);
+      button.addEventListener("click", () => {
+        $("head").value = h;
+        draw();
+        $("heads").querySelectorAll("button")[h].focus();
+      });
+      return element("tr", {}, [
+        element("td", {}, [button]),
+        element("td", {}, [strip(attention[n])]),
+        element("td", { text: share(previous, n) }),
+        element("td", { text: share(induction, n) }),
+      ]);
+    });
+    $("heads").replaceChildren(...rows);
+  };
+
+  return (ids, n) => {
+    $("attention").hidden = true;
+    result = null;
+    if (!ids || n === 0) {
+      ask("inspect", { stop: true });
+      $("attention-status").textContent = ids
+        ? "The first character was given: the model chose nothing."
+        : "Select a character above.";
+      return;
+    }
+    $("attention-status").textContent = "Reading the window.";
+    ask("inspect", { ids: ids.slice(0, n), n }, (report) => {
+      if (report.done) {
+        $("attention-status").textContent = `Reading the window: ${report.done} of ${report.of}.`;
+        return;
+      }
+      result = report;
+      const [last, next] = [report.window.length - 1, vocabulary[ids[n]]];
+      $("attention-status").textContent =
+        `Before ${describe(next)}, the model had read ${count(last + 1)} ` +
+        `character${last ? "s" : ""}, up to ${describe(vocabulary[report.window[last]])}.`;
+      view.clear();
+      view.append(report.window.map((id) => ({ id })));
+      $("verdict").textContent = verdict(report, H, config.token_shifts);
+      $("attention").hidden = false;
+      draw();
+    });
+  };
+}
+
+// Name the heads that attend mainly to the previous character, and the induction heads.
+function verdict({ previous, induction }, H, tokenShifts) {
+  const name = (n) => `layer ${Math.floor(n / H) + 1} head ${(n % H) + 1}`;
+  const found = (means) => {
+    const least = Math.max(HEAD_SHARE, HEAD_FACTOR * (means?.uniform ?? 1));
+    const heads = means ? Array.from(means.heads.keys()) : [];
+    return heads.filter((n) => means.heads[n] >= least).map(name).join(", ");
+  };
+  const shifts = tokenShifts
+    ? ` This model hardly needs one: it adds the embedding of the ${tokenShifts} characters before.`
+    : "";
+  return (
+    `Heads for the previous character: ${found(previous) || `none in this text.${shifts}`} ` +
+    `Induction heads, which look for what followed the last two characters earlier: ` +
+    `${found(induction) || "none in this text."} (Named from a mean of ${100 * HEAD_SHARE} % on, ` +
+    `and ${HEAD_FACTOR} times that of uniform attention.)`
+  );
+}
+
+// Draw a row of attention as a strip, darkest where the weight is largest.
+function strip(row) {
+  const canvas = element("canvas", { width: row.length, height: 1, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  const colour = getComputedStyle(document.documentElement).getPropertyValue("--attended");
+  const most = row[argmax(row)];
+  row.forEach((weight, i) => {
+    context.fillStyle = `rgb(${colour} / ${weight / most})`;
+    context.fillRect(i, 0, 1, 1);
+  });
+  return canvas;
+}
+
+function showScore(ask, vocabulary, ids) {
+  let running = false;
+  const view = new TextView($("scored"), vocabulary, {
+    onShow: (i) => showWhy($("score-why"), vocabulary, view.items[i]),
+  });
+  const finish = (text) => {
+    running = false;
+    $("score-result").setAttribute("aria-busy", false);
+    $("score").textContent = "Score";
+    $("score-result").textContent = text;
+  };
+  $("score-text").addEventListener("input", () => ($("score-error").hidden = true));
+  $("score").addEventListener("click", () => {
+    if (running) {
+      ask("score", { stop: true });
+      finish("Cancelled.");
+      return;
+    }
+    const text = encode($("score-text"), $("score-error"), ids);
+    if (!text) return;
+    view.clear();
+    $("score-why").replaceChildren();
+    $("scored").hidden = text.length < 2;
+    $("score-progress").value = 0;
+    if (text.length < 2) {
+      finish("At least 2 characters are needed.");
+      return;
+    }
+    running = true;
+    $("score-result").setAttribute("aria-busy", true); // read out when it is complete
+    $("score").textContent = "Cancel";
+    $("score-progress").max = text.length - 1;
+    view.append([{ id: text[0] }], { given: true });
+    ask("score", { ids: text }, ({ items, done, nats }) => {
+      view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
+      $("score-progress").value = done;
+      const loss = `${lossText(nats / done)} per character, over ${count(done)} predictions`;
+      const part = text.length > MAX_SHOWN ? `; the first ${count(MAX_SHOWN)} are shown` : "";
+      if (done === text.length - 1) finish(loss + part);
+      else $("score-result").textContent = `${loss} so far`;
+    });
+  });
+}
+
+function showAbout({ about, config }, vocabulary) {
+  const { loss, loss_step: lossStep, steps } = about;
+  const at = lossStep === steps ? "" : `, the lowest, at step ${count(lossStep)}`;
+  const facts = {
+    Text: escapedText(about.text),
+    Parameters: count(about.parameters),
+    Layers: count(config.n_layer),
+    "Attention heads": `${count(config.n_head)} in each layer`,
+    "Embedding size": count(config.n_embd),
+    Context: `${count(config.block_size)} characters`,
+    Vocabulary: `${count(vocabulary.length)} characters: ${vocabulary.map(named).join(" ")}`,
+    "Training steps": count(steps),
+    "Validation loss": loss === null ? "not measured" : `${lossText(loss)} per character${at}`,
+  };
+  for (const [name, text] of Object.entries(facts)) {
+    $("facts").append(element("dt", { text: name }), element("dd", { text }));
+  }
+}
+
+if (typeof document !== "undefined") showPage();
+else if (typeof WorkerGlobalScope !== "undefined") serve();

@@ -1,0 +1,342 @@
+// The mathematics of the page: the model, its sampling, its loss and its attention, for one text.
+//
+// A second implementation of model/gpt.py, model/generate.py and training/evaluate.py, one
+// character at a time, as plain as possible. The tests compare the results.
+// C n_embd, H n_head, D head size, S tokens so far, V vocabulary
+"use strict";
+
+const LAYERNORM_EPS = 1e-5;
+const RMS_EPS = 2 ** -23; // the machine epsilon of float32
+const GREEDY_BELOW = 1e-6; // temperature
+const LIKELIEST = 5;
+
+// ---------------------------------------------------------------------------------- the operations
+
+// Compute W x + b. W is (rows, columns), row by row; four rows at a time share the reads of x.
+function linear(x, weight, bias) {
+  const columns = x.length;
+  const y = new Float32Array(weight.length / columns);
+  const last = y.length - 1;
+  for (let row = 0; row <= last; row += 4) {
+    const second = Math.min(row + 1, last);
+    const third = Math.min(row + 2, last);
+    const fourth = Math.min(row + 3, last);
+    let [a, b, c, d] = [0, 0, 0, 0];
+    for (let i = 0; i < columns; i++) {
+      a += weight[row * columns + i] * x[i];
+      b += weight[second * columns + i] * x[i];
+      c += weight[third * columns + i] * x[i];
+      d += weight[fourth * columns + i] * x[i];
+    }
+    [y[row], y[second], y[third], y[fourth]] = [a, b, c, d];
+  }
+  if (bias) add(y, bias);
+  return y;
+}
+
+function add(x, y) {
+  for (let i = 0; i < x.length; i++) x[i] += y[i];
+}
+
+function argmax(values) {
+  let best = 0;
+  for (let i = 1; i < values.length; i++) if (values[i] > values[best]) best = i;
+  return best;
+}
+
+// Scale x[start .. start + size] to a root mean square of 1, in place.
+function rmsNorm(x, eps, start = 0, size = x.length) {
+  let squares = 0;
+  for (let i = start; i < start + size; i++) squares += x[i] * x[i];
+  const scale = 1 / Math.sqrt(squares / size + eps);
+  for (let i = start; i < start + size; i++) x[i] *= scale;
+}
+
+// Subtract the mean of x and divide by its standard deviation, in place.
+function layerNorm(x, eps) {
+  const mean = x.reduce((sum, value) => sum + value, 0) / x.length;
+  for (let i = 0; i < x.length; i++) x[i] -= mean;
+  rmsNorm(x, eps);
+}
+
+// Turn scores into weights that sum to 1, in place; return the logarithm of the sum of exp(score).
+function softmax(x) {
+  const max = x[argmax(x)];
+  let sum = 0;
+  for (let i = 0; i < x.length; i++) sum += x[i] = Math.exp(x[i] - max);
+  for (let i = 0; i < x.length; i++) x[i] /= sum;
+  return max + Math.log(sum);
+}
+
+// Rotate each pair (i, i + D/2) of every head by the angle of the position, in place (RoPE).
+function rotate(x, D, position) {
+  for (let i = 0; i < D / 2; i++) {
+    const angle = position * 10000 ** ((-2 * i) / D);
+    const [cos, sin] = [Math.fround(Math.cos(angle)), Math.fround(Math.sin(angle))];
+    for (let first = i; first < x.length; first += D) {
+      const [a, b] = [x[first], x[first + D / 2]];
+      x[first] = a * cos - b * sin;
+      x[first + D / 2] = b * cos + a * sin;
+    }
+  }
+}
+
+// The error function, by a series of positive terms (Abramowitz and Stegun 1964, 7.1.6).
+function erf(x) {
+  if (Math.abs(x) > 6) return Math.sign(x);
+  let [sum, term] = [x, x];
+  for (let n = 1; Math.abs(term) > 1e-9 * Math.abs(sum); n++) {
+    sum += term *= (2 * x * x) / (2 * n + 1);
+  }
+  return (2 / Math.sqrt(Math.PI)) * Math.exp(-x * x) * sum;
+}
+
+const gelu = (x) => 0.5 * x * (1 + erf(x / Math.SQRT2));
+const relu2 = (x) => Math.max(x, 0) ** 2;
+const silu = (x) => x / (1 + Math.exp(-x));
+
+// --------------------------------------------------------------------------------------- the model
+
+class GPT {
+  // `config` has the settings of ModelConfig; `weights` a Float32Array by each name of named_rows.
+  constructor(config, weights) {
+    this.config = config;
+    this.weights = weights;
+    this.attention = []; // of the last step: S weights for each head, number layer * H + head
+  }
+
+  newCaches() {
+    return Array.from({ length: this.config.n_layer }, () => ({ keys: [], values: [] }));
+  }
+
+  // Read token `position` of ids; the caches hold those before. Return the logits (V) of the next.
+  step(ids, position, caches) {
+    const { config, weights } = this;
+    // embeddings: of the token, of the tokens before it, of its position
+    const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
+    for (let n = 1; n <= Math.min(config.token_shifts, position); n++) {
+      add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
+    }
+    if (config.positions === "learned") add(x, this.row("position_embedding", position));
+    for (let layer = 0; layer < config.n_layer; layer++) {
+      const block = `blocks.${layer}`;
+      add(x, this.attend(this.norm(x, `${block}.attn_norm`), layer, position, caches[layer]));
+      add(x, this.mlp(this.norm(x, `${block}.mlp_norm`), `${block}.mlp`));
+    }
+    const output = weights.lm_head || weights.token_embedding;
+    const logits = linear(this.norm(x, "final_norm"), output);
+    const cap = config.logit_softcap;
+    return cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
+  }
+
+  row(name, index) {
+    const C = this.config.n_embd;
+    return this.weights[name].subarray(index * C, (index + 1) * C);
+  }
+
+  linear(x, name) {
+    return linear(x, this.weights[name], this.weights[`${name}.bias`]);
+  }
+
+  norm(x, name) {
+    const [weight, bias] = [this.weights[name], this.weights[`${name}.bias`]];
+    const y = x.slice();
+    if (this.config.norm === "layernorm") layerNorm(y, LAYERNORM_EPS);
+    else rmsNorm(y, RMS_EPS);
+    return y.map((value, i) => value * weight[i] + (bias ? bias[i] : 0));
+  }
+
+  // Multi-head attention: in each head, a softmax of q . k / sqrt(D) weights the values.
+  attend(x, layer, position, { keys, values }) {
+    const { n_embd: C, n_head: H, qk_norm, positions } = this.config;
+    const [D, S, name] = [C / H, position + 1, `blocks.${layer}.attention`];
+    const [q, k, v] = ["query", "key", "value"].map((part) => this.linear(x, `${name}.${part}`));
+    for (const each of [q, k]) {
+      if (qk_norm) for (let start = 0; start < C; start += D) rmsNorm(each, RMS_EPS, start, D);
+      if (positions === "rope") rotate(each, D, position);
+    }
+    [keys[position], values[position]] = [k, v];
+    const y = new Float32Array(C);
+    for (let head = 0; head < H; head++) {
+      const [row, start, end] = [new Float32Array(S), head * D, (head + 1) * D];
+      for (let s = 0; s < S; s++) {
+        const key = keys[s];
+        let score = 0;
+        for (let i = start; i < end; i++) score += q[i] * key[i];
+        row[s] = score / Math.sqrt(D);
+      }
+      softmax(row);
+      this.attention[layer * H + head] = row;
+      for (let s = 0; s < S; s++) {
+        const [value, weight] = [values[s], row[s]];
+        for (let i = start; i < end; i++) y[i] += weight * value[i];
+      }
+    }
+    return this.linear(y, `${name}.out_proj`);
+  }
+
+  mlp(x, name) {
+    let hidden = this.linear(x, `${name}.up`);
+    if (this.config.mlp === "swiglu") {
+      const gate = this.linear(x, `${name}.gate`);
+      hidden = hidden.map((value, i) => silu(gate[i]) * value);
+    } else {
+      hidden = hidden.map(this.config.mlp === "gelu" ? gelu : relu2);
+    }
+    return this.linear(hidden, `${name}.down`);
+  }
+}
+
+// ------------------------------------------------------------------------------------- a long text
+
+// Where the window starts in a text of n characters: the smallest multiple of half a context that
+// lets the rest fit (`window_start` of model/generate.py).
+function windowStart(n, blockSize) {
+  const hop = Math.max(1, Math.floor(blockSize / 2));
+  return Math.max(0, Math.ceil((n - blockSize) / hop) * hop);
+}
+
+// A model with the caches of the window that it read last, reused as far as the text is the same.
+class Reader {
+  constructor(model) {
+    this.model = model;
+    this.start = 0; // of the window in the text
+    this.window = []; // the ids that the caches hold
+    this.caches = model.newCaches();
+  }
+
+  // Return the logits (V) of what follows the first n >= 1 of ids.
+  read(ids, n) {
+    const start = windowStart(n, this.model.config.block_size);
+    const window = ids.slice(start, n);
+    let [position, logits] = [0, null];
+    if (start === this.start) {
+      while (position < window.length - 1 && window[position] === this.window[position]) position++;
+    }
+    [this.start, this.window] = [start, window];
+    for (; position < window.length; position++) {
+      logits = this.model.step(window, position, this.caches);
+    }
+    return logits;
+  }
+}
+
+// Yield [position, logits] of every prediction of a text, once: its windows have block_size
+// predictions and do not overlap, as `evaluation_windows` cuts a text.
+function* predictions(model, ids) {
+  for (let start = 0; start < ids.length - 1; start += model.config.block_size) {
+    const window = ids.slice(start, Math.min(start + model.config.block_size, ids.length - 1));
+    const caches = model.newCaches();
+    for (let i = 0; i < window.length; i++) yield [start + i + 1, model.step(window, i, caches)];
+  }
+}
+
+// Judge a character by the logits of its place: its loss in nats, its rank (1: the likeliest) and
+// the likeliest characters there, as [id, probability].
+function judge(logits, id) {
+  const probs = Float64Array.from(logits);
+  const nats = softmax(probs) - logits[id];
+  const rank = 1 + probs.filter((p) => p > probs[id]).length;
+  const [left, top] = [probs.slice(), []];
+  while (top.length < Math.min(LIKELIEST, probs.length)) {
+    const best = argmax(left);
+    top.push([best, probs[best]]);
+    left[best] = -1;
+  }
+  return { nats, rank, top };
+}
+
+// What each head attends to from `position` of a window: `previous`, the character before;
+// `induction`, the characters that followed earlier occurrences of the last two (Olsson et al.
+// 2022). `uniform` is what even attention would give them. `attention` is that of the step.
+function headShares(window, position, attention) {
+  const same = (i) => window[i - 1] === window[position - 1] && window[i] === window[position];
+  const followers = [];
+  for (let i = 1; i < position; i++) if (same(i)) followers.push(i + 1);
+  const share = (places) => ({
+    uniform: places.length / (position + 1),
+    heads: attention.map((row) => places.reduce((sum, i) => sum + row[i], 0)),
+  });
+  return { previous: share(position ? [position - 1] : []), induction: share(followers) };
+}
+
+// Average the shares of one kind over the positions that have any; null if none has.
+function meanShares(shares) {
+  const some = shares.filter(({ uniform }) => uniform > 0);
+  if (!some.length) return null;
+  const mean = (value) => some.reduce((sum, each) => sum + value(each), 0) / some.length;
+  const heads = some[0].heads.map((_, head) => mean((each) => each.heads[head]));
+  return { uniform: mean((each) => each.uniform), heads };
+}
+
+// ---------------------------------------------------------------------------------------- sampling
+
+// Draw an id from logits with u, uniform in [0, 1), as `Sampler` does.
+function sample(logits, settings, u) {
+  if (settings.temperature < GREEDY_BELOW) return argmax(logits);
+  let total = 0;
+  const cumulative = unnormalizedProbs(logits, settings).map((p) => (total += p));
+  return cumulative.findIndex((sum) => sum >= (1 - u) * total);
+}
+
+// Return the filtered probabilities (V) in float64, scaled so that the largest is 1.
+function unnormalizedProbs(logits, { temperature, top_k, top_p, min_p }) {
+  const [V, max] = [logits.length, logits[argmax(logits)]];
+  const scaled = Float64Array.from(logits, (logit) => (logit - max) / temperature);
+  const kth = top_k > 0 && top_k < V ? scaled.slice().sort()[V - top_k] : -Infinity;
+  const probs = scaled.map((value) => (value < kth ? 0 : Math.exp(value))); // ties of the kth stay
+  if (top_p < 1) {
+    const ascending = Array.from(probs.keys()).sort((a, b) => probs[a] - probs[b] || a - b);
+    let total = 0;
+    const cumulative = ascending.map((id) => (total += probs[id]));
+    ascending.pop(); // the likeliest stays
+    ascending.forEach((id, i) => (probs[id] *= cumulative[i] > (1 - top_p) * total));
+  }
+  return probs.map((p) => (p < min_p ? 0 : p));
+}
+
+const [u32, u64, u128] = [32, 64, 128].map((bits) => (n) => BigInt.asUintN(bits, n));
+const PCG_MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
+
+// NumPy's PCG64 (O'Neill 2014), seeded with SeedSequence((seed, i)); random access.
+class PCG64 {
+  constructor(seed, i) {
+    const [a, b, c, d] = seedSequence([BigInt(seed), BigInt(i)]);
+    this.increment = u128((((c << 64n) | d) << 1n) | 1n);
+    this.state = u128((this.increment + ((a << 64n) | b)) * PCG_MULTIPLIER + this.increment);
+  }
+
+  // Return number n >= 0 of the sequence, uniform in [0, 1).
+  random(n) {
+    // n + 1 steps of state = state * multiplier + increment, by repeated squaring
+    let [state, multiplier, increment] = [this.state, PCG_MULTIPLIER, this.increment];
+    for (let steps = BigInt(n) + 1n; steps > 0n; steps >>= 1n) {
+      if (steps & 1n) state = u128(state * multiplier + increment);
+      increment = u128((multiplier + 1n) * increment);
+      multiplier = u128(multiplier * multiplier);
+    }
+    const [word, rotation] = [u64((state >> 64n) ^ state), state >> 122n];
+    const output = u64((word >> rotation) | (word << (64n - rotation)));
+    return Number(output >> 11n) * 2 ** -53;
+  }
+}
+
+// NumPy's SeedSequence: hash non-negative integers into four words of 64 bits.
+function seedSequence(entropy) {
+  const words = entropy.flatMap((n) => (n >> 32n ? [u32(n), n >> 32n] : [n]));
+  const fold = (n) => n ^ (n >> 16n);
+  const mix = (x, y) => fold(u32(0xca01f9ddn * x - 0x4973f715n * y));
+  const hasher = (constant, multiplier) => (value) => {
+    const mixed = value ^ constant;
+    constant = u32(constant * multiplier);
+    return fold(u32(mixed * constant));
+  };
+  const hash = hasher(0x43b0d7e5n, 0x931e8875n);
+  const pool = [0, 1, 2, 3].map((i) => hash(words[i] || 0n));
+  for (let from = 0; from < 4; from++) {
+    for (let to = 0; to < 4; to++) if (from !== to) pool[to] = mix(pool[to], hash(pool[from]));
+  }
+  const generate = hasher(0x8b51f9ddn, 0x58f38dedn);
+  const state = Array.from({ length: 8 }, (_, i) => generate(pool[i % 4]));
+  return [0, 2, 4, 6].map((i) => state[i] | (state[i + 1] << 32n));
+}

@@ -1,0 +1,458 @@
+"""The page computes what the model does: model.js against GPT, Sampler, exact_loss and sample.py,
+by Node, and what an exported file contains.
+"""
+
+import base64
+import dataclasses
+import itertools
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import sample
+from checkpointing import checkpoint
+from common.errors import ConfigError, UserError, escape
+from configs.schema import ModelConfig, SampleConfig
+from data.batches import Split, evaluation_windows
+from data.tokenizer import CharTokenizer
+from model.generate import Generation, Sampler
+from model.gpt import GPT
+from page import export
+from tests.conftest import ROOT
+from tests.hostile import HOSTILE, hostile_checkpoint
+from tests.node import parts_of, run_node
+from tests.variants import CHOICES
+from training.evaluate import exact_loss
+from training.runtime import select_runtime
+
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
+V = 11
+LOGITS = """
+return given.map(({ config, dtype, shapes, weights, ids }) => {
+  const reader = new Reader(new GPT(config, decodeWeights(weights, dtype, shapes)));
+  return ids.map((_, i) => Array.from(reader.read(ids, i + 1)));
+});
+"""
+ATTENTION = """
+return given.map(({ config, dtype, shapes, weights, ids }) => {
+  const model = new GPT(config, decodeWeights(weights, dtype, shapes));
+  const caches = model.newCaches();
+  return ids.map((_, i) => {
+    model.step(ids, i, caches);
+    return model.attention.map((row) => Array.from(row));
+  });
+});
+"""
+SCORE = """
+const model = new GPT(given.config, decodeWeights(given.weights, given.dtype, given.shapes));
+let nats = 0;
+for (const [position, logits] of predictions(model, given.ids)) {
+  nats += judge(logits, given.ids[position]).nats;
+}
+return nats / (given.ids.length - 1);
+"""
+# Draws each character after the reference text before it: where one differs, the texts agree again.
+TEXT = """
+const model = new GPT(given.config, decodeWeights(given.weights, given.dtype, given.shapes));
+return given.texts.map(({ ids, first, settings }) => {
+  const [reader, generator] = [new Reader(model), new PCG64(settings.seed, 0)];
+  const differ = [];
+  for (let n = first; n < ids.length; n++) {
+    const [logits, u] = [reader.read(ids, n), generator.random(n)];
+    if (sample(logits, settings, u) === ids[n]) continue;
+    const [likeliest, second] = Array.from(logits).sort((a, b) => b - a);
+    let [total, margin] = [0, likeliest - second];
+    if (settings.temperature > 0) {
+      const sums = unnormalizedProbs(logits, settings).map((p) => (total += p));
+      margin = Math.min(...Array.from(sums, (sum) => Math.abs(sum / total - (1 - u))));
+    }
+    differ.push([n, margin]);
+  }
+  return differ;
+});
+"""
+
+
+def random_model(scale=1.0, seed=0, **choices):
+    """A model with no parameter at its neutral value: biases are not 0, norm weights not 1."""
+    model = GPT(ModelConfig(**SIZES | choices), V, seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+            else:
+                parameter *= scale
+    return model
+
+
+def packed(model, ids=None, dtype="float32"):
+    """What the page gets of a model, for `run_node`."""
+    shapes, weights = export.pack_weights(model, dtype)
+    settings = dataclasses.asdict(model.config)
+    return {
+        "config": {name: settings[name] for name in settings if name not in export.NOT_COMPUTED},
+        "dtype": dtype,
+        "shapes": shapes,
+        "weights": base64.b64encode(weights).decode(),
+        "ids": ids,
+    }
+
+
+def assert_close(found, expected, tolerance):
+    """Within `tolerance` times the larger of 1 and the largest of the expected numbers."""
+    found, expected = np.array(found), np.array(expected)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= tolerance * max(1.0, np.abs(expected).max())
+
+
+def logits_of(model, ids):
+    with torch.inference_mode():
+        return model(torch.tensor([ids]))[0].numpy()
+
+
+@pytest.fixture(scope="module")
+def trained(smoke, tmp_path_factory):
+    """The page of a trained model, as sample.py writes it, and the model."""
+    path = tmp_path_factory.mktemp("pages") / "smoke.html"
+    assert sample.main([f"--ckpt={smoke}", f"--html={path}", "--prompt=KING", "--device=cpu"]) == 0
+    saved = checkpoint.load(smoke / "best.safetensors")
+    return path, checkpoint.build_model(saved).eval(), saved.vocabulary
+
+
+def given_of(path):
+    """The input of `run_node` that a page contains."""
+    parts = parts_of(path.read_text(encoding="utf-8"))
+    return json.loads(parts["data"]) | {"weights": parts["weights"]}
+
+
+# ---------------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_logits_are_those_of_the_model_for_every_combination_of_switches(scale):
+    ids = np.random.default_rng(1).integers(0, V, 8).tolist()
+    combinations = [
+        dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())
+    ]
+    models = [random_model(scale, i, **each) for i, each in enumerate(combinations)]
+    found = run_node(LOGITS, [packed(model, ids) for model in models])
+    for model, logits in zip(models, found, strict=True):
+        assert_close(logits, logits_of(model, ids), 1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2, 1), (1, 3, 30, 5), (3, 4, 16, 3), (2, 5, 70, 33)])
+def test_logits_are_those_of_the_model_for_every_size(sizes):
+    model = random_model(10.0, **dict(zip(SIZES, sizes, strict=True)), positions="rope")
+    ids = np.random.default_rng(1).integers(0, V, sizes[-1]).tolist()
+    assert_close(run_node(LOGITS, [packed(model, ids)])[0], logits_of(model, ids), 1e-5)
+
+
+def test_no_setting_of_the_model_is_unknown_to_the_page():
+    computed = {each.name for each in dataclasses.fields(ModelConfig)} - {*export.NOT_COMPUTED}
+    assert computed == {*CHOICES, *SIZES}
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 1e-2)])
+def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, dtype, tolerance):
+    _, model, _ = trained
+    path = tmp_path / "page.html"
+    sample.main([f"--ckpt={smoke}", f"--html={path}", f"--html-dtype={dtype}"])
+    ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
+    given = given_of(path) | {"ids": ids}
+    assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
+
+
+def test_every_finite_float16_is_decoded():
+    numbers = np.arange(2**16, dtype=np.uint16)
+    numbers = numbers[np.isfinite(numbers.view(np.float16))]
+    code = "return Array.from(decodeWeights(given.weights, 'float16', [['w', [given.n]]]).w);"
+    given = {"weights": base64.b64encode(numbers.tobytes()).decode(), "n": len(numbers)}
+    assert run_node(code, given) == numbers.view(np.float16).astype(float).tolist()
+
+
+def test_attention_is_that_of_the_models_attention_maps(trained):
+    _, smoke_model, _ = trained
+    ids = np.random.default_rng(3).integers(0, V, 64).tolist()
+    choices = [{"positions": "rope", "qk_norm": True}, {"token_shifts": 3}]
+    models = [smoke_model, *(random_model(10.0, block_size=64, **each) for each in choices)]
+    for model, found in zip(
+        models, run_node(ATTENTION, [packed(model, ids) for model in models]), strict=True
+    ):
+        maps = torch.cat(model.attention_maps(torch.tensor(ids)))  # (L * H, T, T)
+        for position, rows in enumerate(found):
+            assert_close(rows, maps[:, position, : position + 1].numpy(), 1e-5)
+
+
+def test_head_means_are_those_of_the_attention_maps():
+    model = random_model(10.0, block_size=32)
+    ids = np.random.default_rng(4).integers(0, 3, 32).tolist()
+    code = """
+    const { config, dtype, shapes, weights, ids } = given;
+    const model = new GPT(config, decodeWeights(weights, dtype, shapes));
+    const caches = model.newCaches();
+    const shares = ids.map((_, i) => {
+      model.step(ids, i, caches);
+      return headShares(ids, i, model.attention);
+    });
+    return ["previous", "induction"].map((kind) => meanShares(shares.map((each) => each[kind])));
+    """
+    previous, induction = run_node(code, packed(model, ids))
+    maps = torch.cat(model.attention_maps(torch.tensor(ids))).numpy()
+    rows = np.arange(1, 32)
+    assert_close(previous["heads"], maps[:, rows, rows - 1].mean(axis=1), 1e-5)
+    assert previous["uniform"] == pytest.approx((1 / (rows + 1)).mean())
+    sums, uniform = [], []
+    for p in range(32):
+        after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
+        if after:
+            sums.append(maps[:, p, after].sum(axis=1))
+            uniform.append(len(after) / (p + 1))
+    assert len(sums) > 10
+    assert_close(induction["heads"], np.mean(sums, axis=0), 1e-5)
+    assert induction["uniform"] == pytest.approx(np.mean(uniform))
+
+
+@pytest.mark.parametrize("length", [2, 64, 65, 66, 300])
+def test_a_score_is_the_exact_loss(trained, length):
+    path, model, _ = trained
+    ids = np.random.default_rng(length).integers(0, model.vocab_size, length)
+    windows = evaluation_windows(Split(ids, ((0, length),)), model.config.block_size, 3)
+    nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
+    found = run_node(SCORE, given_of(path) | {"ids": ids.tolist()})
+    assert found == pytest.approx(nats, abs=1e-5)
+
+
+def test_a_character_is_judged_by_the_models_probabilities():
+    logits = np.random.default_rng(5).normal(0, 3, 20)
+    probs = np.exp(logits) / np.exp(logits).sum()
+    order = (-probs).argsort().tolist()
+    code = "return given.map((_, id) => judge(given, id));"
+    for id, found in enumerate(run_node(code, logits.tolist())):
+        assert found["nats"] == pytest.approx(-np.log(probs[id]))
+        assert found["rank"] == order.index(id) + 1
+        assert [each for each, _ in found["top"]] == order[:5]
+        assert [p for _, p in found["top"]] == pytest.approx(probs[order[:5]])
+
+
+# ----------------------------------------------------------------------------------------- sampling
+
+
+def test_random_numbers_are_those_of_numpy():
+    rng = np.random.default_rng(6)
+    pairs = [(0, 0), (2**32 - 1, 10**12), *rng.integers(0, [2**32, 10**12], (998, 2)).tolist()]
+    code = """
+    return given.map(([seed, i]) => {
+      const generator = new PCG64(seed, i);
+      return [0, 1, 2, 1000].map((n) => generator.random(n));
+    });
+    """
+    for (seed, i), found in zip(pairs, run_node(code, pairs), strict=True):
+        numbers = np.random.Generator(np.random.PCG64((seed, i))).random(1001)
+        assert found == numbers[[0, 1, 2, 1000]].tolist()
+
+
+def test_filters_are_those_of_the_sampler():
+    rng, rows = np.random.default_rng(7), []
+    for _ in range(1000):
+        settings = {
+            "temperature": float(rng.choice([0.5, 0.8, 1.0, 2.0])),
+            "top_k": int(rng.choice([0, 1, 3, 30, 1000])),
+            "top_p": float(rng.choice([1.0, 0.95, 0.5, 0.01])),
+            "min_p": float(rng.choice([0.0, 0.05, 0.9])),
+        }
+        logits = rng.normal(0, 3, 40).astype(np.float32)
+        if rng.random() < 0.3:
+            logits = logits.round()  # ties
+        rows.append((logits.tolist(), settings))
+    found = run_node("return given.map((row) => Array.from(unnormalizedProbs(...row)));", rows)
+    for (logits, settings), probs in zip(rows, found, strict=True):
+        expected = Sampler(**settings).unnormalized_probs(np.array([logits], np.float32))[0]
+        assert (np.array(probs) > 0).tolist() == (expected > 0).tolist()
+        assert probs == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+FILTERS = [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 1.5}]
+
+
+def settings_of_seed(seed):
+    settings = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed}
+    return settings | FILTERS[seed % len(FILTERS)]
+
+
+def assert_same_texts(given, texts):
+    """Each character is the page's, but for draws within 1e-5 of a boundary."""
+    for text, differ in zip(texts, run_node(TEXT, given | {"texts": texts}), strict=True):
+        assert len(text["ids"]) > 1000
+        assert all(margin < 1e-5 for _, margin in differ), differ
+
+
+def test_the_page_writes_what_sample_py_writes(trained, smoke, capsys):
+    path, _, vocabulary = trained
+    tokenizer, texts = CharTokenizer(vocabulary), []
+    for seed in range(3):
+        settings, prompt = settings_of_seed(seed), "KING"[: 1 + seed]
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        sample.main([f"--ckpt={smoke}", f"--prompt={prompt}", "--max-new-tokens=1000", *options])
+        ids = tokenizer.encode(capsys.readouterr().out.removesuffix("\n")).tolist()
+        texts.append({"ids": ids, "first": len(prompt), "settings": settings})
+    assert_same_texts(given_of(path), texts)
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_texts_of_20_seeds_are_the_same_far_past_the_window(greedy):
+    model, texts = random_model(10.0, n_layer=1, block_size=32, positions="rope"), []
+    for first_seed in range(5):
+        seeds = range(first_seed, 20, 5)  # those with the same filters
+        settings = settings_of_seed(first_seed) | ({"temperature": 0.0} if greedy else {})
+        sampler = Sampler(**{name: settings[name] for name in settings if name != "seed"})
+        sampler.rngs = [np.random.Generator(np.random.PCG64((seed, 0))) for seed in seeds]
+        generation = Generation(model, sampler)
+        generation.append(np.arange(len(seeds))[:, None])
+        drawn = [generation.step() for _ in range(1000)]
+        rows = np.concatenate([np.arange(len(seeds))[None], drawn]).T
+        for seed, ids in zip(seeds, rows.tolist(), strict=True):
+            texts.append({"ids": ids, "first": 1, "settings": settings | {"seed": seed}})
+    assert len(texts) == 20 and (greedy or max(len(set(text["ids"])) for text in texts) == V)
+    assert_same_texts(packed(model), texts)
+
+
+# ----------------------------------------------------------------------------------------- the file
+
+
+def test_the_page_is_small_and_its_mathematics_is_apart():
+    lines = {path.name: len(path.read_text().splitlines()) for path in export.FOLDER.glob("*.*")}
+    assert lines["model.js"] < 350 and sum(lines.values()) < 1500
+    assert not re.search(r"\bdocument\b|postMessage|\$\(", export.read("model.js"))
+    for name in ("model.js", "app.js", "style.css", "template.html"):
+        assert max(map(len, export.read(name).splitlines())) <= 100, name
+
+
+def test_the_page_holds_the_facts_and_names_no_path(trained, smoke, capsys):
+    path, model, vocabulary = trained
+    text = path.read_text(encoding="utf-8")
+    data = json.loads(parts_of(text)["data"])
+    assert data["vocabulary"] == vocabulary and data["prompt"] == "KING"
+    assert data["settings"] == {
+        "temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1337,
+        "max_new_tokens": 500,
+    }  # fmt: skip
+    assert data["about"]["parameters"] == model.parameter_count()
+    assert data["about"]["text"] == "plays" and 0 < data["about"]["loss"] < 5
+    assert data["about"]["steps"] == data["about"]["loss_step"] == 60
+    for secret in (str(smoke.parent), str(ROOT), os.path.expanduser("~")):
+        assert secret not in text
+
+
+def test_the_policy_allows_the_pages_own_code_alone(trained):
+    text = trained[0].read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    parts = parts_of(text)
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
+    hashes = [export.source_hash(each) for each in (parts["model-code"], parts["app-code"], style)]
+    assert policy == (
+        f"default-src 'none'; script-src {hashes[0]} {hashes[1]}; style-src {hashes[2]}; "
+        "worker-src blob:; child-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
+    assert not re.search(r"\bstyle=|\bon\w+=|(src|href)=\"(?!data:)|https?:", body)
+
+
+def test_hostile_strings_stay_data(smoke, tmp_path):
+    path, page = hostile_checkpoint(smoke, tmp_path), tmp_path / "page.html"
+    prompt = "</script><b>\u2028\u202e\"'{{}}"
+    prompt = "".join(c for c in prompt if c in HOSTILE)
+    sample.main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
+    parts = parts_of(page.read_text(encoding="utf-8"))
+    data = json.loads(parts["data"])
+    assert data["vocabulary"] == "".join(sorted(HOSTILE)) and data["prompt"] == prompt
+    assert not set("<\u2028\u202e\x1b") & set(parts["data"])
+    assert parts["app-code"] == export.read("app.js") and "somebody" not in page.read_text()
+
+
+def test_every_escape_is_that_of_the_terminal():
+    characters = [*HOSTILE, *"\x85\u200c\u200d\ue000\U000e0001\xad\ufeffé"]
+    found = run_node("return given.map(escaped);", characters)
+    assert found == [escape(character) for character in characters]
+
+
+def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
+    """Its model comes from
+
+    python train.py configs/fast.yaml --data.sources=data/plays --block_size=128 --max_iters=1000 \\
+        --cooldown_iters=900 --learning_rate=0.02 --muon_learning_rate=0.02 --muon_momentum=0.9 \\
+        --eval_interval=250 --out_dir=out/plays
+    python sample.py --ckpt out/plays --html docs/plays.html --html-dtype=float16
+    """
+    path = ROOT / "docs" / "plays.html"
+    page = path.read_bytes()
+    assert len(page) < 1_500_000
+    assert export.refresh(page.decode()) == page, "run: python -m page.export docs/plays.html"
+    given = given_of(path)
+    text = (ROOT / "data" / "plays" / "orchard.txt").read_text()[-2000:]  # it did not train on it
+    ids = [given["vocabulary"].index(character) for character in text]
+    assert run_node(SCORE, given | {"ids": ids}) < 1.35
+
+
+# -------------------------------------------------------------------------------------- user errors
+
+
+def test_an_existing_file_is_only_replaced_on_request(smoke, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("mine")
+    for words, code in (([], 2), (["--overwrite"], 0)):
+        try:
+            assert sample.main([f"--ckpt={smoke}", f"--html={path}", *words]) == code
+        except UserError as error:
+            assert error.exit_code == code and path.read_text() == "mine"
+            assert "page.html: exists already" in str(error) and "--overwrite" in str(error)
+    assert path.read_text().startswith("<!doctype html>")
+    with pytest.raises(ConfigError, match="exists already; name a file"):
+        sample.main([f"--ckpt={smoke}", f"--html={tmp_path}", "--overwrite"])
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/page.html", f"{'x' * 300}.html", "a.txt/b.html"])
+def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, name):
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(UserError) as caught:
+        sample.main([f"--ckpt={smoke}", f"--html={tmp_path / name}"])
+    assert caught.value.exit_code == 5 and "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_weights_that_do_not_fit_are_refused_with_their_size(smoke, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "MAX_WEIGHTS", 300_000)
+    with pytest.raises(ConfigError, match=r"0\.4 MB in float32.*--html-dtype=float16 halves them"):
+        sample.main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}"])
+    monkeypatch.setattr(export, "MAX_WEIGHTS", 100_000)
+    with pytest.raises(ConfigError, match=r"0\.2 MB in float16.*train a smaller model"):
+        options = [f"--html={tmp_path / 'page.html'}", "--html-dtype=float16"]
+        sample.main([f"--ckpt={smoke}", *options])
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_beyond_float16_are_refused():
+    model = random_model()
+    with torch.no_grad():
+        model.final_norm.weight[0] = -70_000
+    with pytest.raises(ConfigError, match="a weight is 70,000, beyond float16; use float32"):
+        export.pack_weights(model, "float16")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"overwrite": True}, {"html": "x", "score": "y"}, {"html": "x", "interactive": True}],
+)
+def test_options_that_contradict_each_other_are_refused(options):
+    with pytest.raises(ConfigError):
+        SampleConfig(ckpt="x", **options)
+
+
+def test_an_unknown_character_of_the_prompt_is_refused_before_anything_is_written(smoke, tmp_path):
+    with pytest.raises(UserError, match="not in the vocabulary"):
+        sample.main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}", "--prompt=\xe9"])
+    assert not list(tmp_path.iterdir())
