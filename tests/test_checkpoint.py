@@ -525,3 +525,14 @@ def test_a_run_of_another_optimizer_is_refused_and_told_of_init_from():
         message = refusal(restored, made(theirs), ours)
         assert f"train.optimizer {theirs.train.optimizer}, the config says" in message
         assert "--init_from" in message
+
+
+def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
+    tmp_path, monkeypatch
+):
+    def gone(*_):
+        raise FileNotFoundError(2, "No such file or directory", "gone")
+
+    monkeypatch.setattr(Path, "glob", gone)
+    with pytest.raises(CheckpointError, match="none is nearby"):
+        checkpoints.resolve(tmp_path / "last.safetensors", "last")

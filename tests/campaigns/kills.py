@@ -9,41 +9,73 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.campaigns.common import command, loadable, same, scalars, small, start, step_of
 
 SAVE_INTERVAL = 4
+# The small run has Muon, an average, dropout, accumulation and pictures; the full form changes them
+# in turn.
+MIXES = [
+    [],
+    ["--optimizer=adamw", "--schedule=cosine", "--ema=0"],
+    ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
+    ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
+    ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
+]
 
 
 def campaign(full: bool) -> str:
-    wanted, steps = (200, 600) if full else (3, 100)
-    chance, kills, runs, lost, files = random.Random(0), 0, 0, 0, 0
+    wanted, steps, mixes = (200, 600, MIXES) if full else (3, 100, MIXES[:1])
+    totals = Totals()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        options = [*small(folder), f"--max_iters={steps}"]
-        undisturbed, killed = folder / "undisturbed", folder / "killed"
-        assert start("train.py", *options, f"--out_dir={undisturbed}").wait() == 0
-        while kills < wanted:
-            while _saved(killed) < steps and kills < wanted:
-                _kill(start("train.py", *options, f"--out_dir={killed}", "--resume"), chance)
-                kills += 1
-                there, good = loadable(killed)
-                assert good == there, f"{there - good} unloadable files after kill {kills}"
-                files += there
-                lost = max(lost, _reached(killed) - _saved(killed))
-                assert lost <= SAVE_INTERVAL, (
-                    f"kill {kills} lost {lost} steps, saved every {SAVE_INTERVAL}"
-                )
-            assert start("train.py", *options, f"--out_dir={killed}", "--resume").wait() == 0
-            runs += 1
-            assert same(undisturbed, killed), f"run {runs} does not end as the undisturbed one"
-            shutil.rmtree(killed)
+        for number, mix in enumerate(mixes):
+            folder = Path(name, str(number))
+            folder.mkdir()
+            options = [*small(folder), f"--max_iters={steps}", *mix]
+            _kill_and_compare(folder, options, steps, wanted // len(mixes), totals)
+    with_mixes = f" with {len(mixes)} mixes of settings" * full
     return (
-        f"{kills} kills in {runs} runs: {runs} of {runs} end to the last bit as the undisturbed "
-        f"run; "
-        f"at most {lost} steps lost, saved every {SAVE_INTERVAL}; 0 of {files} files unloadable"
+        f"{totals.kills} kills in {totals.runs} runs{with_mixes}: {totals.runs} of {totals.runs} "
+        f"end to the last bit as the undisturbed run; at most {totals.lost} steps lost, saved "
+        f"every {SAVE_INTERVAL}; 0 of {totals.files} files unloadable"
     )
+
+
+@dataclass
+class Totals:
+    """What a campaign has counted, and the chance that its kills share."""
+
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    kills: int = 0
+    runs: int = 0
+    lost: int = 0
+    files: int = 0
+
+
+def _kill_and_compare(
+    folder: Path, options: list[str], steps: int, wanted: int, totals: Totals
+) -> None:
+    """Kill and resume runs, `wanted` times in all; each must end as one that nobody disturbed."""
+    undisturbed, killed, kills = folder / "undisturbed", folder / "killed", 0
+    assert start("train.py", *options, f"--out_dir={undisturbed}").wait() == 0
+    while kills < wanted:
+        while _saved(killed) < steps and kills < wanted:
+            _kill(start("train.py", *options, f"--out_dir={killed}", "--resume"), totals.chance)
+            kills += 1
+            there, good = loadable(killed)
+            assert good == there, f"{there - good} unloadable files after kill {kills}"
+            totals.files += there
+            totals.lost = max(totals.lost, _reached(killed) - _saved(killed))
+            assert totals.lost <= SAVE_INTERVAL, (
+                f"kill {kills} lost {totals.lost} steps, saved every {SAVE_INTERVAL}"
+            )
+        assert start("train.py", *options, f"--out_dir={killed}", "--resume").wait() == 0
+        totals.runs += 1
+        assert same(undisturbed, killed), f"{options}: a run does not end as the undisturbed one"
+        shutil.rmtree(killed)
+    totals.kills += kills
 
 
 def _kill(process: subprocess.Popen, chance: random.Random) -> None:
