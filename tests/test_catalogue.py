@@ -132,7 +132,7 @@ CATALOGUE = {
     ],
     "B11 larger than memory": [
         "test_large_text.py::test_memory_is_bounded_whatever_the_size",
-        "test_large_text.py::test_batches_are_read_from_the_map_without_a_copy_of_the_corpus",
+        "test_large_text.py::test_batches_are_read_from_the_file_without_a_copy_of_the_corpus",
         "test_large_text.py::test_a_disk_that_fills_leaves_nothing_and_is_told_with_5",
         "test_large_text.py::test_a_disk_too_small_is_found_before_anything_is_encoded",
     ],
@@ -152,7 +152,7 @@ CATALOGUE = {
     "B15 cut short while it is read": [
         "test_large_text.py::test_a_text_that_changes_between_the_passes_is_refused",
         "test_large_text.py::test_a_text_that_is_cut_short_or_removed_during_training_changes_nothing",
-        "test_large_text.py::test_a_cache_that_was_cut_short_is_made_again",
+        "test_large_text.py::test_a_cache_entry_that_is_not_intact_is_made_again",
     ],
     "B16 characters only in the validation part": [
         "test_data.py::test_the_vocabulary_comes_from_the_whole_text",
