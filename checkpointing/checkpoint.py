@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import get_args, get_origin
@@ -383,11 +384,12 @@ def _nearby(path: Path) -> list[Path]:
     """Return up to five undamaged checkpoints, newest first, beside `path` or else further up."""
     folders = (path, *path.parents[:2])
     for folder in filter(os.path.isdir, folders):
-        found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
-        files = [file for file in found if file.is_file()]
-        newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
-        if good := [file for file in newest if _is_undamaged(file)]:
-            return good
+        with suppress(OSError):  # files may disappear meanwhile
+            found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
+            files = [file for file in found if file.is_file()]
+            newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
+            if good := [file for file in newest if _is_undamaged(file)]:
+                return good
     return []
 
 

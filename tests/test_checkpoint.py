@@ -535,3 +535,14 @@ def test_resume_with_another_optimizer_is_rejected_and_suggests_init_from():
         message = error_message(restore, trained_checkpoint(saved), wanted)
         assert f"train.optimizer {saved.train.optimizer}, the config says" in message
         assert "--init_from" in message
+
+
+def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
+    tmp_path, monkeypatch
+):
+    def gone(*_):
+        raise FileNotFoundError(2, "No such file or directory", "gone")
+
+    monkeypatch.setattr(Path, "glob", gone)
+    with pytest.raises(CheckpointError, match="none is nearby"):
+        checkpoints.resolve(tmp_path / "last.safetensors", "last")

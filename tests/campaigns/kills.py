@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.campaigns.common import (
@@ -23,40 +24,69 @@ from tests.campaigns.common import (
 )
 
 SAVE_INTERVAL = 4
+# The small run has Muon, an average, dropout, accumulation and pictures; the full form changes them
+# in turn.
+MIXES = [
+    [],
+    ["--optimizer=adamw", "--schedule=cosine", "--ema=0"],
+    ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
+    ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
+    ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
+]
 
 
 def campaign(full: bool) -> str:
-    total, steps = (200, 600) if full else (3, 100)
-    rng, kills, runs, lost, files = random.Random(0), 0, 0, 0, 0
+    wanted, steps, mixes = (200, 600, MIXES) if full else (3, 100, MIXES[:1])
+    totals = Totals()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        options = [*small_run_args(folder), f"--max_iters={steps}"]
-        uninterrupted, killed = folder / "uninterrupted", folder / "killed"
-        assert start("train.py", *options, f"--out_dir={uninterrupted}").wait() == 0
-        while kills < total:
-            while _saved(killed) < steps and kills < total:
-                _kill(start("train.py", *options, f"--out_dir={killed}", "--resume"), rng)
-                kills += 1
-                saved, loadable_count = count_checkpoints(killed)
-                assert loadable_count == saved, (
-                    f"{saved - loadable_count} damaged checkpoints after kill {kills}"
-                )
-                files += saved
-                lost = max(lost, _reached(killed) - _saved(killed))
-                assert lost <= SAVE_INTERVAL, (
-                    f"kill {kills} lost {lost} steps, saved every {SAVE_INTERVAL}"
-                )
-            assert start("train.py", *options, f"--out_dir={killed}", "--resume").wait() == 0
-            runs += 1
-            assert same_runs(uninterrupted, killed), (
-                f"run {runs} differs from the uninterrupted one"
-            )
-            shutil.rmtree(killed)
+        for number, mix in enumerate(mixes):
+            folder = Path(name, str(number))
+            folder.mkdir()
+            options = [*small_run_args(folder), f"--max_iters={steps}", *mix]
+            _kill_and_compare(folder, options, steps, wanted // len(mixes), totals)
+    with_mixes = f" with {len(mixes)} mixes of settings" * full
     return (
-        f"{kills} kills in {runs} runs: {runs} of {runs} end bit-identical to an uninterrupted "
-        f"run; at most {lost} steps lost with a save every {SAVE_INTERVAL} steps; 0 of {files} "
-        "checkpoints damaged"
+        f"{totals.kills} kills in {totals.runs} runs{with_mixes}: {totals.runs} of {totals.runs} "
+        f"end bit-identical to an uninterrupted run; at most {totals.lost} steps lost with a save "
+        f"every {SAVE_INTERVAL} steps; 0 of {totals.files} checkpoints damaged"
     )
+
+
+@dataclass
+class Totals:
+    """The counts of a campaign, and the random numbers of its kills."""
+
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    kills: int = 0
+    runs: int = 0
+    lost: int = 0
+    files: int = 0
+
+
+def _kill_and_compare(
+    folder: Path, options: list[str], steps: int, wanted: int, totals: Totals
+) -> None:
+    """Kill and resume runs, `wanted` times in all; each must end as the uninterrupted one."""
+    uninterrupted, killed, kills = folder / "uninterrupted", folder / "killed", 0
+    assert start("train.py", *options, f"--out_dir={uninterrupted}").wait() == 0
+    while kills < wanted:
+        while _saved(killed) < steps and kills < wanted:
+            _kill(start("train.py", *options, f"--out_dir={killed}", "--resume"), totals.rng)
+            kills += 1
+            saved, loaded = count_checkpoints(killed)
+            assert loaded == saved, f"{saved - loaded} damaged checkpoints after kill {kills}"
+            totals.files += saved
+            totals.lost = max(totals.lost, _reached(killed) - _saved(killed))
+            assert totals.lost <= SAVE_INTERVAL, (
+                f"kill {kills} lost {totals.lost} steps, saved every {SAVE_INTERVAL}"
+            )
+        assert start("train.py", *options, f"--out_dir={killed}", "--resume").wait() == 0
+        totals.runs += 1
+        assert same_runs(uninterrupted, killed), (
+            f"{options}: a run differs from the uninterrupted one"
+        )
+        shutil.rmtree(killed)
+    totals.kills += kills
 
 
 def _kill(process: subprocess.Popen, rng: random.Random) -> None:
