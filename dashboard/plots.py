@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 CELL = 10  # pixels per character
+MAX_TICKS = 10  # of a curve, also of a loss of a billion nats
 TITLE_HEIGHT, SCALE_WIDTH, MIN_WIDTH = 18, 92, 200  # pixels
 BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
 STOPS = np.array([[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]])
@@ -70,7 +71,7 @@ def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.I
         row = height - margin - y / y_max * (height - 2 * margin)
         return column, row
 
-    for tick in range(math.floor(y_max) + 1):
+    for tick in range(0, math.floor(y_max) + 1, max(1, math.ceil(y_max / MAX_TICKS))):
         draw.line([pixel(1, tick), pixel(x_max, tick)], FAINT - 12)
         draw.text((margin - 20, pixel(1, tick)[1] - 8), str(tick), DARK, FONT)
     for tick in 2 ** np.arange(math.floor(math.log2(x_max)) + 1):

@@ -88,6 +88,13 @@ def test_plots_of_extreme_sizes_are_drawn():
         assert plots.curve(1 + np.arange(n), np.linspace(5, 1, n), 4.0, "t").size == (720, 400)
 
 
+def test_a_curve_of_a_diverged_loss_has_few_ticks():
+    x = np.array([1, 2, 4])
+    page = np.array(plots.curve(x, np.array([4.0, 1e12, 1e11]), 4.0, ""))
+    rows = (page[60:350, 100:600] < plots.FAINT).all(axis=1).sum()  # a tick is a line across
+    assert 0 < rows <= plots.MAX_TICKS + 1
+
+
 def test_the_curve_follows_its_values():
     page = np.array(plots.curve(np.array([1, 2, 4]), np.array([4.0, 1.0, 1.0]), 4.0, ""))
     ink = [np.flatnonzero(page[48:352, x] < 60).mean() for x in (60, 500, 650)]
