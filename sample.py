@@ -115,7 +115,7 @@ def chat(session: "Session", prompt: str) -> None:
     """
     ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
     generation = session.begin(samples, ids) if len(ids) else None
-    shown = session.tokenizer.decode(ids)  # what a stop string may have begun in
+    shown = session.tokenizer.decode(ids)  # may contain the start of a stop string
     write(shown)
     end_line(shown)
     while (line := read_line()) is not None:
@@ -138,7 +138,7 @@ def chat(session: "Session", prompt: str) -> None:
 
 
 class Session:
-    """The model and tokenizer of a checkpoint, used as the options say, and what was drawn."""
+    """The model and tokenizer of a checkpoint, the sampling options, and the characters drawn."""
 
     def __init__(self, options: SampleConfig):
         from checkpointing import checkpoint as checkpoints
@@ -184,7 +184,7 @@ class Session:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
-        """Start the samples of these numbers with the prompt, or with a newline if it is empty."""
+        """Start the samples of these numbers with the prompt, or a start character if it is empty."""
         import numpy as np
         import torch
 
@@ -247,7 +247,7 @@ class Session:
         print(f"{escape(options.html)}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 
     def score(self, text: str) -> None:
-        """Print the exact loss of a text, in training's precision."""
+        """Print the exact loss of a text, under autocast to --dtype."""
         from data.batches import Split, evaluation_windows
         from training.evaluate import BATCH_SIZE, BITS_PER_NAT, exact_loss
 

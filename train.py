@@ -1,7 +1,7 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
 `train` sets a run up, `loop` is the training loop. Settings are checked before torch is imported,
-which takes seconds.
+because that import takes seconds.
 """
 
 import sys
@@ -33,7 +33,7 @@ from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
 from training.distributed import World
 
-TRIAL_ITERS = 10**6  # max_iters of the run that is timed for --minutes, which never ends
+TRIAL_ITERS = 10**6  # max_iters of the trial run that --minutes times: it never gets there
 
 if TYPE_CHECKING:
     from checkpointing.checkpoint import Checkpoint
@@ -55,7 +55,9 @@ def main(argv: list[str]) -> int:
 
             output(to_yaml(command.config))
             return 0
-        world.batch_slice(command.config.train.batch_size)  # refuse it before the slow imports
+        world.batch_slice(
+            command.config.train.batch_size
+        )  # refuse a wrong size before the slow imports
         check_address_space()
         for path in (command.init_from, command.resume):
             if path and path != "auto":
@@ -74,7 +76,8 @@ def main(argv: list[str]) -> int:
 
 def train(command: Command, stop: Stop, world: World) -> None:
     """Set up a run, train it, and print what to do with the result."""
-    # On a busy machine OpenMP threads should sleep while they wait; read when torch is imported.
+    # On a busy machine, waiting OpenMP threads should sleep. OpenMP reads this when torch is
+    # imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     from checkpointing import run_dir
@@ -132,7 +135,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
 
 
 def resolve(command: Command, source: Path | None, selected: "Runtime", stop: Stop) -> Command:
-    """Replace `kernel: auto` by a kernel, and --minutes by the max_iters that fits the time.
+    """Replace `kernel: auto` with a kernel, and --minutes with the max_iters that fits the time.
 
     A run that is resumed from `source` has its max_iters already.
     """
@@ -162,7 +165,7 @@ def resolve(command: Command, source: Path | None, selected: "Runtime", stop: St
     )
     info(
         f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training with --max_iters={max_iters}, which repeats this run exactly"
+        f"evaluation; training with --max_iters={max_iters}, which would repeat this run exactly"
     )
     return with_max_iters(max_iters)
 
@@ -206,13 +209,16 @@ def build_run(
         run = checkpoints.restore(saved, config, corpus, selected)
         if checkpoints.has_other_validation_text(saved, config, corpus):
             run.progress.forget_best()
-            changes.append("another validation text, so the best loss begins anew")
+            changes.append("another validation text, so the best loss is tracked from scratch")
         return run, saved, changes
     if parent:
         vocabulary, known = corpus.tokenizer.vocabulary, len(parent.vocabulary)
         if len(vocabulary) > known:
             added = first_few(describe(c) for c in vocabulary if c not in parent.vocabulary)
-            info(f"adding {len(vocabulary) - known:,} characters to the known {known:,}: {added}")
+            info(
+                f"adding {len(vocabulary) - known:,} characters to the vocabulary of {known:,}: "
+                f"{added}"
+            )
             parent = checkpoints.add_characters(parent, vocabulary, config.seed)
         model = checkpoints.build_model(parent, config.model)
     else:
@@ -229,7 +235,7 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
     world, max_iters = run.runtime.world, run.config.train.max_iters
     step = TrainStep(run, notify=info)
     while True:
-        # once in a while: evaluate
+        # every eval_interval steps: evaluate
         improved = False
         if run.evaluation_due and not stop.requested:
             with suppress(Interrupted):  # an interrupted evaluation is redone on resume
@@ -237,7 +243,7 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
                 improved = result.improved
                 report.log_evaluation(result)
 
-        # once in a while, when improved, and at the end: save
+        # every save_interval steps, when improved, and at the end: save
         done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
         if improved or done or run.save_due:
             last = done or run.save_due

@@ -64,7 +64,7 @@ Plain = int | float | str | bool | None
 
 @dataclass
 class Checkpoint:
-    """A run at one step; resuming and sampling need nothing else.
+    """A run at one step; sampling needs nothing else; resuming also needs the text.
 
     `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model, ema
     (if the run has one), exp_avg, exp_avg_sq and momentum, and the parameters as in

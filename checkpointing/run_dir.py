@@ -36,8 +36,8 @@ OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
 # The description of a run; TensorBoard reads files in order of names.
 DESCRIPTION = EVENTS.format(0) + ".run"
 SETTINGS_HEADER = (
-    "# The complete settings of this run, by train.py, which replaces this file as long as nobody "
-    "edits it: SHA-256 {}\n"
+    "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "
+    "SHA-256 {}\n"
 )
 MAX_SETTINGS = 2**20  # bytes
 # A file that lies in the folder from the start of a run to its first checkpoint. Without one, event

@@ -51,10 +51,10 @@ class DataConfig(Checked):
         "files, a pattern such as 'books/**/*.md', or https://...#sha256=<64 hex digits>",
     )
     encoding: str = setting(
-        "utf-8", "encoding of files without a byte order mark; any text codec of Python"
+        "utf-8", "encoding of files without a byte order mark; any Python text codec"
     )
     newlines: str = setting(
-        "keep", "line ends: keep them, or convert all to \\n", choices=("keep", "unix")
+        "keep", "line endings: keep them, or convert all to \\n", choices=("keep", "unix")
     )
     min_count: int = setting(
         1,
@@ -63,7 +63,7 @@ class DataConfig(Checked):
         "[1, 1e9]",
     )
     val_sources: tuple[str, ...] = setting(
-        (), "validation texts, as sources; none: the end of each file of sources"
+        (), "validation texts, in the format of sources; none: the end of each source file"
     )
     val_fraction: float = setting(
         0.1, "fraction of each file, at its end, to validate on", "(0, 1)"
@@ -102,7 +102,7 @@ class ModelConfig(Checked):
     attention: str = setting("fused", "weight layout of the attention", choices=LAYOUTS)
     kernel: str = setting(
         "sdpa",
-        "computation of the attention; auto: batched in bfloat16 on a CPU up to a context of "
+        "attention kernel; auto: batched in bfloat16 on a CPU up to a context of "
         f"{MAX_BATCHED_CONTEXT:,}, otherwise sdpa",
         choices=("auto", *KERNELS),
     )
@@ -112,7 +112,10 @@ class ModelConfig(Checked):
     block_size: int = setting(64, "context length, in characters", "[1, 1048576]")
     positions: str = setting("learned", "position encoding", choices=("learned", "rope"))
     token_shifts: int = setting(
-        0, "previous characters whose embeddings are added to each character's", "[0, 64]"
+        0,
+        "number of previous characters, each embedded by a table of its own and added to the token "
+        "embedding",
+        "[0, 64]",
     )
     norm: str = setting(
         "layernorm", "normalization before each branch", choices=("layernorm", "rmsnorm")
@@ -137,7 +140,7 @@ class ModelConfig(Checked):
     )
     residual_init: str = setting(
         "scaled",
-        "initial last matrix of each branch: normal with 0.02 / sqrt(2 n_layer), or zero",
+        "initialization of each branch's last matrix: normal with 0.02 / sqrt(2 n_layer), or zero",
         choices=("scaled", "zero"),
     )
 
@@ -171,7 +174,7 @@ class TrainConfig(Checked):
     """Training, evaluation and logging."""
 
     batch_size: int = setting(
-        12, "sequences per micro-batch, over all processes together", "[1, 1000000]"
+        12, "sequences per micro-batch, summed over processes", "[1, 1000000]"
     )
     gradient_accumulation_steps: int = setting(1, "micro-batches per iteration", "[1, 1000000]")
     max_iters: int = setting(2000, "number of iterations", "[1, 1e9]")
@@ -275,7 +278,7 @@ class SampleConfig(Checked):
     )
     num_samples: int = setting(1, "number of samples", "[1, 1e12]")
     sample: int | None = setting(
-        None, "draw only the sample of this number, the same as among others", "[1, 1e12]"
+        None, "draw only the sample of this number; it is the same as in a larger set", "[1, 1e12]"
     )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
     temperature: float = setting(
@@ -288,7 +291,7 @@ class SampleConfig(Checked):
         1.0, "nucleus sampling: from the likeliest with this total probability; 1: off", "(0, 1]"
     )
     min_p: float = setting(
-        0.0, "drop characters below this fraction of the likeliest's probability; 0: off", "[0, 1)"
+        0.0, "drop characters below this fraction of the highest probability; 0: off", "[0, 1)"
     )
     stop: tuple[str, ...] = setting(
         (),
@@ -402,7 +405,7 @@ def from_dict(mapping: object, section: type = Config):
 
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Estimate the parameters of a model within a few percent: 12 C^2 per block, and embeddings."""
+    """Estimate the number of parameters within a few percent: 12 n_embd^2 per block, and tables."""
     tables = (1 if model.tied else 2) + model.token_shifts
     rows = tables * vocab_size + model.block_size * (model.positions == "learned")
     return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd
@@ -411,7 +414,7 @@ def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
 def check_memory(model: ModelConfig) -> None:
     """Raise ConfigError if weights, gradients and two moments (16 bytes a parameter) do not fit."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return  # the system does not tell
+        return  # the memory size is unknown here
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     parameters = estimate_parameters(model)
     if 16 * parameters > memory:

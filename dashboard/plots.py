@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 CELL = 10  # pixels per character
-MAX_TICKS = 10  # of a curve, also of a loss of a billion nats
+MAX_TICKS = 10  # on the y axis, at any scale
 TITLE_HEIGHT, SCALE_WIDTH, MIN_WIDTH = 18, 92, 200  # pixels
 BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
 STOPS = np.array([[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]])

@@ -40,7 +40,7 @@ class Report:
         lines = [
             *corpus.summary,
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
-            f"character of text; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
+            f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             f"device      {run.runtime}; attention kernel {run.config.model.kernel}",
         ]
         if run.progress.step == 0:
@@ -64,7 +64,7 @@ class Report:
             )
 
     def log_step(self, result: StepResult) -> None:
-        """Report what is odd about a step, and its curves every log_interval steps."""
+        """Report skipped steps, loss spikes and warnings, and scalars every log_interval steps."""
         run, progress = self.run, self.run.progress
         step, train = progress.step, run.config.train
         self.tokens += result.tokens
@@ -76,8 +76,8 @@ class Report:
             )
         if result.spike:
             info(
-                f"step {step:,}: loss {result.loss:.3f} is far above the last {SPIKE_WINDOW}: "
-                f"spike {progress.spikes:,}"
+                f"step {step:,}: loss {result.loss:.3f} is far above the mean of the last "
+                f"{SPIKE_WINDOW}: spike {progress.spikes:,}"
             )
         if step == 1:
             vocab_size = run.model.vocab_size
@@ -125,7 +125,7 @@ class Report:
         else:
             longer = f"--max_iters={2 * progress.step}"
             command = resume_command(folder, self.run.runtime.world, longer)
-            info(f"already finished, at step {progress.step:,}; to train on:\n  {command}")
+            info(f"already finished, at step {progress.step:,}; to train longer:\n  {command}")
         info(
             f"{escape(folder)}: best validation loss {progress.best_loss:.4f} at step "
             f"{progress.best_step:,}; now try:\n  {sample}\n  {tensorboard}"

@@ -29,13 +29,13 @@ from configs.fields import settings_of
 from configs.schema import Config
 
 CHARTS = {
-    "loss of each batch, with dropout": ["train/loss"],
+    "training loss": ["train/loss"],
     "learning rates": ["train/lr", "train/lr/.*"],
     "characters per second": ["train/tokens_per_sec"],
 }
 # Shown as a band, which TensorBoard does not smooth: title; value, lower end, upper end.
 LOSS_BAND = (
-    "evaluations: validation loss (line), down to the loss on training text",
+    "validation loss (line) and its gap to the loss on training text (band)",
     ("val/loss", "val/train_loss", "val/loss"),
 )
 # TensorBoard sorts settings by name and shows five unless asked for more; a digit before the name,
@@ -109,7 +109,7 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
         if kind == "string":
             domain = settings_of(Config)[name].metadata["choices"]
             if not domain:
-                continue  # the tab filters texts by check boxes, which free text has not
+                continue  # the tab filters texts by check boxes, which free text does not have
         setattr(start.hparams[key], f"{kind}_value", value)
         values = ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain])
         discrete = values if domain else None

@@ -14,7 +14,7 @@ import numpy as np
 
 from data.disk_cache import StoredIds
 
-ROUNDS = 3  # of the permutation
+ROUNDS = 3  # of the Feistel network in `permute`
 IGNORED = -100  # the target of padding; cross_entropy ignores it by default
 
 
@@ -54,17 +54,19 @@ class Batches:
     they can start at a random one of up to 2 * block_size - 1 offsets. A shorter segment is one
     window, padded with targets IGNORED; one of a single character has nothing to predict. So all
     epochs have the same number of windows, `windows_per_epoch`, and what one epoch omits at the
-    ends is visited in others.
+    ends can be visited in others.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
         segments = [(start, end) for start, end in split.segments if end - start > 1]
-        assert segments, "check_sizes refuses a split without a window"
+        assert segments, "the split has no window; check_sizes should have refused it"
         self._starts, ends = np.array(segments, dtype=np.int64).T
         lengths = ends - self._starts
         counts = np.maximum(1, lengths // block_size - 1)  # windows of each segment
         self._predictions = np.minimum(lengths - 1, block_size)  # of each of these windows
-        self._offsets = (lengths - counts * self._predictions).astype(np.uint64)  # possible ones
+        self._offsets = (lengths - counts * self._predictions).astype(
+            np.uint64
+        )  # number of possible offsets
         self._first_window = np.cumsum(counts) - counts  # number of each segment's first window
         self._ids = split.ids
         self.windows_per_epoch = int(counts.sum())
@@ -74,7 +76,7 @@ class Batches:
         self._seed = np.array([seed], dtype=np.uint64)
 
     def __call__(self, step: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """Return the (x, y) of a step, or only some rows of it: the slice of a process."""
+        """Return the (x, y) of a step, or only some rows: those that one process trains on."""
         starts, lengths = self._windows(step, rows)
         x = np.zeros((len(starts), self._block_size), dtype=np.int64)
         y = np.full_like(x, IGNORED)
@@ -88,7 +90,7 @@ class Batches:
         return int(self._windows(step, slice(None))[1].sum())
 
     def epochs(self, steps: int) -> float:
-        """Return how often, on average, `steps` batches read each character that has windows."""
+        """Return how often, on average, `steps` batches read each character that windows cover."""
         windows = steps * self._batch_size
         predictions = windows * (self.predictions_per_epoch / self.windows_per_epoch)
         return predictions / self._characters
@@ -118,7 +120,7 @@ def evaluation_windows(
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
     full, rest = np.divmod(predictions, block_size)
-    end = np.cumsum(full)  # number after each segment's last full window
+    end = np.cumsum(full)  # full windows up to and including each segment
 
     def full_window_starts(numbers: np.ndarray) -> np.ndarray:
         segment = np.searchsorted(end, numbers, side="right")
@@ -144,9 +146,9 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
         permute([3], 5, key) -> [0]
 
     A Feistel network on a grid of about sqrt(n) x sqrt(n) cells: row and column are shifted
-    alternately, each by a hash of the other. A result beyond n is permuted again until it is below
-    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). Every step is invertible, so
-    no two indices collide.
+    alternately, each by a hash of the other. A result of n or more is permuted again until it is
+    below n (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). Every step is
+    invertible, so no two indices collide.
     """
     rows = np.uint64(isqrt(n - 1) + 1)
     columns = np.uint64(-(-n // int(rows)))

@@ -261,7 +261,7 @@ def _likely_encodings(content: bytes) -> str:
         with suppress(UnicodeDecodeError):
             codecs.getincrementaldecoder(name)().decode(content)
             possible.append(name)
-    return " or ".join(possible[:2]) if possible else "the one that it has"
+    return " or ".join(possible[:2]) if possible else "its actual encoding"
 
 
 def _line_number(file: File, encoding: str, position: int) -> int:

@@ -21,10 +21,12 @@ class CharTokenizer:
     def __init__(self, vocabulary: str):
         codes = code_points(vocabulary)
         if not vocabulary or (codes[1:] <= codes[:-1]).any():
-            raise ValueError("it must be one or more distinct characters, sorted by code point")
+            raise ValueError(
+                "the vocabulary must be one or more distinct characters, sorted by code point"
+            )
         self.vocabulary = vocabulary
         self._codes = codes
-        self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest unsigned one for all ids
+        self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest unsigned type for all ids
         # Code point -> id, -1 if unknown; the last entry stands for all higher code points.
         self._ids = np.full(int(codes[-1]) + 2, -1, dtype=np.int32)
         self._ids[codes] = np.arange(len(codes))
@@ -62,7 +64,7 @@ class CharTokenizer:
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
         vocabulary = escape(self.vocabulary[:100]) + "..." * (len(self) > 100)
         return UnknownCharacter(
-            f"not in the vocabulary: {describe(text[position])} at {position}; "
+            f"not in the vocabulary: {describe(text[position])} at position {position}; "
             f"the {len(self)} known characters are: {vocabulary}; remove or replace it"
         )
 

@@ -41,7 +41,8 @@ class QKVProjection(nn.Module):
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws initial weights, which are overwritten: do not consume random numbers.
+        # nn.Linear draws initial weights that are overwritten later; fork_rng keeps these draws
+        # from advancing the global generator.
         with torch.random.fork_rng(devices=()):
             self.build(n_embd, n_head, head_size, bias)
 
@@ -184,8 +185,9 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
-    Same as `F.rms_norm`, which autocast runs in float32 throughout, at twice the time. Only
-    float16 is computed in float32, because squares above 65,504 would overflow.
+    Same as `F.rms_norm`, which autocast runs in float32 throughout, in twice the time. Here
+    bfloat16 is only accumulated in float32; float16 is computed in it, because squares above
+    65,504 would overflow.
     """
     if x.dtype == torch.float16:
         return rms_norm(x.float()).half()
@@ -250,7 +252,7 @@ def bmm(
 def batched(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float
 ) -> Tensor:
-    """Compute all heads at once, written out: `@` treats B and H as one batch of matrices."""
+    """Compute all heads at once: `@` treats B and H as one batch of matrices."""
     return dropout(attention_weights(q, k, mask, causal), dropout_p) @ v
 
 
@@ -277,7 +279,9 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float]
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): causal self- or cross-attention.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
+
+    Self-attention is causal, cross-attention is not.
 
     `head_size` D defaults to C // H, `out_features` to C. `dropout` applies to the output,
     `attention_dropout` to the attention weights. `rotary` rotates queries and keys by position.
@@ -376,7 +380,7 @@ class MultiHeadAttention(nn.Module):
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # Project q, k and v of every input and keep one of each: simple, up to 3x the work.
+            # Compute q, k and v of all three inputs and keep one of each: simple, up to 3x the work.
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]
@@ -390,7 +394,7 @@ class MultiHeadAttention(nn.Module):
         return q, k, v
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Run the kernel with the mask that `mask` and causality amount to: (B, H, T, D)."""
+        """Run the kernel with `mask` and the causal mask combined: (B, H, T, D)."""
         T, S = q.size(2), k.size(2)
         dropout_p = self.attention_dropout if self.training else 0.0
         causal = causal and T > 1  # a single query is the last token: there is nothing to hide

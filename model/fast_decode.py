@@ -1,7 +1,7 @@
 """One decoding step for one text: what `GPT.forward` computes with caches and T = 1, faster.
 
-`GPT.forward` says what a step is. For a single token all products are matrix-vector products: there
-is little to compute, and the time goes into calling functions and reading weights. So everything
+`GPT.forward` is the reference implementation of a step. For a single token all products are
+matrix-vector products: there is little to compute, and the time goes into calling functions and reading weights. So everything
 that can be prepared is prepared once:
 
 - Weights are stored as (in, out), with q, k and v side by side, and with norm weights and constant
@@ -233,7 +233,8 @@ def build_matvecs(
     """Build, for each (x, matrix, y), a call that writes x (in + 1,) times the matrix to y.
 
     If `large`, panels of PANEL columns are contiguous, to be read sequentially, and shared among
-    PyTorch's threads. All matrices are in one block of memory, which gets larger pages.
+    PyTorch's threads. All matrices are in one block of memory, so that the system can use huge
+    pages.
     """
     matrices = [to_panels(matrix) if large else matrix for _, matrix, _ in tasks]
     sizes, calls = [matrix.numel() for matrix in matrices], []

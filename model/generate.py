@@ -1,7 +1,8 @@
 """Generation: sampling the next character, and the growing texts of a batch of samples.
 
 The model sees a window of the text whose start depends only on the text's length. So a text is the
-same with and without the KV cache, and a continued text is the one that never stopped.
+same with and without the KV cache, and a text that is continued later is the
+same as one generated without a break.
 
 B batch, T new tokens, V vocabulary
 """
@@ -97,11 +98,11 @@ def apply_top_k(logits: np.ndarray, k: int) -> None:
 
 
 def apply_top_p(probs: np.ndarray, p: float) -> None:
-    """Keep the fewest likeliest entries of each row (B, V) whose probabilities reach p in sum.
+    """Keep the smallest set of likeliest entries of each row (B, V) whose probabilities reach p.
 
     p = 0.7, probs = [0.5, 0.125, 0.25, 0.125]
     ascending        [0.125, 0.125, 0.25, 0.5]
-    their sums       [0.125, 0.25,  0.5,  1.0], of which those up to 1 - p are dropped:
+    their sums       [0.125, 0.25,  0.5,  1.0], entries of at most 1 - p = 0.3 are dropped:
     probs          = [0.5, 0, 0.25, 0]
     """
     order = probs.argsort(axis=-1, kind="stable")
@@ -123,7 +124,7 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 class Generation:
     """A batch of equally long texts that grow, by given characters and by drawn ones.
 
-    Memory is that of one window. `cache` and `fast` change the time, and the text by no more than
+    Memory is that of one window. `cache` and `fast` change the time, and the logits by no more than
     rounding. `fast` allows the FastDecoder, which runs one sample in float32 on a CPU. Its first
     logits are compared with the model's; if they differ, `notify` gets one line and the model
     itself is used.
@@ -180,13 +181,13 @@ class Generation:
         if self.caches is None:
             self.caches = self.model.new_caches()
         cached, length = self.caches[0].length, self.ids.shape[1]
-        if self.decoder and 0 < cached == length - 1:  # prefill is the model's
+        if self.decoder and 0 < cached == length - 1:  # the model itself runs the prefill
             logits = self.decoder(self.ids[0], self.caches)
             return logits if self.decoder_checked else self._checked(logits)
         return self._forward(self.ids, self.caches)
 
     def _checked(self, logits: np.ndarray) -> np.ndarray:
-        """Return the fast decoder's logits (1, V), or the model's and fall back if they differ."""
+        """Return the fast decoder's logits (1, V); if the model's differ, fall back to those."""
         self.decoder_checked = True
         expected = self._forward(self.ids)
         difference = np.abs(logits - expected).max()

@@ -85,7 +85,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
-    The initial weights depend on `seed` alone: they are the same in every attention layout.
+    For one config, the initial weights depend on `seed` alone: they are the same in every layout.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):

@@ -263,7 +263,10 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
         *rest, *changed, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change",
         "--max_iters=6", "--eval_interval=2", "--patience=3",
     )  # fmt: skip
-    assert code == 0 and "; another validation text, so the best loss begins anew" in output
+    assert (
+        code == 0
+        and "; another validation text, so the best loss is tracked from scratch" in output
+    )
     assert "; the best so far" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best["step"] in (4, 6) and best["best_loss"] > 1

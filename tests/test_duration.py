@@ -55,7 +55,7 @@ def test_minutes_and_another_limit_are_refused_together(other):
 @pytest.mark.parametrize("seconds", [0.01, 1, 60, 600, 36000])
 @pytest.mark.parametrize("evaluation", [0, 0.5, 20])
 def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, evaluation):
-    speed = Speed(step=0.2, evaluation=evaluation, measuring=0)
+    speed = Speed(step=0.2, evaluation=evaluation)
 
     def with_max_iters(max_iters):
         return TrainConfig(
@@ -81,7 +81,7 @@ def options(tmp_path):
 
 def chosen(output):
     """Return the option that a run with --minutes prints as equal to it."""
-    (option,) = re.findall(r"training with (--max_iters=\d+), which repeats", output)
+    (option,) = re.findall(r"training with (--max_iters=\d+), which would repeat", output)
     return option
 
 

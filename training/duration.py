@@ -10,19 +10,18 @@ from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
 
-WARMUP_STEPS = 2  # are not timed: they allocate memory, and compile
-MIN_STEPS = 3  # that are timed
-TRIAL_PART = 0.05  # of the time, for timed steps
-TARGET = 0.96  # of the time, so that small errors do not exceed it
+WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
+MIN_STEPS = 3  # timed at least
+TRIAL_FRACTION = 0.05  # of the time is for timed steps
+TARGET = 0.96  # fraction of the time to fill, so that small errors do not exceed it
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds per step, seconds per evaluation, and the seconds that measuring them took."""
+    """Seconds per step and per evaluation."""
 
     step: float
     evaluation: float
-    measuring: float
 
     def seconds(self, train: TrainConfig) -> float:
         """Return the time that the steps and evaluations of a run take."""
@@ -35,12 +34,11 @@ def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
 
     `seconds` is the time for the run itself. A collective: rank 0 decides how many steps are timed.
     """
-    began = time.monotonic()
     step = TrainStep(run, notify=lambda line: None)
     for _ in range(WARMUP_STEPS):
         step()
     first = step().seconds
-    count = run.runtime.world.on_rank_0(max, MIN_STEPS, int(TRIAL_PART * seconds / first))
+    count = run.runtime.world.on_rank_0(max, MIN_STEPS, int(TRIAL_FRACTION * seconds / first))
     step_began = time.monotonic()
     for _ in range(count):
         step()
@@ -48,7 +46,7 @@ def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
     evaluation_began = time.monotonic()
     evaluate(run, stop)
     evaluation_seconds = time.monotonic() - evaluation_began
-    return Speed(step_seconds, evaluation_seconds, time.monotonic() - began)
+    return Speed(step_seconds, evaluation_seconds)
 
 
 def fit_max_iters(

@@ -22,19 +22,18 @@ from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
 BATCH_SIZE = 64
-TRAIN_PART = (
-    10  # the training loss is measured on one tenth as many characters as the validation loss
-)
+# The training loss is measured on one tenth as many characters as the validation loss.
+TRAIN_DIVISOR = 10
 PROBE_LENGTH = 32  # characters
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The model on the beginning of the validation text: always the same text within a run.
+    """Attention and predictions on a fixed text: the start of the longest validation segment.
 
     attention  weights of each layer, (H, T, T)
-    next       probability of each character after the text, (V,)
+    next       probability of each character to be the next one, (V,)
     """
 
     text: str
@@ -67,10 +66,10 @@ class Evaluation:
 def evaluate(run: Run, stop: Stop) -> Evaluation:
     """Evaluate the model and record the result in the run's progress.
 
-    Raises Interrupted, with nothing recorded, if the run is to stop meanwhile.
+    Raises Interrupted, with nothing recorded, if a stop is requested during it.
     """
     progress, train, val = run.progress, run.corpus.train, run.corpus.val
-    train_part = train.head(len(val) // TRAIN_PART)
+    train_part = train.head(len(val) // TRAIN_DIVISOR)
     sums = []
     for split in (val, train_part):
         windows = evaluation_windows(split, run.config.model.block_size, BATCH_SIZE)
@@ -118,8 +117,8 @@ def loss_sums_by_position(
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
-    `windows` of (x, y) are (B, T) with T at most block_size; the ranks share them. The model is
-    left in evaluation mode.
+    `windows` of (x, y) are (B, T) with T at most block_size; they are divided among the
+    ranks. The model is left in evaluation mode.
     """
     model.eval()
     world, sums = runtime.world, np.zeros((2, model.config.block_size))

@@ -31,7 +31,7 @@ class Optimizer:
             parameter.grad = None
 
     def named_rows(self, model: GPT) -> dict[str, list[Tensor]]:
-        """Return every moment as `GPT.named_rows` has parameters: "exp_avg.blocks.0.mlp.up", ...
+        """Return every moment in the form of `GPT.named_rows`: "exp_avg.blocks.0.mlp.up", ...
 
         Hyperparameters such as learning rates are settings, not state.
         """
@@ -74,7 +74,7 @@ class AdamW(Optimizer):
         for group in self.param_groups:
             parameters = group["params"]
             states = [self.state[parameter] for parameter in parameters]
-            # The kernel of torch.optim.AdamW(fused=True), whose class is slow to start (see above).
+            # The kernel of torch.optim.AdamW(fused=True); that class is slow to start (`Optimizer`).
             torch._fused_adamw_(
                 parameters,
                 [parameter.grad for parameter in parameters],
@@ -140,7 +140,7 @@ class Muon(Optimizer):
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
-    Newton-Schulz iteration with the quintic of Jordan et al. 2024, whose coefficients trade
+    Newton-Schulz iteration with the quintic polynomial of Jordan et al. 2024. Its coefficients trade
     exactness (singular values end between about 0.7 and 1.2) for fast growth of small ones.
     Computed in `dtype`.
     """

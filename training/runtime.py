@@ -101,7 +101,7 @@ def select_runtime(device: str, dtype: str, world: World = SINGLE_PROCESS) -> Ru
         reason = "as set"
     if dtype == "float16" and name == "cpu":
         raise ResourceError(
-            "dtype: float16 does not train on a CPU; allowed: float32, bfloat16; use dtype: auto"
+            "dtype: float16 is not supported on a CPU; allowed: float32, bfloat16; use dtype: auto"
         )
     if name == "cuda" and world.launched:
         torch.cuda.set_device(world.local_rank)
@@ -109,7 +109,7 @@ def select_runtime(device: str, dtype: str, world: World = SINGLE_PROCESS) -> Ru
 
 
 def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
-    """Replace `kernel: auto` by the fastest kernel to train with.
+    """Replace `kernel: auto` with the fastest kernel to train with.
 
     In bfloat16 on a CPU the backward pass of sdpa is slow (docs/results.md).
     """

@@ -68,7 +68,7 @@ class Progress:
         return improved
 
     def forget_best(self) -> None:
-        """Begin the best loss anew, as before the first evaluation: on another validation text."""
+        """Reset the best loss, because the validation text has changed."""
         new = Progress()
         for name in BEST:
             setattr(self, name, getattr(new, name))

@@ -13,7 +13,7 @@ from data.batches import IGNORED
 from training import evaluate, health, optimizers, runtime, schedule
 from training.state import Run
 
-MAX_SKIPPED_IN_A_ROW = 10  # with on_nonfinite: skip; more do not recover by themselves
+MAX_SKIPPED_IN_A_ROW = 10  # with on_nonfinite: skip; a run that skips more does not recover
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,10 @@ class StepResult:
 
     loss       mean over all predictions of the step, nats per character
     grad_norm  before clipping
-    skipped    whether the update was skipped because loss or gradient was not finite
+    skipped    whether the update was skipped because loss or gradient was not finite (not for an
+               overflow that the float16 scaler handles)
     spike      whether the loss is far above the recent ones
-    tokens     predicted, by all ranks
+    tokens     predicted, by all processes (ranks)
     seconds    that the step took
     warnings   those that this run has not given before
     """
@@ -41,7 +42,7 @@ class StepResult:
 class TrainStep:
     """The optimization step of a run: each call makes one update and records it in the progress.
 
-    All randomness of a step, batch order and dropout, is a function of (seed, step, rank).
+    The batch order is a function of (seed, step), dropout of (seed, step, rank).
     """
 
     def __init__(self, run: Run, notify: Callable[[str], None]):
@@ -56,7 +57,7 @@ class TrainStep:
             self.forward = runtime.compile_or_fall_back(self.network, notify)
 
     def __call__(self) -> StepResult:
-        """Make one update; raise NonFiniteError if loss or gradient is not finite."""
+        """Make one update; raise NonFiniteError if loss or gradient is not finite and not skipped."""
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
         seed = runtime.step_seed(run.config.seed, progress.step, self.world.rank)
@@ -75,7 +76,7 @@ class TrainStep:
         overflow = self._update(finite) and math.isfinite(loss)
         skipped = not finite and not overflow
         if skipped:
-            self._check_may_skip(loss, grad_norm)
+            self._check_skip_allowed(loss, grad_norm)
             progress.record_skipped_step()
             spike, warnings = False, []
         else:
@@ -90,15 +91,16 @@ class TrainStep:
         return StepResult(loss, grad_norm, skipped, spike, tokens, seconds, warnings)
 
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
-        """Accumulate the gradients of all micro-batches; return their mean loss.
+        """Accumulate the gradients of all micro-batches; return this rank's part of the loss.
 
-        `tokens` is the number of predictions of all ranks. Each counts the same, although padding
-        makes the micro-batches of ranks unequal: the mean over ranks is that over predictions.
+        It is scaled so that the mean over ranks is the mean over all `tokens` predictions, even if
+        padding gives the ranks unequal numbers of them.
         """
         run, loss = self.run, 0.0
         run.model.train()
         for i in micro_batches:
             x, y = self.batches(i, self.rows)  # (B, T)
+            # cross_entropy divides by the predictions of this part; divide by all of them instead
             share = np.count_nonzero(y != IGNORED) * self.world.size
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
             with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
@@ -123,8 +125,8 @@ class TrainStep:
         run.scaler.update()
         return 1 <= run.scaler.get_scale() < before
 
-    def _check_may_skip(self, loss: float, grad_norm: float) -> None:
-        """Raise NonFiniteError unless the settings allow to skip this step."""
+    def _check_skip_allowed(self, loss: float, grad_norm: float) -> None:
+        """Raise NonFiniteError unless the settings allow this step to be skipped."""
         run = self.run
         allowed = MAX_SKIPPED_IN_A_ROW if run.config.train.on_nonfinite == "skip" else 0
         if run.progress.skipped_in_a_row >= allowed:
