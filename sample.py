@@ -184,7 +184,7 @@ class Session:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
-        """Start the samples of these numbers with the prompt, or a start character if it is empty."""
+        """Start these samples with the prompt, or with a start character if it is empty."""
         import numpy as np
         import torch
 

@@ -380,7 +380,7 @@ class MultiHeadAttention(nn.Module):
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # Compute q, k and v of all three inputs and keep one of each: simple, up to 3x the work.
+            # Compute q, k and v of all three inputs, keep one of each: simple, up to 3x the work.
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]

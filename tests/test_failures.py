@@ -253,7 +253,9 @@ def test_a_loss_spike_is_counted_and_printed(options, run, monkeypatch):
     )
     assert code == 0
     assert (
-        re.findall(r"step (\d+): loss (\S+) is far above the last 128: spike 1\n", output)[0][0]
+        re.findall(
+            r"step (\d+): loss (\S+) is far above the mean of the last 128: spike 1\n", output
+        )[0][0]
         == "141"
     )
     assert scalars(run)["train/spikes"][-1] == (150, 1.0)

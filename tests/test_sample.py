@@ -38,7 +38,10 @@ ROWS = [  # row of faults.md, arguments, stdin, exit code, fragments of stderr
         ["--prompt=caf\xe9"],
         None,
         2,
-        ["not in the vocabulary: '\xe9' (U+00E9) at 3", "remove or replace it; --unknown=skip"],
+        [
+            "not in the vocabulary: '\xe9' (U+00E9) at position 3",
+            "remove or replace it; --unknown=skip",
+        ],
     ),
     ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["skipped 1 characters"]),
     ("D2", ["--prompt="], None, 0, []),

@@ -74,7 +74,7 @@ class AdamW(Optimizer):
         for group in self.param_groups:
             parameters = group["params"]
             states = [self.state[parameter] for parameter in parameters]
-            # The kernel of torch.optim.AdamW(fused=True); that class is slow to start (`Optimizer`).
+            # The kernel of torch.optim.AdamW(fused=True), a class that is slow to start.
             torch._fused_adamw_(
                 parameters,
                 [parameter.grad for parameter in parameters],
@@ -140,8 +140,8 @@ class Muon(Optimizer):
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
-    Newton-Schulz iteration with the quintic polynomial of Jordan et al. 2024. Its coefficients trade
-    exactness (singular values end between about 0.7 and 1.2) for fast growth of small ones.
+    Newton-Schulz iteration with the quintic polynomial of Jordan et al. 2024. Its coefficients
+    trade exactness (singular values end between about 0.7 and 1.2) for fast growth of small ones.
     Computed in `dtype`.
     """
     a, b, c = 3.4445, -4.7750, 2.0315

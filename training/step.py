@@ -57,7 +57,7 @@ class TrainStep:
             self.forward = runtime.compile_or_fall_back(self.network, notify)
 
     def __call__(self) -> StepResult:
-        """Make one update; raise NonFiniteError if loss or gradient is not finite and not skipped."""
+        """Make one update; raise NonFiniteError for a non-finite step that is not skipped."""
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
         seed = runtime.step_seed(run.config.seed, progress.step, self.world.rank)
