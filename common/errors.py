@@ -208,7 +208,7 @@ def output(text: str) -> None:
 
 
 def notify(line: str) -> None:
-    """Print a line on standard error; if that fails, nobody can be told."""
+    """Print a line on standard error, if that is possible."""
     with suppress(OSError):
         print(shorten(line), file=sys.stderr, flush=True)
 

@@ -103,7 +103,7 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
 
 
 def facts(saved: "Checkpoint", model: "GPT") -> dict[str, object]:
-    """Return what the page tells about the model; none of it names a path."""
+    """Return the facts about the model that the page shows, without any path."""
     progress = saved.progress
     step, best_step = progress.get("step", 0), progress.get("best_step", 0)
     return {

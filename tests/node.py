@@ -15,7 +15,7 @@ NODE = next(path for path in (DRIVER / "node", DRIVER / "node.exe") if path.exis
 
 
 def run_node(code: str, given: object, scripts: str | None = None) -> object:
-    """What the JavaScript `code` returns, with the page's functions and `given` at hand."""
+    """Run JavaScript with the page's functions and `given`; return what `code` returns."""
     if scripts is None:
         scripts = export.read("model.js") + export.read("app.js")
     with tempfile.TemporaryDirectory() as folder:

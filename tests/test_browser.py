@@ -100,7 +100,7 @@ def trained(smoke):
 
 
 def continued(trained, text: str, length: int) -> str:
-    """What sample.py makes of a text with the page's first settings: so many characters in all."""
+    """Continue a text with sample.py and the page's first settings, to so many characters."""
     model, tokenizer = trained
     generation = Generation(model, Sampler(1337, temperature=0.8))
     generation.append(tokenizer.encode(text)[None])

@@ -91,7 +91,7 @@ def random_model(scale=1.0, seed=0, **choices):
 
 
 def packed(model, ids=None, dtype="float32"):
-    """What the page gets of a model, for `run_node`."""
+    """Return the model as the page gets it, for `run_node`."""
     shapes, weights = export.pack_weights(model, dtype)
     settings = dataclasses.asdict(model.config)
     return {

@@ -1,4 +1,4 @@
-"""Health checks of a run. Each warning says what is wrong and suggests one remedy.
+"""Health checks of a run. Each warning names a problem and suggests one remedy.
 
 A run gives each warning once, also across resumes: the names of those given are saved with it. A
 model of the wrong size for its text is reported before the first step, by data/summary.py.
