@@ -58,7 +58,7 @@ class EventFile:
 
 
 def write_description(folder: Path, summaries: Iterable[Summary]) -> None:
-    """Replace the file with the description of the run; raise ResourceError if it cannot be written."""
+    """Replace the file that describes the run; raise ResourceError if it cannot be written."""
     write_atomic(folder / DESCRIPTION, _records(summaries))
 
 

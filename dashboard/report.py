@@ -82,7 +82,7 @@ class Report:
         if step == 1:
             vocab_size = run.model.vocab_size
             info(
-                f"first loss  {result.loss:.3f}; expected about ln({vocab_size}) = "
+                f"first loss  {result.loss:.3f}; new weights start near ln({vocab_size}) = "
                 f"{math.log(vocab_size):.3f}, every character equally likely"
             )
         self._log_warnings("train", result.warnings)

@@ -31,7 +31,8 @@ def check_step(
         yield HealthWarning(
             "first loss",
             f"the first loss is {loss:.2f}, far above ln({vocab_size}) = {uniform:.2f}: "
-            "confidently wrong at initialization; try a longer train.warmup_iters",
+            "confidently wrong before the first update; normal after --init_from on another text, "
+            "otherwise check the initial weights",
         )
     if grad_norm > MAX_GRAD_NORM:
         yield HealthWarning(
