@@ -41,7 +41,7 @@ def test_a_first_loss_far_above_ln_v_gets_a_warning(options, tmp_path, monkeypat
     assert code == 0 and warnings_given(tmp_path, output) == {"first_loss": [1]}
     assert (
         re.search(r"the first loss is \d\.\d\d, far above ln\(57\) = 4\.04", output)
-        and "warmup_iters" in output
+        and "check the initial weights" in output
     )
 
 
