@@ -33,7 +33,7 @@ from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
 from training.distributed import World
 
-TRIAL_ITERS = 10**6  # max_iters of the trial run that --minutes times: it never gets there
+TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
 if TYPE_CHECKING:
     from checkpointing.checkpoint import Checkpoint

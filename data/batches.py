@@ -33,7 +33,7 @@ class Split:
         return sum(end - start for start, end in self.segments)
 
     def head(self, predictions: int) -> "Split":
-        """Return the beginning of this split with so many predictions, at least one."""
+        """Return the beginning of this split with this many predictions, at least one."""
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
             end = min(end, start + left + 1) if left else start

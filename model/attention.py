@@ -136,7 +136,7 @@ class Stacked(QKVProjection):
 
     def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(torch.empty(H, C, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 * bias))
+        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 if bias else 0))
 
     def head_weights(self, h, tensor_of=identity):
         weights = [tensor_of(weight)[h].T for weight in self.weights]
@@ -152,7 +152,7 @@ class Unrolled(QKVProjection):
 
     def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(torch.empty(C, H, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 * bias))
+        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 if bias else 0))
 
     def head_weights(self, h, tensor_of=identity):
         weights = [tensor_of(weight)[:, h].T for weight in self.weights]
@@ -186,8 +186,8 @@ def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
     Same as `F.rms_norm`, which autocast runs in float32 throughout, in twice the time. Here
-    bfloat16 is only accumulated in float32; float16 is computed in it, because squares above
-    65,504 would overflow.
+    bfloat16 inputs are only summed in float32. float16 inputs are converted first, because squares
+    above 65,504 would overflow.
     """
     if x.dtype == torch.float16:
         return rms_norm(x.float()).half()

@@ -102,7 +102,7 @@ def apply_top_p(probs: np.ndarray, p: float) -> None:
 
     p = 0.7, probs = [0.5, 0.125, 0.25, 0.125]
     ascending        [0.125, 0.125, 0.25, 0.5]
-    their sums       [0.125, 0.25,  0.5,  1.0], entries of at most 1 - p = 0.3 are dropped:
+    their sums       [0.125, 0.25,  0.5,  1.0], entries whose sum is <= 1 - p are dropped:
     probs          = [0.5, 0, 0.25, 0]
     """
     order = probs.argsort(axis=-1, kind="stable")
@@ -124,7 +124,7 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 class Generation:
     """A batch of equally long texts that grow, by given characters and by drawn ones.
 
-    Memory is that of one window. `cache` and `fast` change the time, and the logits by no more than
+    It stores one window only. `cache` and `fast` change the time, and the logits by no more than
     rounding. `fast` allows the FastDecoder, which runs one sample in float32 on a CPU. Its first
     logits are compared with the model's; if they differ, `notify` gets one line and the model
     itself is used.

@@ -152,7 +152,7 @@ class GPT(nn.Module):
         end = ids.size(1)
         x = self.token_embedding(ids[:, start:])  # (B, T, C)
         for n, embedding in enumerate(self.previous_embeddings, 1):
-            # Add an embedding of the token n places before, zero before the start of the text.
+            # Add an embedding of the token n places before, zero before the start of the window.
             before = embedding(ids[:, max(0, start - n) : max(0, end - n)])
             x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))
         if self.position_embedding is not None:

@@ -1,4 +1,4 @@
-"""The KV cache of a generation: plain objects, one per layer, dropped when the window moves.
+"""The KV cache of one text generation: plain objects, one per layer, dropped when the window moves.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """

@@ -33,7 +33,7 @@ class Probe:
     """Attention and predictions on a fixed text: the start of the longest validation segment.
 
     attention  weights of each layer, (H, T, T)
-    next       probability of each character to be the next one, (V,)
+    next       probability of each character of being the next one, (V,)
     """
 
     text: str

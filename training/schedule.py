@@ -19,6 +19,6 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
         progress = (step - train.warmup_iters) / (train.max_iters - train.warmup_iters)
         return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
     if train.schedule == "trapezoid":
-        steps_left = (train.max_iters - step) / max(1, train.cooldown)
-        return min(1.0, low + (1 - low) * steps_left)
+        fraction_left = (train.max_iters - step) / max(1, train.cooldown)
+        return min(1.0, low + (1 - low) * fraction_left)
     return 1.0

@@ -93,8 +93,8 @@ class TrainStep:
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
         """Accumulate the gradients of all micro-batches; return this rank's part of the loss.
 
-        It is scaled so that the mean over ranks is the mean over all `tokens` predictions, even if
-        padding gives the ranks unequal numbers of them.
+        The loss is scaled so that the mean over ranks is the mean over all `tokens` predictions,
+        even if padding gives the ranks unequal numbers of them.
         """
         run, loss = self.run, 0.0
         run.model.train()
