@@ -1,7 +1,6 @@
 """Errors of the user and their exit codes; messages and commands to print; the end of a process."""
 
 import difflib
-import importlib.util
 import os
 import re
 import shlex
@@ -12,6 +11,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from common.signals import handle_signals, unwind
@@ -171,10 +171,7 @@ def check_packages() -> None:
 
 def _installed_version(package: str) -> str | None:
     """Return the version of a package, "" if it is unknown, None if it is not installed."""
-    try:
-        spec = importlib.util.find_spec(MODULES.get(package, package))
-    except ValueError:  # already imported, without a spec
-        return ""
+    spec = PathFinder.find_spec(MODULES.get(package, package))
     if spec is None or not spec.origin:
         return None
     pattern = re.compile(rf"{package}-([0-9.]+).*\.dist-info", re.IGNORECASE)

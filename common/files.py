@@ -20,10 +20,11 @@ def check_name(path: str | Path) -> None:
 
     Only checkpoints and folders count. Takes no time, unlike the imports before a checkpoint loads.
     """
-    path = Path(path)
-    if os.path.lexists(path) or not path.parent.is_dir():
-        return
-    beside = [each for each in path.parent.iterdir() if each.is_dir() or each.suffix == path.suffix]
+    path, beside = Path(path), []
+    with suppress(OSError):  # such as a name that is too long: left to the reader of checkpoints
+        if not os.path.lexists(path):
+            entries = path.parent.iterdir()
+            beside = [each for each in entries if each.is_dir() or each.suffix == path.suffix]
     near = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
     if near:
         raise CheckpointError(

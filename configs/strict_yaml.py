@@ -133,7 +133,8 @@ def _yaml_errors(text: str) -> Iterator[None]:
         raise ConfigError(f"line {line}: control character {character}; remove it") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
-        if "expected ':'" in error.problem and error.context_mark:
+        unspaced = _missing_space(text, otherwise="")
+        if "expected ':'" in error.problem and error.context_mark and not unspaced:
             line = error.context_mark.line + 1
             raise ConfigError(f"line {line}: missing ':' after the key; write key: value") from None
         if "'\\t'" in error.problem:

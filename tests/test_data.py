@@ -798,9 +798,7 @@ def test_a_text_is_downloaded_once_and_stored_in_data(
     )
     assert decoded_files(corpus) == [TEXT] and corpus.name == "corpus"
     assert lines[0].startswith("text: data/corpus/input.txt, ")
-    assert (
-        "data/corpus/input.txt (no such file or folder)" in lines[0] and "compare" not in lines[0]
-    )
+    assert "data/corpus/input.txt (no such file or folder)" in lines[1] and "compar" not in lines[1]
     assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
     requests = len(server.requests)
     url, digest = address(server, behaviour).split("#")
@@ -866,7 +864,7 @@ def test_a_hanging_name_lookup_times_out(server, monkeypatch):
         "https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt")
     )
     assert time.monotonic() - start_time < 2
-    assert corpus.name == "book.txt" and "no data for 0.5 seconds" in lines[0]
+    assert corpus.name == "book.txt" and any("no data for 0.5 seconds" in line for line in lines)
     others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
     # daemon threads do not keep the process from exiting
     assert others and all(thread.daemon for thread in others)
@@ -912,7 +910,7 @@ def test_another_text_at_the_path_of_a_download_is_neither_used_nor_overwritten(
     mine = write("data/corpus/input.txt", "my own text " * 20)
     corpus, lines = load(address(server, "complete"), write("other.txt"))
     assert corpus.name == "other.txt"
-    assert "data/corpus/input.txt is another text, SHA-256 " in lines[0]
+    assert any("data/corpus/input.txt is another text, SHA-256 " in line for line in lines)
     assert Path(mine).read_text() == "my own text " * 20
     assert server.requests == []
 

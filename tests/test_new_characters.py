@@ -123,7 +123,10 @@ def test_a_run_learns_new_characters_and_is_resumed(parent, text, tmp_path):
     assert code == 0, output
     old = checkpoints.load(folder / "best.safetensors")
     new = checkpoints.load(tmp_path / "new" / "last.safetensors")
-    assert f"adding 4 characters to the known {len(old.vocabulary)}: '\xe9' (U+00E9), " in output
+    assert (
+        f"adding 4 characters to the vocabulary of {len(old.vocabulary)}: '\xe9' (U+00E9), "
+        in output
+    )
     assert output.count("adding ") == 1
     assert new.vocabulary == "".join(sorted({*old.vocabulary, *"\xe9\xf1\xf3\u2028"}))
     rows = [new.vocabulary.index(character) for character in old.vocabulary]

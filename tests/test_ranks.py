@@ -348,7 +348,7 @@ def test_after_a_killed_rank_the_other_exits_and_resuming_is_bit_exact(uninterru
     (first, _, error), (second, *_) = run_ranks(tmp_path, arguments, arguments, each=kill_rank_1)
     assert (first, second) == (5, -signal.SIGKILL) and time.monotonic() - start_time < 30
     assert re.search(
-        r"error: another process of this run has ended.*the last checkpoint is .*; try: torch",
+        r"error: another process of this run has ended.*the last checkpoint is .*; try: \S*torch",
         error,
     )
     saved, loadable_count = count_checkpoints(tmp_path / "run")

@@ -130,7 +130,7 @@ def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
 def test_the_settings_of_a_run_are_readable_as_yaml(options, tmp_path):
     assert train(*options)[0] == 0
     text = (tmp_path / "run/config.yaml").read_text()
-    assert text.startswith("# The complete settings of this run, by train.py")
+    assert text.startswith("# Written by train.py: all settings of this run.")
     assert yaml.safe_load(text)["train"]["max_iters"] == 4
 
 

@@ -103,7 +103,7 @@ def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
     assert saved == loadable_count and not list(run.glob("*.tmp.*"))
     if phase != "load" and not kind.endswith("twice"):
         command = shlex.split(
-            re.search(r"stopped and saved at step \d+; .*:\n  python (.*)\n", output)[1]
+            re.search(r"stopped and saved at step \d+; .*:\n  \S*python (.*)\n", output)[1]
         )
         assert command[1:] == [str(run / "config.yaml"), f"--out_dir={run}", "--resume"]
         assert train(*command[1:])[0] == 0

@@ -67,11 +67,11 @@ def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello é", "'é' (U+00E9) at 6"),
-        ("Hello", "'H' (U+0048) at 0"),
-        ("h\x1b", r"'\x1b' (U+001B) at 1"),
-        ("ehe🙂🙃", "'🙂' (U+1F642) at 3"),
-        ("he\udcff", r"'\udcff' (U+DCFF) at 2"),
+        ("hello é", "'é' (U+00E9) at position 6"),
+        ("Hello", "'H' (U+0048) at position 0"),
+        ("h\x1b", r"'\x1b' (U+001B) at position 1"),
+        ("ehe🙂🙃", "'🙂' (U+1F642) at position 3"),
+        ("he\udcff", r"'\udcff' (U+DCFF) at position 2"),
     ],
 )
 def test_the_error_names_the_first_unknown_character_and_its_position(text, message):

@@ -124,6 +124,8 @@ class Stub:
 
     def score(self, text: str) -> None: ...
 
+    def write_page(self, text: str) -> None: ...
+
 
 def run(cases: int) -> Tally:
     """Try `cases` command lines, equally many of each script and kind."""
