@@ -1,1 +1,1 @@
-"""One HTML file that runs a trained model in a browser, offline, and shows why it writes what."""
+"""One HTML file that runs a trained model offline, with its probabilities and attention."""
