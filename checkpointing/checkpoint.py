@@ -28,7 +28,7 @@ from configs.schema import (
 )
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer
-from model.gpt import GPT, copy_rows
+from model.gpt import GPT, copy_slices
 from training.health import WARNINGS
 from training.runtime import Runtime
 from training.state import Progress, Run
@@ -64,13 +64,14 @@ Plain = int | float | str | bool | None
 
 @dataclass
 class Checkpoint:
-    """A run at one step; sampling needs nothing else; resuming also needs the text.
+    """A run at one step. Sampling needs nothing else; resuming also needs the text.
 
     `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model, ema
     (if the run has one), exp_avg, exp_avg_sq and momentum, and the parameters as in
-    `GPT.named_rows`: they do not depend on the attention layout. Raises CheckpointError for a part
-    of the wrong type. Names and shapes of tensors are checked against a model, by `restore` and
-    `build_model`.
+    `GPT.named_slices`: they do not depend on the attention layout.
+
+    Raises CheckpointError for a field of the wrong type. `restore` and `build_model` check the
+    names and shapes of the tensors against a model.
     """
 
     config: Config
@@ -124,8 +125,8 @@ def capture(run: Run, events: dict[str, int]) -> Checkpoint:
     `events` is how far the event files are.
     """
     tensors = {}
-    for name, rows in _tensors_of(run).items():
-        tensors[name] = torch.cat([view.detach() for view in rows])
+    for name, slices in _tensors_of(run).items():
+        tensors[name] = torch.cat([view.detach() for view in slices])
         if not tensors[name].isfinite().all():
             raise NonFiniteError(
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
@@ -154,15 +155,15 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     _check_resumable(saved, config)
     _check_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
-    rows, tensors = _tensors_of(run), saved.tensors
+    named, tensors = _tensors_of(run), saved.tensors
     if run.ema_model is None:
         tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
     elif not saved.has_ema:  # a run that starts its average now
         tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
-    check_tensors(saved.origin, tensors, rows)
+    check_tensors(saved.origin, tensors, named)
     with torch.no_grad():
-        for name, views in rows.items():
-            copy_rows(tensors[name], views)
+        for name, slices in named.items():
+            copy_slices(tensors[name], slices)
     run.progress = _restore_progress(saved)
     if run.scaler.is_enabled():
         state = {
@@ -192,8 +193,8 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     model = GPT(config or saved.config.model, len(saved.vocabulary))
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
-        rows = {f"{role}.{name}": views for name, views in model.named_rows().items()}
-        check_tensors(saved.origin, tensors, rows)
+        named = {f"{role}.{name}": slices for name, slices in model.named_slices().items()}
+        check_tensors(saved.origin, tensors, named)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
 
@@ -209,9 +210,9 @@ def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
     new_model = GPT(saved.config.model, len(vocabulary), seed)
     old_ids = torch.from_numpy(CharTokenizer(vocabulary).encode(saved.vocabulary)).long()
     tensors = {}
-    for name, rows in new_model.named_rows().items():
+    for name, slices in new_model.named_slices().items():
         for role in ("model", "ema") if saved.has_ema else ("model",):
-            old, new = saved.tensors[f"{role}.{name}"], torch.cat(rows).detach()
+            old, new = saved.tensors[f"{role}.{name}"], torch.cat(slices).detach()
             if new.shape == old.shape:
                 new = old
             else:
@@ -221,13 +222,13 @@ def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
 
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
-    """Return all tensors of a checkpoint as views of the run's memory, each as blocks of rows."""
-    rows = {f"model.{name}": views for name, views in run.model.named_rows().items()}
+    """Return all tensors of a checkpoint by name, as slices that are views of the run's memory."""
+    named = {f"model.{name}": slices for name, slices in run.model.named_slices().items()}
     if run.ema_model is not None:
-        rows |= {f"ema.{name}": views for name, views in run.ema_model.named_rows().items()}
+        named |= {f"ema.{name}": slices for name, slices in run.ema_model.named_slices().items()}
     for optimizer in run.optimizers:
-        rows |= optimizer.named_rows(run.model)
-    return rows
+        named |= optimizer.named_slices(run.model)
+    return named
 
 
 def _data_facts(corpus: Corpus) -> dict[str, str | int]:
@@ -257,17 +258,17 @@ def check_tensors(
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
 
-    `expected` has each tensor as its blocks of rows.
+    `expected` has each tensor as a list of slices (see `GPT.named_slices`).
     """
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     if missing or unknown:
         raise CheckpointError(f"{origin}: missing: {_names(missing)}; unknown: {_names(unknown)}")
-    for name, rows in expected.items():
-        shape = (sum(map(len, rows)), *rows[0].shape[1:])
+    for name, slices in expected.items():
+        shape = (sum(map(len, slices)), *slices[0].shape[1:])
         have, want = (
             _describe(found[name].dtype, found[name].shape),
-            _describe(rows[0].dtype, shape),
+            _describe(slices[0].dtype, shape),
         )
         if have != want:
             raise CheckpointError(f"{origin}: {name} is {have}, its config describes {want}")

@@ -28,7 +28,7 @@ from common.files import write_atomic
 from common.lock import only_writer
 from configs.fields import brief
 from configs.schema import Config, ModelConfig
-from model.gpt import GPT, copy_rows
+from model.gpt import GPT, copy_slices
 from training.state import Progress
 
 PREFIX = "transformer."
@@ -55,7 +55,7 @@ CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # a constant that older v
 
 
 def gpt2_name(name: str) -> str:
-    """Return GPT-2's name of a parameter of `GPT.named_rows`.
+    """Return GPT-2's name of a parameter of `GPT.named_slices`.
 
     `blocks.0.mlp.up` -> `transformer.h.0.mlp.c_fc.weight`
     """
@@ -66,21 +66,21 @@ def gpt2_name(name: str) -> str:
     return f"{MODULES[module]}.{kind}"
 
 
-def gpt2_rows(model: GPT) -> dict[str, list[Tensor]]:
-    """Return every parameter of a classic GPT by GPT-2's name, as a list of blocks of rows.
+def gpt2_slices(model: GPT) -> dict[str, list[Tensor]]:
+    """Return every parameter of a classic GPT by GPT-2's name, as a list of slices of its rows.
 
-    The blocks are views of the parameters, as in `GPT.named_rows`, in any layout.
+    The slices are views of the parameters, as in `GPT.named_slices`, in any layout.
     """
-    rows = {}
-    for name, blocks in model.named_rows().items():
-        rows.setdefault(gpt2_name(name), []).extend(blocks)
-    return rows
+    named = {}
+    for name, slices in model.named_slices().items():
+        named.setdefault(gpt2_name(name), []).extend(slices)
+    return named
 
 
 def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
     """Return a copy of every parameter by GPT-2's name, with linear layers (out, in)."""
     with torch.no_grad():
-        return {name: torch.cat(rows) for name, rows in gpt2_rows(model).items()}
+        return {name: torch.cat(slices) for name, slices in gpt2_slices(model).items()}
 
 
 def import_model(
@@ -110,10 +110,12 @@ def import_model(
         )
     model = _build_model(origin, sizes, tensors, len(vocabulary))
     with torch.no_grad():
-        for name, rows in gpt2_rows(model).items():
+        for name, slices in gpt2_slices(model).items():
             per_character = name in (TOKEN_EMBEDDING, LM_HEAD)
-            copy_rows(tensors[name][order] if per_character else tensors[name], rows)
-        weights = {f"model.{name}": torch.cat(rows) for name, rows in model.named_rows().items()}
+            copy_slices(tensors[name][order] if per_character else tensors[name], slices)
+        weights = {
+            f"model.{name}": torch.cat(slices) for name, slices in model.named_slices().items()
+        }
     return Checkpoint(
         config=Config(model=model.config),
         vocabulary=vocabulary,
@@ -137,7 +139,7 @@ def _build_model(
         raise CheckpointError(f"{origin}: {error}") from None
     checkpoints.check_size(origin, tensors.values(), config, vocab_size)
     model = GPT(config, vocab_size)
-    checkpoints.check_tensors(origin, tensors, gpt2_rows(model))
+    checkpoints.check_tensors(origin, tensors, gpt2_slices(model))
     return model
 
 

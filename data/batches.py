@@ -1,9 +1,9 @@
-"""Training batches as a pure function of (seed, step), and the windows of an evaluation.
+"""Training batches as a pure function of (seed, batch number), and the windows of an evaluation.
 
 An epoch cuts the text into windows of `block_size` predictions, starting at a random offset, and
-visits each window once, in random order. The order is a permutation that is computed for the
-indices of one batch at a time. So shuffling a text of any size takes no memory, and a run that is
-resumed, or runs on several processes, sees the same batches.
+visits each window once, in random order. `permute` computes the order for the windows of one batch
+at a time. So shuffling a text of any size takes no memory, and a resumed run, or one with several
+processes, sees the same batches.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,9 @@ IGNORED = -100  # the target of padding; cross_entropy ignores it by default
 class Split:
     """The training or the validation part of a corpus.
 
-    `ids` is a whole text, possibly shared by both splits and possibly in a file. `segments` are the
-    (start, end) of this split in it, one per file; no window crosses the end of a segment.
+    `ids` is a whole text, which may be shared by both splits and may be stored on disk. `segments`
+    are the (start, end) positions in it that belong to this split, one pair per file of the corpus.
+    No window crosses the end of a segment.
     """
 
     ids: np.ndarray | StoredIds
@@ -33,7 +34,7 @@ class Split:
         return sum(end - start for start, end in self.segments)
 
     def head(self, predictions: int) -> "Split":
-        """Return the beginning of this split with this many predictions, at least one."""
+        """Return the beginning of this split that has this many predictions (at least one)."""
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
             end = min(end, start + left + 1) if left else start
@@ -43,18 +44,21 @@ class Split:
 
 
 class Batches:
-    """`batches(step)` returns (x, y), int64 of shape (batch_size, block_size), y shifted by one.
+    """The batches of a run: `batches(i)` returns (x, y), int64 of shape (batch_size, block_size).
+
+    y is x shifted by one character. With gradient accumulation, each micro-batch has a number.
 
         ids = 0 1 2 3 4 5 6 7 8 9, block_size 3, batch_size 2, seed 0: two windows per epoch
         batches(0): x = [[3, 4, 5], [6, 7, 8]], y = [[4, 5, 6], [7, 8, 9]]    starting at offset 3
         batches(1): x = [[3, 4, 5], [0, 1, 2]], y = [[4, 5, 6], [1, 2, 3]]    at offset 0, shuffled
 
-    Row i of step s is window number s * batch_size + i of an endless sequence of epochs. A segment
-    (file) of L > block_size characters has max(1, L // block_size - 1) windows per epoch, so that
-    they can start at a random one of up to 2 * block_size - 1 offsets. A shorter segment is one
-    window, padded with targets IGNORED; one of a single character has nothing to predict. So all
-    epochs have the same number of windows, `windows_per_epoch`, and what one epoch omits at the
-    ends can be visited in others.
+    Row r of batch i is window i * batch_size + r of an endless sequence of epochs. In each epoch,
+    the windows of a segment follow one another without a gap, from a random offset on. A segment of
+    L > block_size characters has max(1, L // block_size - 1) windows, which leaves up to
+    2 * block_size - 1 offsets to choose from. The characters that an epoch omits at both ends can
+    be visited in another. A shorter segment is one window, padded with targets IGNORED; a segment
+    of a single character has nothing to predict. So all epochs have the same number of windows,
+    `windows_per_epoch`.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
@@ -64,10 +68,8 @@ class Batches:
         lengths = ends - self._starts
         counts = np.maximum(1, lengths // block_size - 1)  # windows of each segment
         self._predictions = np.minimum(lengths - 1, block_size)  # of each of these windows
-        self._offsets = (lengths - counts * self._predictions).astype(
-            np.uint64
-        )  # number of possible offsets
-        self._first_window = np.cumsum(counts) - counts  # number of each segment's first window
+        self._offset_counts = (lengths - counts * self._predictions).astype(np.uint64)
+        self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
         self._ids = split.ids
         self.windows_per_epoch = int(counts.sum())
         self.predictions_per_epoch = int((counts * self._predictions).sum())
@@ -75,9 +77,9 @@ class Batches:
         self._block_size, self._batch_size = block_size, batch_size
         self._seed = np.array([seed], dtype=np.uint64)
 
-    def __call__(self, step: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """Return the (x, y) of a step, or only some rows: those that one process trains on."""
-        starts, lengths = self._windows(step, rows)
+    def __call__(self, i: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """Return (x, y) of batch i, or only some of its rows: those that one process trains on."""
+        starts, lengths = self._windows(i, rows)
         x = np.zeros((len(starts), self._block_size), dtype=np.int64)
         y = np.full_like(x, IGNORED)
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
@@ -85,25 +87,28 @@ class Batches:
             x[row, :length], y[row, :length] = text[:-1], text[1:]
         return x, y
 
-    def predictions(self, step: int) -> int:
-        """Return the number of predictions in the batch of a step: its targets without padding."""
-        return int(self._windows(step, slice(None))[1].sum())
+    def predictions(self, i: int) -> int:
+        """Return the number of predictions in batch i: its targets without the padding."""
+        return int(self._windows(i, slice(None))[1].sum())
 
-    def epochs(self, steps: int) -> float:
-        """Return how often, on average, `steps` batches read each character that windows cover."""
-        windows = steps * self._batch_size
+    def epochs(self, batches: int) -> float:
+        """Return how many times, on average, this many batches read each character.
+
+        Segments of a single character are not counted, because no window reads them.
+        """
+        windows = batches * self._batch_size
         predictions = windows * (self.predictions_per_epoch / self.windows_per_epoch)
         return predictions / self._characters
 
-    def _windows(self, step: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and the numbers of predictions of a step's windows."""
-        first = step * self._batch_size
+    def _windows(self, i: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the start and the number of predictions of each window of batch i."""
+        first = i * self._batch_size
         numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
         epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
         key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first_window, window, side="right") - 1
-        offset = splitmix(~key, segment.astype(np.uint64)) % self._offsets[segment]
+        offset = splitmix(~key, segment.astype(np.uint64)) % self._offset_counts[segment]
         start = self._starts[segment] + (window - self._first_window[segment]) * self._block_size
         return start + offset.astype(np.int64), self._predictions[segment]
 
@@ -111,44 +116,45 @@ class Batches:
 def evaluation_windows(
     split: Split, block_size: int, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield every prediction of a split exactly once: (x, y), int64, at most (batch, block_size).
+    """Yield every prediction of a split exactly once, as batches (x, y) of int64.
 
-    Windows do not overlap and start anew in every segment, whose last window may be shorter.
-    Windows of one length share batches, longest first. A segment of n characters has n - 1
-    predictions.
+    A segment of n characters has n - 1 predictions. It is cut into windows of `block_size`
+    predictions that do not overlap; the last one may be shorter. The windows of a batch have the
+    same length, so its shape is at most (batch_size, block_size); the longest windows come first.
     """
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
     full, rest = np.divmod(predictions, block_size)
-    end = np.cumsum(full)  # full windows up to and including each segment
+    windows_through = np.cumsum(full)  # full windows up to and including each segment
 
     def full_window_starts(numbers: np.ndarray) -> np.ndarray:
-        segment = np.searchsorted(end, numbers, side="right")
-        return starts[segment] + (numbers - end[segment] + full[segment]) * block_size
+        segment = np.searchsorted(windows_through, numbers, side="right")
+        number_in_segment = numbers - (windows_through[segment] - full[segment])
+        return starts[segment] + number_in_segment * block_size
 
     def batched(length: int, count: int, starts_of: Callable[[np.ndarray], np.ndarray]):
         for i in range(0, count, batch_size):
-            first = starts_of(np.arange(i, min(i + batch_size, count))).tolist()
-            yield _shifted(np.stack([split.ids[start : start + length + 1] for start in first]))
+            batch = starts_of(np.arange(i, min(i + batch_size, count))).tolist()
+            yield _shifted(np.stack([split.ids[start : start + length + 1] for start in batch]))
 
-    if end[-1]:
-        yield from batched(block_size, int(end[-1]), full_window_starts)
+    if windows_through[-1]:
+        yield from batched(block_size, int(windows_through[-1]), full_window_starts)
     for length in sorted(set(rest.tolist()) - {0}, reverse=True):
         last_window_starts = (starts + predictions - rest)[rest == length]
         yield from batched(length, len(last_window_starts), last_window_starts.__getitem__)
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """Permute 0..n-1: return where the permutation `key` maps each index (uint64 arrays).
+    """Shuffle 0..n-1: return the number to which the permutation `key` maps each index (uint64).
 
         key = splitmix([2], [0])
         permute([0, 1, 2, 3, 4], 5, key) -> [2, 1, 3, 0, 4]
         permute([3], 5, key) -> [0]
 
-    A Feistel network on a grid of about sqrt(n) x sqrt(n) cells: row and column are shifted
-    alternately, each by a hash of the other. A result of n or more is permuted again until it is
-    below n (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). Every step is
-    invertible, so no two indices collide.
+    A Feistel network on a grid of about sqrt(n) x sqrt(n) cells. The index is a cell; its row and
+    its column are shifted in turn, each by a hash of the other. Every shift is invertible, so no
+    two indices end in the same cell. A result of n or more is permuted again until it is below n
+    (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
     """
     rows = np.uint64(isqrt(n - 1) + 1)
     columns = np.uint64(-(-n // int(rows)))
@@ -164,10 +170,10 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 
 def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Return number `i` of the SplitMix64 sequence with this seed (uint64 arrays that broadcast).
+    """Return the i-th number of the SplitMix64 sequence with this seed (uint64 arrays, broadcast).
 
-    (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators".) Any number can
-    be computed without the ones before it, and is the same in every version of NumPy.
+    It is computed directly, without the numbers before it, and is the same in every version of
+    NumPy. (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators".)
     """
     z = seed + i * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

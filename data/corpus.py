@@ -60,10 +60,10 @@ def load_corpus(
     which is downloaded once to `data/NAME/input.txt`. A text at `data/NAME/input.txt` is also
     looked for as `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any download.
 
-    With `wanted_sha256` (a resumed run), only the text with that digest is taken, at any place in
-    the list. With `vocabulary` (a run that starts from other weights), the text is encoded with
-    that vocabulary; with `add_characters`, its own characters are added. `notify` gets a line about
-    a download with the wrong digest.
+    With `wanted_sha256` (a resumed run), only the text with that digest is used, wherever it is in
+    the list. With `vocabulary` (a run that starts from saved weights), the text is encoded with
+    that vocabulary; `add_characters` adds the text's other characters to it. `notify` gets a line
+    about a download with the wrong digest.
 
     Raises ConfigError for a malformed source, DataError for a text that is unavailable, unreadable
     or too small, CheckpointError if the wanted text is missing or the vocabulary lacks characters
@@ -76,11 +76,11 @@ def load_corpus(
     counts, path = total_counts(texts), chosen[0].text.path
     tokenizer = _tokenizer_for(counts, path, min_count, vocabulary, add_characters)
     ids = [text.ids(tokenizer, map_unknown=min_count > 1) for text in texts]
-    files = [list(pairwise(accumulate(text.char_counts.lengths, initial=0))) for text in texts]
+    file_spans = [list(pairwise(accumulate(text.char_counts.lengths, initial=0))) for text in texts]
     if val_sources:
-        train, val = Split(ids[0], tuple(files[0])), Split(ids[1], tuple(files[1]))
+        train, val = Split(ids[0], tuple(file_spans[0])), Split(ids[1], tuple(file_spans[1]))
     else:
-        train, val = _split(ids[0], files[0], val_fraction)
+        train, val = _split(ids[0], file_spans[0], val_fraction)
     return Corpus(
         name=chosen[0].source.name,
         sha256=chosen[0].text.sha256,
@@ -91,7 +91,7 @@ def load_corpus(
         val=val,
         summary=[
             *(shorten(escape(line)) for line in chain(*map(_describe_choice, chosen, texts))),
-            *_kept_although_rare(total_counts(texts), min_count, vocabulary),
+            *_note_rare_but_kept(total_counts(texts), min_count, vocabulary),
             *summarize(texts, tokenizer, train, val),
         ],
     )
@@ -99,25 +99,28 @@ def load_corpus(
 
 def check_sizes(corpus: Corpus, block_size: int) -> None:
     """Raise DataError unless both splits hold at least one window of `block_size` predictions."""
-    longest = {}
-    for name, split in (("training", corpus.train), ("validation", corpus.val)):
-        longest[name] = max(end - start for start, end in split.segments)
-    shorter = min(longest, key=longest.get)
-    largest = longest[shorter] - 1
-    if largest >= block_size:
+    longest_segment = {
+        name: max(end - start for start, end in split.segments)
+        for name, split in (("training", corpus.train), ("validation", corpus.val))
+    }
+    name = min(longest_segment, key=longest_segment.get)
+    max_block_size = longest_segment[name] - 1
+    if max_block_size >= block_size:
         return
     remedy = "no block_size fits; use a longer text"
-    if largest > 0:
-        remedy = f"the largest block_size that fits is {largest}; set that or use a longer text"
+    if max_block_size > 0:
+        remedy = (
+            f"the largest block_size that fits is {max_block_size}; set that or use a longer text"
+        )
     raise DataError(
-        f"{escape(corpus.name)}: the longest piece of {shorter} text has {longest[shorter]:,} "
+        f"{escape(corpus.name)}: the longest piece of {name} text has {longest_segment[name]:,} "
         f"characters; block_size {block_size} needs {block_size + 1:,}; {remedy}"
     )
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The first available one of several sources, and why the ones before it are not."""
+    """The first available one of several sources, and why those before it are unavailable."""
 
     setting: str
     first: Source
@@ -132,7 +135,7 @@ def _choose(
     """Return the first available source; with `wanted`, the one with that SHA-256."""
     alternatives = [Source.parse(source) for source in sources]
     unavailable = []
-    # A resumed run looks on this machine first, then in the network.
+    # A resumed run searches this machine before it downloads anything.
     for source in sorted(alternatives, key=lambda s: wanted is not None and s.url is not None):
         try:
             text = source.find(wanted, notify)
@@ -151,7 +154,7 @@ def _choose(
 
 
 def _describe_choice(choice: _Choice, text: StreamedText) -> Iterator[str]:
-    """Yield which text was chosen and how large it is, then why it is not an earlier one."""
+    """Yield the chosen text and its size, then why the sources before it were not used."""
     kind = "text" if choice.setting == "data.sources" else "validation text"
     files = f"{len(text.text.files):,} files, " * (len(text.text.files) > 1)
     counts = text.char_counts
@@ -165,10 +168,10 @@ def _describe_choice(choice: _Choice, text: StreamedText) -> Iterator[str]:
         yield f"note: not available: {', '.join(choice.unavailable)}"
 
 
-def _kept_although_rare(
+def _note_rare_but_kept(
     counts: Counter[str], min_count: int, vocabulary: str | None
 ) -> Iterator[str]:
-    """Yield a note if a given vocabulary has characters that `min_count` would leave out of one."""
+    """Yield a note if a given vocabulary has characters that a new one would omit as rare."""
     rare = {c for c in counts if counts[c] < min_count} & set(vocabulary or "") - {UNK}
     if rare:
         yield (
@@ -178,12 +181,12 @@ def _kept_although_rare(
 
 
 def _split(
-    ids: np.ndarray | StoredIds, files: Sequence[tuple[int, int]], fraction: float
+    ids: np.ndarray | StoredIds, file_spans: Sequence[tuple[int, int]], fraction: float
 ) -> tuple[Split, Split]:
-    """Split each file: the last `fraction`, rounded up, is validation text."""
-    cuts = [start + int((end - start) * (1 - fraction)) for start, end in files]
-    train = tuple((start, cut) for (start, _), cut in zip(files, cuts, strict=True))
-    val = tuple((cut, end) for (_, end), cut in zip(files, cuts, strict=True))
+    """Split each file's (start, end) span: the last `fraction`, rounded up, is validation text."""
+    cuts = [start + int((end - start) * (1 - fraction)) for start, end in file_spans]
+    train = tuple((start, cut) for (start, _), cut in zip(file_spans, cuts, strict=True))
+    val = tuple((cut, end) for (_, end), cut in zip(file_spans, cuts, strict=True))
     return Split(ids, train), Split(ids, val)
 
 
@@ -192,7 +195,7 @@ def _tokenizer_for(
 ) -> CharTokenizer:
     """Build the tokenizer of a text.
 
-    A given vocabulary must have its characters, or gets them with `add_characters`.
+    A given vocabulary must contain the text's characters; `add_characters` adds those it lacks.
     """
     if not counts:
         raise DataError(
@@ -202,7 +205,7 @@ def _tokenizer_for(
     if len(own) < len(counts):
         own |= {UNK}
     if len(own) == 1:
-        often = " that occurs data.min_count times" * (min_count > 1)
+        often = " that occurs at least data.min_count times" * (min_count > 1)
         raise DataError(
             f"{escape(path)}: nothing to learn: {describe(*own)} is the only character{often}; "
             "use another text"

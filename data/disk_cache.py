@@ -1,8 +1,8 @@
-"""A disk cache of encoded texts that are too large for memory; entries appear atomically.
+"""A disk cache of large encoded texts (see `streaming.LARGE`); entries appear atomically.
 
-It is the folder `hornbook` in $XDG_CACHE_HOME or else ~/.cache. An entry's name is derived from
-everything that its content depends on, and its last 32 bytes are the SHA-256 of its content, which
-is checked when it is opened. Deleting entries costs only the time to make them again.
+The cache is the folder `hornbook` in $XDG_CACHE_HOME or else ~/.cache. An entry's name is derived
+from everything that its content depends on. Its last 32 bytes are the SHA-256 of its content, which
+is checked when the entry is opened. Deleting an entry costs only the time to make it again.
 """
 
 import hashlib
@@ -20,16 +20,17 @@ from common.errors import ResourceError, escape
 from common.files import atomic_file
 
 MAX_UNUSED_DAYS = 30
-MAX_UNFINISHED_DAYS = 1  # of files that killed processes left
+MAX_UNFINISHED_DAYS = 1  # for temporary files that killed processes left
 DIGEST_BYTES = 32
-CHUNK_BYTES = 2**20  # that are read at a time to compute a digest
+CHUNK_BYTES = 2**20  # bytes read at a time to compute a digest
 
 
 class Entry:
     """The content of an open entry, read in pieces.
 
-    It is not mapped into memory: when a mapped file fails or is cut short, the system ends the
-    process (SIGBUS). Here that is a ResourceError. An entry may be deleted while it is open.
+    The file is not mapped into memory: if a mapped file fails or is cut short, the system kills the
+    process (SIGBUS). Here such a fault raises ResourceError. An entry may be deleted while it is
+    open.
     """
 
     def __init__(self, path: Path):
@@ -49,8 +50,8 @@ class Entry:
                 content += piece
         except OSError as error:
             raise ResourceError(
-                f"{escape(self.path)}: this encoded text in the cache failed while it was read "
-                f"({error.strerror}); resume the run: the next start makes it again"
+                f"{escape(self.path)}: this cached text could not be read "
+                f"({error.strerror}); resume the run, which encodes the text again"
             ) from error
         return content
 
@@ -65,7 +66,7 @@ class Entry:
 
 
 class StoredIds:
-    """The ids in an entry; a slice of them is read when it is needed, as a NumPy array."""
+    """The ids in an entry. Indexing with a slice reads those ids and returns a NumPy array."""
 
     def __init__(self, entry: Entry, dtype: np.dtype):
         self.entry, self.dtype = entry, dtype
@@ -73,8 +74,8 @@ class StoredIds:
     def __len__(self) -> int:
         return self.entry.size // self.dtype.itemsize
 
-    def __getitem__(self, wanted: slice) -> np.ndarray:
-        start, stop, step = wanted.indices(len(self))
+    def __getitem__(self, index: slice) -> np.ndarray:
+        start, stop, step = index.indices(len(self))
         size = self.dtype.itemsize
         content = self.entry.read(start * size, max(0, stop - start) * size)
         return np.frombuffer(content, self.dtype)[::step]
@@ -84,7 +85,7 @@ class StoredIds:
 
 
 class _HashingFile:
-    """A file for writing that computes the SHA-256 of what is written."""
+    """An output file that computes the SHA-256 of everything written to it."""
 
     def __init__(self, file):
         self.file, self.sha256 = file, hashlib.sha256()
@@ -95,7 +96,7 @@ class _HashingFile:
 
 
 def folder() -> Path:
-    """Return the folder of the cache; raise ResourceError if the system names none."""
+    """Return the folder of the cache; raise ResourceError if the user has no home folder."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if home.startswith("~"):
         raise ResourceError(
@@ -106,7 +107,7 @@ def folder() -> Path:
 
 
 def get(name: str, size: int | None = None) -> Entry | None:
-    """Open an entry, and mark it as used; None unless it exists, has `size` and is intact."""
+    """Open an entry and mark it as used; return None unless it exists, has `size` and is intact."""
     path = folder() / name
     try:
         if not path.is_file():  # a pipe would block
@@ -143,7 +144,7 @@ def put(name: str, size: int, write: Callable[[_HashingFile], object]) -> Entry:
 
 
 def _remove_old(where: Path) -> None:
-    """Remove entries that were not used for long, and unfinished files."""
+    """Remove entries that have not been used for a long time, and old unfinished files."""
     for path in where.iterdir():
         days = MAX_UNFINISHED_DAYS if ".tmp." in path.name else MAX_UNUSED_DAYS
         with suppress(OSError):  # another process removed it

@@ -1,7 +1,7 @@
 """Downloads over https: complete and verified, or nothing.
 
-Anything that may hang (name lookup, connecting, reading) happens in a thread of its own; the caller
-stops waiting at a deadline, whatever the thread is doing.
+Anything that can hang (name lookup, connecting, reading) happens in a separate thread. The caller
+stops waiting at a deadline, whatever the thread is doing then.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from common.errors import escape
 from common.files import atomic_file
 
-STALL_TIMEOUT = 9.0  # seconds without a byte, from the start on
+STALL_TIMEOUT = 9.0  # seconds without a byte, even before the first one
 MAX_SECONDS = 300.0
 MAX_BYTES = 100_000_000
 
@@ -31,7 +31,7 @@ class Unavailable(Exception):
 def download(url: str, sha256: str, target: Path, notify: Callable[[str], None]) -> None:
     """Store the content of `url` at `target` if its SHA-256 is `sha256`, with a progress bar.
 
-    Only https is used, also after redirects. Gives up after STALL_TIMEOUT without progress, after
+    Only https is used, even after redirects. Gives up after STALL_TIMEOUT without progress, after
     MAX_SECONDS and after MAX_BYTES. `target` appears atomically, once the content is complete and
     verified. Raises Unavailable; `notify` gets a line about a wrong digest.
     """

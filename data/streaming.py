@@ -1,9 +1,9 @@
 """Texts of any size, read in two passes with bounded memory: count characters, then encode them.
 
-The results for a small text stay in memory. Those for a large one are stored in the disk cache,
-under a name derived from the text's SHA-256 and everything else they depend on, so the next run
-starts without a pass; the ids are then read as they are needed. Every pass checks the SHA-256
-again, so nothing is stored for a text that changes meanwhile.
+The results for a small text stay in memory. Those for a large text are stored in the disk cache,
+under a name derived from the text's SHA-256 and everything else they depend on. So the next run
+needs neither pass, and ids are read from disk when they are needed. Every pass checks the SHA-256
+again, so that nothing is stored for a text that has changed since the start.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class CharCounts:
 
 @dataclass(frozen=True)
 class StreamedText:
-    """A text and how to decode it; `encoding` and `newlines` are those of `text_files.decoded`."""
+    """A text with the `encoding` and `newlines` to decode it by (see `text_files.decoded`)."""
 
     text: Text
     encoding: str = "utf-8"
@@ -66,7 +66,7 @@ class StreamedText:
         return counts
 
     def ids(self, tokenizer: CharTokenizer, map_unknown: bool) -> np.ndarray | StoredIds:
-        """Return the ids of all files, concatenated, as `CharTokenizer.encode`; read-only."""
+        """Return the ids of all files, concatenated and read-only; see `CharTokenizer.encode`."""
         if not self.is_large:
             buffer = BytesIO()
             self._encode(tokenizer, map_unknown, buffer)
@@ -105,7 +105,7 @@ class StreamedText:
             file.write(tokenizer.encode(piece, map_unknown))
 
     def _pieces(self, activity: str) -> Iterator[tuple[int, str]]:
-        """Yield each piece of the text with the number of its file; a bar shows after a second."""
+        """Yield each piece of the text with its file's index; show a bar after 1 second."""
         options = {"unit": "B", "unit_scale": True, "leave": False, "delay": 1, "disable": None}
         with tqdm(total=self.text.size, desc=activity, **options) as bar:
             for number, file in enumerate(self.text.files):

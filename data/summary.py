@@ -13,7 +13,7 @@ from data.streaming import StreamedText
 from data.tokenizer import UNK, CharTokenizer, describe
 
 PIECE = 2**20  # ids that are counted at a time
-# config file, the most characters of text it is for, the fewest and most parameters that suit them
+# config file, largest text in characters, (fewest, most) parameters that suit such a text
 PRESETS = (
     ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
     ("configs/mytext.yaml", 2e6, (3e5, 1.2e7)),
@@ -45,17 +45,17 @@ def total_counts(texts: Sequence[StreamedText]) -> Counter[str]:
 
 
 def size_advice(parameters: int, characters: int) -> str | None:
-    """Return a line with the config for a text of this length, unless the model's size fits it."""
+    """Return a note that names a better config if the model is too large or small for the text."""
     preset, _, (low, high) = next(each for each in PRESETS if characters <= each[1])
     if low <= parameters <= high:
         return None
     if parameters > high:
-        fault, result = "many", "memorizes it"
+        size, result = "many", "memorizes the text"
     else:
-        fault, result = "few", "learns less than it could"
+        size, result = "few", "learns less than it could"
     return (
-        f"note: {parameters:,} parameters are {fault} for {characters:,} characters: such a model "
-        f"{result}; use {preset}"
+        f"note: {parameters:,} parameters are too {size} for {characters:,} characters: such a "
+        f"model {result}; use {preset}"
     )
 
 
@@ -66,8 +66,8 @@ def _notes(
     for kind, split in (("training", train), ("validation", val)):
         if single := sum(end - start == 1 for start, end in split.segments):
             yield (
-                f"{single:,} file(s) have a single character of {kind} text, which has nothing "
-                "before it to be predicted from: it is never used"
+                f"{single:,} file(s) have a single character of {kind} text, which is never used, "
+                "because there is nothing before it to predict it from"
             )
     if marked := sum(text.files_with_mark for text in texts):
         yield f"{marked:,} file(s) begin with a byte order mark, which is removed"
@@ -91,11 +91,11 @@ def _notes(
             f"training text: {first_few(map(describe, unseen))}"
         )
     if any(text.is_large for text in texts):
-        yield f"the encoded text is cached in {disk_cache.folder()}; it may be deleted"
+        yield f"the encoded text is cached in {disk_cache.folder()}; you can delete it at any time"
 
 
 def _only_in(split: Split, counts: Counter[str], vocabulary: str) -> dict[str, int]:
-    """Return the characters, with their counts, that occur only in this split."""
+    """Return the characters that occur only in this split, with their counts."""
     mapped = sum(counts.values()) - sum(counts[c] for c in vocabulary if c != UNK)
     everywhere = counts | {UNK: mapped}
     here = zip(vocabulary, _count(split, len(vocabulary)).tolist(), strict=True)

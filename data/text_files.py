@@ -2,7 +2,7 @@
 
 A source is an entry of `data.sources`: a file, a folder, a pattern, or an address with the SHA-256
 of its content. A missing source is skipped. One that exists but cannot be read is an error, because
-nobody wants to train on another text than the one named.
+the run would otherwise train on a text that the user did not intend.
 """
 
 import codecs
@@ -21,10 +21,10 @@ from pathlib import Path
 from common.errors import ConfigError, DataError, did_you_mean, escape
 from data.download import Unavailable, download
 
-CHUNK_BYTES = 2**18  # small enough that what is computed from a chunk stays in the CPU's cache
-HEAD_BYTES = 4096  # of a file, to detect its encoding
+CHUNK_BYTES = 2**18  # small enough for the CPU's cache, with what is computed from a chunk
+HEAD_BYTES = 4096  # read from the start of a file to detect its encoding
 ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
-MARKS = {  # UTF-32 before UTF-16, whose little-endian mark it begins with
+MARKS = {  # UTF-32 first, because its little-endian mark begins with that of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
     codecs.BOM_UTF32_BE: "utf-32-be",
@@ -79,7 +79,7 @@ class Source:
         if it exists but cannot be read.
         """
         if wanted and self.sha256 not in (None, wanted):
-            raise Unavailable(f"another text, SHA-256 {self.sha256}")
+            raise Unavailable(f"a different text, SHA-256 {self.sha256}")
         found = next(filter(None, map(_text_at, self._paths())), None)
         if not found:
             if not self.url:
@@ -88,7 +88,7 @@ class Source:
             download(self.url, self.sha256, self.path, notify)
             found = _text_at(self.path)
         if found.sha256 != (self.sha256 or wanted or found.sha256):
-            raise Unavailable(f"{found.path} is another text, SHA-256 {found.sha256}")
+            raise Unavailable(f"{found.path} is a different text, SHA-256 {found.sha256}")
         return found
 
     def suggestion(self, otherwise: str) -> str:
@@ -111,7 +111,7 @@ class Source:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a text as it was found: its size, SHA-256 (binary) and first bytes."""
+    """A file with its size, its SHA-256 (binary) and its first bytes, from when it was found."""
 
     path: Path
     size: int
@@ -141,14 +141,14 @@ class Text:
 
     @property
     def size(self) -> int:
-        """Bytes of all files together."""
+        """The size of all files together, in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of a single file; of several, that of their concatenated binary SHA-256s.
+        """The SHA-256 of a single file. For several files: that of their concatenated SHA-256s.
 
-        It depends on the contents and on where each file ends, not on names.
+        It depends on the contents and on where each file ends, not on file names.
         """
         digests = [file.digest for file in self.files]
         if len(digests) > 1:
@@ -215,7 +215,7 @@ def _file(path: Path) -> File:
 
 
 def byte_order_mark(file: File) -> bytes:
-    """Return the byte order mark that a file begins with, b"" if none."""
+    """Return the byte order mark at the start of a file, or b"" if there is none."""
     return next(filter(file.head.startswith, MARKS), b"")
 
 
@@ -265,7 +265,7 @@ def _likely_encodings(content: bytes) -> str:
 
 
 def _line_number(file: File, encoding: str, position: int) -> int:
-    """Return the number of the line that contains a byte, from 1."""
+    """Return the number of the line that contains a byte, counted from 1."""
     decoder, line = codecs.getincrementaldecoder(encoding)("replace"), 1
     for chunk in file.chunks():
         line += decoder.decode(chunk[: max(0, position)]).count("\n")
@@ -274,9 +274,10 @@ def _line_number(file: File, encoding: str, position: int) -> int:
 
 
 def _utf16_order(head: bytes) -> str | None:
-    """Return the byte order of what looks like UTF-16: every other byte has few values, incl. 0.
+    """Return the byte order, "le" or "be", of bytes that look like UTF-16, otherwise None.
 
-    Those are the upper bytes of an alphabet's characters.
+    In UTF-16 every other byte is the upper byte of a character. In the text of one alphabet the
+    upper bytes have few different values, 0 among them.
     """
     even, odd = set(head[::2]), set(head[1::2])
     for upper, lower, order in ((odd, even, "le"), (even, odd, "be")):

@@ -4,7 +4,7 @@ import numpy as np
 
 from common.errors import UserError, escape
 
-UNK = "\ufffd"  # the replacement character: stands for all characters that are too rare to learn
+UNK = "\ufffd"  # the replacement character, for all characters that are too rare to learn
 
 
 class UnknownCharacter(UserError):
@@ -12,7 +12,7 @@ class UnknownCharacter(UserError):
 
 
 class CharTokenizer:
-    """Encodes text as one id per character; the string `vocabulary` is its whole state.
+    """A mapping between characters and ids, defined by the string `vocabulary` alone.
 
     Raises ValueError for a vocabulary that is empty, not sorted by code point, or contains a
     duplicate or a surrogate.
@@ -65,7 +65,7 @@ class CharTokenizer:
         vocabulary = escape(self.vocabulary[:100]) + "..." * (len(self) > 100)
         return UnknownCharacter(
             f"not in the vocabulary: {describe(text[position])} at position {position}; "
-            f"the {len(self)} known characters are: {vocabulary}; remove or replace it"
+            f"the {len(self)} known characters are: {vocabulary}; remove or replace that character"
         )
 
 

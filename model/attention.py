@@ -1,7 +1,8 @@
 """Multi-head attention with two independent settings: the weight layout and the attention kernel.
 
-A layout is where the query, key and value weights are stored; a kernel is how the heads compute
-attention. All pairs compute the same function. docs/attention.md derives each one step by step.
+The layout decides how the query, key and value weights are stored, the kernel how attention is
+computed from queries, keys and values. All pairs of the two compute the same function.
+docs/attention.md derives each one step by step.
 
 B batch, T new tokens (queries), S total tokens (keys), C n_embd, H n_head, D head size
 """
@@ -41,8 +42,8 @@ class QKVProjection(nn.Module):
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws initial weights that are overwritten later; fork_rng keeps these draws
-        # from advancing the global generator.
+        # nn.Linear draws initial weights, which are overwritten later. fork_rng restores the global
+        # generator after these draws.
         with torch.random.fork_rng(devices=()):
             self.build(n_embd, n_head, head_size, bias)
 
@@ -57,7 +58,7 @@ class QKVProjection(nn.Module):
 
         They are views of `tensor_of(parameter)`: of the parameters themselves, or of tensors with
         the same shapes, such as gradients or optimizer moments. Initialization, conversion between
-        layouts, checkpoints and optimizers are all built on this method.
+        layouts, checkpoints and optimizers all use this method.
         """
         raise NotImplementedError
 
@@ -185,9 +186,9 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
-    Same as `F.rms_norm`, which autocast runs in float32 throughout, in twice the time. Here
-    bfloat16 inputs are only summed in float32. float16 inputs are converted first, because squares
-    above 65,504 would overflow.
+    Same as `F.rms_norm`, but in half the time under autocast, which runs that one in float32
+    throughout. Here only the sum over bfloat16 inputs is in float32. float16 inputs are converted
+    first, because their squares could overflow.
     """
     if x.dtype == torch.float16:
         return rms_norm(x.float()).half()
@@ -199,7 +200,7 @@ def rms_norm(x: Tensor) -> Tensor:
 def causal_mask(T: int, S: int, like: Tensor) -> Tensor:
     """Return (T, S): -inf where key j comes after query i, else 0.
 
-    The T queries are the last T of the S tokens, so the diagonal is S - T to the right.
+    The T queries are the last T of the S tokens, so the diagonal is shifted S - T to the right.
     """
     mask = torch.full((T, S), -math.inf, dtype=like.dtype, device=like.device)
     return mask.triu(S - T + 1)
@@ -211,10 +212,10 @@ def attention_weights(
     """Compute softmax(q k^T / sqrt(D) + mask) (Vaswani et al. 2017, equation 1).
 
     q (..., T, D) and k (..., S, D) give (..., T, S); each row sums to 1. `mask` is additive, -inf
-    where a query may not attend. `causal` hides all later tokens from each query. A row that is
-    masked entirely is NaN.
+    where a query may not attend. `causal` masks the later tokens for each query. A row that is
+    fully masked is NaN.
     """
-    scores = (q / math.sqrt(q.size(-1))) @ k.mT  # scale q, which is smaller than the scores
+    scores = (q / math.sqrt(q.size(-1))) @ k.mT  # scaling q takes less work than scaling the scores
     return masked_softmax(scores, mask, causal)
 
 
@@ -266,8 +267,8 @@ def sdpa(
 
 
 # A kernel takes q (B, H, T, D), k and v (B, H, S, D), an additive mask (B or 1, H or 1, T, S) or
-# None, whether attention is causal (only without a mask and with T = S), and the probability of
-# dropping an attention weight. It returns (B, H, T, D).
+# None, `causal` (True only if mask is None and T = S), and the probability of dropping an attention
+# weight. It returns (B, H, T, D).
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]] = {
     "loop": loop,
     "bmm": bmm,
@@ -287,7 +288,8 @@ class MultiHeadAttention(nn.Module):
     `attention_dropout` to the attention weights. `rotary` rotates queries and keys by position.
     `qk_norm` normalizes both to length sqrt(D) (Henry et al. 2020), without parameters.
 
-    Raises ValueError for unknown names or sizes that do not divide.
+    Raises ValueError for an unknown layout or kernel, and if n_head does not divide n_embd and no
+    head_size is given.
     """
 
     def __init__(
@@ -328,7 +330,7 @@ class MultiHeadAttention(nn.Module):
         std: float = 0.02,
         out_std: float = 0.02,
     ) -> None:
-        """Draw the weights head by head: one generator gives the same module in every layout."""
+        """Draw the weights head by head: a generator gives the same module in every layout."""
         for h in range(self.projection.n_head):
             for view in self.projection.head_weights(h):
                 init_normal_(view, std if view.dim() == 2 else 0.0, generator)
@@ -343,7 +345,7 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Attend: x (B, T, C) -> (B, T, out_features).
+        """Compute attention: x (B, T, C) -> (B, T, out_features).
 
         Without a context this is causal self-attention: each token attends to itself, to earlier
         tokens of `x` and to the tokens in `cache`. With `context` (B, S, C) it is cross-attention:
@@ -367,10 +369,10 @@ class MultiHeadAttention(nn.Module):
         value_context: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the kernel gets: q (B, H, T, D), k and v (B, H, S, D).
+        """Return the inputs of the kernel: q (B, H, T, D), k and v (B, H, S, D).
 
-        QK-norm, rotation and cache are applied. `attention_weights(q, k, causal=True)` of them are
-        the attention maps of the layer.
+        QK-norm and rotation are applied; k and v include the tokens of `cache`. The layer's
+        attention maps are `attention_weights(q, k, causal=True)`.
         """
         if cache is not None and (context is not None or value_context is not None):
             raise ValueError("a cache is for self-attention; omit it, or the contexts")
@@ -380,7 +382,7 @@ class MultiHeadAttention(nn.Module):
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # Compute q, k and v of all three inputs, keep one of each: simple, up to 3x the work.
+            # Compute q, k and v of all three inputs and use one of each: simple, up to 3x the work.
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]
@@ -397,7 +399,7 @@ class MultiHeadAttention(nn.Module):
         """Run the kernel with `mask` and the causal mask combined: (B, H, T, D)."""
         T, S = q.size(2), k.size(2)
         dropout_p = self.attention_dropout if self.training else 0.0
-        causal = causal and T > 1  # a single query is the last token: there is nothing to hide
+        causal = causal and T > 1  # a single query is the last token: nothing is later
         if mask is None and causal and T != S:
             mask = causal_mask(T, S, like=q)  # a kernel's `causal` assumes T = S
         if mask is None:
@@ -412,7 +414,7 @@ class MultiHeadAttention(nn.Module):
         fits = x.dim() == context.dim() == 3 and x.size(2) == self.n_embd
         fits = fits and context.shape[::2] == x.shape[::2] and value_context.shape == context.shape
         if not fits:
-            shapes = [tuple(text.shape) for text in (x, context, value_context)]
+            shapes = [tuple(each.shape) for each in (x, context, value_context)]
             raise ValueError(
                 f"x, context and value_context have shapes {shapes}; "
                 f"allowed: x (B, T, {self.n_embd}), contexts (B, S, {self.n_embd})"
@@ -421,7 +423,7 @@ class MultiHeadAttention(nn.Module):
 
 @torch.no_grad()
 def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = None) -> None:
-    """Fill `view` from N(0, std^2), with the same numbers whatever its strides and dtype."""
+    """Fill `view` from N(0, std^2). The numbers do not depend on its strides and dtype."""
     numbers = torch.empty(view.shape, dtype=torch.float32)
     view.copy_(numbers.normal_(0.0, std, generator=generator))
 

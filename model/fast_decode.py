@@ -27,13 +27,17 @@ from torch.nn import functional as F
 from model.gpt import GPT, Block
 from model.kv_cache import KVCache
 
-LARGE = 2**22  # weights: more than these 16 MB do not fit into the processor's caches
-PANEL = 16  # columns
-EPS = torch.finfo(torch.float32).eps  # of RMS norms
+LARGE = 2**22  # number of weights (16 MB); a larger matrix does not fit into the CPU's caches
+PANEL = 16  # columns of a panel
+EPS = torch.finfo(torch.float32).eps  # as in nn.RMSNorm
 
 
 class FastDecoder:
-    """A copy of a model's weights, prepared for float32 on a CPU, with the buffers of one step."""
+    """A model's weights, copied into the form that is fastest for one token in float32 on a CPU.
+
+    The biases are an extra row of each matrix, norm weights and scale factors are multiplied into
+    the matrices, and all buffers are allocated once.
+    """
 
     @torch.no_grad()
     def __init__(self, model: GPT):
@@ -54,14 +58,15 @@ class FastDecoder:
         else:
             self.position_embedding = self._centered(model.position_embedding.weight).numpy()
 
-        # constants, as arrays: NumPy is slower with Python's numbers
+        # constants as arrays, because NumPy is slower with Python numbers
         self.norm_eps = model.final_norm.eps or EPS
         self.eps, self.zero, self.one = (np.array(n, np.float32) for n in (EPS, 0, 1))
         self.factor = np.array(1, np.float32)
+        self.head_size = D
         self.qk_scale = np.repeat(np.float32([D**-0.5, 1]), C).reshape(-1, D)  # (2H, D)
-        self.mean = np.full((D, D), 1 / D, np.float32)  # x @ mean: the mean of each row
+        self.averaging = np.full((D, D), 1 / D, np.float32)  # x @ averaging: each row's mean
 
-        # buffers: inputs of products end in a 1; outputs are padded to whole panels
+        # buffers: inputs of products end in a 1, for the bias; outputs are padded to whole panels
         hidden = mlp.up.out_features
         up_size = 2 * hidden if config.mlp == "swiglu" else hidden
         normed, heads, activated = (torch.ones(size + 1) for size in (C, C, hidden))
@@ -91,7 +96,7 @@ class FastDecoder:
         large = sum(matrix.numel() for _, matrix, _ in tasks) > LARGE
         *calls, self.lm_head = build_matvecs([*tasks, (normed, lm_head, logits)], large)
         self.blocks = [calls[i : i + 4] for i in range(0, len(calls), 4)]
-        self.threads = choose_threads(calls) if large else 1  # only as many threads as help
+        self.threads = choose_threads(calls) if large else 1
 
     def _matrices(self, block: Block) -> list[Tensor]:
         """Return a block's matrices (in + 1, out): qkv, output projection, MLP up, MLP down."""
@@ -117,15 +122,18 @@ class FastDecoder:
         ]
 
     def _centered(self, rows: Tensor) -> Tensor:
-        """Return rows (n, C) as they are added to the residual stream."""
+        """Subtract the mean of each row (n, C) for a LayerNorm model.
+
+        Then the residual stream has mean 0, and LayerNorm equals RMSNorm.
+        """
         if self.config.norm == "layernorm":
             return rows - rows.mean(dim=1, keepdim=True)
         return rows
 
     def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
-        """Read the last of ids (S,); `caches` hold the others. Return logits (1, V).
+        """Return the logits (1, V) after the last token of ids (S,); `caches` hold the others.
 
-        The caches must hold at least one token, which `GPT.forward` has read.
+        The caches must have been filled by `GPT.forward`, with at least one token.
         """
         if caches is not self.caches:
             self.caches = caches
@@ -134,7 +142,7 @@ class FastDecoder:
         scores = torch.empty(len(self.heads), 1, position + 1)  # (H, 1, S)
         weights = scores.numpy()
 
-        # embeddings: of the token, of the tokens before it, of its position
+        # embeddings: of the token, token shifts, of the position
         residual[:] = self.token_embedding[ids[position]]
         for n, embedding in enumerate(self.previous_embeddings[:position], 1):
             residual += embedding[ids[position - n]]
@@ -179,20 +187,20 @@ class FastDecoder:
         return cap * np.tanh(self.logits)[None] if cap else self.logits[None].copy()
 
     def _norm(self) -> None:
-        """Compute RMSNorm of the residual stream; its mean is 0, so LayerNorm is the same."""
+        """Compute RMSNorm of the residual stream. For a LayerNorm model see `_centered`."""
         mean_square = float(self.residual.dot(self.residual)) / len(self.residual)
         self.factor[()] = (mean_square + self.norm_eps) ** -0.5
         np.multiply(self.residual, self.factor, self.normed)
 
     def _qk_norm(self) -> None:
         """Scale each head of q and k to a mean square of 1, and q by 1 / sqrt(D)."""
-        heads = self.qkv.reshape(-1, len(self.mean))[: len(self.qk_scale)]  # (2H, D)
-        heads *= self.qk_scale / np.sqrt((heads * heads).dot(self.mean) + self.eps)
+        heads = self.qkv.reshape(-1, self.head_size)[: len(self.qk_scale)]  # (2H, D)
+        heads *= self.qk_scale / np.sqrt((heads * heads).dot(self.averaging) + self.eps)
 
     def _apply_rope(self, cos: np.ndarray, sin: np.ndarray) -> None:
-        """Rotate q and k, as `Rotary`; cos and sin (2C,)."""
+        """Rotate q and k, as `Rotary` does; cos and sin are (2C,)."""
         heads = self.qkv[: len(cos)]
-        swapped = heads.reshape(-1, 2, len(self.mean) // 2)[:, ::-1].reshape(-1)
+        swapped = heads.reshape(-1, 2, self.head_size // 2)[:, ::-1].reshape(-1)
         heads *= cos
         heads += swapped * sin
 
@@ -214,7 +222,7 @@ class FastDecoder:
 
 
 def with_bias_row(weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return weight (out, in) and bias as one matrix (in + 1, out), for inputs that end in 1."""
+    """Return weight (out, in) and bias as one matrix (in + 1, out), for inputs that end in a 1."""
     row = weight.new_zeros(1, len(weight)) if bias is None else bias[None]
     return torch.cat([weight.T, row])
 
@@ -230,17 +238,17 @@ def fold_norm(norm: nn.Module, matrix: Tensor) -> Tensor:
 def build_matvecs(
     tasks: Sequence[tuple[Tensor, Tensor, Tensor]], large: bool
 ) -> list[Callable[[], object]]:
-    """Build, for each (x, matrix, y), a call that writes x (in + 1,) times the matrix to y.
+    """Build for each (x, matrix, y) a function that writes x (in + 1,) times the matrix into y.
 
-    If `large`, panels of PANEL columns are contiguous, to be read sequentially, and shared among
-    PyTorch's threads. All matrices are in one block of memory, so that the system can use huge
-    pages.
+    If `large`, the matrix is stored as contiguous panels of PANEL columns, which PyTorch's threads
+    share and read sequentially. All matrices are in one allocation, so that the operating system
+    can use huge pages.
     """
     matrices = [to_panels(matrix) if large else matrix for _, matrix, _ in tasks]
     sizes, calls = [matrix.numel() for matrix in matrices], []
     memory = torch.from_numpy(np.empty(sum(sizes), np.float32)).split(sizes)
-    for (x, _, y), matrix, block in zip(tasks, matrices, memory, strict=True):
-        weight = block.view(matrix.shape).copy_(matrix)
+    for (x, _, y), matrix, storage in zip(tasks, matrices, memory, strict=True):
+        weight = storage.view(matrix.shape).copy_(matrix)
         if large:
             x_rows = x.expand(len(weight), 1, -1)  # (panels, 1, in + 1)
             calls.append(partial(torch.bmm, x_rows, weight, out=y.view(-1, 1, PANEL)))
@@ -251,9 +259,9 @@ def build_matvecs(
 
 
 def choose_threads(calls: Sequence[Callable[[], object]]) -> int:
-    """Return whether all threads or one run the calls faster now, beside other programs."""
+    """Return the faster number of threads, 1 or all, under the machine's present load."""
     threads = torch.get_num_threads()
-    seconds = dict.fromkeys((1, threads), 0.0)  # the present number is last, and so remains set
+    seconds = dict.fromkeys((1, threads), 0.0)  # the current number is last and so stays set
     for count in [*seconds] * 5:
         torch.set_num_threads(count)
         began = time.perf_counter()
@@ -264,6 +272,6 @@ def choose_threads(calls: Sequence[Callable[[], object]]) -> int:
 
 
 def to_panels(matrix: Tensor) -> Tensor:
-    """Split (in, out) into (panels, in, PANEL), the last one padded with zero columns."""
+    """Split a matrix (in, out) into panels (panels, in, PANEL), padded with zero columns."""
     padded = F.pad(matrix, (0, -matrix.size(1) % PANEL))
     return padded.unflatten(1, (-1, PANEL)).transpose(0, 1)

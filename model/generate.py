@@ -1,8 +1,8 @@
 """Generation: sampling the next character, and the growing texts of a batch of samples.
 
-The model sees a window of the text whose start depends only on the text's length. So a text is the
-same with and without the KV cache, and a text that is continued later is the
-same as one generated without a break.
+The model sees a window of the text, whose start depends only on the text's length. So the text is
+the same with and without the KV cache, and the same whether it is generated at once or continued
+later.
 
 B batch, T new tokens, V vocabulary
 """
@@ -22,16 +22,17 @@ FAST_TOLERANCE = 1e-4  # largest difference of the fast decoder's logits; the us
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
-    """Return where the model's window starts in a text of `n` characters; 0 while all fit.
+    """Return where the model's window starts in a text of `n` characters: 0 as long as it fits.
 
-    `stepped`: the smallest multiple of block_size // 2 from which the rest fits. The window moves
-    once every half block, and only then is recomputed, so a character's cost stays bounded:
+    `stepped`: the smallest multiple of block_size // 2 from which the rest of the text fits into
+    block_size. The window moves by half a block at a time. Only then is the KV cache recomputed, so
+    that the average cost of a character stays bounded:
 
         block_size 8:  n        7  8  9 10 11 12 13 14 16 17
                        start    0  0  4  4  4  4  8  8  8 12
 
-    `exact`: the last block_size characters, as in nanoGPT. The window moves, and is recomputed,
-    with every character.
+    `exact`: the last block_size characters, as in nanoGPT. Every character moves the window, and
+    the whole window is recomputed.
     """
     if window == "exact":
         return max(0, n - block_size)
@@ -43,11 +44,11 @@ def window_start(n: int, block_size: int, window: str = "stepped") -> int:
 
 
 class Sampler:
-    """Draws the next character of each sample: temperature, top-k, top-p, min-p, then one draw.
+    """The random choice of each sample's next character, by temperature, top-k, top-p and min-p.
 
-    The filters do what Hugging Face's do; the likeliest character always stays. Sample i has a
-    random generator of its own, seeded with (seed, i), that yields one number per character of its
-    text: a sample is the same alone or in a batch, and in one call or continued.
+    The filters do what Hugging Face's do; the most likely character always stays. Sample i (counted
+    from 0) has its own random generator, seeded with (seed, i), which yields exactly one number per
+    character of the text. So the sample is the same alone and in a batch, at once and continued.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Sampler:
         self.rngs = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
 
     def advance(self, characters: int) -> None:
-        """Skip the random numbers of characters that were given, not drawn."""
+        """Skip the random numbers of given characters, which are not drawn."""
         for rng in self.rngs:
             rng.bit_generator.advance(characters)
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """Draw one id per sample from logits (B, V): ids (B,). Computed in float64."""
+        """Draw one id per sample, (B,), from logits (B, V), in float64."""
         if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
         cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
@@ -98,17 +99,17 @@ def apply_top_k(logits: np.ndarray, k: int) -> None:
 
 
 def apply_top_p(probs: np.ndarray, p: float) -> None:
-    """Keep the smallest set of likeliest entries of each row (B, V) whose probabilities reach p.
+    """Keep the fewest entries of each row (B, V), largest first, whose probabilities sum to p.
 
     p = 0.7, probs = [0.5, 0.125, 0.25, 0.125]
     ascending        [0.125, 0.125, 0.25, 0.5]
-    their sums       [0.125, 0.25,  0.5,  1.0], entries whose sum is <= 1 - p are dropped:
+    cumulative sums  [0.125, 0.25,  0.5,  1.0]; entries with a sum <= 1 - p are dropped
     probs          = [0.5, 0, 0.25, 0]
     """
     order = probs.argsort(axis=-1, kind="stable")
     cumulative = np.take_along_axis(probs, order, axis=-1).cumsum(axis=-1)
     dropped = cumulative <= (1.0 - p) * cumulative[:, -1:]
-    dropped[:, -1] = False  # the likeliest one stays
+    dropped[:, -1] = False  # the most likely one stays
     rows = np.arange(len(order))[:, None]
     probs[rows, order] *= ~dropped
 
@@ -122,12 +123,12 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 
 
 class Generation:
-    """A batch of equally long texts that grow, by given characters and by drawn ones.
+    """A batch of texts of equal length that grow, by given characters and by drawn ones.
 
-    It stores one window only. `cache` and `fast` change the time, and the logits by no more than
-    rounding. `fast` allows the FastDecoder, which runs one sample in float32 on a CPU. Its first
-    logits are compared with the model's; if they differ, `notify` gets one line and the model
-    itself is used.
+    Only the current window of the texts is stored. `cache` and `fast` change the speed; they change
+    the logits by rounding at most. `fast` allows the FastDecoder where it applies: for one sample
+    in float32 on a CPU. Its first logits are compared with the model's; if they differ, `notify`
+    gets one line and the model itself is used.
     """
 
     def __init__(
@@ -142,9 +143,10 @@ class Generation:
     ):
         self.model, self.sampler = model.eval(), sampler
         self.cache, self.window, self.notify = cache, window, notify
-        self.length, self.start = 0, 0  # of the text; where the window starts in it
-        self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # (B, at most block_size), the window
-        self.caches: list[KVCache] | None = None  # of a beginning of the window
+        self.length = 0  # of the texts
+        self.start = 0  # of the window in the texts
+        self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
+        self.caches: list[KVCache] | None = None  # they hold a prefix of the window
         weight = model.token_embedding.weight
         on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
         use_fast = fast and cache and len(self.ids) == 1 and on_cpu
@@ -152,7 +154,7 @@ class Generation:
         self.decoder_checked = False
 
     def append(self, ids: np.ndarray) -> None:
-        """Continue the texts with given ids (B, T)."""
+        """Append given ids (B, T) to the texts."""
         self.sampler.advance(ids.shape[1])
         self._append(ids)
 
@@ -181,13 +183,13 @@ class Generation:
         if self.caches is None:
             self.caches = self.model.new_caches()
         cached, length = self.caches[0].length, self.ids.shape[1]
-        if self.decoder and 0 < cached == length - 1:  # the model itself runs the prefill
+        if self.decoder and 0 < cached == length - 1:  # one new token; a prefill needs the model
             logits = self.decoder(self.ids[0], self.caches)
             return logits if self.decoder_checked else self._checked(logits)
         return self._forward(self.ids, self.caches)
 
     def _checked(self, logits: np.ndarray) -> np.ndarray:
-        """Return the fast decoder's logits (1, V); if the model's differ, fall back to those."""
+        """Return the fast decoder's logits (1, V), or the model's if the two differ."""
         self.decoder_checked = True
         expected = self._forward(self.ids)
         difference = np.abs(logits - expected).max()
@@ -206,7 +208,7 @@ class Generation:
 
     @torch.inference_mode()
     def _forward(self, ids: np.ndarray, caches: list[KVCache] | None = None) -> np.ndarray:
-        """Run the model on ids (B, S): logits (B, V) after the last one."""
+        """Run the model on ids (B, S); return the logits (B, V) after the last one."""
         ids = torch.from_numpy(ids).to(self.model.token_embedding.weight.device)
         return self.model(ids, caches)[:, -1].cpu().double().numpy()
 

@@ -53,7 +53,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm residual block (GPT-2): attention mixes tokens, the MLP works on each token."""
+    """A pre-norm residual block (GPT-2): attention across tokens, then an MLP on each token."""
 
     def __init__(self, config: ModelConfig, rotary: Rotary | None):
         super().__init__()
@@ -85,7 +85,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
-    For one config, the initial weights depend on `seed` alone: they are the same in every layout.
+    For one config, the initial weights depend on `seed` alone; they are the same in every layout.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -107,9 +107,10 @@ class GPT(nn.Module):
         self.reset_parameters(torch.Generator().manual_seed(seed))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize as in GPT-2: N(0, 0.02^2), biases 0.
+        """Initialize all weights as in GPT-2: N(0, 0.02^2), biases 0.
 
-        The last matrix of each branch gets 0.02 / sqrt(2 n_layer), or zeros (`residual_init`).
+        The last matrix of each branch is drawn from N(0, std^2) with std = 0.02 / sqrt(2 n_layer)
+        instead, or is zero, as `residual_init` says.
         """
         scaled = self.config.residual_init == "scaled"
         residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
@@ -119,14 +120,15 @@ class GPT(nn.Module):
                 std = residual_std if layer is block.mlp.down else INIT_STD
                 for parameter in layer.parameters():
                     init_normal_(parameter, std if parameter.dim() == 2 else 0.0, generator)
-        for parameter in self.embeddings():
+        for parameter in self.embeddings_and_lm_head():
             init_normal_(parameter, INIT_STD, generator)
 
     def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Compute the logits (B, T, V) of what follows each of the T new tokens of ids (B, S).
+        """Compute the logits (B, T, V) of the next token, after each of the last T tokens of `ids`.
 
-        `caches` (one per layer) hold the first S - T tokens; without caches T = S. `ids` is the
-        whole text in both cases, because embeddings of previous tokens need it.
+        `ids` (B, S) has all tokens of the context, even those in the caches, because the token
+        shifts need them. Without caches T = S. With `caches` (one per layer), which hold the keys
+        and values of the first S - T tokens, only the T new ones are computed.
 
         Raises ValueError for more than block_size tokens, and if there is no new token.
         """
@@ -136,7 +138,7 @@ class GPT(nn.Module):
         if caches and end <= start:
             raise ValueError(
                 f"ids has {end} tokens and the caches hold {start}; "
-                "pass the whole text, with at least one new token"
+                "pass all tokens of the context, with at least one new one"
             )
         x = self._embed(ids, start)  # (B, T, C)
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
@@ -148,11 +150,12 @@ class GPT(nn.Module):
         return logits
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
-        """Embed the tokens of ids (B, S) from `start` on: (B, T, C)."""
+        """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
         end = ids.size(1)
         x = self.token_embedding(ids[:, start:])  # (B, T, C)
         for n, embedding in enumerate(self.previous_embeddings, 1):
-            # Add an embedding of the token n places before, zero before the start of the window.
+            # Token shift: add an embedding of the token n positions earlier; add zero to the first
+            # n tokens of the context, which have none.
             before = embedding(ids[:, max(0, start - n) : max(0, end - n)])
             x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))
         if self.position_embedding is not None:
@@ -163,8 +166,8 @@ class GPT(nn.Module):
     def attention_maps(self, ids: Tensor) -> list[Tensor]:
         """Return the attention weights of each layer for ids (T,): a list of (H, T, T).
 
-        Kernels do not return them, so they are recomputed from each layer's own queries and keys
-        (docs/attention.md, section 6). Every row sums to 1.
+        Kernels do not return the weights, so they are recomputed from each layer's queries and
+        keys (docs/attention.md, section 6). Every row sums to 1.
         """
         maps = []
 
@@ -186,51 +189,58 @@ class GPT(nn.Module):
 
     # ---------------------------------------------------------------- parameters, in any layout
 
-    def named_rows(
+    def named_slices(
         self, tensor_of: Callable[[Tensor], Tensor] = identity
     ) -> dict[str, list[Tensor]]:
-        """Return every parameter by its layout-independent name, as a list of blocks of rows.
+        """Return every parameter by its layout-independent name, as a list of slices of its rows.
 
         The name is the path of the parameter without `.weight`; attention has `query`, `key` and
-        `value` instead of the layout's parameters. The blocks are views of `tensor_of(parameter)`
-        and joined with `torch.cat` they are the same tensor in every layout:
+        `value` instead of the layout's parameters. A query, key or value has one slice per head,
+        any other parameter a single one:
 
             {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
+
+        `torch.cat(slices)` is the same tensor in every layout. The slices are views of
+        `tensor_of(parameter)`: by default of the parameter itself, else of a tensor of its shape,
+        such as its momentum.
         """
-        rows = {}
+        slices = {}
         for name, parameter in self.named_parameters():
-            block, in_projection, _ = name.partition(".attention.projection.")
-            if not in_projection:
-                rows[name.removesuffix(".weight")] = [tensor_of(parameter)]
-            elif f"{block}.attention.query" not in rows:
+            block, separator, _ = name.partition(".attention.projection.")
+            if not separator:
+                slices[name.removesuffix(".weight")] = [tensor_of(parameter)]
+            elif f"{block}.attention.query" not in slices:
                 projection = self.get_submodule(f"{block}.attention.projection")
                 heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
-                for part, blocks in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
-                    rows[f"{block}.attention.{part}"] = list(blocks)
-        return rows
+                for part, per_head in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
+                    slices[f"{block}.attention.{part}"] = list(per_head)
+        return slices
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy in the parameters: `tensors` has one (rows, ...) tensor per name of `named_rows`."""
-        for name, rows in self.named_rows().items():
-            copy_rows(tensors[name], rows)
+        """Copy in the parameters: `tensors` has one whole tensor per name of `named_slices`."""
+        for name, slices in self.named_slices().items():
+            copy_slices(tensors[name], slices)
 
     def hidden_matrices(
         self, tensor_of: Callable[[Tensor], Tensor] = identity
     ) -> list[list[Tensor]]:
-        """Return the matrices inside the blocks, which Muon updates, each as its blocks of rows."""
+        """Return the matrices of all blocks, which Muon updates, each as a list of slices.
+
+        The slices are those of `named_slices`.
+        """
         last_of_path = ("query", "key", "value", "out_proj", "up", "gate", "down")
-        rows = self.named_rows(tensor_of)
-        return [blocks for name, blocks in rows.items() if name.rpartition(".")[2] in last_of_path]
+        named = self.named_slices(tensor_of)
+        return [slices for name, slices in named.items() if name.rpartition(".")[2] in last_of_path]
 
     def hidden_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that `hidden_matrices` are views of."""
-        matrices = [block for rows in self.hidden_matrices() for block in rows]
-        storages = {block.untyped_storage().data_ptr() for block in matrices}
+        """Return the parameters whose slices `hidden_matrices` returns."""
+        views = [view for slices in self.hidden_matrices() for view in slices]
+        storages = {view.untyped_storage().data_ptr() for view in views}
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
 
-    def embeddings(self) -> list[nn.Parameter]:
-        """Return the embedding matrices, plus lm_head if it is untied."""
+    def embeddings_and_lm_head(self) -> list[nn.Parameter]:
+        """Return the weights of all embeddings, and of lm_head if it is untied."""
         layers = [self.token_embedding, self.position_embedding]
         layers += [None if self.config.tied else self.lm_head, *self.previous_embeddings]
         return [layer.weight for layer in layers if layer is not None]
@@ -251,7 +261,8 @@ class GPT(nn.Module):
         return 6 * self.parameter_count() + attention
 
 
-def copy_rows(source: Tensor, rows: Sequence[Tensor]) -> None:
-    """Copy a (rows, ...) tensor into the views that store its blocks of rows."""
-    for view, block in zip(rows, source.split([len(view) for view in rows]), strict=True):
-        view.copy_(block)
+def copy_slices(source: Tensor, slices: Sequence[Tensor]) -> None:
+    """Copy a whole tensor into the views that store its slices (see `GPT.named_slices`)."""
+    parts = source.split([len(view) for view in slices])
+    for view, part in zip(slices, parts, strict=True):
+        view.copy_(part)

@@ -1,4 +1,4 @@
-"""The KV cache of one text generation: plain objects, one per layer, dropped when the window moves.
+"""The KV cache of a generation: one object per layer, replaced by a new one when the window moves.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """
@@ -10,8 +10,8 @@ class KVCache:
     """Keys and values of one layer, for at most `capacity` tokens.
 
     `keys` and `values` are (B, H, capacity, D); the first `length` tokens are filled. The first
-    append allocates them and thereby fixes batch, heads, dtype and device. Caches cannot be
-    shortened: to start over, create new ones.
+    `append` allocates them and thereby fixes batch size, heads, dtype and device. A cache cannot be
+    shortened; create a new one instead.
     """
 
     def __init__(self, capacity: int):

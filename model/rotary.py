@@ -1,7 +1,8 @@
 """Rotary position embedding, RoPE (Su et al. 2021, RoFormer, section 3.2.2).
 
-Each pair (i, i + D/2) of a head's features, as in GPT-NeoX, is rotated by an angle proportional to
-the token's position. So q . k depends on the distance between two tokens, not on their positions.
+Each pair (i, i + D/2) of a head's features (the pairing of GPT-NeoX) is rotated by an angle
+proportional to the token's position. So q . k depends on the distance between two tokens, not on
+their positions.
 
 B batch, T new tokens, H n_head, D head size
 """
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Rotary(nn.Module):
-    """The rotation of queries and keys at up to `max_positions` positions, shared by all layers.
+    """The rotation of queries and keys at positions below `max_positions`, shared by all layers.
 
     Raises ValueError for an odd head size.
     """
@@ -30,7 +31,7 @@ class Rotary(nn.Module):
         self.register_buffer("cos_sin", cos_sin, persistent=False)
 
     def forward(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x (B, H, T, D), whose first token is at position `start`; keep the shape."""
+        """Rotate x (B, H, T, D), whose first token is at position `start`: (B, H, T, D)."""
         end = start + x.size(2)
         if end > self.cos_sin.size(1):
             raise ValueError(

@@ -81,8 +81,8 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
     Raises ConfigError for more than MAX_WEIGHTS bytes, or numbers that float16 does not hold.
     """
     arrays = {
-        name: np.concatenate([view.detach().cpu().float().numpy() for view in rows])
-        for name, rows in model.named_rows().items()
+        name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
+        for name, slices in model.named_slices().items()
     }
     size = sum(array.size for array in arrays.values()) * np.dtype(dtype).itemsize
     if size > MAX_WEIGHTS:

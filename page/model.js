@@ -98,7 +98,7 @@ const silu = (x) => x / (1 + Math.exp(-x));
 // --------------------------------------------------------------------------------------- the model
 
 class GPT {
-  // `config` has the settings of ModelConfig; `weights` a Float32Array by each name of named_rows.
+  // `config` has the settings of ModelConfig, `weights` a Float32Array per name of named_slices.
   constructor(config, weights) {
     this.config = config;
     this.weights = weights;

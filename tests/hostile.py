@@ -19,7 +19,7 @@ def hostile_checkpoint(smoke, folder):
     """A checkpoint with hostile strings wherever a file can have them."""
     saved = checkpoint.load(smoke / "best.safetensors")
     config = dataclasses.replace(saved.config, model=MODEL)
-    tensors = GPT(config.model, len(HOSTILE)).named_rows()
+    tensors = GPT(config.model, len(HOSTILE)).named_slices()
     vocabulary = "".join(sorted(HOSTILE))
     saved = dataclasses.replace(
         saved,

@@ -168,10 +168,10 @@ def test_learning_rates_come_from_the_config_and_are_not_restored():
 def test_build_model_returns_the_ema_if_there_is_one():
     saved = trained_checkpoint()
     assert not same_tensors(saved.role("model"), saved.role("ema"))
-    rows = checkpoints.build_model(saved).named_rows()
+    rows = checkpoints.build_model(saved).named_slices()
     assert same_tensors({name: torch.cat(views) for name, views in rows.items()}, saved.role("ema"))
     plain = trained_checkpoint(dataclasses.replace(CONFIG, train=TrainConfig()))
-    rows = checkpoints.build_model(plain).named_rows()
+    rows = checkpoints.build_model(plain).named_slices()
     actual = {name: torch.cat(views) for name, views in rows.items()}
     assert same_tensors(actual, plain.role("model")) and not plain.has_ema
 
@@ -205,7 +205,7 @@ def test_the_size_check_accepts_every_valid_model(monkeypatch):
             n_layer=1, n_head=2, block_size=3, **dict(zip(names, choice, strict=True))
         )
         saved = checkpoints.capture(new_run(Config(model=model)), EVENTS)
-        rows = checkpoints.build_model(saved).named_rows()
+        rows = checkpoints.build_model(saved).named_slices()
         actual = {name: torch.cat(views) for name, views in rows.items()}
         assert same_tensors(actual, saved.role("model"))
 

@@ -910,7 +910,7 @@ def test_another_text_at_the_path_of_a_download_is_neither_used_nor_overwritten(
     mine = write("data/corpus/input.txt", "my own text " * 20)
     corpus, lines = load(address(server, "complete"), write("other.txt"))
     assert corpus.name == "other.txt"
-    assert any("data/corpus/input.txt is another text, SHA-256 " in line for line in lines)
+    assert any("data/corpus/input.txt is a different text, SHA-256 " in line for line in lines)
     assert Path(mine).read_text() == "my own text " * 20
     assert server.requests == []
 

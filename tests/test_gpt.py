@@ -67,9 +67,9 @@ def test_future_tokens_have_no_influence():
 
 
 def test_a_seed_gives_the_same_weights_in_every_layout_and_another_seed_gives_others():
-    first = concatenated(build(bias=True).named_rows())
+    first = concatenated(build(bias=True).named_slices())
     for layout in LAYOUTS:
-        actual = concatenated(build(bias=True, attention=layout).named_rows())
+        actual = concatenated(build(bias=True, attention=layout).named_slices())
         assert list(actual) == list(first)
         assert all(torch.equal(actual[name], first[name]) for name in first)
     assert not torch.equal(

@@ -111,7 +111,8 @@ def test_uniform_and_first_position_heads_are_dead_and_previous_token_heads_are_
 def test_a_text_too_small_for_the_model_gets_a_note(options, tmp_path):
     code, output = train(*options, *SHORT, "--n_embd=384")
     (note,) = re.findall(
-        r"note: \S+ parameters are many for 6,000 characters: .* memorizes it; use \S+_small.yaml",
+        r"note: \S+ parameters are too many for 6,000 characters: such a model memorizes the text; "
+        r"use \S+_small.yaml",
         output,
     )
     (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("run/corpus/text_summary")

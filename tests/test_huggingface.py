@@ -64,7 +64,9 @@ def make_checkpoint(n_layer=2, n_head=2, n_embd=16, block_size=64, **others):
         progress={},
         environment={},
         events={"number": 0, "size": 0},
-        tensors={f"model.{name}": each for name, each in concatenated(model.named_rows()).items()},
+        tensors={
+            f"model.{name}": each for name, each in concatenated(model.named_slices()).items()
+        },
     )
 
 

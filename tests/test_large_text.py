@@ -154,7 +154,7 @@ def test_a_second_start_uses_the_cache_without_reading_the_text(forbid_reading):
     assert second.summary == first.summary and np.array_equal(second.train.ids, first.train.ids)
     os.rename("book.txt", "other.txt")
     assert text_of(load("other.txt", vocabulary=first.tokenizer.vocabulary)) == TEXT
-    assert any("cache/hornbook; it may be deleted" in line for line in second.summary)
+    assert any("cache/hornbook; you can delete it at any time" in line for line in second.summary)
 
 
 def test_another_text_or_other_settings_get_their_own_cache():
@@ -207,7 +207,7 @@ def test_a_cache_that_is_cut_short_while_it_is_used_is_one_line_and_exit_5():
     corpus = load(write("book.txt"))
     (path,) = Path("cache/hornbook").glob("*.ids")
     os.truncate(path, 100)
-    words = rf"{path}: this encoded text in the cache failed while it was read \(it has been cut "
+    words = rf"{path}: this cached text could not be read \(it has been cut "
     with pytest.raises(ResourceError, match=words):
         for step in range(20):
             Batches(corpus.train, 16, 4, seed=1)(step)
@@ -221,7 +221,7 @@ def test_a_disk_that_fails_while_the_cache_is_read_is_one_line_and_exit_5(monkey
 
     corpus = load(write("book.txt"))
     monkeypatch.setattr(os, "read", fails)
-    with pytest.raises(ResourceError, match=r"failed while it was read \(Input/output error\)"):
+    with pytest.raises(ResourceError, match=r"could not be read \(Input/output error\)"):
         Batches(corpus.train, 16, 4, seed=1)(0)
 
 

@@ -112,7 +112,7 @@ def test_conversion_to_another_layout_and_back_is_bit_exact(source, target):
     back = in_layout(converted, source)
     for name, parameter in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], parameter), name
-    ours, theirs = concatenated(converted.named_rows()), concatenated(model.named_rows())
+    ours, theirs = concatenated(converted.named_slices()), concatenated(model.named_slices())
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -159,10 +159,10 @@ def test_hidden_matrices_are_the_same_in_every_layout(layout):
 def test_weight_decay_acts_on_the_same_matrices_in_every_layout_and_on_no_bias(layout, optimizer):
     model = gpt(attention=layout)
     with torch.no_grad():
-        for views in model.named_rows().values():
+        for views in model.named_slices().values():
             for view in views:
                 view.add_(torch.rand(view.shape, dtype=torch.float64))
-    before = concatenated(model.named_rows())
+    before = concatenated(model.named_slices())
     settings = TrainConfig(
         optimizer=optimizer, learning_rate=0.1, muon_learning_rate=0.1, weight_decay=0.5
     )
@@ -171,7 +171,7 @@ def test_weight_decay_acts_on_the_same_matrices_in_every_layout_and_on_no_bias(l
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
         each.step()
-    for name, tensor in concatenated(model.named_rows()).items():
+    for name, tensor in concatenated(model.named_slices()).items():
         old = before[name]
         expected = old * (1 - 0.1 * 0.5) if old.dim() == 2 else old
         assert torch.allclose(tensor, expected, rtol=0, atol=1e-15), name

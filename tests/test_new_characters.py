@@ -32,7 +32,7 @@ def make_checkpoint(config):
     """Return the checkpoint of a model with random weights, and as many of an average."""
     tensors = {}
     for role, seed in (("model", 1), ("ema", 2)):
-        weights = concatenated(GPT(config, len(OLD), seed).named_rows())
+        weights = concatenated(GPT(config, len(OLD), seed).named_slices())
         noise = torch.Generator().manual_seed(seed)
         tensors |= {
             f"{role}.{name}": each + 0.3 * torch.randn(each.shape, generator=noise)
@@ -79,7 +79,7 @@ def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(na
     config = MODELS[name]
     saved = make_checkpoint(config)
     grown = checkpoints.add_characters(saved, NEW, seed=3)
-    fresh = concatenated(GPT(config, len(NEW), 3).named_rows())
+    fresh = concatenated(GPT(config, len(NEW), 3).named_slices())
     tables = {"token_embedding"} | {f"previous_embeddings.{i}" for i in range(config.token_shifts)}
     tables |= set() if config.tied else {"lm_head"}
     assert grown.tensors.keys() == saved.tensors.keys()

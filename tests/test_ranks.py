@@ -225,12 +225,12 @@ def wait_longer(_: int) -> None:
         (
             [["--n_layer=1"], ["--n_layer=2"]],
             2,
-            r"error: process 1 of .*model.n_layer 1 -> 2.*same command",
+            r"error: the settings or the text of process 1 .*model.n_layer 1 -> 2.*same command.*",
         ),
         (
             [["--data.sources=data/plays/admiral.txt"], []],
             2,
-            r"error: process 1 of .*data.sha256 \w{64} -> \w{64}.*",
+            r"error: the settings or the text of process 1 .*data.sha256 \w{64} -> \w{64}.*",
         ),
         ([[], ["--data.sources=nowhere"]], 3, r"error: data.sources: .*nowhere.*"),
     ],
@@ -412,7 +412,7 @@ def test_an_address_that_is_missing_is_named_with_exit_2(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in zip(VARIABLES, "01011", strict=True):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR .*; start it with torchrun"):
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR .*; start the program with torchrun"):
         world_of(1).init_process_group(torch.device("cpu"))
 
 

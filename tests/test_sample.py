@@ -40,7 +40,7 @@ ROWS = [  # row of faults.md, arguments, stdin, exit code, fragments of stderr
         2,
         [
             "not in the vocabulary: '\xe9' (U+00E9) at position 3",
-            "remove or replace it; --unknown=skip",
+            "remove or replace that character; --unknown=skip",
         ],
     ),
     ("D1", ["--prompt=caf\xe9", "--unknown=skip"], None, 0, ["skipped 1 characters"]),
@@ -125,7 +125,7 @@ def uniform_checkpoint(tmp_path_factory):
         for parameter in model.parameters():
             parameter.zero_()
     text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
-    tensors = {f"model.{name}": each for name, each in concatenated(model.named_rows()).items()}
+    tensors = {f"model.{name}": each for name, each in concatenated(model.named_slices()).items()}
     parts = config, vocabulary, text, {}, {}, {"number": 0, "size": 0}, tensors
     write_atomic(out, checkpoint.to_bytes(checkpoint.Checkpoint(*parts)))
     return out

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from model.gpt import GPT, copy_rows
+from model.gpt import GPT, copy_slices
 
 CHOICES = {
     "positions": ("learned", "rope"),
@@ -19,7 +19,7 @@ CHOICES = {
 
 
 def concatenated(rows):
-    """Concatenate the views of `named_rows` into one tensor per name."""
+    """Concatenate the views of `named_slices` into one tensor per name."""
     return {name: torch.cat([view.detach() for view in views]) for name, views in rows.items()}
 
 
@@ -30,14 +30,14 @@ def in_layout(model, attention=None, kernel=None):
     weight = model.token_embedding.weight
     other = GPT(dataclasses.replace(model.config, **changes), model.vocab_size)
     other = other.to(weight.device, weight.dtype).train(model.training)
-    other.load_tensors(concatenated(model.named_rows()))
+    other.load_tensors(concatenated(model.named_slices()))
     return other
 
 
 def copy_optimizers(model, optimizers, other, others):
     """Copy optimizer state from `model` to `other`, as checkpoints do."""
     for source, target in zip(optimizers, others, strict=True):
-        saved = concatenated(source.named_rows(model))
+        saved = concatenated(source.named_slices(model))
         with torch.no_grad():
-            for name, rows in target.named_rows(other).items():
-                copy_rows(saved[name], rows)
+            for name, rows in target.named_slices(other).items():
+                copy_slices(saved[name], rows)

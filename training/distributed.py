@@ -2,7 +2,7 @@
 
 Every rank holds the whole model and computes its slice of each batch; gradients are averaged, so
 that all ranks make the same update. Only rank 0 writes files and prints. A process that torchrun
-did not start is a world of size 1, for which every method does what a program without ranks does.
+did not start is a world of size 1, in which nothing is communicated.
 
 Methods that communicate are collectives: all ranks must call them, in the same order.
 """
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# set by torchrun
+# environment variables that torchrun sets
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
-STARTED = "environment: TORCHELASTIC_RUN_ID says that torchrun started this process"
-TIMEOUT = timedelta(hours=1)  # of a collective, for a rank that is late
-GRACE_SECONDS = 10.0  # that the other ranks wait for rank 0 to report an error
+TORCHRUN = "environment: TORCHELASTIC_RUN_ID is set, as by torchrun"
+REMEDY = "start the program with torchrun, or unset TORCHELASTIC_RUN_ID"
+TIMEOUT = timedelta(hours=1)  # for a collective to wait for a slow rank
+GRACE_SECONDS = 10.0  # for the other ranks to wait while rank 0 reports an error
 
 
 class World:
     """The processes of a run: `with World(stop, os.environ) as world:`.
 
-    If a UserError leaves the block, rank 0 reports it (until `init_process_group`: local rank 0 of
-    each node) and torchrun then ends the others. A rank that is not ended within GRACE_SECONDS
-    had an error of its own, and reports it.
+    A UserError that leaves the block on all ranks is reported once: by rank 0, or before
+    `init_process_group` by local rank 0 of each node. The other ranks wait up to GRACE_SECONDS for
+    torchrun to end them. A rank that is still alive then was the only one with an error, and
+    reports it.
     """
 
     def __init__(self, stop: Stop, environment: Mapping[str, str]):
@@ -89,8 +91,9 @@ class World:
         """Connect to the other ranks: over the loopback interface in a run on one machine."""
         if not self.launched:
             return
-        # DDP imports this module, whose default arguments hold the group if there is one: then
-        # gloo's threads outlive destroy_process_group, and may crash Python's exit.
+        # DDP imports this module later. Import it before there is a process group: its default
+        # arguments would hold the group, so that gloo's threads outlive destroy_process_group and
+        # can crash Python at exit.
         import torch.distributed.nn  # noqa: F401
         from torch import distributed
 
@@ -103,7 +106,7 @@ class World:
         try:
             distributed.init_process_group(backend, timeout=TIMEOUT)
         except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or wrong
-            raise ConfigError(f"{STARTED}: {escape(error)}; start it with torchrun") from error
+            raise ConfigError(f"{TORCHRUN}, but {escape(error)}; {REMEDY}") from error
         self.device, self.stop.global_request = device, 0
 
     def check_same(self, facts: dict[str, object]) -> None:
@@ -115,13 +118,13 @@ class World:
             ]
             if other:
                 raise ConfigError(
-                    f"process {rank} of this run has other settings or another text than process 0 "
-                    f"({escape('; '.join(other))}); all must be equal; start every machine with "
-                    "the same command"
+                    f"the settings or the text of process {rank} differ from those of process 0 "
+                    f"({escape('; '.join(other))}); all must be equal; run the same command on "
+                    "every machine"
                 )
 
     def local_rank_0_first(self, function: Callable[..., T], *arguments) -> T:
-        """Call a function on local rank 0, then on the others, which find what it downloaded."""
+        """Call a function on local rank 0, then on the others, which reuse what it downloaded."""
         with self.raise_on_all():
             result = None if self.local_rank else function(*arguments)
         with self.raise_on_all():
@@ -146,14 +149,14 @@ class World:
     def grad_sync(self, network: "torch.nn.Module", enabled: bool) -> AbstractContextManager:
         """Return the context for a forward and backward pass that averages gradients if `enabled`.
 
-        The passes before the last one of a step only accumulate this rank's own gradients.
+        In a step, only the last pass averages; the earlier ones accumulate this rank's gradients.
         """
         return nullcontext() if enabled or not self.launched else network.no_sync()
 
-    def all_reduce_loss_and_stop(self, loss: float) -> float:
-        """Return the mean loss of all ranks, and make one rank's stop request that of all.
+    def all_reduce_loss_and_stop_request(self, loss: float) -> float:
+        """Return the mean loss of all ranks, and pass one rank's stop request on to all.
 
-        Both take one all-reduce.
+        A single all-reduce does both.
         """
         if not self.launched:
             return loss
@@ -176,11 +179,11 @@ class World:
         return isinstance(error, DistError) or "gloo" in str(error)
 
     def shard(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield this rank's share of the items: every world-size-th."""
+        """Yield this rank's share of the items: every `size`-th one."""
         return islice(items, self.rank, None, self.size)
 
     def gather(self, value: T) -> list[T]:
-        """Return the values of all ranks, in order."""
+        """Return the values of all ranks, in order of rank."""
         if not self.launched:
             return [value]
         from torch import distributed
@@ -191,7 +194,7 @@ class World:
 
     @contextmanager
     def raise_on_all(self) -> Iterator[None]:
-        """Raise a UserError or Interrupted of one rank on all; do not call collectives inside."""
+        """Raise one rank's UserError or Interrupted on all ranks; call no collectives inside."""
         if not self.launched:
             yield
             return
@@ -220,12 +223,12 @@ def _variables(environment: Mapping[str, str]) -> list[int]:
         text = environment.get(name, "")
         if not re.fullmatch("[0-9]{1,9}", text, re.ASCII):
             given = f"is '{escape(text[:80])}'" if name in environment else "is missing"
-            raise ConfigError(f"{STARTED}: {name} {given}; start it with torchrun, or unset them")
+            raise ConfigError(f"{TORCHRUN}, but {name} {given}; {REMEDY}")
         values.append(int(text))
     rank, size, local_rank, local_size, n_nodes = values
     if not (rank < size and local_rank < local_size <= size and 0 < n_nodes <= size):
         found = ", ".join(f"{name}={value}" for name, value in zip(VARIABLES, values, strict=True))
-        raise ConfigError(f"{STARTED}: {found} contradict; start it with torchrun, or unset them")
+        raise ConfigError(f"{TORCHRUN}, but {found} contradict each other; {REMEDY}")
     return values
 
 

@@ -11,9 +11,9 @@ from training.state import Run
 from training.step import TrainStep
 
 WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
-MIN_STEPS = 3  # timed at least
-TRIAL_FRACTION = 0.05  # of the time is for timed steps
-TARGET = 0.96  # fraction of the time to fill, so that small errors do not exceed it
+MIN_TIMED_STEPS = 3
+TIMED_FRACTION = 0.05  # of the given time, spent on timed steps
+TARGET = 0.96  # fraction of the given time to plan for, so that the run does not exceed it
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,22 @@ class Speed:
     evaluation: float
 
     def seconds(self, train: TrainConfig) -> float:
-        """Return the time that the steps and evaluations of a run take."""
+        """Return the time that all steps and evaluations of a run take."""
         evaluations = -(-train.max_iters // train.eval_interval)
         return train.max_iters * self.step + evaluations * self.evaluation
 
 
 def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
-    """Time steps and an evaluation of a run that is discarded afterwards.
+    """Time some steps and an evaluation. The caller discards `run` afterwards.
 
-    `seconds` is the time for the run itself. A collective: rank 0 decides how many steps are timed.
+    `seconds` is the time that the real run may take. A collective: rank 0 decides how many steps
+    are timed.
     """
     step = TrainStep(run, notify=lambda line: None)
     for _ in range(WARMUP_STEPS):
         step()
     first = step().seconds
-    count = run.runtime.world.on_rank_0(max, MIN_STEPS, int(TRIAL_FRACTION * seconds / first))
+    count = run.runtime.world.on_rank_0(max, MIN_TIMED_STEPS, int(TIMED_FRACTION * seconds / first))
     step_began = time.monotonic()
     for _ in range(count):
         step()
@@ -52,9 +53,9 @@ def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
 def fit_max_iters(
     speed: Speed, seconds: float, with_max_iters: Callable[[int], TrainConfig]
 ) -> int:
-    """Return the largest max_iters whose run takes at most TARGET of the time, but at least 1.
+    """Return the largest max_iters, at least 1, whose run takes at most TARGET * seconds.
 
-    `with_max_iters` returns the settings for a number of iterations.
+    `with_max_iters(n)` returns the settings of a run of n iterations.
     """
     low, high = 1, max(2, int(TARGET * seconds / speed.step) + 1)
     while high - low > 1:

@@ -1,6 +1,6 @@
-"""Evaluation: the exact loss of a text, a sample, and what the model does with a fixed text.
+"""Evaluation: the exact loss of a text, a sample, and attention and predictions on a fixed text.
 
-Nothing here draws from a training generator. B batch, T tokens, V vocabulary
+An evaluation does not change the random numbers of training. B batch, T tokens, V vocabulary
 """
 
 import math
@@ -22,8 +22,7 @@ from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
 BATCH_SIZE = 64
-# The training loss is measured on one tenth as many characters as the validation loss.
-TRAIN_DIVISOR = 10
+TRAIN_DIVISOR = 10  # the training loss is that of a tenth as many characters as are validated on
 PROBE_LENGTH = 32  # characters
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
@@ -32,8 +31,8 @@ MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 class Probe:
     """Attention and predictions on a fixed text: the start of the longest validation segment.
 
-    attention  weights of each layer, (H, T, T)
-    next       probability of each character of being the next one, (V,)
+    attention  attention weights of each layer, (H, T, T)
+    next       probability of each character to come next, (V,)
     """
 
     text: str
@@ -45,12 +44,12 @@ class Probe:
 class Evaluation:
     """The result of an evaluation. Losses are in nats per character.
 
-    train_loss        on the beginning of the training text
+    train_loss        exact loss of the beginning of the training text
     improved          whether val_loss is the lowest so far
     loss_by_position  validation loss at each position in the context
-    sample            generated text, from a fixed seed
-    probe, sample     None and empty if val_loss is not finite
-    warnings          those that this run has not given before
+    sample            text generated from a fixed seed; empty if val_loss is not finite
+    probe             None if val_loss is not finite
+    warnings          new ones, which this run has not given before
     """
 
     step: int
@@ -66,7 +65,7 @@ class Evaluation:
 def evaluate(run: Run, stop: Stop) -> Evaluation:
     """Evaluate the model and record the result in the run's progress.
 
-    Raises Interrupted, with nothing recorded, if a stop is requested during it.
+    Raises Interrupted, and records nothing, if a stop is requested during the evaluation.
     """
     progress, train, val = run.progress, run.corpus.train, run.corpus.val
     train_part = train.head(len(val) // TRAIN_DIVISOR)
@@ -117,7 +116,7 @@ def loss_sums_by_position(
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
-    `windows` of (x, y) are (B, T) with T at most block_size; they are divided among the
+    `windows` are batches (x, y), each (B, T) with T at most block_size; they are divided among the
     ranks. The model is left in evaluation mode.
     """
     model.eval()
@@ -136,13 +135,13 @@ def loss_sums_by_position(
 def exact_loss(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
-    """Return the nats per character over all windows: every prediction once, nothing random."""
+    """Return the mean loss over all predictions of the windows, in nats per character."""
     nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)
     return float(nats / counts)
 
 
 def generate_sample(run: Run, stop: Stop) -> str:
-    """Generate a text from a fixed seed, so that one can watch it improve."""
+    """Generate a text from a fixed seed, so that the texts of two evaluations can be compared."""
     tokenizer = run.corpus.tokenizer
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
@@ -152,7 +151,7 @@ def generate_sample(run: Run, stop: Stop) -> str:
 
 
 def run_probe(run: Run) -> Probe:
-    """Run the model on the beginning of the longest segment of validation text."""
+    """Run the model on the beginning of the longest segment of the validation text."""
     start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
     length = min(PROBE_LENGTH, run.config.model.block_size, end - start)
     ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)

@@ -1,7 +1,7 @@
 """Health checks of a run. Each warning names a problem and suggests one remedy.
 
-A run gives each warning once, also across resumes: the names of those given are saved with it. A
-model of the wrong size for its text is reported before the first step, by data/summary.py.
+A run gives each warning once, even across resumes, because checkpoints store the names of those
+already given. data/summary.py warns of a model of the wrong size before the first step.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 WARNINGS = ("first loss", "exploding", "vanishing", "overfitting", "plateau", "dead heads")
 MAX_GRAD_NORM, MIN_GRAD_NORM = 100, 1e-5  # a healthy gradient norm is between 0.1 and 10
-SPIKE_WINDOW, SPIKE_SIGMAS = 128, 6  # as OLMo and llm.c
+SPIKE_WINDOW, SPIKE_SIGMAS = 128, 6  # as in OLMo and llm.c
 
 
 class HealthWarning(NamedTuple):
@@ -51,7 +51,7 @@ def check_step(
 def check_losses(
     evals_since_best: int, best_step: int, train_loss_at_best: float, train_loss: float
 ) -> Iterator[HealthWarning]:
-    """Check an evaluation against the best one."""
+    """Compare an evaluation with the best one so far."""
     if evals_since_best < 3:
         return
     if train_loss < train_loss_at_best - 0.01:
@@ -70,9 +70,9 @@ def check_losses(
 
 
 def check_attention(maps: Sequence[Tensor]) -> Iterator[HealthWarning]:
-    """Find heads that attend alike whatever they read, late in training.
+    """Find heads whose attention ignores the text: uniform, or all on one position.
 
-    `maps` are the attention weights (H, T, T) of each layer.
+    `maps` are the attention weights (H, T, T) of each layer, late in training.
     """
     dead = []
     for layer, heads in enumerate(maps, 1):

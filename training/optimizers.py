@@ -30,23 +30,25 @@ class Optimizer:
         for parameter in self.state:
             parameter.grad = None
 
-    def named_rows(self, model: GPT) -> dict[str, list[Tensor]]:
-        """Return every moment in the form of `GPT.named_rows`: "exp_avg.blocks.0.mlp.up", ...
+    def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
+        """Return every moment as a list of slices, like `GPT.named_slices` the parameters.
 
-        Hyperparameters such as learning rates are settings, not state.
+        {"exp_avg.token_embedding": [(V, C)], "exp_avg.blocks.0.mlp.up": [(4C, C)], ...}
+
+        The learning rate and other hyperparameters are settings, not state.
         """
-        rows = {}
+        named = {}
         for moment in self.moments:
 
             def moment_of(parameter: Tensor, moment: str = moment) -> Tensor:
                 if parameter in self.state:
                     return self.state[parameter][moment]
-                return torch.empty_like(parameter, device="meta")  # another optimizer's parameter
+                return torch.empty_like(parameter, device="meta")  # belongs to another optimizer
 
-            for name, blocks in model.named_rows(moment_of).items():
-                if blocks[0].device.type != "meta":
-                    rows[f"{moment}.{name}"] = blocks
-        return rows
+            for name, slices in model.named_slices(moment_of).items():
+                if slices[0].device.type != "meta":
+                    named[f"{moment}.{name}"] = slices
+        return named
 
 
 class AdamW(Optimizer):
@@ -65,8 +67,8 @@ class AdamW(Optimizer):
         self.beta1, self.beta2 = betas
         self.steps = torch.zeros((), device=next(iter(self.state)).device)
 
-    def named_rows(self, model: GPT) -> dict[str, list[Tensor]]:
-        return super().named_rows(model) | {"adamw_steps": [self.steps[None]]}
+    def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
+        return super().named_slices(model) | {"adamw_steps": [self.steps[None]]}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -95,9 +97,10 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """Momentum orthogonalized by Newton-Schulz iteration (Jordan et al. 2024).
 
-    Updates the matrices that `matrices(tensor_of)` returns as blocks of rows, views of
-    `tensor_of(parameter)` (see `GPT.hidden_matrices`). So queries, keys and values are (H*D, C)
-    matrices in every layout. Matrices of one shape are orthogonalized as one batch, in `dtype`.
+    `matrices` is `GPT.hidden_matrices`: it returns each matrix as a list of slices, so that
+    queries, keys and values are (H*D, C) matrices in every layout. `matrices(tensor_of)` returns
+    the same slices of other tensors, here of the updates. Matrices of one shape are orthogonalized
+    as one batch, in `dtype`.
     """
 
     moments = ("momentum",)
@@ -122,19 +125,19 @@ class Muon(Optimizer):
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
-        update_rows = self.matrices(lambda parameter: updates.get(parameter, parameter))
+        update_slices = self.matrices(lambda parameter: updates.get(parameter, parameter))
         by_shape = defaultdict(list)
-        for rows, update in zip(self.matrices(), map(torch.cat, update_rows), strict=True):
-            by_shape[update.shape].append((rows, update))
+        for slices, update in zip(self.matrices(), map(torch.cat, update_slices), strict=True):
+            by_shape[update.shape].append((slices, update))
         for (R, C), same_shape in by_shape.items():
             batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
             directions = orthogonalize(batch, self.dtype)
             scale = max(1.0, R / C) ** 0.5
-            for (rows, _), direction in zip(same_shape, directions, strict=True):
-                blocks = direction.split([len(view) for view in rows])
-                for view, block in zip(rows, blocks, strict=True):
+            for (slices, _), direction in zip(same_shape, directions, strict=True):
+                parts = direction.split([len(view) for view in slices])
+                for view, part in zip(slices, parts, strict=True):
                     view.mul_(1 - lr * weight_decay)
-                    view.add_(block, alpha=-lr * scale)
+                    view.add_(part, alpha=-lr * scale)
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
@@ -158,10 +161,10 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
 def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
     """Build the optimizers of a run: AdamW, and Muon for the hidden matrices if it is selected.
 
-    Weight decay applies to matrices and embeddings, never to norm weights and biases; a parameter's
-    role decides, not its name or shape. Each group stores its peak learning rate as `peak_lr`.
+    Weight decay applies to matrices and embeddings, never to norm weights and biases. Each group
+    stores its peak learning rate as `peak_lr`.
     """
-    hidden, embeddings = model.hidden_parameters(), model.embeddings()
+    hidden, embeddings = model.hidden_parameters(), model.embeddings_and_lm_head()
     matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
     no_decay = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
     use_muon = train.optimizer == "muon"

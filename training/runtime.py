@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Runtime:
     """The device, the dtype of matrix products, and the processes of the run.
 
-    Weights, optimizer state and loss are float32 in any case. `reason` says why this dtype.
+    Weights, optimizer state and loss are always float32. `reason` explains the choice of the dtype.
     """
 
     device: torch.device
@@ -45,7 +45,7 @@ class Runtime:
 
     @cached_property
     def peak_flops(self) -> float:
-        """FLOP/s of a large matrix product, measured: the reference for utilization."""
+        """The measured FLOP/s of a square matrix product: the reference for utilization."""
         size = 8192 if self.device.type == "cuda" else 512
         matrix = torch.ones(size, size, dtype=self.dtype, device=self.device)
         seconds = []
@@ -56,7 +56,7 @@ class Runtime:
         return 2 * size**3 / min(seconds)
 
     def environment(self) -> dict[str, str | int]:
-        """Return what must be equal for a bit-exact resume."""
+        """Return the facts that must be the same for a bit-exact resume."""
         cuda = self.device.type == "cuda"
         return {
             "torch": str(torch.__version__),
@@ -79,9 +79,8 @@ def select_runtime(device: str, dtype: str, world: World = SINGLE_PROCESS) -> Ru
 
     Raises ResourceError if this machine does not have them.
     """
-    mps = (
-        torch.backends.mps.is_available() and not world.launched
-    )  # unsupported by torch.distributed
+    # torch.distributed does not support MPS
+    mps = torch.backends.mps.is_available() and not world.launched
     available = {"cuda": torch.cuda.is_available(), "mps": mps, "cpu": True}
     name = next(each for each in available if available[each]) if device == "auto" else device
     if not available[name]:
@@ -121,10 +120,11 @@ def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc malloc to keep freed memory; the next step needs it again.
+    """Make glibc's malloc keep freed memory for the next step, which needs as much again.
 
-    By default glibc returns large blocks to the system, which hands them out again page by page,
-    each zeroed at the first touch (mallopt(3)). Does nothing for other C libraries.
+    By default glibc returns large blocks to the system. Getting them back costs a page fault per
+    page, because the system zeroes each one when it is first used (mallopt(3)). This function does
+    nothing with other C libraries.
     """
     trim_threshold, mmap_threshold = -1, -3
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -156,7 +156,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def _cpu_name() -> str:
-    """Return the CPU model, by which libraries choose their kernels."""
+    """Return the CPU's model name. Libraries choose their kernels by the CPU's model."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -167,7 +167,7 @@ def _cpu_name() -> str:
 def compile_or_fall_back(
     model: torch.nn.Module, notify: Callable[[str], None]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Compile the model; if that fails, in whichever call, use it uncompiled and notify."""
+    """Compile the model. If a call fails to compile, notify and use the model uncompiled."""
     forward = torch.compile(model)
 
     def call(ids: torch.Tensor) -> torch.Tensor:
@@ -185,6 +185,6 @@ def compile_or_fall_back(
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """Return the seed of the default generator for a step, so that dropout needs no saved state."""
+    """Return a seed for torch's default generator: dropout then needs no saved state."""
     sequence = np.random.SeedSequence((seed, step, rank))
     return int(sequence.generate_state(1, np.uint64)[0])

@@ -1,6 +1,6 @@
 """The state of a run: everything that training changes.
 
-`Run` holds it: the model, its moving average, the optimizers and `Progress`.
+`Run` holds the model, its exponential moving average (EMA), the optimizers and `Progress`.
 """
 
 import copy
@@ -19,13 +19,13 @@ from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
 
-# fields of Progress about the validation text
-BEST = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
+# the fields of Progress that depend on the validation text
+BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
 
 @dataclass
 class Progress:
-    """The numbers of a run that change from step to step. Only its own methods change it."""
+    """The counters and losses of a run. Only the methods of this class change them."""
 
     step: int = 0  # steps done
     last_eval_step: int = 0
@@ -34,11 +34,11 @@ class Progress:
     evals_since_best: int = 0
     train_loss_at_best: float = math.inf
     warnings_given: list[str] = field(default_factory=list)  # of health.WARNINGS
-    recent_losses: list[float] = field(default_factory=list)  # of the last steps, to find spikes
+    recent_losses: list[float] = field(default_factory=list)  # the last SPIKE_WINDOW ones
     spikes: int = 0
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    loss_scale: float = 65536.0  # of float16 training
+    loss_scale: float = 65536.0  # the GradScaler's, in float16
     loss_scale_growth_tracker: int = 0  # steps since the loss scale last changed
 
     def record_step(self, loss: float) -> bool:
@@ -70,7 +70,7 @@ class Progress:
     def forget_best(self) -> None:
         """Reset the best loss, because the validation text has changed."""
         new = Progress()
-        for name in BEST:
+        for name in BEST_FIELDS:
             setattr(self, name, getattr(new, name))
 
     def record_loss_scale(self, scale: float, growth_tracker: int) -> None:
@@ -85,7 +85,7 @@ class Progress:
 
 
 class Run:
-    """A model in training, with all that belongs to it. A new one starts at step 0."""
+    """A model in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(self, model: GPT, config: Config, corpus: Corpus, runtime: Runtime):
         self.config, self.corpus, self.runtime = config, corpus, runtime
@@ -98,7 +98,7 @@ class Run:
 
     @cached_property
     def batches(self) -> Batches:
-        """The batches of training, one per micro-batch."""
+        """The training batches. Batch i is micro-batch i of the run, counted over all steps."""
         config = self.config
         return Batches(
             self.corpus.train, config.model.block_size, config.train.batch_size, config.seed
@@ -106,9 +106,9 @@ class Run:
 
     @property
     def epochs(self) -> float:
-        """The average number of times that the steps so far have read each character."""
-        steps = self.progress.step * self.config.train.gradient_accumulation_steps
-        return self.batches.epochs(steps)
+        """The average number of times that each training character has been read so far."""
+        batches = self.progress.step * self.config.train.gradient_accumulation_steps
+        return self.batches.epochs(batches)
 
     @property
     def eval_model(self) -> GPT:
@@ -144,13 +144,13 @@ class Run:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """An upper bound of a checkpoint's size: AdamW has two moments per parameter, Muon one."""
+        """An upper bound of a checkpoint's size: weights, at most two moments, and the EMA."""
         copies = 3 + (self.ema_model is not None)
         return copies * sum(parameter.nbytes for parameter in self.model.parameters())
 
     @torch.no_grad()
     def update_ema(self) -> None:
-        """Update the EMA, with a lower decay early on, to forget the initial weights."""
+        """Update the EMA; early on its decay is lower, so that the initial weights fade quickly."""
         step = self.progress.step
         decay = min(self.config.train.ema, step / (step + 10))
         pairs = zip(self.ema_model.parameters(), self.model.parameters(), strict=True)

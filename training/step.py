@@ -13,7 +13,7 @@ from data.batches import IGNORED
 from training import evaluate, health, optimizers, runtime, schedule
 from training.state import Run
 
-MAX_SKIPPED_IN_A_ROW = 10  # with on_nonfinite: skip; a run that skips more does not recover
+MAX_SKIPPED_IN_A_ROW = 10  # a run that skips more steps in a row than this does not recover
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class StepResult:
     """The result of a step.
 
     loss       mean over all predictions of the step, nats per character
-    grad_norm  before clipping
-    skipped    whether the update was skipped because loss or gradient was not finite (not for an
-               overflow that the float16 scaler handles)
+    grad_norm  gradient norm before clipping
+    skipped    whether the update was skipped because the loss or the gradient was not finite; False
+               for a float16 overflow, which the GradScaler handles
     spike      whether the loss is far above the recent ones
-    tokens     predicted, by all processes (ranks)
-    seconds    that the step took
-    warnings   those that this run has not given before
+    tokens     number of predictions, over all processes (ranks)
+    seconds    duration of the step
+    warnings   new ones, which this run has not given before
     """
 
     loss: float
@@ -40,9 +40,9 @@ class StepResult:
 
 
 class TrainStep:
-    """The optimization step of a run: each call makes one update and records it in the progress.
+    """The optimization step of a run: each call makes one update and records it in `run.progress`.
 
-    The batch order is a function of (seed, step), dropout of (seed, step, rank).
+    The batches depend only on the seed and the step, dropout only on the seed, step and rank.
     """
 
     def __init__(self, run: Run, notify: Callable[[str], None]):
@@ -67,7 +67,9 @@ class TrainStep:
             self.accumulation * progress.step, self.accumulation * (progress.step + 1)
         )
         tokens = sum(map(self.batches.predictions, micro_batches))
-        loss = self.world.all_reduce_loss_and_stop(self._forward_backward(micro_batches, tokens))
+        loss = self.world.all_reduce_loss_and_stop_request(
+            self._forward_backward(micro_batches, tokens)
+        )
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
         parameters, max_norm = run.model.parameters(), train.grad_clip or math.inf
@@ -91,30 +93,33 @@ class TrainStep:
         return StepResult(loss, grad_norm, skipped, spike, tokens, seconds, warnings)
 
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
-        """Accumulate the gradients of all micro-batches; return this rank's part of the loss.
+        """Accumulate the gradients of the micro-batches; return this rank's part of the loss.
 
-        The loss is scaled so that the mean over ranks is the mean over all `tokens` predictions,
-        even if padding gives the ranks unequal numbers of them.
+        The mean of these parts over the ranks is the mean loss over all `tokens` predictions of the
+        step, even if padding gives the ranks unequal numbers of predictions.
         """
         run, loss = self.run, 0.0
         run.model.train()
         for i in micro_batches:
             x, y = self.batches(i, self.rows)  # (B, T)
-            # cross_entropy divides by the predictions of this part; divide by all of them instead
-            share = np.count_nonzero(y != IGNORED) * self.world.size
+            predictions = np.count_nonzero(y != IGNORED)  # of this rank in this micro-batch
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
             with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                part = evaluate.cross_entropy(logits, y) / (tokens / share)
+                # The mean over `predictions` becomes a part of the mean over `tokens`. DDP divides
+                # gradients by world.size, hence that factor.
+                mean = evaluate.cross_entropy(logits, y)
+                part = mean / (tokens / (predictions * self.world.size))
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss
 
     def _update(self, finite: bool) -> bool:
-        """Update the weights if all is finite, and clear the gradients.
+        """Update the weights if loss and gradient are finite, and clear the gradients.
 
-        Return whether the float16 GradScaler backed off after an overflow (scale still >= 1).
+        Return whether the float16 GradScaler reduced its scale after an overflow. A scale below 1
+        does not count: then overflows are not the cause.
         """
         run = self.run
         for optimizer in run.optimizers:

@@ -70,7 +70,9 @@ def make_checkpoint(path: Path) -> None:
         progress={"step": 0},
         environment={},
         events={"number": 0, "size": 0},
-        tensors={f"model.{name}": each for name, each in concatenated(model.named_rows()).items()},
+        tensors={
+            f"model.{name}": each for name, each in concatenated(model.named_slices()).items()
+        },
     )
     write_atomic(path, checkpoints.to_bytes(saved))
 
