@@ -28,7 +28,7 @@ from common.errors import (
     run_script,
     stdout_is_closed,
 )
-from common.files import check_name, read_regular
+from common.files import check_path_spelling, read_regular
 from configs.cli import load_sample, sample_help
 from configs.fields import brief
 from configs.schema import SampleConfig
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if stdout_is_closed():
         raise ResourceError("standard output is closed; redirect it to a file or a program")
     check_address_space()
-    check_name(options.ckpt)
+    check_path_spelling(options.ckpt)
     if options.html:
         from page.export import check_target
 

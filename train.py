@@ -27,7 +27,7 @@ from common.errors import (
     output,
     run_script,
 )
-from common.files import check_name
+from common.files import check_path_spelling
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         check_address_space()
         for path in (command.init_from, command.resume):
             if path and path != "auto":
-                check_name(path)
+                check_path_spelling(path)
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:

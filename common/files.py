@@ -15,7 +15,7 @@ from typing import BinaryIO
 from common.errors import CheckpointError, ResourceError, escape
 
 
-def check_name(path: str | Path) -> None:
+def check_path_spelling(path: str | Path) -> None:
     """Raise CheckpointError if a path does not exist, but one with nearly that name does.
 
     Only checkpoints and folders count. Takes no time, unlike the imports before a checkpoint loads.
