@@ -184,7 +184,7 @@ def build_run(
     config = command.config
     saved = checkpoints.load(source) if source else None
     if saved:
-        checkpoints.check_resumable(saved)
+        checkpoints.check_has_optimizer_state(saved)
     parent = None
     if command.init_from:
         parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])

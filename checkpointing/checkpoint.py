@@ -151,7 +151,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     Raises CheckpointError unless resuming allows what differs, and every tensor fits the model and
     optimizers of `config`.
     """
-    _check_resumable(saved, config)
+    _check_fixed_settings(saved, config)
     _check_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     rows, tensors = _tensors_of(run), saved.tensors
@@ -173,7 +173,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     return run
 
 
-def check_resumable(saved: Checkpoint) -> None:
+def check_has_optimizer_state(saved: Checkpoint) -> None:
     """Raise CheckpointError for a model that was imported: it has weights alone."""
     if all(name.startswith("model.") for name in saved.tensors):
         raise CheckpointError(
@@ -446,7 +446,7 @@ def check_same_model(path: object, saved: Config, config: Config) -> None:
         )
 
 
-def _check_resumable(saved: Checkpoint, config: Config) -> None:
+def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
     """Raise CheckpointError if a setting differs that a resumed run cannot change."""
     then, now = flat_settings(saved.config), flat_settings(config)
     for name, reason in FIXED_ON_RESUME.items():
