@@ -152,7 +152,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     optimizers of `config`.
     """
     _check_fixed_settings(saved, config)
-    _check_size(saved)
+    _check_saved_model_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     rows, tensors = _tensors_of(run), saved.tensors
     if run.ema_model is None:
@@ -188,7 +188,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     `config` may differ from the saved one in layout, kernel and dropout. Raises CheckpointError
     unless every weight fits.
     """
-    _check_size(saved)
+    _check_saved_model_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
@@ -235,12 +235,12 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
     return facts | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
 
 
-def _check_size(saved: Checkpoint) -> None:
+def _check_saved_model_size(saved: Checkpoint) -> None:
     weights = saved.role("model").values()
-    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+    check_model_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
 
 
-def check_size(
+def check_model_size(
     origin: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
 ) -> None:
     """Raise CheckpointError if a small file would make a large model."""

@@ -135,7 +135,7 @@ def _build_model(
         config = ModelConfig(**sizes, bias=bias, tied=LM_HEAD not in tensors)
     except ConfigError as error:
         raise CheckpointError(f"{origin}: {error}") from None
-    checkpoints.check_size(origin, tensors.values(), config, vocab_size)
+    checkpoints.check_model_size(origin, tensors.values(), config, vocab_size)
     model = GPT(config, vocab_size)
     checkpoints.check_tensors(origin, tensors, gpt2_rows(model))
     return model
