@@ -80,13 +80,13 @@ class Checkpoint:
     environment: dict[str, Plain]  # what must be equal for a bit-exact resume
     events: dict[str, int]  # how far the event files are: `EventFile.position`
     tensors: dict[str, Tensor]
-    origin: str = field(default="checkpoint", compare=False)  # file name, for messages
+    shown_path: str = field(default="checkpoint", compare=False)  # file name, for messages
 
     def __post_init__(self):
         try:
             CharTokenizer(self.vocabulary)
         except ValueError as error:
-            raise CheckpointError(f"{self.origin}: invalid vocabulary: {error}") from error
+            raise CheckpointError(f"{self.shown_path}: invalid vocabulary: {error}") from error
         for part in ("data", "progress", "environment", "events"):
             for key, value in getattr(self, part).items():
                 for each in value if type(value) is list else [value]:
@@ -112,7 +112,7 @@ class Checkpoint:
         return any(name.startswith("ema.") for name in self.tensors)
 
     def _refuse(self, name: str, allowed: str, value: object):
-        raise CheckpointError(f"{self.origin}: {name} must be {allowed}, but is {brief(value)}")
+        raise CheckpointError(f"{self.shown_path}: {name} must be {allowed}, but is {brief(value)}")
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
@@ -159,7 +159,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
         tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
     elif not saved.has_ema:  # a run that starts its average now
         tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
-    check_tensors(saved.origin, tensors, rows)
+    check_tensors(saved.shown_path, tensors, rows)
     with torch.no_grad():
         for name, views in rows.items():
             copy_rows(tensors[name], views)
@@ -177,7 +177,7 @@ def check_has_optimizer_state(saved: Checkpoint) -> None:
     """Raise CheckpointError for a model that was imported: it has weights alone."""
     if all(name.startswith("model.") for name in saved.tensors):
         raise CheckpointError(
-            f"{saved.origin}: an imported model, which has no optimizer state to resume from; "
+            f"{saved.shown_path}: an imported model, which has no optimizer state to resume from; "
             "start a new run with --init_from"
         )
 
@@ -193,7 +193,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
         rows = {f"{role}.{name}": views for name, views in model.named_rows().items()}
-        check_tensors(saved.origin, tensors, rows)
+        check_tensors(saved.shown_path, tensors, rows)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
 
@@ -237,23 +237,23 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
 
 def _check_saved_model_size(saved: Checkpoint) -> None:
     weights = saved.role("model").values()
-    check_model_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+    check_model_size(saved.shown_path, weights, saved.config.model, len(saved.vocabulary))
 
 
 def check_model_size(
-    origin: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
+    shown_path: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
 ) -> None:
     """Raise CheckpointError if a small file would make a large model."""
     in_file = sum(tensor.nbytes for tensor in weights)
     implied = 4 * estimate_parameters(config, vocab_size)
     if implied > in_file + MAX_EXCESS_BYTES:
         raise CheckpointError(
-            f"{origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
+            f"{shown_path}: its weights have {in_file:,} bytes, its config describes {implied:,}"
         )
 
 
 def check_tensors(
-    origin: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
+    shown_path: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
 
@@ -262,7 +262,9 @@ def check_tensors(
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     if missing or unknown:
-        raise CheckpointError(f"{origin}: missing: {_names(missing)}; unknown: {_names(unknown)}")
+        raise CheckpointError(
+            f"{shown_path}: missing: {_names(missing)}; unknown: {_names(unknown)}"
+        )
     for name, rows in expected.items():
         shape = (sum(map(len, rows)), *rows[0].shape[1:])
         have, want = (
@@ -270,10 +272,10 @@ def check_tensors(
             _describe(rows[0].dtype, shape),
         )
         if have != want:
-            raise CheckpointError(f"{origin}: {name} is {have}, its config describes {want}")
+            raise CheckpointError(f"{shown_path}: {name} is {have}, its config describes {want}")
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
-        raise CheckpointError(f"{origin}: not finite: {_names(infinite)}")
+        raise CheckpointError(f"{shown_path}: not finite: {_names(infinite)}")
 
 
 def _names(names: Sequence[str]) -> str:
@@ -298,7 +300,7 @@ def _restore_progress(saved: Checkpoint) -> Progress:
         if in_order and progress.skipped_in_a_row <= progress.skipped <= progress.step:
             return progress
     names = ", ".join(sorted(wrong)) or "its steps contradict each other"
-    raise CheckpointError(f"{saved.origin}: invalid progress: {escape(names)}")
+    raise CheckpointError(f"{saved.shown_path}: invalid progress: {escape(names)}")
 
 
 def _is_valid(value: object, kind: type) -> bool:
@@ -323,31 +325,31 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
 def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if there is none, or if any part is invalid."""
     metadata, tensors = file_format.read(path)
-    origin, parts = escape(path), {}
+    shown_path, parts = escape(path), {}
     for name, kind in PARTS.items():
         try:
             parts[name] = file_format.parse_json(metadata[name])
         except KeyError:
             raise CheckpointError(
-                f"{origin}: not a checkpoint of this program: it has no {name}"
+                f"{shown_path}: not a checkpoint of this program: it has no {name}"
             ) from None
         except CheckpointError as error:
-            raise CheckpointError(f"{origin}: {name}: {error}") from None
+            raise CheckpointError(f"{shown_path}: {name}: {error}") from None
         if type(parts[name]) is not kind:
             raise CheckpointError(
-                f"{origin}: {name} must be {'text' if kind is str else 'a mapping'}, "
+                f"{shown_path}: {name} must be {'text' if kind is str else 'a mapping'}, "
                 f"but is {brief(parts[name])}"
             )
     try:
         config = from_dict(parts["config"])
     except ConfigError as error:
-        raise CheckpointError(f"{origin}: invalid config: {error}") from error
+        raise CheckpointError(f"{shown_path}: invalid config: {error}") from error
     losses = {"best_loss", "train_loss_at_best"} & parts["progress"].keys()
     progress = parts["progress"] | {
         name: math.inf for name in losses if parts["progress"][name] is None
     }
     return Checkpoint(
-        **parts | {"config": config, "progress": progress}, tensors=tensors, origin=origin
+        **parts | {"config": config, "progress": progress}, tensors=tensors, shown_path=shown_path
     )
 
 
@@ -452,7 +454,7 @@ def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
     for name, reason in FIXED_ON_RESUME.items():
         if then[name] != now[name]:
             raise CheckpointError(
-                f"{saved.origin}: its run used {name} {then[name]}, the config says {now[name]}; "
+                f"{saved.shown_path}: its run used {name} {then[name]}, the config says {now[name]}; "
                 f"{reason}; set it back, or start a new run with --init_from"
             )
 

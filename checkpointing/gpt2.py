@@ -84,13 +84,16 @@ def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
 
 
 def import_model(
-    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], ids: Mapping[str, int]
+    shown_path: str,
+    sizes: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    ids: Mapping[str, int],
 ) -> Checkpoint:
     """Build the checkpoint of a model with GPT-2's names and linear layers (out, in).
 
     `sizes` are settings of ModelConfig: n_layer, n_head, n_embd, block_size, dropout. Whether it
     has biases and tied weights follows from its tensors. `ids` maps each character to its id in
-    that model; in ours, ids follow the code points. `origin` is the file's name, for messages.
+    that model; in ours, ids follow the code points. `shown_path` is the file's name, for messages.
 
     Raises CheckpointError unless every size, tensor and character fits.
     """
@@ -102,13 +105,13 @@ def import_model(
     embedding, lm_head = tensors.get(TOKEN_EMBEDDING, EMPTY), tensors.get(LM_HEAD, EMPTY)
     if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
         tensors.pop(LM_HEAD, None)  # tied
-    vocabulary, order = sort_characters(origin, ids)
+    vocabulary, order = sort_characters(shown_path, ids)
     if embedding.dim() == 2 and len(embedding) != len(vocabulary):
         raise CheckpointError(
-            f"{origin}: the model has {len(embedding):,} tokens, the vocabulary "
+            f"{shown_path}: the model has {len(embedding):,} tokens, the vocabulary "
             f"{len(vocabulary):,} characters; give the vocabulary that it was trained with"
         )
-    model = _build_model(origin, sizes, tensors, len(vocabulary))
+    model = _build_model(shown_path, sizes, tensors, len(vocabulary))
     with torch.no_grad():
         for name, rows in gpt2_rows(model).items():
             per_character = name in (TOKEN_EMBEDDING, LM_HEAD)
@@ -117,31 +120,31 @@ def import_model(
     return Checkpoint(
         config=Config(model=model.config),
         vocabulary=vocabulary,
-        data={"name": origin, "sha256": "", "characters": 0},
+        data={"name": shown_path, "sha256": "", "characters": 0},
         progress=asdict(Progress()),
         environment={},
         events={"number": 0, "size": 0},
         tensors=weights,
-        origin=origin,
+        shown_path=shown_path,
     )
 
 
 def _build_model(
-    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], vocab_size: int
+    shown_path: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], vocab_size: int
 ) -> GPT:
     """Build a new model for these tensors; raise CheckpointError unless every one fits."""
     bias = any(name.endswith(".bias") for name in tensors)
     try:
         config = ModelConfig(**sizes, bias=bias, tied=LM_HEAD not in tensors)
     except ConfigError as error:
-        raise CheckpointError(f"{origin}: {error}") from None
-    checkpoints.check_model_size(origin, tensors.values(), config, vocab_size)
+        raise CheckpointError(f"{shown_path}: {error}") from None
+    checkpoints.check_model_size(shown_path, tensors.values(), config, vocab_size)
     model = GPT(config, vocab_size)
-    checkpoints.check_tensors(origin, tensors, gpt2_rows(model))
+    checkpoints.check_tensors(shown_path, tensors, gpt2_rows(model))
     return model
 
 
-def sort_characters(origin: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:
+def sort_characters(shown_path: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:
     """Return the characters sorted by code point, and the id of each.
 
     Raises CheckpointError unless `ids` maps single characters to 0, 1, 2 and so on.
@@ -150,12 +153,12 @@ def sort_characters(origin: str, ids: Mapping[str, int]) -> tuple[str, list[int]
     if longer:
         tokens = first_few(brief(token) for token in longer)
         raise CheckpointError(
-            f"{origin}: the vocabulary has tokens that are no single characters: {tokens}; only "
+            f"{shown_path}: the vocabulary has tokens that are no single characters: {tokens}; only "
             "character-level models can be imported"
         )
     numbers = ids.values()
     if any(type(number) is not int for number in numbers) or set(numbers) != set(range(len(ids))):
-        raise CheckpointError(f"{origin}: the ids of the vocabulary must be 0, 1, 2 and so on")
+        raise CheckpointError(f"{shown_path}: the ids of the vocabulary must be 0, 1, 2 and so on")
     vocabulary = "".join(sorted(ids))
     return vocabulary, [ids[character] for character in vocabulary]
 
@@ -181,6 +184,6 @@ def import_report(saved: Checkpoint, folder: str) -> str:
     parameters = checkpoints.build_model(saved).parameter_count()
     command = shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)])
     return (
-        f"imported {saved.origin}: {parameters:,} parameters, {len(saved.vocabulary):,} characters;"
+        f"imported {saved.shown_path}: {parameters:,} parameters, {len(saved.vocabulary):,} characters;"
         f" now try:\n  {command}"
     )

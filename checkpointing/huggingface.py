@@ -124,7 +124,7 @@ def export_run(source: Path, folder: Path) -> None:
     print(f"exported {escape(path)} to {escape(folder)}; its README.md shows how to load it")
 
 
-def check_classic(origin: str, config: ModelConfig) -> None:
+def check_classic(shown_path: str, config: ModelConfig) -> None:
     """Raise ConfigError, with the settings in the way, for a model that is no GPT-2."""
     others = [
         f"{name} {brief(getattr(config, name))} (GPT-2: {brief(value)})"
@@ -133,7 +133,7 @@ def check_classic(origin: str, config: ModelConfig) -> None:
     ]
     if others:
         raise ConfigError(
-            f"{origin}: transformers has no GPT-2 with {', '.join(others)}; models that can be "
+            f"{shown_path}: transformers has no GPT-2 with {', '.join(others)}; models that can be "
             "exported are those of configs/nanogpt_cpu.yaml and nanogpt_gpu.yaml"
         )
 

@@ -106,7 +106,7 @@ def test_saving_and_loading_is_bit_exact(config, tmp_path):
     for part in checkpoints.PARTS:
         assert getattr(after, part) == getattr(before, part)
     assert same_tensors(after.tensors, before.tensors)
-    assert after.origin == str(tmp_path / "best.safetensors")
+    assert after.shown_path == str(tmp_path / "best.safetensors")
 
 
 def test_before_the_first_evaluation_best_loss_is_infinity_in_memory_and_null_in_the_file(tmp_path):
