@@ -80,27 +80,29 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, "Tensor"]]
 
     from checkpointing import foreign
 
-    shown, content = escape(path), foreign.load(path)
+    shown_path, content = escape(path), foreign.load(path)
     parts = [
         content.get(name) if type(content) is dict else None for name in ("model", "model_args")
     ]
     if any(not isinstance(part, dict) for part in parts):
-        raise CheckpointError(f"{shown}: no checkpoint of nanoGPT: it has no model or model_args")
+        raise CheckpointError(
+            f"{shown_path}: no checkpoint of nanoGPT: it has no model or model_args"
+        )
     # dict.items, because a forged OrderedDict may have attributes in place of its methods
     weights, arguments = (dict(dict.items(part)) for part in parts)
     vocab_size = arguments.get("vocab_size")
     if type(vocab_size) is int and vocab_size in BPE_SIZES:
         raise CheckpointError(
-            f"{shown}: its {vocab_size:,} tokens are byte pairs of GPT-2; only "
+            f"{shown_path}: its {vocab_size:,} tokens are byte pairs of GPT-2; only "
             "character-level models can be imported, such as one of data/shakespeare_char"
         )
     missing = [name for name in SIZES if name not in arguments]
     if missing:
-        raise CheckpointError(f"{shown}: model_args has no {', '.join(missing)}")
+        raise CheckpointError(f"{shown_path}: model_args has no {', '.join(missing)}")
     if any(type(name) is not str or type(each) is not Tensor for name, each in weights.items()):
-        raise CheckpointError(f"{shown}: model must map names to tensors")
+        raise CheckpointError(f"{shown_path}: model must map names to tensors")
     if sum(each.nbytes for each in weights.values()) > 2 * path.stat().st_size:
-        raise CheckpointError(f"{shown}: its tensors are larger than the file")
+        raise CheckpointError(f"{shown_path}: its tensors are larger than the file")
     tensors = {name.removeprefix(COMPILED): each for name, each in weights.items()}
     return {name: arguments[name] for name in (*SIZES, "dropout") if name in arguments}, tensors
 

@@ -106,21 +106,21 @@ def prepare_run_dir(
     `resume` is None, "auto" (from this folder) or the path of a checkpoint or run. Raises
     ConfigError if a run would be overwritten unasked, ResourceError if the folder is not writable.
     """
-    shown = escape(folder)
+    shown_path = escape(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
-        note = f"nothing to resume in {shown}: starting from the beginning"
+        note = f"nothing to resume in {shown_path}: starting from the beginning"
     elif resume:
         start = folder if resume == "auto" else Path(resume)
         source, note = checkpoints.resolve(start, prefer="last")
         if holds_run(folder) and source.parent.resolve() != folder.resolve():
             raise ConfigError(
-                f"out_dir: {shown} holds another run than {escape(source)}; "
+                f"out_dir: {shown_path} holds another run than {escape(source)}; "
                 "choose another --out_dir"
             )
     elif holds_run(folder) and not overwrite:
         raise ConfigError(
-            f"out_dir: {shown} already holds a run; --resume continues it, --overwrite replaces "
+            f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite replaces "
             "it, another --out_dir leaves it alone"
         )
     _check_writable(folder)
