@@ -75,7 +75,7 @@ def serialize(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byt
 
 def verify(path: Path) -> None:
     """Raise CheckpointError unless the file is an undamaged checkpoint of this format."""
-    with _naming(path):
+    with _checkpoint_errors(path):
         _read_verified(path)
 
 
@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
     Raises CheckpointError if it is missing, damaged, of another program or of a newer format.
     """
-    with _naming(path):
+    with _checkpoint_errors(path):
         return parse(_read_verified(path))
 
 
@@ -93,7 +93,7 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError if it is missing or invalid.
     """
-    with _naming(path):
+    with _checkpoint_errors(path):
         return parse(read_regular(path, MAX_FILE))[1]
 
 
@@ -226,7 +226,7 @@ def _foreign(content: bytearray) -> str:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _checkpoint_errors(path: Path) -> Iterator[None]:
     """Turn a failed read into a CheckpointError, and put the file's name in front of each."""
     try:
         yield
