@@ -200,7 +200,7 @@ def _read_verified(path: Path) -> bytearray:
         raise CheckpointError("empty file (interrupted save?)")
     version = AFTER_DIGEST.match(content, DIGEST.stop)
     if not content.startswith(BEFORE_DIGEST, 8) or not version:
-        raise CheckpointError(_foreign(content))
+        raise CheckpointError(_describe_foreign(content))
     if content[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
     if int(version[1]) != VERSION:
@@ -211,7 +211,7 @@ def _read_verified(path: Path) -> bytearray:
     return content
 
 
-def _foreign(content: bytearray) -> str:
+def _describe_foreign(content: bytearray) -> str:
     """Say what a file is that is not ours."""
     if OLD_FORMAT in content[-128:]:
         return "a checkpoint of format 1, from before the first release; train again"
