@@ -454,8 +454,8 @@ def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
     for name, reason in FIXED_ON_RESUME.items():
         if then[name] != now[name]:
             raise CheckpointError(
-                f"{saved.shown_path}: its run used {name} {then[name]}, the config says {now[name]}; "
-                f"{reason}; set it back, or start a new run with --init_from"
+                f"{saved.shown_path}: its run used {name} {then[name]}, the config has "
+                f"{now[name]}; {reason}; set it back, or start a new run with --init_from"
             )
 
 

@@ -153,8 +153,8 @@ def sort_characters(shown_path: str, ids: Mapping[str, int]) -> tuple[str, list[
     if longer:
         tokens = first_few(brief(token) for token in longer)
         raise CheckpointError(
-            f"{shown_path}: the vocabulary has tokens that are no single characters: {tokens}; only "
-            "character-level models can be imported"
+            f"{shown_path}: the vocabulary has tokens that are not single characters: {tokens}; "
+            "only character-level models can be imported"
         )
     numbers = ids.values()
     if any(type(number) is not int for number in numbers) or set(numbers) != set(range(len(ids))):
@@ -184,6 +184,6 @@ def import_report(saved: Checkpoint, folder: str) -> str:
     parameters = checkpoints.build_model(saved).parameter_count()
     command = shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)])
     return (
-        f"imported {saved.shown_path}: {parameters:,} parameters, {len(saved.vocabulary):,} characters;"
-        f" now try:\n  {command}"
+        f"imported {saved.shown_path}: {parameters:,} parameters, "
+        f"{len(saved.vocabulary):,} characters; now try:\n  {command}"
     )

@@ -115,13 +115,13 @@ def prepare_run_dir(
         source, note = checkpoints.resolve(start, prefer="last")
         if holds_run(folder) and source.parent.resolve() != folder.resolve():
             raise ConfigError(
-                f"out_dir: {shown_path} holds another run than {escape(source)}; "
-                "choose another --out_dir"
+                f"out_dir: {shown_path} holds a different run from that of "
+                f"{escape(source)}; choose another --out_dir"
             )
     elif holds_run(folder) and not overwrite:
         raise ConfigError(
-            f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite replaces "
-            "it, another --out_dir leaves it alone"
+            f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite "
+            "replaces it, another --out_dir leaves it alone"
         )
     _check_writable(folder)
     files.remove_stale(folder, (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name))

@@ -117,7 +117,7 @@ def damaged(original: bytes, rng: random.Random, full: bool) -> Iterator[bytes]:
     for length in cuts:
         yield original[:length]
     for _ in range(1000 if full else 150 - len(flips) - len(cuts)):
-        yield rng.choice([_spliced, _describe_foreign])(original, rng)
+        yield rng.choice([_spliced, _foreign])(original, rng)
 
 
 def _spliced(original: bytes, rng: random.Random) -> bytes:
@@ -127,7 +127,7 @@ def _spliced(original: bytes, rng: random.Random) -> bytes:
     return content if content != original else original[:-1]
 
 
-def _describe_foreign(_: bytes, rng: random.Random) -> bytes:
+def _foreign(_: bytes, rng: random.Random) -> bytes:
     stored = BytesIO()
     torch.save({"model": {"weight": torch.zeros(3)}, "iter_num": 7}, stored)
     noise = rng.randbytes(rng.randrange(2, 5000))
