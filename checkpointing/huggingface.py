@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import CheckpointError, ConfigError, ResourceError, escape, run_script
 from common.files import read_regular, write_atomic
-from configs.cli import command_help, load_bridge
+from configs.cli import command_help, load_conversion
 from configs.fields import Checked, brief, setting
 from configs.schema import ModelConfig
 from data.tokenizer import UNK, CharTokenizer
@@ -36,7 +36,7 @@ CLASSIC = {  # the settings under which our model is a GPT-2
     "qk_norm": False,
     "logit_softcap": 0.0,
 }
-SIZES = {  # our settings -> those of GPT-2
+SETTING_NAMES = {  # our settings -> those of GPT-2
     "n_layer": "n_layer",
     "n_head": "n_head",
     "n_embd": "n_embd",
@@ -70,7 +70,7 @@ MAX_JSON = 2**24  # bytes
 
 
 @dataclass(frozen=True)
-class BridgeOptions(Checked):
+class ConversionOptions(Checked):
     """Options of checkpointing.huggingface."""
 
     out_dir: str = setting(MISSING, "folder of the exported model, or of the new run; required")
@@ -78,9 +78,9 @@ class BridgeOptions(Checked):
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(command_help(USAGE, BridgeOptions))
+        print(command_help(USAGE, ConversionOptions))
         return 0
-    source, options = load_bridge(argv, BridgeOptions, "run to export, or model to import")
+    source, options = load_conversion(argv, ConversionOptions, "run to export, or model to import")
     if (Path(source) / CONFIG).exists():
         import_folder(Path(source), options.out_dir)
     else:
@@ -165,7 +165,7 @@ def exported_files(model: "GPT", vocabulary: str, folder: str) -> dict[str, byte
 
 def gpt2_config(config: ModelConfig, vocab_size: int) -> dict[str, object]:
     """Return the arguments of `transformers.GPT2Config` for a classic model."""
-    sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
+    sizes = {theirs: getattr(config, ours) for ours, theirs in SETTING_NAMES.items()}
     if config.attention_dropout == "auto":
         sizes["attn_pdrop"] = config.dropout
     return {
@@ -296,7 +296,7 @@ def read_gpt2_config(path: Path) -> tuple[dict[str, object], bool]:
         raise CheckpointError(
             f"{escape(path)}: not a model of this program: {found}; allowed: {allowed}"
         )
-    sizes = {ours: settings.get(theirs) for ours, theirs in SIZES.items()}
+    sizes = {ours: settings.get(theirs) for ours, theirs in SETTING_NAMES.items()}
     if sizes["attention_dropout"] == sizes["dropout"]:
         sizes["attention_dropout"] = "auto"
     return sizes, settings["tie_word_embeddings"] is True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import CheckpointError, ConfigError, DataError, escape, run_script
 from common.files import read_regular
-from configs.cli import command_help, load_bridge
+from configs.cli import command_help, load_conversion
 from configs.fields import Checked, setting
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(command_help(USAGE, ImportOptions))
         return 0
-    path, options = load_bridge(argv, ImportOptions, "ckpt.pt of nanoGPT")
+    path, options = load_conversion(argv, ImportOptions, "ckpt.pt of nanoGPT")
     if options.meta:
         ids = read_meta(Path(options.meta))
     else:

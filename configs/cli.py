@@ -182,7 +182,7 @@ def load_sample(argv: list[str]) -> SampleConfig:
     return from_dict(values, SampleConfig)
 
 
-def load_bridge(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
+def load_conversion(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
     """Parse the arguments of a command that takes one file or folder, and the options of a section.
 
     `source` describes the file or folder, for messages.
