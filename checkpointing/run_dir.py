@@ -42,8 +42,8 @@ SETTINGS_HEADER = (
 MAX_SETTINGS = 2**20  # bytes
 # A file that lies in the folder from the start of a run to its first checkpoint. Without one, event
 # files are removed by the next start only where this file shows whose they are.
-UNSAVED = ".no-checkpoint-yet"
-UNSAVED_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
+NO_CHECKPOINT_YET = ".no-checkpoint-yet"
+MARKER_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
 
 
 class CheckpointManager:
@@ -84,9 +84,9 @@ class CheckpointManager:
             if last:
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
                 self.saved = replace(run.progress)
-            if _is_unsaved(self.folder):
+            if _has_marker(self.folder):
                 with suppress(OSError):
-                    (self.folder / UNSAVED).unlink()
+                    (self.folder / NO_CHECKPOINT_YET).unlink()
         except ResourceError as error:
             if final:
                 raise
@@ -213,7 +213,7 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
     events = [path for _, path in event_files(folder)]
     if (folder / DESCRIPTION).is_file():
         events.append(folder / DESCRIPTION)
-    if events and not (overwrite or _is_unsaved(folder)):
+    if events and not (overwrite or _has_marker(folder)):
         raise ConfigError(
             f"out_dir: {escape(folder)} has {len(events)} event files of a run, but no checkpoint; "
             "a new run with --overwrite removes them, another --out_dir leaves them alone"
@@ -223,8 +223,8 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
             (folder / name).unlink(missing_ok=True)
         for path in events:
             path.unlink()
-        if not os.path.lexists(folder / UNSAVED):
-            (folder / UNSAVED).write_bytes(UNSAVED_CONTENT)
+        if not os.path.lexists(folder / NO_CHECKPOINT_YET):
+            (folder / NO_CHECKPOINT_YET).write_bytes(MARKER_CONTENT)
     except OSError as error:
         raise ResourceError(
             f"{escape(error.filename)}: cannot be removed or written ({error.strerror}); "
@@ -232,9 +232,9 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
         ) from error
 
 
-def _is_unsaved(folder: Path) -> bool:
+def _has_marker(folder: Path) -> bool:
     """Return whether all event files of ours in a folder are of a run without a checkpoint."""
     try:
-        return files.read_regular(folder / UNSAVED, MAX_SETTINGS) == UNSAVED_CONTENT
+        return files.read_regular(folder / NO_CHECKPOINT_YET, MAX_SETTINGS) == MARKER_CONTENT
     except OSError:
         return False
