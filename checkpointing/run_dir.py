@@ -126,7 +126,7 @@ def prepare_run_dir(
     _check_writable(folder)
     files.remove_stale(folder, (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name))
     if source is None or source.parent.resolve() != folder.resolve():
-        _make_empty(folder, overwrite)
+        _remove_earlier_run(folder, overwrite)
     return source, note
 
 
@@ -205,7 +205,7 @@ def _check_writable(folder: Path) -> None:
         ) from error
 
 
-def _make_empty(folder: Path, overwrite: bool) -> None:
+def _remove_earlier_run(folder: Path, overwrite: bool) -> None:
     """Remove what an earlier run of ours left, if that may go; mark the folder as without a run.
 
     Raises ConfigError if there are event files of a run whose checkpoints are elsewhere.
