@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
-TIME_LIMIT = 1  # the request that the time limit makes; signals request their exit code
+TIME_LIMIT_REQUEST = 1  # the request that the time limit makes; signals request their exit code
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGBREAK": 143}
 STOPPING = b"\nstopping: finishing this step and saving"
 CTRL_C = b"; press Ctrl-C again to exit at once"
@@ -86,10 +86,10 @@ class Stop:
 
     @property
     def local_request(self) -> int:
-        """The request of this process: 0, TIME_LIMIT, or the exit code of a signal."""
+        """The request of this process: 0, TIME_LIMIT_REQUEST, or the exit code of a signal."""
         if self.signal:
             return EXIT_CODES[self.signal]
-        return TIME_LIMIT if time.monotonic() >= self.deadline else 0
+        return TIME_LIMIT_REQUEST if time.monotonic() >= self.deadline else 0
 
     @property
     def request(self) -> int:
