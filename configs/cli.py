@@ -44,7 +44,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
-LENGTHS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
+ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
 --key=value, and a dash the same as an underscore. A switch needs no value: --key is --key=true.
@@ -135,7 +135,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
         )
     actions = {name: values.pop(name) for name in settings_of(Actions) if name in values}
     written = read_config(words[0])
-    scaled = _scaled_lengths(written, values)
+    scaled = _scaled_iterations(written, values)
     nested = {}
     for name, value in (written | scaled | values).items():
         section, _, key = name.rpartition(".")
@@ -151,7 +151,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     return Command(config_file=words[0], config=config, arguments=tuple(argv), note=note, **actions)
 
 
-def _scaled_lengths(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
+def _scaled_iterations(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
     """Return the file's settings in iterations, in proportion to an overridden max_iters.
 
     Settings that the options give themselves are left out, and so is `auto`.
@@ -162,7 +162,7 @@ def _scaled_lengths(written: dict[str, object], values: dict[str, object]) -> di
         for each in (written, written | values)
     )
     scaled = {}
-    for name in LENGTHS:
+    for name in ITERATION_SETTINGS:
         length = written.get(name, settings[name].default)
         if before != after and name not in values and length != "auto":
             scaled[name] = length * after // before
