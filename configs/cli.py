@@ -53,8 +53,8 @@ A key needs its section only if another section has the same key. --key value is
 
 
 @dataclass(frozen=True)
-class Actions(Checked):
-    """Actions, which config files cannot contain."""
+class CommandLineOptions(Checked):
+    """CommandLineOptions, which config files cannot contain."""
 
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
@@ -96,7 +96,7 @@ class Actions(Checked):
 
 
 @dataclass(frozen=True)
-class Command(Actions):
+class Command(CommandLineOptions):
     """A checked command line of train.py: its actions and its complete settings."""
 
     config_file: str = ""
@@ -120,7 +120,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     """
     from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
 
-    words, values = parse_arguments(argv, Actions, Config)
+    words, values = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
     if max_iters:
@@ -133,7 +133,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
             "an option begins with -- and has its value after =, as in --resume=PATH; "
             "see python train.py --help"
         )
-    actions = {name: values.pop(name) for name in settings_of(Actions) if name in values}
+    actions = {name: values.pop(name) for name in settings_of(CommandLineOptions) if name in values}
     written = read_config(words[0])
     scaled = _scaled_iterations(written, values)
     nested = {}
@@ -255,7 +255,7 @@ def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
 
 def train_help() -> str:
     """Return what `python train.py --help` prints."""
-    return command_help(TRAIN_USAGE, Actions, Config)
+    return command_help(TRAIN_USAGE, CommandLineOptions, Config)
 
 
 def sample_help() -> str:
