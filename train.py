@@ -67,9 +67,9 @@ def main(argv: list[str]) -> int:
             try:
                 train(command, stop, world)
             except (NonFiniteError, RuntimeError, MemoryError) as error:
-                from checkpointing.failures import raise_user_error
+                from checkpointing.failures import raise_if_user_error
 
-                raise_user_error(error, command, world)
+                raise_if_user_error(error, command, world)
                 raise
         return stop.exit_code
 

@@ -9,7 +9,7 @@ from configs.cli import Command
 from training.distributed import World
 
 
-def raise_user_error(error: Exception, command: Command, world: World) -> None:
+def raise_if_user_error(error: Exception, command: Command, world: World) -> None:
     """Raise the error as a user error, with the last checkpoint and a remedy, if it is one.
 
     NonFiniteError (exit 6) gets both added; out of memory and a lost process become ResourceError
