@@ -207,7 +207,7 @@ def build_run(
             *checkpoints.environment_changes(saved, corpus, selected),
         ]
         run = checkpoints.restore(saved, config, corpus, selected)
-        if checkpoints.has_other_validation_text(saved, config, corpus):
+        if checkpoints.validation_text_differs(saved, config, corpus):
             run.progress.forget_best()
             changes.append("another validation text, so the best loss is tracked from scratch")
         return run, saved, changes

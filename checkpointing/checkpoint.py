@@ -416,7 +416,7 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     }
 
 
-def has_other_validation_text(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+def validation_text_differs(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
     """Return whether the best loss of a checkpoint was measured on another validation text."""
     return _validation_text(saved.config, saved.data) != _validation_text(
         config, _data_facts(corpus)
