@@ -61,7 +61,7 @@ class Checked:
     def __post_init__(self):
         for field in fields(self):
             if field.metadata:
-                object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+                object.__setattr__(self, field.name, check_value(field, getattr(self, field.name)))
 
 
 def settings_of(section: type) -> dict[str, Field]:
@@ -89,7 +89,7 @@ def allowed(field: Field) -> str:
     return "one of " + ", ".join(choices)
 
 
-def checked(field: Field, value: object) -> object:
+def check_value(field: Field, value: object) -> object:
     """Return a value in the setting's exact type: 6.0 as 6, a list as a tuple.
 
     Raises ConfigError, with what is allowed, for any other type and outside of the range.
@@ -151,24 +151,24 @@ def parse_value(field: Field, raw: RawValue) -> object:
     """
     text, wanted = raw.value, kind(field)
     if isinstance(text, list):
-        return checked(field, [each.value for each in text])
+        return check_value(field, [each.value for each in text])
     if raw.plain and text in NO_VALUE:
         raise ConfigError(f"{field.name} has no value; it must be {allowed(field)}, or be left out")
     if wanted is tuple and isinstance(text, str):
-        return checked(field, [text])
+        return check_value(field, [text])
     if wanted is str or isinstance(text, dict) or text in field.metadata["choices"]:
-        return checked(field, text)
+        return check_value(field, text)
     if not raw.plain:
         raise ConfigError(
             f"{field.name} must be {allowed(field)}, but is text: {brief(text)}; remove the quotes"
         )
     if wanted is bool:
-        return checked(field, {"true": True, "false": False}.get(text, text))
+        return check_value(field, {"true": True, "false": False}.get(text, text))
     for pattern, reason in NOT_NUMBERS.items():
         if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
             raise ConfigError(f"{field.name} must be {allowed(field)}, but {brief(text)} {reason}")
     is_integer = re.fullmatch("[-+]?[0-9]+", text)
-    return checked(field, int(text) if is_integer else float(text))
+    return check_value(field, int(text) if is_integer else float(text))
 
 
 def brief(value: object) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import ConfigError, escape
 from configs.cli import (
-    CommandLineOptions,
     Command,
+    CommandLineOptions,
     _options,
     load,
     load_sample,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common import files
 from common.errors import ConfigError, escape
 from configs.cli import load
-from configs.fields import checked, kind, settings_of
+from configs.fields import check_value, kind, settings_of
 from configs.schema import (
     Config,
     DataConfig,
@@ -502,7 +502,7 @@ def test_each_setting_has_a_description_a_valid_default_and_a_unique_name():
         assert len({field.name for field in found.values()}) == len(found)
         for field in found.values():
             assert len(field.metadata["meaning"]) > 10
-            assert field.default is MISSING or checked(field, field.default) == field.default
+            assert field.default is MISSING or check_value(field, field.default) == field.default
 
 
 def test_estimate_parameters_equals_the_formula():
