@@ -16,8 +16,8 @@ from common.errors import ConfigError
 from configs.fields import (
     Checked,
     RawValue,
-    allowed,
     brief,
+    describe_allowed,
     error_context,
     is_valid_text,
     kind,
@@ -218,7 +218,7 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
                 text = bare_value or next(rest, "--")
                 if text.startswith("--"):
                     raise ConfigError(
-                        f"has no value; it must be {allowed(each)}; write {option}=VALUE"
+                        f"has no value; it must be {describe_allowed(each)}; write {option}=VALUE"
                     )
             elif key.startswith("no_"):
                 raise ConfigError("takes no value")
@@ -274,7 +274,7 @@ def _help(section: type, prefix: str = "") -> str:
     for each in fields(section):
         if each.metadata:
             also = "".join(f"; also --{alias}" for alias in each.metadata["aliases"])
-            meaning = f"{each.metadata['meaning']}; {allowed(each)}{also}"
+            meaning = f"{each.metadata['meaning']}; {describe_allowed(each)}{also}"
             option = f"  --{prefix}{each.name}{_default(each.default)} "
             indent = " " * 40
             lines.append(

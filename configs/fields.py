@@ -80,7 +80,7 @@ def kind(field: Field) -> type:
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
 
 
-def allowed(field: Field) -> str:
+def describe_allowed(field: Field) -> str:
     """Describe the values that a setting may have."""
     choices, within = field.metadata["choices"], field.metadata["within"]
     if not choices or within:
@@ -106,7 +106,7 @@ def check_value(field: Field, value: object) -> object:
     if wanted is tuple and isinstance(value, list):
         value = tuple(value)
     if type(value) is not wanted or not _in_range(field, value):
-        raise ConfigError(f"{field.name} must be {allowed(field)}, but is {brief(value)}")
+        raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
     return value
 
 
@@ -153,20 +153,24 @@ def parse_value(field: Field, raw: RawValue) -> object:
     if isinstance(text, list):
         return check_value(field, [each.value for each in text])
     if raw.plain and text in NO_VALUE:
-        raise ConfigError(f"{field.name} has no value; it must be {allowed(field)}, or be left out")
+        raise ConfigError(
+            f"{field.name} has no value; it must be {describe_allowed(field)}, or be left out"
+        )
     if wanted is tuple and isinstance(text, str):
         return check_value(field, [text])
     if wanted is str or isinstance(text, dict) or text in field.metadata["choices"]:
         return check_value(field, text)
     if not raw.plain:
         raise ConfigError(
-            f"{field.name} must be {allowed(field)}, but is text: {brief(text)}; remove the quotes"
+            f"{field.name} must be {describe_allowed(field)}, but is text: {brief(text)}; remove the quotes"
         )
     if wanted is bool:
         return check_value(field, {"true": True, "false": False}.get(text, text))
     for pattern, reason in NOT_NUMBERS.items():
         if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
-            raise ConfigError(f"{field.name} must be {allowed(field)}, but {brief(text)} {reason}")
+            raise ConfigError(
+                f"{field.name} must be {describe_allowed(field)}, but {brief(text)} {reason}"
+            )
     is_integer = re.fullmatch("[-+]?[0-9]+", text)
     return check_value(field, int(text) if is_integer else float(text))
 
