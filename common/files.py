@@ -55,7 +55,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     Until then it has a name of its own, so several processes may write the same file.
     """
-    with _temporary(path, secrets.token_hex(8)) as new:
+    with _temporary_path(path, secrets.token_hex(8)) as new:
         with open(new, "xb") as file:
             yield file
             _sync(file)
@@ -71,7 +71,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     Raises ResourceError if the disk is full or fails; the old files are intact then.
     """
     try:
-        with _temporary(path, str(os.getpid())) as new:
+        with _temporary_path(path, str(os.getpid())) as new:
             _write_synced(new, content)
             _replace(new, path, previous)
             _sync_folder(path.parent)
@@ -93,7 +93,7 @@ def remove_stale(folder: Path, names: Collection[str]) -> None:
 
 
 @contextmanager
-def _temporary(path: Path, tag: str) -> Iterator[Path]:
+def _temporary_path(path: Path, tag: str) -> Iterator[Path]:
     """Yield a name beside `path` for an unfinished file, which is removed at the end."""
     name = path.with_name(f"{path.name}.tmp.{tag}")
     name.unlink(missing_ok=True)  # left by a dead process with the same pid
@@ -119,7 +119,7 @@ def _replace(new: Path, path: Path, previous: Path | None) -> None:
     if previous is None or not path.exists():
         os.replace(new, path)
         return
-    with _temporary(previous, str(os.getpid())) as old:
+    with _temporary_path(previous, str(os.getpid())) as old:
         try:
             os.link(path, old)
         except OSError:  # a file system without hard links
