@@ -76,14 +76,14 @@ def escape(text: object, keep: str = "") -> str:
     emoji and Indic scripts need.
     """
     keep += "\u200c\u200d"
-    return "".join(c if c in keep or _is_harmless(c) else _escaped(c) for c in str(text))
+    return "".join(c if c in keep or _is_harmless(c) else _escape_character(c) for c in str(text))
 
 
 def _is_harmless(c: str) -> bool:
     return unicodedata.category(c)[0] != "C" and c not in "\u2028\u2029"
 
 
-def _escaped(c: str) -> str:
+def _escape_character(c: str) -> str:
     return c.encode("unicode_escape").decode()
 
 

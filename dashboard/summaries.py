@@ -67,7 +67,7 @@ def code_block(lines: Iterable[str]) -> str:
 
 def table(rows: dict[str, object], head: tuple[str, str]) -> str:
     """Return Markdown of a table with two columns, whatever characters are in it."""
-    cells = [(_escaped(name), _escaped(str(value))) for name, value in rows.items()]
+    cells = [(_escape_markdown(name), _escape_markdown(str(value))) for name, value in rows.items()]
     return "".join(f"| {name} | {value} |\n" for name, value in [head, ("---", "---"), *cells])
 
 
@@ -138,5 +138,5 @@ def _hparams_value(tag: str, part: dict) -> Summary.Value:
     return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))
 
 
-def _escaped(words: str) -> str:
+def _escape_markdown(words: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+.!|>-])", r"\\\1", words)
