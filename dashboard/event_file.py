@@ -34,7 +34,7 @@ class EventFile:
         self.number = max([1, int(time.time()), *(n + 1 for n in numbers if n < MAX_NUMBER)])
         self.path = folder / EVENTS.format(self.number)
         self.size = 0  # bytes on disk
-        self.waiting = io.BytesIO()
+        self.buffer = io.BytesIO()
 
     @property
     def position(self) -> dict[str, int]:
@@ -42,19 +42,19 @@ class EventFile:
         return {"number": self.number, "size": self.size}
 
     def add(self, summary: Summary, step: int) -> None:
-        if not self.size and not self.waiting.tell():
-            self.waiting.write(_records([]))
-        self.waiting.write(_record(Event(summary=summary, step=step, wall_time=time.time())))
+        if not self.size and not self.buffer.tell():
+            self.buffer.write(_records([]))
+        self.buffer.write(_record(Event(summary=summary, step=step, wall_time=time.time())))
 
     def flush(self) -> None:
         """Write the waiting records to disk; raise OSError, and keep them, if that fails."""
-        if not self.waiting.tell():
+        if not self.buffer.tell():
             return
         with open(self.path, "r+b" if self.size else "wb") as file:
             file.seek(self.size)  # overwrites what a failed attempt left
-            file.write(self.waiting.getvalue())
-        self.size += self.waiting.tell()
-        self.waiting = io.BytesIO()
+            file.write(self.buffer.getvalue())
+        self.size += self.buffer.tell()
+        self.buffer = io.BytesIO()
 
 
 def write_description(folder: Path, summaries: Iterable[Summary]) -> None:
