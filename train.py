@@ -247,7 +247,7 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
         done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
         if improved or done or run.save_due:
             last = done or run.save_due
-            world.on_rank_0(manager.save, run, best=improved, last=last, final=done)
+            world.on_rank_0(manager.save, run, as_best=improved, as_last=last, final=done)
         if done:
             return
 
