@@ -14,8 +14,8 @@ TYPE_NAMES = {
     int: "an integer",
     float: "a number",
     bool: "true or false",
-    str: "text",
-    tuple: "a list of texts",
+    str: "a string",
+    tuple: "a list of strings",
 }
 CONTAINERS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
@@ -45,14 +45,14 @@ def setting(
     command line the setting also has its `aliases` (those that start with `no-` mean false), and
     `bare_value` is its value when the option is given without one.
     """
-    about = {
+    metadata = {
         "meaning": meaning,
         "within": within,
         "choices": choices,
         "aliases": aliases,
         "bare_value": bare_value,
     }
-    return dataclasses.field(default=default, metadata=about)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Checked:
@@ -162,7 +162,8 @@ def parse_value(field: Field, raw: RawValue) -> object:
         return check_value(field, text)
     if not raw.plain:
         raise ConfigError(
-            f"{field.name} must be {describe_allowed(field)}, but is text: {brief(text)}; remove the quotes"
+            f"{field.name} must be {describe_allowed(field)}, but is a string: {brief(text)}; "
+            "remove the quotes"
         )
     if wanted is bool:
         return check_value(field, {"true": True, "false": False}.get(text, text))

@@ -62,8 +62,8 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
     ("A16", ["--seed="], ["seed has no value"]),
     ("A16", ["--seed"], ["--seed: has no value", "an integer in [0, 4294967295]", "--seed=VALUE"]),
     ("A16", ["--seed", "--compile"], ["--seed: has no value"]),
-    ("A16", ["--resume="], ["--resume: ", "must be text", "''"]),
-    ("A16", ["--out_dir="], ["must be text", "''"]),
+    ("A16", ["--resume="], ["--resume: ", "must be a string", "''"]),
+    ("A16", ["--out_dir="], ["must be a string", "''"]),
     ("A17", ["--dropout=nan"], ["'nan' is not finite"]),
     ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 1000], but is -1"]),
     (
@@ -102,7 +102,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
 
 INVALID_SAMPLE = [  # row of test_catalogue.py, arguments, fragments of the message
     ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
-    ("C1", ["--ckpt="], ["--ckpt: ", "must be text"]),
+    ("C1", ["--ckpt="], ["--ckpt: ", "must be a string"]),
     ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),
     ("D6", ["--ckpt=x", "--temperature=nan"], ["'nan' is not finite"]),
     ("D6", ["--ckpt=x", "--temperature=inf"], ["'inf' is not finite"]),
