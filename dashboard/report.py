@@ -93,7 +93,7 @@ class Report:
             self.logger.scalars(step, self._step_scalars(result, tokens_per_sec))
 
     def log_evaluation(self, result: Evaluation) -> None:
-        """Report the losses, the sample and, if `train.log` is pictures, those of an evaluation."""
+        """Report the losses, the sample and, if they are enabled, the pictures of an evaluation."""
         step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
         scalars = {
             "val/loss": val_loss,
