@@ -156,9 +156,7 @@ class Session:
         model = checkpoints.build_model(saved, dataclasses.replace(saved.config.model, **chosen))
         self.model = model.to(self.runtime.device)
         self.tokenizer = CharTokenizer(saved.vocabulary)
-        self.saved = dataclasses.replace(
-            saved, tensors={}
-        )  # frees the memory of the optimizer state
+        self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         for stop in options.stop:
             try:

@@ -107,7 +107,9 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
     if length > MAX_HEADER:
         raise CheckpointError(f"the header has {length:,} bytes; allowed: {MAX_HEADER:,}")
     if 8 + length > len(content):
-        raise CheckpointError(f"the header has {length:,} bytes, which is more than the file has")
+        raise CheckpointError(
+            f"the header has {length:,} bytes, which is beyond the end of the file"
+        )
     header = _parse_json(bytes(content[8 : 8 + length]))
     if type(header) is not dict:
         raise CheckpointError("the header is not a JSON object")
@@ -116,7 +118,7 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise CheckpointError("__metadata__ must map names to strings")
     tensors, end = {}, 0
     for name, entry in header.items():
-        dtype, shape, start, stop = _entry(name, entry)
+        dtype, shape, start, stop = _parse_entry(name, entry)
         if start != end:
             raise CheckpointError(f"{_quote(name)} begins at byte {start:,}, not {end:,}")
         count = math.prod(shape)
@@ -137,7 +139,7 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
     return metadata, tensors
 
 
-def _entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int, int]:
+def _parse_entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int, int]:
     """Check the header's entry for a tensor; return its dtype, shape, start and end."""
     if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{_quote(name)} must have dtype, shape and data_offsets")

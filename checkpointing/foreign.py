@@ -1,8 +1,7 @@
 """Safe loading of PyTorch archives from other programs, which only imports need.
 
 `torch.load(weights_only=True)` runs no code, but an archive of a few hundred bytes can still make
-it allocate gigabytes or crash the process. So the archive and the pickle in it are
-inspected first.
+it allocate gigabytes or crash the process. So the archive and the pickle in it are inspected first.
 """
 
 import io
@@ -75,11 +74,9 @@ def inspect_pickle(pickle: bytes) -> None:
     """
     if len(pickle) > MAX_PICKLE:
         raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
-    heights, marks = (
-        [],
-        [],
-    )  # the unpickler's stack: nesting depth of each value; positions of marks
-    memo, opcode_before = {}, ""  # the unpickler's memo: opcode and nesting depth of each value
+    # the unpickler's stack, as the nesting depth of each value and the positions of the marks
+    heights, marks = [], []
+    memo, opcode_before = {}, ""  # its memo: opcode and nesting depth of each value
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
             raise CheckpointError(

@@ -69,7 +69,7 @@ class RunInUseError(UserError):
 
 
 def escape(text: object, keep: str = "") -> str:
-    """Escape control, bidirectional, surrogate and unassigned characters: `\\x1b`.
+    """Escape control, bidirectional, surrogate and unassigned characters, for example to `\\x1b`.
 
     Everything from outside passes through here before it is printed: config keys, file names,
     checkpoint contents, generated text. Characters in `keep` are not escaped, and neither are
@@ -212,7 +212,7 @@ def notify(line: str) -> None:
 
 
 def run_script(main: Callable[[list[str]], int]) -> int:
-    """Run the only command of this process with `run_command`; a signal gives no traceback."""
+    """Run the command of this process with `run_command`, without a traceback at a signal."""
     try:
         handle_signals(unwind)
         code = run_command(main)
@@ -256,7 +256,7 @@ def run_command(main: Callable[[list[str]], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for every closed stream, so that no file opened later replaces it."""
+    """Open the null device for every closed stream, so that no other file takes its place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -290,7 +290,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _redirect_failed_streams() -> None:
-    """Redirect a stream that cannot be flushed to the null device: Python's exit would fail."""
+    """If a stream cannot be flushed, redirect it to the null device: Python's exit would fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

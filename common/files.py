@@ -18,8 +18,8 @@ from common.errors import CheckpointError, ResourceError, escape
 def check_path_spelling(path: str | Path) -> None:
     """Raise CheckpointError if a path does not exist, but one with a similar name does.
 
-    Only folders and files with the same suffix are suggested. This is fast, while loading a
-    checkpoint first needs slow imports.
+    It suggests only folders, and files with the same suffix. It needs no slow imports, so a typo is
+    reported at once.
     """
     path, candidates = Path(path), []
     with suppress(OSError):  # for example a name that is too long: loading the path will report it
@@ -36,8 +36,8 @@ def check_path_spelling(path: str | Path) -> None:
 def read_regular(path: str | Path, max_bytes: int) -> bytearray:
     """Read a regular file of at most `max_bytes`.
 
-    Raises OSError, whose `strerror` describes the problem, even for larger files and for pipes and
-    devices, which could block or never end.
+    Raises OSError, whose `strerror` describes the problem. A larger file is an error, and so is a
+    pipe or device, because reading it could block or never end.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(EINVAL, "not a regular file", str(path))
@@ -66,8 +66,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to `path`, which holds the old or the new bytes at any instant.
 
-    With `previous`, the old file is then renamed to that name. The new file is in place by then, so
-    at any instant one of the two is intact, even if the old file is damaged. The folder must have
+    With `previous`, the old file then gets that name. The new file is in place before that, so at
+    any instant one of the two is intact, even if the old file is damaged. The folder must have
     one writer at a time.
 
     Raises ResourceError if the disk is full or fails; the old files are intact then.

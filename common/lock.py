@@ -12,7 +12,7 @@ from common.errors import ResourceError, RunInUseError, escape
 
 # do not follow symbolic links, and do not wait for the other end of a pipe
 FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-LOCKED_BYTE = 2**30  # on Windows nobody can read a locked byte, so lock one that nobody reads
+LOCKED_BYTE = 2**30  # Windows blocks reads of a locked byte, so lock one after the content
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         ) from error
     with os.fdopen(handle, "r+b", buffering=0) as file:
         found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # or a hard link to another file
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # a hard link: another file
             raise _not_ours(folder)
         try:
             _lock(file)

@@ -291,7 +291,7 @@ class SampleConfig(Checked):
     )
     top_p: float = setting(
         1.0,
-        "nucleus sampling: only the likeliest characters, up to this total probability; 1: off",
+        "nucleus sampling: only the likeliest characters with this total probability; 1: off",
         "(0, 1]",
     )
     min_p: float = setting(
@@ -363,7 +363,7 @@ class SampleConfig(Checked):
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
-    """Return `did you mean X?` for an unknown key, even for the name in another project.
+    """Return `did you mean X?` for an unknown key; names from other projects are recognized.
 
     `names` maps the names of settings to what is printed for them.
     """
@@ -410,7 +410,7 @@ def from_dict(mapping: object, section: type = Config):
 
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Estimate the number of parameters within a few percent: 12 n_embd^2 per block, plus tables."""
+    """Estimate the number of parameters within a few percent: 12 n_embd^2 per block and tables."""
     tables = (1 if model.tied else 2) + model.token_shifts
     rows = tables * vocab_size + model.block_size * (model.positions == "learned")
     return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd

@@ -376,6 +376,11 @@ def test_a_forged_file_is_rejected_quickly_with_bounded_memory(name, file):
     assert time.monotonic() - start_time < 10
 
 
+def test_a_header_that_is_longer_than_the_file_is_an_error():
+    with pytest.raises(CheckpointError, match="100 bytes, which is beyond the end of the file"):
+        file_format.parse(bytearray((100).to_bytes(8, "little") + b"{}"))
+
+
 def test_memory_is_bounded_for_the_header_with_the_most_objects(file):
     """Use as many small objects as the limit on commas allows."""
     parts = b",".join(b'"%x":[]' % i for i in range(file_format.MAX_COMMAS - 100))
