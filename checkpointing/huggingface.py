@@ -29,7 +29,7 @@ usage: python -m checkpointing.huggingface RUN|MODEL --out_dir=DIR
   python -m checkpointing.huggingface hf --out_dir=out/imported         import a model
 """
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-CLASSIC = {  # a model with these settings is a GPT-2, called "classic" below
+CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means such a model
     "positions": "learned",
     "token_shifts": 0,
     "norm": "layernorm",
@@ -37,7 +37,7 @@ CLASSIC = {  # a model with these settings is a GPT-2, called "classic" below
     "qk_norm": False,
     "logit_softcap": 0.0,
 }
-SETTING_NAMES = {  # our settings -> the same in a config.json of GPT-2
+SETTING_NAMES = {  # name of a setting here -> in a config.json of GPT-2
     "n_layer": "n_layer",
     "n_head": "n_head",
     "n_embd": "n_embd",
@@ -45,7 +45,7 @@ SETTING_NAMES = {  # our settings -> the same in a config.json of GPT-2
     "dropout": "resid_pdrop",
     "attention_dropout": "attn_pdrop",
 }
-FIXED = {  # settings of a GPT-2 that have no counterpart here -> their only value
+FIXED = {  # settings of GPT-2 without a counterpart here, and the values that models here have
     "model_type": "gpt2",
     "activation_function": "gelu",  # exact; the default of transformers is an approximation
     "layer_norm_epsilon": 1e-5,

@@ -47,8 +47,8 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
---key=value, and a dash the same as an underscore. A setting that is true
-or false needs no value: --key is --key=true.
+--key=value, and a dash is the same as an underscore. A setting that is true or false needs no
+value: --key is --key=true.
 [0, 1) means at least 0 and below 1.
 """
 
