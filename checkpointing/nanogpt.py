@@ -104,9 +104,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, "Tensor"]]
     if sum(each.nbytes for each in weights.values()) > 2 * path.stat().st_size:
         raise CheckpointError(f"{shown_path}: its tensors are larger than the file")
     tensors = {name.removeprefix(COMPILED): each for name, each in weights.items()}
-    return {
-        name: arguments[name] for name in (*REQUIRED_ARGUMENTS, "dropout") if name in arguments
-    }, tensors
+    names = [*REQUIRED_ARGUMENTS, "dropout"]
+    return {name: arguments[name] for name in names if name in arguments}, tensors
 
 
 def read_meta(path: Path) -> dict[str, int]:
