@@ -1,4 +1,4 @@
-"""Safe loading of PyTorch archives from other programs, which only imports need.
+"""Safe loading of PyTorch archives from other programs, to import their models.
 
 `torch.load(weights_only=True)` runs no code, but an archive of a few hundred bytes can still make
 it allocate gigabytes or crash the process. So the archive and the pickle in it are inspected first.
@@ -15,7 +15,7 @@ import torch
 from common.errors import CheckpointError, escape
 from common.files import read_regular
 
-PICKLE = "data.pkl"  # record with the structure; the numbers of each tensor are in another record
+PICKLE = "data.pkl"  # record with the structure; the numbers of each tensor have their own record
 GLOBALS = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
 MAX_FILE = 2**36  # bytes
 MAX_PICKLE = 2**22  # bytes; one byte of a pickle may become an object of 64 bytes

@@ -35,7 +35,8 @@ def only_writer(folder: Path) -> Iterator[None]:
         ) from error
     with os.fdopen(handle, "r+b", buffering=0) as file:
         found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # a hard link: another file
+        # a file with a second hard link must not be changed: it is also a file elsewhere
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             raise _not_ours(folder)
         try:
             _lock(file)
