@@ -28,7 +28,7 @@ from common.errors import (
     run_script,
     stdout_is_closed,
 )
-from common.files import check_name, read_regular
+from common.files import check_path_spelling, read_regular
 from configs.cli import load_sample, sample_help
 from configs.fields import brief
 from configs.schema import SampleConfig
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from model.generate import Generation
 
-# Single-token products are too small to multithread; read when NumPy is imported.
+# The products for a single token are too small to multithread. NumPy reads this at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MAX_BATCH = 64  # samples
 MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if stdout_is_closed():
         raise ResourceError("standard output is closed; redirect it to a file or a program")
     check_address_space()
-    check_name(options.ckpt)
+    check_path_spelling(options.ckpt)
     if options.html:
         from page.export import check_target
 
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
 
 
 def print_samples(session: "Session", prompt: str) -> None:
-    """Print a single sample as it is drawn, several in batches, each batch when it is complete."""
+    """Print one sample while it is drawn; draw several in batches, and print complete batches."""
     options, ids = session.options, session.encode(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
@@ -156,8 +156,8 @@ class Session:
         model = checkpoints.build_model(saved, dataclasses.replace(saved.config.model, **chosen))
         self.model = model.to(self.runtime.device)
         self.tokenizer = CharTokenizer(saved.vocabulary)
-        self.saved = dataclasses.replace(saved, tensors={})  # without those of the optimizers
-        self.drawn, self.seconds = 0, 0.0  # characters, and the time for them
+        self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
+        self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         for stop in options.stop:
             try:
                 self.tokenizer.encode(stop)
@@ -165,9 +165,9 @@ class Session:
                 raise ConfigError(f"--stop {brief(stop)} can never appear: {error}") from None
 
     def encode(self, text: str) -> "np.ndarray":
-        """Encode a text, without its unknown characters if they are to be skipped.
+        """Encode a text; with --unknown=skip, without its unknown characters.
 
-        Raises ConfigError if they are not.
+        Otherwise an unknown character raises ConfigError.
         """
         from data.tokenizer import UnknownCharacter
 
@@ -184,7 +184,7 @@ class Session:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
-        """Start these samples with the prompt, or with a start character if it is empty."""
+        """Start these samples with the prompt, or with a start character if the prompt is empty."""
         import numpy as np
         import torch
 
@@ -266,9 +266,9 @@ class Session:
 
 
 class StopStrings:
-    """The end of a sample at a stop string, which may have begun in the text shown before it.
+    """Detects the stop string that ends a sample, even if it begins in text already shown.
 
-    Text that may be the start of a stop string is buffered, in `pending`.
+    Text that may be the start of a stop string is buffered in `pending`.
     """
 
     def __init__(self, stops: Sequence[str], shown: str):
@@ -277,7 +277,7 @@ class StopStrings:
         self.pending, self.reached = "", False
 
     def feed(self, character: str) -> str:
-        """Take one more character; return what is certain not to belong to a stop string."""
+        """Add a character; return the text that is now certain not to belong to a stop string."""
         if not self.stops or self.reached:
             return "" if self.reached else character
         self.tail = (self.tail + character)[-self.longest :]
@@ -292,7 +292,7 @@ class StopStrings:
         return output
 
     def _possible_start(self) -> str:
-        """Return the longest end of the text that a stop string starts with."""
+        """Return the longest suffix of the text that is a prefix of a stop string."""
         for n in range(len(self.tail), 0, -1):
             if any(stop.startswith(self.tail[-n:]) for stop in self.stops):
                 return self.tail[-n:]
@@ -300,7 +300,7 @@ class StopStrings:
 
 
 def read_prompt(prompt: str) -> str:
-    """Return the text that --prompt stands for: itself, a file's, or that of standard input."""
+    """Return the text of --prompt: the option itself, the content of a file, or standard input."""
     if prompt == "-":
         return decode(sys.stdin.buffer.read(), "standard input", ConfigError)
     if prompt.startswith("FILE:"):

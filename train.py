@@ -27,7 +27,7 @@ from common.errors import (
     output,
     run_script,
 )
-from common.files import check_name
+from common.files import check_path_spelling
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
@@ -61,15 +61,15 @@ def main(argv: list[str]) -> int:
         check_address_space()
         for path in (command.init_from, command.resume):
             if path and path != "auto":
-                check_name(path)
+                check_path_spelling(path)
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
                 train(command, stop, world)
             except (NonFiniteError, RuntimeError, MemoryError) as error:
-                from checkpointing.failures import raise_user_error
+                from checkpointing.failures import raise_if_user_error
 
-                raise_user_error(error, command, world)
+                raise_if_user_error(error, command, world)
                 raise
         return stop.exit_code
 
@@ -184,7 +184,7 @@ def build_run(
     config = command.config
     saved = checkpoints.load(source) if source else None
     if saved:
-        checkpoints.check_resumable(saved)
+        checkpoints.check_has_optimizer_state(saved)
     parent = None
     if command.init_from:
         parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
@@ -207,7 +207,7 @@ def build_run(
             *checkpoints.environment_changes(saved, corpus, selected),
         ]
         run = checkpoints.restore(saved, config, corpus, selected)
-        if checkpoints.has_other_validation_text(saved, config, corpus):
+        if checkpoints.validation_text_differs(saved, config, corpus):
             run.progress.forget_best()
             changes.append("another validation text, so the best loss is tracked from scratch")
         return run, saved, changes
@@ -247,7 +247,7 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
         done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
         if improved or done or run.save_due:
             last = done or run.save_due
-            world.on_rank_0(manager.save, run, best=improved, last=last, final=done)
+            world.on_rank_0(manager.save, run, as_best=improved, as_last=last, final=done)
         if done:
             return
 

@@ -1,1 +1,1 @@
-"""Checkpoints and the run folder: what makes sure that no run is lost."""
+"""Checkpoints, the run folder, and the import and export of models."""

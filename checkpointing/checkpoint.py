@@ -1,6 +1,7 @@
-"""A checkpoint: a run at one step, complete, and checked in every part when it is loaded.
+"""A checkpoint: the complete state of a run at one step. Loading checks every part of it.
 
-`capture` makes one of a run, `restore` a run of one. file_format.py turns it into bytes.
+`capture` makes a checkpoint from a run, `restore` makes a run from a checkpoint. file_format.py
+converts a checkpoint to the bytes of a file and back.
 """
 
 import json
@@ -35,8 +36,9 @@ from training.state import Progress, Run
 
 SUFFIX = ".safetensors"
 LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
+# the checkpoint that is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
-PARTS = {
+PARTS = {  # field of Checkpoint -> its type in the JSON of the file
     "config": dict,
     "vocabulary": str,
     "data": dict,
@@ -44,27 +46,27 @@ PARTS = {
     "environment": dict,
     "events": dict,
 }
-REQUIRED = {
+REQUIRED = {  # entries of these parts that every checkpoint must have
     "data.name": str,
     "data.sha256": str,
     "data.characters": int,
     "events.number": int,
     "events.size": int,
 }
-# settings of the model that may differ from the checkpoint's: they change no weight's meaning, and
-# take effect (residual_init would not, because the weights come from the checkpoint)
-FREE_KEYS = {"attention", "kernel", "dropout", "attention_dropout"}
+# Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
+# new value takes effect. (A new residual_init would not: the weights are already initialized.)
+CHANGEABLE_SETTINGS = {"attention", "kernel", "dropout", "attention_dropout"}
 FIXED_ON_RESUME = {
-    "train.optimizer": "the states of optimizers do not convert",
-    "data.min_count": "the vocabulary that it decided is part of the checkpoint",
+    "train.optimizer": "the state of one optimizer does not fit another",
+    "data.min_count": "the vocabulary in the checkpoint was made with it",
 }
-MAX_EXCESS_BYTES = 2**22  # of the model that a config describes over the weights in its file
+MAX_EXCESS_BYTES = 2**22  # the model of a config may be this much larger than the weights
 Plain = int | float | str | bool | None
 
 
 @dataclass
 class Checkpoint:
-    """A run at one step. Sampling needs nothing else; resuming also needs the text.
+    """A run at one step. It is all that sampling needs; resuming also needs the text.
 
     `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model, ema
     (if the run has one), exp_avg, exp_avg_sq and momentum, and the parameters as in
@@ -79,20 +81,20 @@ class Checkpoint:
     data: dict[str, Plain]  # name, SHA-256 and length of the text
     progress: dict[str, Plain | list[Plain]]  # the fields of Progress
     environment: dict[str, Plain]  # what must be equal for a bit-exact resume
-    events: dict[str, int]  # how far the event files are: `EventFile.position`
+    events: dict[str, int]  # end of the event files at this step: `EventFile.position`
     tensors: dict[str, Tensor]
-    origin: str = field(default="checkpoint", compare=False)  # file name, for messages
+    shown_path: str = field(default="checkpoint", compare=False)  # path of the file, for messages
 
     def __post_init__(self):
         try:
             CharTokenizer(self.vocabulary)
         except ValueError as error:
-            raise CheckpointError(f"{self.origin}: invalid vocabulary: {error}") from error
+            raise CheckpointError(f"{self.shown_path}: invalid vocabulary: {error}") from error
         for part in ("data", "progress", "environment", "events"):
             for key, value in getattr(self, part).items():
                 for each in value if type(value) is list else [value]:
                     if type(each) not in (int, float, str, bool, type(None)):
-                        self._refuse(f"{part}.{escape(key)}", "a number or text", each)
+                        self._refuse(f"{part}.{escape(key)}", "a number or a string", each)
         for name, kind in REQUIRED.items():
             part, _, key = name.partition(".")
             value = getattr(self, part).get(key)
@@ -113,7 +115,7 @@ class Checkpoint:
         return any(name.startswith("ema.") for name in self.tensors)
 
     def _refuse(self, name: str, allowed: str, value: object):
-        raise CheckpointError(f"{self.origin}: {name} must be {allowed}, but is {brief(value)}")
+        raise CheckpointError(f"{self.shown_path}: {name} must be {allowed}, but is {brief(value)}")
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
@@ -122,7 +124,7 @@ class Checkpoint:
 def capture(run: Run, events: dict[str, int]) -> Checkpoint:
     """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite.
 
-    `events` is how far the event files are.
+    `events` is the current end of the event files, `EventFile.position`.
     """
     tensors = {}
     for name, slices in _tensors_of(run).items():
@@ -147,20 +149,20 @@ def capture(run: Run, events: dict[str, int]) -> Checkpoint:
 
 
 def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime) -> Run:
-    """Rebuild the run of a checkpoint under `config`, which may differ in what resuming allows.
+    """Rebuild the run of a checkpoint with `config`, which may differ from the saved config.
 
-    Raises CheckpointError unless resuming allows what differs, and every tensor fits the model and
-    optimizers of `config`.
+    Raises CheckpointError for a difference that resuming does not allow, and for a tensor that does
+    not fit the model and the optimizers of `config`.
     """
-    _check_resumable(saved, config)
-    _check_size(saved)
+    _check_fixed_settings(saved, config)
+    _check_saved_model_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     named, tensors = _tensors_of(run), saved.tensors
     if run.ema_model is None:
         tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
-    elif not saved.has_ema:  # a run that starts its average now
+    elif not saved.has_ema:  # the EMA starts now, from the weights
         tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
-    check_tensors(saved.origin, tensors, named)
+    check_tensors(saved.shown_path, tensors, named)
     with torch.no_grad():
         for name, slices in named.items():
             copy_slices(tensors[name], slices)
@@ -174,11 +176,11 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     return run
 
 
-def check_resumable(saved: Checkpoint) -> None:
-    """Raise CheckpointError for a model that was imported: it has weights alone."""
+def check_has_optimizer_state(saved: Checkpoint) -> None:
+    """Raise CheckpointError for an imported model: it has weights only."""
     if all(name.startswith("model.") for name in saved.tensors):
         raise CheckpointError(
-            f"{saved.origin}: an imported model, which has no optimizer state to resume from; "
+            f"{saved.shown_path}: an imported model, which has no optimizer state to resume from; "
             "start a new run with --init_from"
         )
 
@@ -189,12 +191,12 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     `config` may differ from the saved one in layout, kernel and dropout. Raises CheckpointError
     unless every weight fits.
     """
-    _check_size(saved)
+    _check_saved_model_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
     for role in ("model", "ema") if saved.has_ema else ("model",):
         tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
         named = {f"{role}.{name}": slices for name, slices in model.named_slices().items()}
-        check_tensors(saved.origin, tensors, named)
+        check_tensors(saved.shown_path, tensors, named)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
 
@@ -202,9 +204,9 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
 def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
     """Extend the vocabulary of a checkpoint, for `build_model`.
 
-    Every table with one row per character gets rows for the new ones, as a new model of this seed
-    has them; the rows of the old characters, and all other weights, stay the same. Raises
-    CheckpointError unless every weight fits.
+    Every matrix with one row per character gets a row for each new character, with the weights that
+    a new model of this seed has there. The rows of the old characters and all other weights stay
+    the same. Raises CheckpointError unless every weight fits.
     """
     build_model(saved)  # checks names and shapes
     new_model = GPT(saved.config.model, len(vocabulary), seed)
@@ -236,25 +238,26 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
     return facts | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
 
 
-def _check_size(saved: Checkpoint) -> None:
+def _check_saved_model_size(saved: Checkpoint) -> None:
     weights = saved.role("model").values()
-    check_size(saved.origin, weights, saved.config.model, len(saved.vocabulary))
+    check_model_size(saved.shown_path, weights, saved.config.model, len(saved.vocabulary))
 
 
-def check_size(
-    origin: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
+def check_model_size(
+    shown_path: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
 ) -> None:
-    """Raise CheckpointError if a small file would make a large model."""
+    """Raise CheckpointError if the config describes a far larger model than the file has."""
     in_file = sum(tensor.nbytes for tensor in weights)
     implied = 4 * estimate_parameters(config, vocab_size)
     if implied > in_file + MAX_EXCESS_BYTES:
         raise CheckpointError(
-            f"{origin}: its weights have {in_file:,} bytes, its config describes {implied:,}"
+            f"{shown_path}: its weights have {in_file:,} bytes, but its config describes a "
+            f"model of {implied:,} bytes"
         )
 
 
 def check_tensors(
-    origin: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
+    shown_path: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
 
@@ -263,7 +266,9 @@ def check_tensors(
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     if missing or unknown:
-        raise CheckpointError(f"{origin}: missing: {_names(missing)}; unknown: {_names(unknown)}")
+        raise CheckpointError(
+            f"{shown_path}: missing: {_names(missing)}; unknown: {_names(unknown)}"
+        )
     for name, slices in expected.items():
         shape = (sum(map(len, slices)), *slices[0].shape[1:])
         have, want = (
@@ -271,10 +276,10 @@ def check_tensors(
             _describe(slices[0].dtype, shape),
         )
         if have != want:
-            raise CheckpointError(f"{origin}: {name} is {have}, its config describes {want}")
+            raise CheckpointError(f"{shown_path}: {name} is {have}, its config describes {want}")
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
-        raise CheckpointError(f"{origin}: not finite: {_names(infinite)}")
+        raise CheckpointError(f"{shown_path}: not finite: {_names(infinite)}")
 
 
 def _names(names: Sequence[str]) -> str:
@@ -282,12 +287,12 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """Return such as `float32 (65, 128)`."""
+    """Return a description such as `float32 (65, 128)`."""
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
 def _restore_progress(saved: Checkpoint) -> Progress:
-    """Raise CheckpointError unless the saved progress is complete and possible."""
+    """Return the saved progress; raise CheckpointError unless it is complete and consistent."""
     kinds = {each.name: each.type for each in fields(Progress)}
     wrong = kinds.keys() ^ saved.progress.keys()
     wrong |= {
@@ -299,11 +304,11 @@ def _restore_progress(saved: Checkpoint) -> Progress:
         if in_order and progress.skipped_in_a_row <= progress.skipped <= progress.step:
             return progress
     names = ", ".join(sorted(wrong)) or "its steps contradict each other"
-    raise CheckpointError(f"{saved.origin}: invalid progress: {escape(names)}")
+    raise CheckpointError(f"{saved.shown_path}: invalid progress: {escape(names)}")
 
 
 def _is_valid(value: object, kind: type) -> bool:
-    """Return whether a value has the type, no number is negative or NaN, and no name unknown."""
+    """Return whether a value has the type: a number of at least 0, a known warning, or a list."""
     if get_origin(kind) is list:
         return type(value) is list and all(_is_valid(each, *get_args(kind)) for each in value)
     return type(value) is kind and (value in WARNINGS if kind is str else value >= 0)
@@ -322,46 +327,47 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a checkpoint; raise CheckpointError if there is none, or if any part is invalid."""
+    """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
-    origin, parts = escape(path), {}
+    shown_path, parts = escape(path), {}
     for name, kind in PARTS.items():
         try:
             parts[name] = file_format.parse_json(metadata[name])
         except KeyError:
             raise CheckpointError(
-                f"{origin}: not a checkpoint of this program: it has no {name}"
+                f"{shown_path}: not a checkpoint of this program: it has no {name}"
             ) from None
         except CheckpointError as error:
-            raise CheckpointError(f"{origin}: {name}: {error}") from None
+            raise CheckpointError(f"{shown_path}: {name}: {error}") from None
         if type(parts[name]) is not kind:
             raise CheckpointError(
-                f"{origin}: {name} must be {'text' if kind is str else 'a mapping'}, "
+                f"{shown_path}: {name} must be {'a string' if kind is str else 'a mapping'}, "
                 f"but is {brief(parts[name])}"
             )
     try:
         config = from_dict(parts["config"])
     except ConfigError as error:
-        raise CheckpointError(f"{origin}: invalid config: {error}") from error
+        raise CheckpointError(f"{shown_path}: invalid config: {error}") from error
     losses = {"best_loss", "train_loss_at_best"} & parts["progress"].keys()
     progress = parts["progress"] | {
         name: math.inf for name in losses if parts["progress"][name] is None
     }
     return Checkpoint(
-        **parts | {"config": config, "progress": progress}, tensors=tensors, origin=origin
+        **parts | {"config": config, "progress": progress}, tensors=tensors, shown_path=shown_path
     )
 
 
 def _to_json(value: object) -> object:
-    """Return null for an infinite loss, which stands for none: JSON has no Infinity."""
+    """Replace an infinite loss, which means that there is none yet, with None (null in JSON)."""
     return None if value == math.inf else value
 
 
 def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
-    """Return the file to load for a file or run folder, and a note if it is not the first choice.
+    """Return the checkpoint to load, and a note if it is not the preferred one.
 
-    `prefer` is "last" or "best". If that file of a folder is missing or damaged, an older one is
-    used. A file that the user named is used or refused. Raises CheckpointError, which names
+    `path` is a run folder or a checkpoint. In a folder, `prefer` selects last.safetensors or
+    best.safetensors; if that file is missing or damaged, another checkpoint in the folder is loaded
+    instead. A single checkpoint is loaded or refused. Raises CheckpointError, which lists the
     undamaged checkpoints nearby.
     """
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
@@ -377,15 +383,15 @@ def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
     if path.suffix == ".pt" and renamed.is_file():
         raise CheckpointError(f"{'; '.join(faults)}; use {escape(renamed)}")
     good = [escape(each) for each in _nearby(path)]
-    others = f"undamaged ones nearby, newest first: {', '.join(good)}" if good else "none is nearby"
-    raise CheckpointError(f"{'; '.join(faults)}; {others}")
+    others = f", newest first: {', '.join(good)}" if good else ": none"
+    raise CheckpointError(f"{'; '.join(faults)}; undamaged checkpoints nearby{others}")
 
 
 def _nearby(path: Path) -> list[Path]:
-    """Return up to five undamaged checkpoints, newest first, beside `path` or else further up."""
+    """Return up to five undamaged checkpoints, newest first, in `path` or a folder above it."""
     folders = (path, *path.parents[:2])
     for folder in filter(os.path.isdir, folders):
-        with suppress(OSError):  # files may disappear meanwhile
+        with suppress(OSError):  # another process may remove a file meanwhile
             found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
             files = [file for file in found if file.is_file()]
             newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
@@ -406,7 +412,7 @@ def _is_undamaged(path: Path) -> bool:
 
 
 def config_changes(saved: Config, config: Config) -> dict[str, str]:
-    """Return `section.name: saved -> now` for every setting that differs."""
+    """Return `NAME SAVED -> NOW` for every setting that differs, by its full name."""
     then, now = flat_settings(saved), flat_settings(config)
     return {
         name: f"{name} {_shown(then[name])} -> {_shown(now[name])}"
@@ -415,51 +421,53 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     }
 
 
-def has_other_validation_text(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether the best loss of a checkpoint was measured on another validation text."""
+def validation_text_differs(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+    """Return whether the best loss of a checkpoint is for a different validation text."""
     return _validation_text(saved.config, saved.data) != _validation_text(
         config, _data_facts(corpus)
     )
 
 
 def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
-    """Return what a validation text depends on: its own text, or a part of the training text."""
-    own = facts.get("val_sha256")
-    part = (facts["sha256"], config.data.val_fraction)
-    return (own, *(() if own else part), config.data.encoding, config.data.newlines)
+    """Identify a validation text: by its SHA-256, or by the training text's and the fraction."""
+    sha256 = facts.get("val_sha256")
+    split = () if sha256 else (facts["sha256"], config.data.val_fraction)
+    return (sha256, *split, config.data.encoding, config.data.newlines)
 
 
 def _shown(value: object) -> str:
-    """Return a value of a checkpoint for a message."""
+    """Escape and shorten a value from a checkpoint, for a message."""
     return shorten(escape(value), 200)
 
 
 def check_same_model(path: object, saved: Config, config: Config) -> None:
-    """Raise CheckpointError with the differences if the configs describe different models."""
-    free = {f"model.{name}" for name in FREE_KEYS}
+    """Raise CheckpointError with the differences if the two configs describe different models."""
+    changeable = {f"model.{name}" for name in CHANGEABLE_SETTINGS}
     changes = config_changes(saved, config)
-    other = [changes[name] for name in changes if name.startswith("model.") and name not in free]
+    other = [
+        changes[name] for name in changes if name.startswith("model.") and name not in changeable
+    ]
     if other:
         raise CheckpointError(
-            f"{escape(path)}: the checkpoint has another model than the config "
+            f"{escape(path)}: the config describes a different model from the checkpoint's "
             f"({'; '.join(other)}); only model.attention, model.kernel and the dropouts may "
             "differ; set the rest back, or start a new run"
         )
 
 
-def _check_resumable(saved: Checkpoint, config: Config) -> None:
-    """Raise CheckpointError if a setting differs that a resumed run cannot change."""
+def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
+    """Raise CheckpointError if a setting of FIXED_ON_RESUME has changed."""
     then, now = flat_settings(saved.config), flat_settings(config)
     for name, reason in FIXED_ON_RESUME.items():
         if then[name] != now[name]:
             raise CheckpointError(
-                f"{saved.origin}: its run used {name} {then[name]}, the config says {now[name]}; "
-                f"{reason}; set it back, or start a new run with --init_from"
+                f"{saved.shown_path}: its run used {name} {then[name]}, the config has "
+                f"{now[name]}; {reason}; set it back, or start a new run with --init_from"
             )
 
 
 def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
-    """Return `name: saved -> now` for what differs in the environment and the text."""
+    """Return `NAME SAVED -> NOW` for every difference in the environment and the text."""
     facts = {f"data.{name}": value for name, value in _data_facts(corpus).items()}
     now = runtime.environment() | facts
     then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}

@@ -9,11 +9,11 @@ from configs.cli import Command
 from training.distributed import World
 
 
-def raise_user_error(error: Exception, command: Command, world: World) -> None:
-    """Raise the error as a user error, with the last checkpoint and a remedy, if it is one.
+def raise_if_user_error(error: Exception, command: Command, world: World) -> None:
+    """Raise a UserError in place of an error that the user can act on; return for any other error.
 
-    NonFiniteError (exit 6) gets both added; out of memory and a lost process become ResourceError
-    (exit 5). Any other error is left to the caller.
+    NonFiniteError (exit 6) stays one; out of memory and a lost process become ResourceError (exit
+    5). The message also names the last checkpoint and the command to try next.
     """
     if isinstance(error, NonFiniteError):
         raise NonFiniteError(
@@ -29,7 +29,7 @@ def raise_user_error(error: Exception, command: Command, world: World) -> None:
         ) from error
     if world.is_connection_error(error):
         raise ResourceError(
-            f"another process of this run has ended, torchrun says which; "
+            f"another process of this run has ended; torchrun reports which one; "
             f"{_last_checkpoint(command)}; {_retry_hint(command, world)}"
         ) from error
 
@@ -54,7 +54,7 @@ def _half_learning_rate(command: Command) -> str:
 
 
 def _smaller_batch(command: Command) -> list[str]:
-    """Return options for the same batch in more micro-batches, or failing that a smaller model."""
+    """Return options that split the batch into more micro-batches, or else shrink the model."""
     train = command.config.train
     size, steps = train.batch_size, train.gradient_accumulation_steps
     divisor = next((n for n in range(2, size + 1) if size % n == 0), None)

@@ -1,12 +1,12 @@
 """The file format of checkpoints: a safetensors file that carries its own SHA-256.
 
 8 bytes with the length of the header (little-endian), the header in JSON, then the raw tensors
-(https://github.com/huggingface/safetensors#format). Code in a file is never run, because there is
-none; and no size in a file is trusted before the file's own size confirms it.
+(https://github.com/huggingface/safetensors#format). The format has no code that could be run, and a
+size in the header is used only after it is checked against the size of the file.
 
 The header's `__metadata__` begins with `sha256`, the digest of the whole file, computed with its
-own 64 digits set to zeros, and with the version of this format. Both are always at the same place,
-so that they can be checked before anything is parsed.
+own 64 digits set to zeros, followed by the version of this format. Both are at fixed offsets in the
+file, so they can be checked before anything is parsed.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from torch import Tensor
 from common.errors import CheckpointError, ResourceError, escape
 from common.files import read_regular
 
-VERSION = 2  # of this format; 1 was a PyTorch archive, before the first release
+VERSION = 2  # current format version; version 1, before the first release, was a PyTorch archive
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -39,17 +39,17 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FILE = 2**36  # bytes
 MAX_HEADER = 2**22  # bytes
-# of commas in the header: enough for 40,000 tensors; bounds the memory that parsing it takes
+# Commas in the header: enough for 40,000 tensors. This bounds the memory that parsing takes.
 MAX_COMMAS = 200_000
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
 ZEROS = b"0" * 64
 AFTER_DIGEST = re.compile(rb'","hornbook_format":"([0-9]{1,9})"')
-OLD_FORMAT = b"hornbook checkpoint format 1 sha256 "  # near the end of a file of format 1
+OLD_FORMAT = b"hornbook checkpoint format 1 sha256 "  # near the end of a file in format 1
 
 
 def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
-    """Serialize a checkpoint; `metadata` gets `sha256` and the format version first."""
+    """Serialize a checkpoint; put the digest and the format version in front of `metadata`."""
     first = {"sha256": ZEROS.decode(), "hornbook_format": str(VERSION)}
     content = serialize(first | metadata, tensors)
     content[DIGEST] = _digest(content)
@@ -57,7 +57,7 @@ def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byte
 
 
 def serialize(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
-    """Return a safetensors file of any program: the tensors, and metadata as given."""
+    """Return a plain safetensors file, without a digest, of these tensors and this metadata."""
     header, end = {"__metadata__": metadata}, 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
@@ -66,46 +66,50 @@ def serialize(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byt
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # align the tensors
-    parts = [len(text).to_bytes(8, "little"), text]
-    parts += [_raw(tensor) for tensor in tensors.values()]
+    header_json = json.dumps(header, separators=(",", ":")).encode()
+    header_json += b" " * (-len(header_json) % 8)  # align the tensors
+    parts = [len(header_json).to_bytes(8, "little"), header_json]
+    parts += [_raw_bytes(tensor) for tensor in tensors.values()]
     return bytearray().join(parts)
 
 
 def verify(path: Path) -> None:
     """Raise CheckpointError unless the file is an undamaged checkpoint of this format."""
-    with _naming(path):
+    with _checkpoint_errors(path):
         _read_verified(path)
 
 
 def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the metadata and the tensors of a checkpoint file.
 
-    Raises CheckpointError if it is missing, damaged, of another program or of a newer format.
+    Raises CheckpointError if it is missing, damaged, from another program or in another version.
     """
-    with _naming(path):
+    with _checkpoint_errors(path):
         return parse(_read_verified(path))
 
 
 def read_foreign(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file of another program, which has no digest to check.
+    """Return the tensors of a safetensors file from another program; it has no digest to check.
 
     Raises CheckpointError if it is missing or invalid.
     """
-    with _naming(path):
+    with _checkpoint_errors(path):
         return parse(read_regular(path, MAX_FILE))[1]
 
 
 def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the metadata and the tensors of any safetensors file; the tensors share its memory.
+    """Return the metadata and the tensors of any safetensors file; the tensors are views of it.
 
     Raises CheckpointError unless every name, dtype, shape and offset is valid and the tensors fill
-    the file without gap or overlap.
+    the file without gaps or overlaps.
     """
     length = int.from_bytes(content[:8], "little")
-    if length > MAX_HEADER or 8 + length > len(content):
-        raise CheckpointError(f"a header of {length:,} bytes; allowed: {MAX_HEADER:,}")
+    if length > MAX_HEADER:
+        raise CheckpointError(f"the header has {length:,} bytes; allowed: {MAX_HEADER:,}")
+    if 8 + length > len(content):
+        raise CheckpointError(
+            f"the header has {length:,} bytes, which is beyond the end of the file"
+        )
     header = _parse_json(bytes(content[8 : 8 + length]))
     if type(header) is not dict:
         raise CheckpointError("the header is not a JSON object")
@@ -114,12 +118,17 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise CheckpointError("__metadata__ must map names to strings")
     tensors, end = {}, 0
     for name, entry in header.items():
-        dtype, shape, start, stop = _entry(name, entry)
+        dtype, shape, start, stop = _parse_entry(name, entry)
         if start != end:
-            raise CheckpointError(f"{_quoted(name)} begins at {start}, not at {end}")
+            raise CheckpointError(f"{_quote(name)} begins at byte {start:,}, not {end:,}")
         count = math.prod(shape)
-        if stop - start != count * dtype.itemsize or 8 + length + stop > len(content):
-            raise CheckpointError(f"{_quoted(name)} has {stop - start:,} bytes; its shape differs")
+        if stop - start != count * dtype.itemsize:
+            raise CheckpointError(
+                f"{_quote(name)} has {stop - start:,} bytes, but its shape and dtype need "
+                f"{count * dtype.itemsize:,}"
+            )
+        if 8 + length + stop > len(content):
+            raise CheckpointError(f"{_quote(name)} ends after the end of the file")
         if count:
             flat = torch.frombuffer(content, dtype=dtype, count=count, offset=8 + length + start)
         else:
@@ -130,31 +139,31 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
     return metadata, tensors
 
 
-def _entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int, int]:
-    """Return dtype, shape, start and end that the header gives for a tensor, each of valid type."""
+def _parse_entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int, int]:
+    """Check the header's entry for a tensor; return its dtype, shape, start and end."""
     if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{_quoted(name)} must have dtype, shape and data_offsets")
+        raise CheckpointError(f"{_quote(name)} must have dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if type(dtype) is not str or dtype not in DTYPES:
-        raise CheckpointError(f"{_quoted(name)} has an unknown dtype")
+        raise CheckpointError(f"{_quote(name)} has an unknown dtype")
     for numbers in (shape, offsets):
         if type(numbers) is not list or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
-            raise CheckpointError(f"{_quoted(name)} has an invalid shape or offset")
+            raise CheckpointError(f"{_quote(name)} has an invalid shape or offset")
     if len(shape) > 8 or len(offsets) != 2:
-        raise CheckpointError(f"{_quoted(name)} has an invalid shape or offset")
+        raise CheckpointError(f"{_quote(name)} has an invalid shape or offset")
     return DTYPES[dtype], shape, *offsets
 
 
 def _parse_json(text: bytes) -> object:
-    """Parse JSON of bounded size and depth, without duplicate names, NaN and Infinity."""
+    """Parse JSON; refuse too many entries, deep nesting, duplicate names, NaN and Infinity."""
     if text.count(b",") > MAX_COMMAS:
-        raise CheckpointError("the header has too many parts")
+        raise CheckpointError("the header has too many entries")
     try:
         return json.loads(
             text,
             object_pairs_hook=_without_duplicates,
-            parse_float=_finite,
-            parse_constant=_finite,
+            parse_float=_parse_finite,
+            parse_constant=_parse_finite,
         )
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"invalid JSON in the header ({type(error).__name__})") from error
@@ -172,13 +181,13 @@ def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return entries
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError("a number is not finite")
     return number
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def _raw_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor in row-major order."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())
@@ -200,24 +209,24 @@ def _read_verified(path: Path) -> bytearray:
         raise CheckpointError("empty file (interrupted save?)")
     version = AFTER_DIGEST.match(content, DIGEST.stop)
     if not content.startswith(BEFORE_DIGEST, 8) or not version:
-        raise CheckpointError(_foreign(content))
+        raise CheckpointError(_describe_foreign(content))
     if content[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
     if int(version[1]) != VERSION:
         raise CheckpointError(
-            f"written in version {int(version[1])} of the format; this program reads version "
-            f"{VERSION}; upgrade"
+            f"written in format version {int(version[1])}; this program reads version {VERSION}; "
+            "upgrade this program"
         )
     return content
 
 
-def _foreign(content: bytearray) -> str:
-    """Say what a file is that is not ours."""
+def _describe_foreign(content: bytearray) -> str:
+    """Describe a file that is not a checkpoint of this format, for a message."""
     if OLD_FORMAT in content[-128:]:
         return "a checkpoint of format 1, from before the first release; train again"
     if content.startswith(b"PK\3\4") and b"model_args" in content:
         return (
-            "a checkpoint of nanoGPT; import it with python -m checkpointing.nanogpt CKPT "
+            "a nanoGPT checkpoint; import it with python -m checkpointing.nanogpt CKPT "
             "--meta=META --out_dir=DIR"
         )
     if content.startswith(b"PK\3\4"):
@@ -226,8 +235,8 @@ def _foreign(content: bytearray) -> str:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn a failed read into a CheckpointError, and put the file's name in front of each."""
+def _checkpoint_errors(path: Path) -> Iterator[None]:
+    """Turn errors in the block into user errors that begin with the name of the file."""
     try:
         yield
     except CheckpointError as error:
@@ -242,6 +251,6 @@ def _naming(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{escape(path)}: {reason}") from error
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """Return a tensor's name for a message: short, and without control characters."""
     return f"tensor '{escape(name[:80])}'"

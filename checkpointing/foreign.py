@@ -1,7 +1,7 @@
-"""PyTorch archives of other programs, read with suspicion: for imported checkpoints only.
+"""Safe loading of PyTorch archives from other programs, to import their models.
 
 `torch.load(weights_only=True)` runs no code, but an archive of a few hundred bytes can still make
-it allocate gigabytes or crash the process. So the archive and its pickle are inspected first.
+it allocate gigabytes or crash the process. So the archive and the pickle in it are inspected first.
 """
 
 import io
@@ -15,18 +15,18 @@ import torch
 from common.errors import CheckpointError, escape
 from common.files import read_regular
 
-PICKLE = "data.pkl"  # the structure; the numbers of each tensor are a record of their own
+PICKLE = "data.pkl"  # record with the structure; the numbers of each tensor have their own record
 GLOBALS = re.compile(r"torch \w+Storage|torch\._utils _rebuild_tensor_v2|collections OrderedDict")
 MAX_FILE = 2**36  # bytes
-MAX_PICKLE = 2**22  # bytes; each may become an object of 64 bytes
+MAX_PICKLE = 2**22  # bytes; one byte of a pickle may become an object of 64 bytes
 MAX_DEPTH = 100  # Python crashes when it hashes tuples nested a million deep
 
 
 def load(path: Path) -> object:
     """Load the tensors and plain values of an archive that torch.save wrote.
 
-    Raises CheckpointError for a file that is missing, no archive, larger unpacked than packed, or
-    holds anything else.
+    Raises CheckpointError for a file that is missing, is not an archive, unpacks to more than its
+    own size, or contains anything but tensors and plain values.
     """
     try:
         repacked = _repack(bytes(read_regular(path, MAX_FILE)))
@@ -43,7 +43,7 @@ def load(path: Path) -> object:
 
 
 def _repack(content: bytes) -> io.BytesIO:
-    """Copy the inspected records to a new archive, so that torch sees nothing that was not."""
+    """Copy the inspected records to a new archive, so that torch reads only what was inspected."""
     copy = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(copy, "w") as target:
         records = archive.infolist()
@@ -52,7 +52,7 @@ def _repack(content: bytes) -> io.BytesIO:
         if sum(record.file_size for record in records) > len(content):
             raise CheckpointError("overlapping records, as in a zip bomb; torch.save writes none")
         if len({record.filename.lower() for record in records}) < len(records):
-            raise CheckpointError("two records of one name; torch.save writes none")
+            raise CheckpointError("two records have the same name; torch.save writes none")
         pickles = [each for each in records if each.filename.rpartition("/")[2] == PICKLE]
         if len(pickles) != 1:
             raise CheckpointError(f"{len(pickles)} records named {PICKLE}; torch.save writes one")
@@ -64,18 +64,19 @@ def _repack(content: bytes) -> io.BytesIO:
 
 
 def inspect_pickle(pickle: bytes) -> None:
-    """Raise CheckpointError for a pickle with code in it, or one that grows when it is read.
+    """Raise CheckpointError for a pickle that contains code or takes too much memory to load.
 
-    `weights_only` lets through a `bytearray(3 * 10**9)`; a list that holds another twice, which
-    holds another twice; and tuples nested so deep that hashing them crashes the process. So: no
-    globals but those of tensors; nothing is referred to again but names and short tuples of plain
-    values (AdamW's betas), which makes the result a tree, not much larger than the pickle; and the
-    tree is not deep.
+    `weights_only` does not refuse a `bytearray(3 * 10**9)`, a list that contains a second list
+    twice (which contains a third one twice, and so on), or tuples nested so deep that hashing them
+    crashes the process. This function allows only the globals that tensors need. It allows a second
+    reference only to names and to short tuples of plain values (AdamW's betas), so the objects form
+    a tree that is not much larger than the pickle. And it limits the depth of the tree.
     """
     if len(pickle) > MAX_PICKLE:
         raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
-    heights, marks = [], []  # nesting depth of each value on the unpickler's stack, and its marks
-    memo, opcode_before = {}, ""  # opcode and nesting depth of each value in the unpickler's memo
+    # the unpickler's stack, as the nesting depth of each value and the positions of the marks
+    heights, marks = [], []
+    memo, opcode_before = {}, ""  # its memo: opcode and nesting depth of each value
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
             raise CheckpointError(

@@ -1,6 +1,7 @@
-"""GPT-2's parameter names, which nanoGPT and Hugging Face share, and run folders of their models.
+"""Conversion to and from GPT-2's parameter names, which nanoGPT and Hugging Face both use.
 
-nanoGPT stores linear layers as (out, in), as PyTorch and we do; Hugging Face as (in, out).
+The weight of a linear layer is (out, in) in nanoGPT, as in PyTorch and in this project; in Hugging
+Face's GPT-2 it is (in, out).
 """
 
 import re
@@ -32,13 +33,13 @@ from model.gpt import GPT, copy_slices
 from training.state import Progress
 
 PREFIX = "transformer."
-MODULES = {  # our name of a module -> GPT-2's
+MODULES = {  # name of a module here -> in GPT-2
     "token_embedding": f"{PREFIX}wte",
     "position_embedding": f"{PREFIX}wpe",
     "final_norm": f"{PREFIX}ln_f",
     "lm_head": "lm_head",
 }
-BLOCK_MODULES = {  # the same inside a block; queries, keys and values are one matrix
+BLOCK_MODULES = {  # the same inside a block; GPT-2 has one matrix for q, k and v
     "attn_norm": "ln_1",
     "attention.query": "attn.c_attn",
     "attention.key": "attn.c_attn",
@@ -49,9 +50,9 @@ BLOCK_MODULES = {  # the same inside a block; queries, keys and values are one m
     "mlp.down": "mlp.c_proj",
 }
 TOKEN_EMBEDDING, LM_HEAD = f"{PREFIX}wte.weight", "lm_head.weight"
-EMBEDDINGS = (TOKEN_EMBEDDING, f"{PREFIX}wpe.weight", LM_HEAD)  # which never have biases
+EMBEDDINGS = (TOKEN_EMBEDDING, f"{PREFIX}wpe.weight", LM_HEAD)  # these never have biases
 EMPTY = torch.empty(0)
-CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # a constant that older versions saved
+CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # constants in the files of older versions
 
 
 def gpt2_name(name: str) -> str:
@@ -84,15 +85,19 @@ def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
 
 
 def import_model(
-    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], ids: Mapping[str, int]
+    shown_path: str,
+    settings: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    ids: Mapping[str, int],
 ) -> Checkpoint:
     """Build the checkpoint of a model with GPT-2's names and linear layers (out, in).
 
-    `sizes` are settings of ModelConfig: n_layer, n_head, n_embd, block_size, dropout. Whether it
-    has biases and tied weights follows from its tensors. `ids` maps each character to its id in
-    that model; in ours, ids follow the code points. `origin` is the file's name, for messages.
+    `settings` are those of ModelConfig: n_layer, n_head, n_embd, block_size, dropout. Whether the
+    model has biases and tied weights follows from its tensors. `ids` maps each character to its id
+    in that model; the checkpoint has the characters in order of code point. `shown_path` is the
+    path of the model, for messages.
 
-    Raises CheckpointError unless every size, tensor and character fits.
+    Raises CheckpointError unless every setting, tensor and character fits.
     """
     tensors = {
         name: tensor.float() if tensor.is_floating_point() else tensor
@@ -102,13 +107,13 @@ def import_model(
     embedding, lm_head = tensors.get(TOKEN_EMBEDDING, EMPTY), tensors.get(LM_HEAD, EMPTY)
     if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
         tensors.pop(LM_HEAD, None)  # tied
-    vocabulary, order = sort_characters(origin, ids)
+    vocabulary, order = sort_characters(shown_path, ids)
     if embedding.dim() == 2 and len(embedding) != len(vocabulary):
         raise CheckpointError(
-            f"{origin}: the model has {len(embedding):,} tokens, the vocabulary "
-            f"{len(vocabulary):,} characters; give the vocabulary that it was trained with"
+            f"{shown_path}: the model has {len(embedding):,} tokens, the vocabulary "
+            f"{len(vocabulary):,} characters; give the vocabulary of this model"
         )
-    model = _build_model(origin, sizes, tensors, len(vocabulary))
+    model = _build_model(shown_path, settings, tensors, len(vocabulary))
     with torch.no_grad():
         for name, slices in gpt2_slices(model).items():
             per_character = name in (TOKEN_EMBEDDING, LM_HEAD)
@@ -119,45 +124,45 @@ def import_model(
     return Checkpoint(
         config=Config(model=model.config),
         vocabulary=vocabulary,
-        data={"name": origin, "sha256": "", "characters": 0},
+        data={"name": shown_path, "sha256": "", "characters": 0},
         progress=asdict(Progress()),
         environment={},
         events={"number": 0, "size": 0},
         tensors=weights,
-        origin=origin,
+        shown_path=shown_path,
     )
 
 
 def _build_model(
-    origin: str, sizes: Mapping[str, object], tensors: Mapping[str, Tensor], vocab_size: int
+    shown_path: str, settings: Mapping[str, object], tensors: Mapping[str, Tensor], vocab_size: int
 ) -> GPT:
-    """Build a new model for these tensors; raise CheckpointError unless every one fits."""
+    """Build a new model for these tensors; raise CheckpointError unless every tensor fits."""
     bias = any(name.endswith(".bias") for name in tensors)
     try:
-        config = ModelConfig(**sizes, bias=bias, tied=LM_HEAD not in tensors)
+        config = ModelConfig(**settings, bias=bias, tied=LM_HEAD not in tensors)
     except ConfigError as error:
-        raise CheckpointError(f"{origin}: {error}") from None
-    checkpoints.check_size(origin, tensors.values(), config, vocab_size)
+        raise CheckpointError(f"{shown_path}: {error}") from None
+    checkpoints.check_model_size(shown_path, tensors.values(), config, vocab_size)
     model = GPT(config, vocab_size)
-    checkpoints.check_tensors(origin, tensors, gpt2_slices(model))
+    checkpoints.check_tensors(shown_path, tensors, gpt2_slices(model))
     return model
 
 
-def sort_characters(origin: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:
+def sort_characters(shown_path: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:
     """Return the characters sorted by code point, and the id of each.
 
-    Raises CheckpointError unless `ids` maps single characters to 0, 1, 2 and so on.
+    Raises CheckpointError unless the keys are single characters and the ids are 0, 1, 2 and so on.
     """
     longer = [token for token in ids if type(token) is not str or len(token) != 1]
     if longer:
         tokens = first_few(brief(token) for token in longer)
         raise CheckpointError(
-            f"{origin}: the vocabulary has tokens that are no single characters: {tokens}; only "
-            "character-level models can be imported"
+            f"{shown_path}: the vocabulary has tokens that are not single characters: {tokens}; "
+            "only character-level models can be imported"
         )
     numbers = ids.values()
     if any(type(number) is not int for number in numbers) or set(numbers) != set(range(len(ids))):
-        raise CheckpointError(f"{origin}: the ids of the vocabulary must be 0, 1, 2 and so on")
+        raise CheckpointError(f"{shown_path}: the ids of the vocabulary must be 0, 1, 2 and so on")
     vocabulary = "".join(sorted(ids))
     return vocabulary, [ids[character] for character in vocabulary]
 
@@ -183,6 +188,6 @@ def import_report(saved: Checkpoint, folder: str) -> str:
     parameters = checkpoints.build_model(saved).parameter_count()
     command = shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)])
     return (
-        f"imported {saved.origin}: {parameters:,} parameters, {len(saved.vocabulary):,} characters;"
-        f" now try:\n  {command}"
+        f"imported {saved.shown_path}: {parameters:,} parameters, "
+        f"{len(saved.vocabulary):,} characters; now try:\n  {command}"
     )

@@ -1,6 +1,7 @@
-"""Export a model to Hugging Face's `transformers` as a GPT-2, and import one from there.
+"""Export a model as a GPT-2 of Hugging Face's `transformers`, and import an exported model.
 
-transformers stores linear layers as (in, out), and always has biases: a model without gets zeros.
+In a GPT-2 of transformers the weight of a linear layer is (in, out), and every linear layer and
+norm has a bias: a model without biases is exported with zeros.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import CheckpointError, ConfigError, ResourceError, escape, run_script
 from common.files import read_regular, write_atomic
-from configs.cli import command_help, load_bridge
+from configs.cli import command_help, load_conversion
 from configs.fields import Checked, brief, setting
 from configs.schema import ModelConfig
 from data.tokenizer import UNK, CharTokenizer
@@ -28,7 +29,7 @@ usage: python -m checkpointing.huggingface RUN|MODEL --out_dir=DIR
   python -m checkpointing.huggingface hf --out_dir=out/imported         import a model
 """
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-CLASSIC = {  # the settings under which our model is a GPT-2
+CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means such a model
     "positions": "learned",
     "token_shifts": 0,
     "norm": "layernorm",
@@ -36,7 +37,7 @@ CLASSIC = {  # the settings under which our model is a GPT-2
     "qk_norm": False,
     "logit_softcap": 0.0,
 }
-SIZES = {  # our settings -> those of GPT-2
+SETTING_NAMES = {  # name of a setting here -> in a config.json of GPT-2
     "n_layer": "n_layer",
     "n_head": "n_head",
     "n_embd": "n_embd",
@@ -44,7 +45,7 @@ SIZES = {  # our settings -> those of GPT-2
     "dropout": "resid_pdrop",
     "attention_dropout": "attn_pdrop",
 }
-FIXED = {  # settings of GPT-2 that are no settings here
+FIXED = {  # settings of GPT-2 without a counterpart here, and the values that models here have
     "model_type": "gpt2",
     "activation_function": "gelu",  # exact; the default of transformers is an approximation
     "layer_norm_epsilon": 1e-5,
@@ -53,14 +54,14 @@ FIXED = {  # settings of GPT-2 that are no settings here
     "add_cross_attention": False,
     "n_inner": None,
 }
-DEFAULTS = FIXED | {  # of transformers, where a config.json leaves a setting out
+DEFAULTS = FIXED | {  # what transformers assumes for settings that a config.json omits
     "model_type": None,
     "activation_function": "gelu_new",
     "resid_pdrop": 0.1,
     "attn_pdrop": 0.1,
     "tie_word_embeddings": True,
 }
-SPLIT = {  # into single characters
+SPLIT = {  # pre-tokenizer: every character becomes a token
     "type": "Split",
     "pattern": {"Regex": r"[\s\S]"},
     "behavior": "Isolated",
@@ -70,7 +71,7 @@ MAX_JSON = 2**24  # bytes
 
 
 @dataclass(frozen=True)
-class BridgeOptions(Checked):
+class ConversionOptions(Checked):
     """Options of checkpointing.huggingface."""
 
     out_dir: str = setting(MISSING, "folder of the exported model, or of the new run; required")
@@ -78,9 +79,9 @@ class BridgeOptions(Checked):
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(command_help(USAGE, BridgeOptions))
+        print(command_help(USAGE, ConversionOptions))
         return 0
-    source, options = load_bridge(argv, BridgeOptions, "run to export, or model to import")
+    source, options = load_conversion(argv, ConversionOptions, "run to export, or model to import")
     if (Path(source) / CONFIG).exists():
         import_folder(Path(source), options.out_dir)
     else:
@@ -94,7 +95,7 @@ def main(argv: list[str]) -> int:
 def export_run(source: Path, folder: Path) -> None:
     """Export the best checkpoint of a run, with its EMA weights if it has them.
 
-    Raises ConfigError for a model that is no GPT-2, and for a folder that holds a model.
+    Raises ConfigError for a model that is not a GPT-2, and for a folder that already holds a model.
     """
     from checkpointing import checkpoint as checkpoints
     from checkpointing.run_dir import holds_run
@@ -124,8 +125,8 @@ def export_run(source: Path, folder: Path) -> None:
     print(f"exported {escape(path)} to {escape(folder)}; its README.md shows how to load it")
 
 
-def check_classic(origin: str, config: ModelConfig) -> None:
-    """Raise ConfigError, with the settings in the way, for a model that is no GPT-2."""
+def check_classic(shown_path: str, config: ModelConfig) -> None:
+    """Raise ConfigError with the settings that differ, unless the model is a GPT-2."""
     others = [
         f"{name} {brief(getattr(config, name))} (GPT-2: {brief(value)})"
         for name, value in CLASSIC.items()
@@ -133,7 +134,7 @@ def check_classic(origin: str, config: ModelConfig) -> None:
     ]
     if others:
         raise ConfigError(
-            f"{origin}: transformers has no GPT-2 with {', '.join(others)}; models that can be "
+            f"{shown_path}: transformers has no GPT-2 with {', '.join(others)}; models that can be "
             "exported are those of configs/nanogpt_cpu.yaml and nanogpt_gpu.yaml"
         )
 
@@ -148,10 +149,10 @@ def exported_files(model: "GPT", vocabulary: str, folder: str) -> dict[str, byte
         "generation_config.json": to_json({"bos_token_id": None, "eos_token_id": None}),
         "tokenizer_config.json": to_json(
             {
-                # without a class transformers takes GPT-2's own, whose ids are others
+                # without a class, transformers uses the tokenizer of GPT-2, with different ids
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "clean_up_tokenization_spaces": False,
-                # without this transformers 4 adds token types, and GPT-2 an embedding for each
+                # without this, transformers 4 passes token_type_ids, and GPT-2 embeds them
                 "model_input_names": ["input_ids", "attention_mask"],
                 "model_max_length": config.block_size,
             }
@@ -165,13 +166,13 @@ def exported_files(model: "GPT", vocabulary: str, folder: str) -> dict[str, byte
 
 def gpt2_config(config: ModelConfig, vocab_size: int) -> dict[str, object]:
     """Return the arguments of `transformers.GPT2Config` for a classic model."""
-    sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
+    settings = {theirs: getattr(config, ours) for ours, theirs in SETTING_NAMES.items()}
     if config.attention_dropout == "auto":
-        sizes["attn_pdrop"] = config.dropout
+        settings["attn_pdrop"] = config.dropout
     return {
         "architectures": ["GPT2LMHeadModel"],
         **FIXED,
-        **sizes,
+        **settings,
         "embd_pdrop": config.dropout,
         "vocab_size": vocab_size,
         "tie_word_embeddings": config.tied,
@@ -202,7 +203,7 @@ def transpose_linear(name: str, tensor: "Tensor") -> "Tensor":
 def tokenizer_tree(vocabulary: str) -> dict[str, object]:
     """Return the tokenizer.json with one token per character.
 
-    An unknown character becomes U+FFFD if the vocabulary has it, and is an error if not.
+    An unknown character becomes U+FFFD if the vocabulary contains U+FFFD; otherwise it is an error.
     """
     ids = {character: i for i, character in enumerate(vocabulary)}
     return {
@@ -258,13 +259,13 @@ def to_json(tree: object) -> str:
 
 
 def import_folder(source: Path, out_dir: str) -> None:
-    """Import a model that this program exported, trained further by transformers or not.
+    """Import a model that this program exported, even after more training with transformers.
 
     Raises CheckpointError for any other model.
     """
     from checkpointing import file_format, gpt2
 
-    sizes, tied = read_gpt2_config(source / CONFIG)
+    settings, tied = read_gpt2_config(source / CONFIG)
     ids = read_tokenizer(source / TOKENIZER)
     tensors = {
         name: transpose_linear(name, tensor)
@@ -275,35 +276,35 @@ def import_folder(source: Path, out_dir: str) -> None:
     if not any(tensors[name].any() for name in biases):
         for name in biases:
             del tensors[name]
-    saved = gpt2.import_model(escape(source), sizes, tensors, ids)
+    saved = gpt2.import_model(escape(source), settings, tensors, ids)
     gpt2.write_run(Path(out_dir), saved)
     print(gpt2.import_report(saved, out_dir))
 
 
 def read_gpt2_config(path: Path) -> tuple[dict[str, object], bool]:
-    """Return the settings of ModelConfig in a config.json, and whether its weights are tied.
+    """Convert a config.json to settings of ModelConfig; also return whether the weights are tied.
 
-    Raises CheckpointError for settings that our model does not have.
+    Raises CheckpointError for settings that ModelConfig does not have.
     """
-    settings = DEFAULTS | read_json(path)
-    n_embd = settings.get("n_embd")
-    if type(n_embd) is int and settings["n_inner"] == 4 * n_embd:
-        settings["n_inner"] = None
-    others = [name for name, value in FIXED.items() if settings[name] != value]
+    theirs = DEFAULTS | read_json(path)
+    n_embd = theirs.get("n_embd")
+    if type(n_embd) is int and theirs["n_inner"] == 4 * n_embd:
+        theirs["n_inner"] = None
+    others = [name for name, value in FIXED.items() if theirs[name] != value]
     if others:
-        found = ", ".join(f"{name} {brief(settings[name])}" for name in others)
+        found = ", ".join(f"{name} {brief(theirs[name])}" for name in others)
         allowed = ", ".join(f"{name} {brief(FIXED[name])}" for name in others)
         raise CheckpointError(
             f"{escape(path)}: not a model of this program: {found}; allowed: {allowed}"
         )
-    sizes = {ours: settings.get(theirs) for ours, theirs in SIZES.items()}
-    if sizes["attention_dropout"] == sizes["dropout"]:
-        sizes["attention_dropout"] = "auto"
-    return sizes, settings["tie_word_embeddings"] is True
+    settings = {name: theirs.get(their_name) for name, their_name in SETTING_NAMES.items()}
+    if settings["attention_dropout"] == settings["dropout"]:
+        settings["attention_dropout"] = "auto"
+    return settings, theirs["tie_word_embeddings"] is True
 
 
 def read_tokenizer(path: Path) -> dict[str, int]:
-    """Return the ids of the characters; raise CheckpointError for a tokenizer of another kind."""
+    """Return the ids of the characters; raise CheckpointError for any other kind of tokenizer."""
     tree, ours = read_json(path), tokenizer_tree("")
     same = all(
         tree.get(name) == ours[name] for name in ("added_tokens", "normalizer", "pre_tokenizer")
@@ -320,7 +321,7 @@ def read_tokenizer(path: Path) -> dict[str, int]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object of bounded size and depth; raise CheckpointError if it is none."""
+    """Read a JSON object of bounded size and depth; raise CheckpointError if it is not one."""
     from checkpointing import file_format
 
     try:

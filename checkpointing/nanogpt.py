@@ -1,7 +1,7 @@
-"""Import a character-level model of nanoGPT, https://github.com/karpathy/nanoGPT, as a run folder.
+"""Import a character-level nanoGPT model (https://github.com/karpathy/nanoGPT) as a run folder.
 
-ckpt.pt is a PyTorch archive, read as foreign.py does; meta.pkl a pickle, of which only dicts,
-strings and integers are read, by a reader that can do nothing else.
+ckpt.pt is a PyTorch archive, which foreign.py loads. meta.pkl is a pickle; the parser in this file
+knows only dicts, strings and integers, so it can run no code.
 """
 
 import sys
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common.errors import CheckpointError, ConfigError, DataError, escape, run_script
 from common.files import read_regular
-from configs.cli import command_help, load_bridge
+from configs.cli import command_help, load_conversion
 from configs.fields import Checked, setting
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ usage: python -m checkpointing.nanogpt CKPT --meta=META|--vocabulary=TEXT --out_
   python -m checkpointing.nanogpt out-shakespeare-char/ckpt.pt \\
       --meta=data/shakespeare_char/meta.pkl --out_dir=out/imported
 """
-SIZES = ("n_layer", "n_head", "n_embd", "block_size")
+REQUIRED_ARGUMENTS = ("n_layer", "n_head", "n_embd", "block_size")
 BPE_SIZES = (50257, 50304)  # tokens of GPT-2, and nanoGPT's next multiple of 64
-COMPILED = "_orig_mod."  # prefix of the names in a compiled model
+COMPILED = "_orig_mod."  # prefix of parameter names that torch.compile adds
 MAX_META = 2**21  # bytes; 65,535 characters take 1.2 million
 MAX_TEXT = 2**28  # bytes
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print(command_help(USAGE, ImportOptions))
         return 0
-    path, options = load_bridge(argv, ImportOptions, "ckpt.pt of nanoGPT")
+    path, options = load_conversion(argv, ImportOptions, "ckpt.pt of nanoGPT")
     if options.meta:
         ids = read_meta(Path(options.meta))
     else:
@@ -64,52 +64,55 @@ def main(argv: list[str]) -> int:
 
     from checkpointing import gpt2
 
-    sizes, tensors = read_checkpoint(Path(path))
-    saved = gpt2.import_model(escape(path), sizes, tensors, ids)
+    settings, tensors = read_checkpoint(Path(path))
+    saved = gpt2.import_model(escape(path), settings, tensors, ids)
     gpt2.write_run(Path(options.out_dir), saved)
     print(gpt2.import_report(saved, options.out_dir))
     return 0
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, "Tensor"]]:
-    """Return the sizes of the model in a ckpt.pt, as settings of ModelConfig, and its tensors.
+    """Return the ModelConfig settings and the tensors of the model in a ckpt.pt.
 
-    Raises CheckpointError for a file that is not nanoGPT's, and for a model of byte pairs.
+    Raises CheckpointError for a file that is not a nanoGPT checkpoint, and for a BPE model.
     """
     from torch import Tensor
 
     from checkpointing import foreign
 
-    shown, content = escape(path), foreign.load(path)
+    shown_path, content = escape(path), foreign.load(path)
     parts = [
         content.get(name) if type(content) is dict else None for name in ("model", "model_args")
     ]
     if any(not isinstance(part, dict) for part in parts):
-        raise CheckpointError(f"{shown}: no checkpoint of nanoGPT: it has no model or model_args")
+        raise CheckpointError(
+            f"{shown_path}: not a nanoGPT checkpoint: it has no model or model_args"
+        )
     # dict.items, because a forged OrderedDict may have attributes in place of its methods
     weights, arguments = (dict(dict.items(part)) for part in parts)
     vocab_size = arguments.get("vocab_size")
     if type(vocab_size) is int and vocab_size in BPE_SIZES:
         raise CheckpointError(
-            f"{shown}: its {vocab_size:,} tokens are byte pairs of GPT-2; only "
-            "character-level models can be imported, such as one of data/shakespeare_char"
+            f"{shown_path}: its {vocab_size:,} tokens are GPT-2's BPE tokens; only "
+            "character-level models can be imported, such as one trained on data/shakespeare_char"
         )
-    missing = [name for name in SIZES if name not in arguments]
+    missing = [name for name in REQUIRED_ARGUMENTS if name not in arguments]
     if missing:
-        raise CheckpointError(f"{shown}: model_args has no {', '.join(missing)}")
+        raise CheckpointError(f"{shown_path}: model_args has no {', '.join(missing)}")
     if any(type(name) is not str or type(each) is not Tensor for name, each in weights.items()):
-        raise CheckpointError(f"{shown}: model must map names to tensors")
+        raise CheckpointError(f"{shown_path}: model must map names to tensors")
     if sum(each.nbytes for each in weights.values()) > 2 * path.stat().st_size:
-        raise CheckpointError(f"{shown}: its tensors are larger than the file")
+        raise CheckpointError(f"{shown_path}: its tensors are larger than the file")
     tensors = {name.removeprefix(COMPILED): each for name, each in weights.items()}
-    return {name: arguments[name] for name in (*SIZES, "dropout") if name in arguments}, tensors
+    names = [*REQUIRED_ARGUMENTS, "dropout"]
+    return {name: arguments[name] for name in names if name in arguments}, tensors
 
 
 def read_meta(path: Path) -> dict[str, int]:
     """Return the ids of the characters in a meta.pkl.
 
-    Raises CheckpointError for a file that is missing, too large, or holds anything else than dicts
-    of strings and integers.
+    Raises CheckpointError for a file that is missing, too large, or contains anything other than
+    dicts of strings and integers.
     """
     try:
         meta = parse_meta(bytes(read_regular(path, MAX_META)))
@@ -124,8 +127,8 @@ def read_meta(path: Path) -> dict[str, int]:
         ) from error
     if type(meta) is not dict or type(meta.get("stoi")) is not dict:
         raise CheckpointError(
-            f"{escape(path)}: it has no stoi, the ids of the characters; give --vocabulary=TEXT "
-            "instead, the text that the model was trained on"
+            f"{escape(path)}: it has no stoi, the ids of the characters; instead give "
+            "--vocabulary=TEXT, the text that the model was trained on"
         )
     return meta["stoi"]
 
@@ -133,8 +136,8 @@ def read_meta(path: Path) -> dict[str, int]:
 def parse_meta(pickle: bytes) -> object:
     """Interpret a pickle of dicts, strings and integers of at most 32 bits.
 
-    No other opcode is known here, so nothing can be imported or called, and only strings can be
-    referred to again, so the result is no larger than the pickle. Raises CheckpointError for any
+    No opcode that imports or calls something is implemented. Only strings can be referenced again,
+    so the result is not larger than the pickle. Raises CheckpointError for any
     other opcode, and various exceptions for a malformed pickle.
     """
     stack, marks, memo = [], [], {}
@@ -148,7 +151,7 @@ def parse_meta(pickle: bytes) -> object:
                 stack.append({})
             case "MARK":
                 marks.append(len(stack))
-            case "SETITEM" | "SETITEMS":  # of the dict below the keys and values
+            case "SETITEM" | "SETITEMS":  # the dict is below its keys and values
                 first = marks.pop() if opcode.name == "SETITEMS" else len(stack) - 2
                 items = stack[first:]
                 del stack[first:]
@@ -163,15 +166,16 @@ def parse_meta(pickle: bytes) -> object:
                 return stack.pop()
             case name:
                 raise CheckpointError(
-                    f"pickle opcode {name}; allowed: dicts, strings and integers; give "
-                    "--vocabulary=TEXT instead, the text that the model was trained on"
+                    f"pickle opcode {name}; allowed: dicts, strings and integers; instead "
+                    "give --vocabulary=TEXT, the text that the model was trained on"
                 )
 
 
 def ids_of_text(path: Path) -> dict[str, int]:
-    """Return the ids that nanoGPT gives the characters of a text; raise DataError if it has none.
+    """Return the ids that nanoGPT assigns to the characters of a text file.
 
-    Its prepare.py numbers the sorted characters, and reads every line end as \\n.
+    nanoGPT's prepare.py converts line endings to \\n, then numbers the sorted characters. Raises
+    DataError if the file cannot be read.
     """
     try:
         text = read_regular(path, MAX_TEXT).decode()

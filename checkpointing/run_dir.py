@@ -1,6 +1,6 @@
-"""The folder of a run: what may be written there, its checkpoints, and the command to resume.
+"""The run folder: its checkpoints and settings file, and the command that resumes the run.
 
-Other files may lie there too. Only files that this program wrote are ever replaced or removed.
+The folder may contain other files. Only files that this program wrote are ever replaced or removed.
 """
 
 import hashlib
@@ -33,25 +33,25 @@ from training.state import Progress, Run
 CHECKPOINTS = (LAST, PREV, BEST)
 EVENTS = "events.out.tfevents.{:010d}"
 OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
-# The description of a run; TensorBoard reads files in order of names.
+# The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
 DESCRIPTION = EVENTS.format(0) + ".run"
 SETTINGS_HEADER = (
     "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "
     "SHA-256 {}\n"
 )
 MAX_SETTINGS = 2**20  # bytes
-# A file that lies in the folder from the start of a run to its first checkpoint. Without one, event
-# files are removed by the next start only where this file shows whose they are.
-UNSAVED = ".no-checkpoint-yet"
-UNSAVED_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
+# A marker file, from the start of a run to its first checkpoint. It shows that the event files in
+# the folder belong to a run without a checkpoint, so the next run may remove them.
+NO_CHECKPOINT_YET = ".no-checkpoint-yet"
+MARKER_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
 
 
 class CheckpointManager:
-    """Saves the checkpoints of a run. A failed save is reported and made up for by the next.
+    """Saves the checkpoints of a run. A failed save is reported, and retried by the next one.
 
-    `notify` prints a line, `event_position` returns how far the event files are. `saved` is the
-    progress in last.safetensors, or None if that does not exist or is not the one that this run
-    was resumed from.
+    `notify` prints a line; `event_position` returns the current end of the event files.
+    `saved_progress` is the progress in last.safetensors if this run was resumed from that file, and
+    None otherwise.
     """
 
     def __init__(
@@ -59,34 +59,34 @@ class CheckpointManager:
         folder: Path,
         notify: Callable[[str], None],
         event_position: Callable[[], dict[str, int]],
-        saved: Progress | None,
+        saved_progress: Progress | None,
     ):
         self.folder, self.notify, self.event_position = folder, notify, event_position
-        self.saved = saved and replace(saved)
+        self.saved_progress = saved_progress and replace(saved_progress)
         self.unsaved_best: bytearray | None = None
 
-    def save(self, run: Run, *, best: bool, last: bool, final: bool) -> None:
+    def save(self, run: Run, *, as_best: bool, as_last: bool, final: bool) -> None:
         """Save the run as best, as last, or as both; raise ResourceError only if `final`.
 
         best.safetensors is written first, so a last.safetensors never refers to a best loss that
         was not saved.
         """
-        last = last and run.progress != self.saved
-        if not (best or last):
+        as_last = as_last and run.progress != self.saved_progress
+        if not (as_best or as_last):
             return
         content = checkpoints.to_bytes(checkpoints.capture(run, self.event_position()))
-        if best:
+        if as_best:
             self.unsaved_best = content
         try:
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None
-            if last:
+            if as_last:
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved = replace(run.progress)
-            if _is_unsaved(self.folder):
+                self.saved_progress = replace(run.progress)
+            if _has_marker(self.folder):
                 with suppress(OSError):
-                    (self.folder / UNSAVED).unlink()
+                    (self.folder / NO_CHECKPOINT_YET).unlink()
         except ResourceError as error:
             if final:
                 raise
@@ -94,44 +94,45 @@ class CheckpointManager:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run: whether it has a checkpoint."""
+    """Return whether a folder holds a run, which means that it has a checkpoint."""
     return any((folder / name).exists() for name in CHECKPOINTS)
 
 
 def prepare_run_dir(
     folder: Path, resume: str | None, overwrite: bool
 ) -> tuple[Path | None, str | None]:
-    """Make the folder ready for a run; return the checkpoint to resume from, and a note, if any.
+    """Prepare the folder for a run; return the checkpoint to resume from and a note, if any.
 
     `resume` is None, "auto" (from this folder) or the path of a checkpoint or run. Raises
-    ConfigError if a run would be overwritten unasked, ResourceError if the folder is not writable.
+    ConfigError if a run would be replaced without `overwrite`, ResourceError if the folder is not
+    writable.
     """
-    shown = escape(folder)
+    shown_path = escape(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
-        note = f"nothing to resume in {shown}: starting from the beginning"
+        note = f"nothing to resume in {shown_path}: starting from the beginning"
     elif resume:
         start = folder if resume == "auto" else Path(resume)
         source, note = checkpoints.resolve(start, prefer="last")
         if holds_run(folder) and source.parent.resolve() != folder.resolve():
             raise ConfigError(
-                f"out_dir: {shown} holds another run than {escape(source)}; "
-                "choose another --out_dir"
+                f"out_dir: {shown_path} holds a different run from that of "
+                f"{escape(source)}; choose another --out_dir"
             )
     elif holds_run(folder) and not overwrite:
         raise ConfigError(
-            f"out_dir: {shown} already holds a run; --resume continues it, --overwrite replaces "
-            "it, another --out_dir leaves it alone"
+            f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite "
+            "replaces it, another --out_dir leaves it alone"
         )
     _check_writable(folder)
     files.remove_stale(folder, (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name))
     if source is None or source.parent.resolve() != folder.resolve():
-        _make_empty(folder, overwrite)
+        _remove_earlier_run(folder, overwrite)
     return source, note
 
 
 def event_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the number and path of each event file of ours in a folder, but the description."""
+    """Return the number and path of each event file of this program, except the description."""
     found = []
     for path in folder.glob(EVENTS.partition("{")[0] + "*"):
         match = OWN_EVENTS.fullmatch(path.name)
@@ -157,7 +158,7 @@ def write_settings(folder: Path, config: Config) -> None:
 
 
 def _may_replace(path: Path) -> bool:
-    """Return whether a file does not exist, or is as `write_settings` has written it."""
+    """Return whether a file does not exist, or is unchanged since `write_settings` wrote it."""
     try:
         header, _, content = bytes(files.read_regular(path, MAX_SETTINGS)).partition(b"\n")
     except FileNotFoundError:
@@ -169,7 +170,7 @@ def _may_replace(path: Path) -> bool:
 
 
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
-    """Raise ResourceError unless the disk holds all checkpoints, and the one being written."""
+    """Raise ResourceError unless the disk has space for all checkpoints and one temporary copy."""
     existing = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
     needed = (len(CHECKPOINTS) + 1) * checkpoint_bytes
@@ -182,7 +183,7 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
 
 
 def resume_command(folder: Path, world: World, *options: str) -> str:
-    """Return the command that resumes the run in a folder, with further options."""
+    """Return the command that resumes the run in a folder, with these options added."""
     config = path_word(settings_file(folder))
     out_dir = f"--out_dir={path_word(folder)}"
     return shell_command(
@@ -205,15 +206,16 @@ def _check_writable(folder: Path) -> None:
         ) from error
 
 
-def _make_empty(folder: Path, overwrite: bool) -> None:
-    """Remove what an earlier run of ours left, if that may go; mark the folder as without a run.
+def _remove_earlier_run(folder: Path, overwrite: bool) -> None:
+    """Remove the files of an earlier run, if that is allowed; write the marker file.
 
-    Raises ConfigError if there are event files of a run whose checkpoints are elsewhere.
+    Raises ConfigError for event files without a checkpoint and without the marker: the checkpoints
+    may have been moved elsewhere.
     """
     events = [path for _, path in event_files(folder)]
     if (folder / DESCRIPTION).is_file():
         events.append(folder / DESCRIPTION)
-    if events and not (overwrite or _is_unsaved(folder)):
+    if events and not (overwrite or _has_marker(folder)):
         raise ConfigError(
             f"out_dir: {escape(folder)} has {len(events)} event files of a run, but no checkpoint; "
             "a new run with --overwrite removes them, another --out_dir leaves them alone"
@@ -223,8 +225,8 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
             (folder / name).unlink(missing_ok=True)
         for path in events:
             path.unlink()
-        if not os.path.lexists(folder / UNSAVED):
-            (folder / UNSAVED).write_bytes(UNSAVED_CONTENT)
+        if not os.path.lexists(folder / NO_CHECKPOINT_YET):
+            (folder / NO_CHECKPOINT_YET).write_bytes(MARKER_CONTENT)
     except OSError as error:
         raise ResourceError(
             f"{escape(error.filename)}: cannot be removed or written ({error.strerror}); "
@@ -232,9 +234,9 @@ def _make_empty(folder: Path, overwrite: bool) -> None:
         ) from error
 
 
-def _is_unsaved(folder: Path) -> bool:
-    """Return whether all event files of ours in a folder are of a run without a checkpoint."""
+def _has_marker(folder: Path) -> bool:
+    """Return whether a folder has the marker file of a run without a checkpoint."""
     try:
-        return files.read_regular(folder / UNSAVED, MAX_SETTINGS) == UNSAVED_CONTENT
+        return files.read_regular(folder / NO_CHECKPOINT_YET, MAX_SETTINGS) == MARKER_CONTENT
     except OSError:
         return False

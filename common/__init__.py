@@ -1,1 +1,1 @@
-"""Helpers without settings and without torch, which every other package may import."""
+"""Helpers that every package may import, because they need neither settings nor torch."""

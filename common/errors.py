@@ -1,4 +1,4 @@
-"""Errors of the user and their exit codes; messages and commands to print; the end of a process."""
+"""User errors and their exit codes; formatting of messages and commands; running a command."""
 
 import difflib
 import os
@@ -17,13 +17,13 @@ from pathlib import Path
 from common.signals import handle_signals, unwind
 
 MODULES = {"pyyaml": "yaml"}  # package -> module, where the names differ
-MAX_MESSAGE = 4000  # characters; of a longer one the middle is left out
-MIN_ADDRESS_SPACE = 700 * 2**20  # bytes that importing torch takes; with less it aborts
+MAX_MESSAGE = 4000  # characters; the middle of a longer message is left out
+MIN_ADDRESS_SPACE = 700 * 2**20  # bytes; with less, importing torch aborts the process
 OUT_OF_MEMORY = (
     "out of memory",
     "can't allocate memory",
     "cannot allocate memory",
-    "failed to map segment",  # of a library that is imported
+    "failed to map segment",  # while a library is loaded
     "bad_alloc",
 )
 
@@ -45,13 +45,13 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, of another program, or does not fit."""
+    """A checkpoint that is missing, damaged, from another program, or does not fit."""
 
     exit_code = 4
 
 
 class ResourceError(UserError):
-    """Too little disk or memory, or no such device."""
+    """Too little disk space or memory, or a device that does not exist."""
 
     exit_code = 5
 
@@ -69,28 +69,28 @@ class RunInUseError(UserError):
 
 
 def escape(text: object, keep: str = "") -> str:
-    """Escape control, bidirectional, surrogate and unassigned characters, as `\\x1b`.
+    """Escape control, bidirectional, surrogate and unassigned characters, for example to `\\x1b`.
 
     Everything from outside passes through here before it is printed: config keys, file names,
-    checkpoint contents, generated text. Characters in `keep` stay, and so do the joiners that
-    emoji and Indic scripts need.
+    checkpoint contents, generated text. Characters in `keep` are not escaped, and neither are
+    the joiners that emoji and Indic scripts need.
     """
     keep += "\u200c\u200d"
-    return "".join(c if c in keep or _is_harmless(c) else _escaped(c) for c in str(text))
+    return "".join(c if c in keep or _is_harmless(c) else _escape_character(c) for c in str(text))
 
 
 def _is_harmless(c: str) -> bool:
     return unicodedata.category(c)[0] != "C" and c not in "\u2028\u2029"
 
 
-def _escaped(c: str) -> str:
+def _escape_character(c: str) -> str:
     return c.encode("unicode_escape").decode()
 
 
 def shell_command(words: Iterable[object]) -> str:
-    """Return the command to print for these words: quoted, so that a shell reads them unchanged.
+    """Return the shell command to print for these words, with quotes where a shell needs them.
 
-    If a name holds a control character, no command can be printed: the reason is returned.
+    If a word contains a control character, no command is printed: the reason is returned instead.
     """
     words = list(map(str, words))
     command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
@@ -100,15 +100,15 @@ def shell_command(words: Iterable[object]) -> str:
 
 
 def path_word(path: object) -> str:
-    """Return a path as one word of a command, in which it cannot be mistaken for anything else."""
+    """Return a path as a word of a command that cannot be mistaken for an option, `auto` or `~`."""
     text = str(path)
     return f"./{text}" if text == "auto" or text[:1] in ("-", "~") else text
 
 
 def program(name: str) -> str:
-    """Return the word that starts a program of this Python's environment, such as tensorboard.
+    """Return the word that starts a program of this Python environment, such as tensorboard.
 
-    It is the bare name if the shell finds that one, else a path: `.venv/bin/python`.
+    It is the bare name if a shell finds this program by it, else a path: `.venv/bin/python`.
     """
     found, folder = shutil.which(name), Path(sys.executable).parent
     if not sys.executable or (found and Path(found).parent == folder):
@@ -128,7 +128,7 @@ def script(name: str) -> str:
 
 
 def first_few(items: Iterable[str], separator: str = ", ") -> str:
-    """Join the first five items, and the number of the rest."""
+    """Join the first five items, followed by the number of the others."""
     items = list(items)
     more = f" and {len(items) - 5:,} more" if len(items) > 5 else ""
     return separator.join(items[:5]) + more
@@ -137,7 +137,8 @@ def first_few(items: Iterable[str], separator: str = ", ") -> str:
 def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
     """Return `did you mean X?` for the known name nearest to `given`, or `otherwise`.
 
-    `known` maps names to what is printed for them. A name of another section counts too.
+    `known` maps names to what is printed for them. A known name after a wrong section
+    (`train.n_layer`) is matched too.
     """
     key = given.rpartition(".")[2]
     near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
@@ -148,7 +149,7 @@ def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
 def check_packages() -> None:
     """Raise ResourceError if a package of requirements.txt is missing or too old.
 
-    Nothing is imported: torch takes seconds.
+    No package is imported, because torch takes seconds.
     """
     root = Path(__file__).parents[1]
     for requirement in (root / "requirements.txt").read_text(encoding="utf-8").split():
@@ -192,7 +193,7 @@ def shorten(text: str, limit: int = MAX_MESSAGE) -> str:
 def output(text: str) -> None:
     """Write to standard output at once; raise ResourceError if that fails.
 
-    BrokenPipeError is left to `run_command`: the reader has seen enough.
+    BrokenPipeError is left to `run_command`: it is not an error if the reader stops reading.
     """
     try:
         print(text, end="", flush=True)
@@ -211,7 +212,7 @@ def notify(line: str) -> None:
 
 
 def run_script(main: Callable[[list[str]], int]) -> int:
-    """Run the command that this process is for, as `run_command`; no signal gives a traceback."""
+    """Run the command of this process with `run_command`, without a traceback at a signal."""
     try:
         handle_signals(unwind)
         code = run_command(main)
@@ -219,15 +220,15 @@ def run_script(main: Callable[[list[str]], int]) -> int:
         code = 130
     except SystemExit as leaving:
         code = leaving.code
-    handle_signals(signal.SIG_IGN)  # the exit code is known: keep it while Python shuts down
+    handle_signals(signal.SIG_IGN)  # a signal during the shutdown must not change the code
     return code
 
 
 def run_command(main: Callable[[list[str]], int]) -> int:
     """Run a command with the arguments of this process; return its exit code.
 
-    A UserError becomes one line on standard error, and so does memory that does not suffice even
-    for the imports.
+    A UserError becomes one line on standard error. So does running out of memory, even during the
+    imports.
     """
     _open_closed_streams()
     try:
@@ -240,7 +241,7 @@ def run_command(main: Callable[[list[str]], int]) -> int:
     except UserError as error:
         notify(f"error: {error}")
         code = error.exit_code
-    except BrokenPipeError:  # the reader has gone (`| head`)
+    except BrokenPipeError:  # the reader has exited (`| head`)
         code = 141
     except (OSError, ImportError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -250,12 +251,12 @@ def run_command(main: Callable[[list[str]], int]) -> int:
             "ulimit -v, leaves too little; free some memory or raise the limit"
         )
         code = ResourceError.exit_code
-    _discard_what_cannot_be_written()
+    _redirect_failed_streams()
     return code
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for every closed stream, so that no other file gets its descriptor."""
+    """Open the null device for every closed stream, so that no other file takes its place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -269,7 +270,7 @@ def stdout_is_closed() -> bool:
 
 
 def check_address_space() -> None:
-    """Raise ResourceError if a limit on memory makes torch's libraries abort while they load."""
+    """Raise ResourceError if the memory limit is so low that importing torch aborts."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -288,8 +289,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _discard_what_cannot_be_written() -> None:
-    """Send what a stream cannot write to the null device, or Python's exit would fail for it."""
+def _redirect_failed_streams() -> None:
+    """If a stream cannot be flushed, redirect it to the null device: Python's exit would fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

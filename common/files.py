@@ -15,17 +15,18 @@ from typing import BinaryIO
 from common.errors import CheckpointError, ResourceError, escape
 
 
-def check_name(path: str | Path) -> None:
-    """Raise CheckpointError if a path does not exist, but one with nearly that name does.
+def check_path_spelling(path: str | Path) -> None:
+    """Raise CheckpointError if a path does not exist, but one with a similar name does.
 
-    Only checkpoints and folders count. Takes no time, unlike the imports before a checkpoint loads.
+    It suggests only folders, and files with the same suffix. It needs no slow imports, so a typo is
+    reported at once.
     """
-    path, beside = Path(path), []
-    with suppress(OSError):  # such as a name that is too long: left to the reader of checkpoints
+    path, candidates = Path(path), []
+    with suppress(OSError):  # for example a name that is too long: loading the path will report it
         if not os.path.lexists(path):
             entries = path.parent.iterdir()
-            beside = [each for each in entries if each.is_dir() or each.suffix == path.suffix]
-    near = difflib.get_close_matches(path.name, [each.name for each in beside], n=1)
+            candidates = [each for each in entries if each.is_dir() or each.suffix == path.suffix]
+    near = difflib.get_close_matches(path.name, [each.name for each in candidates], n=1)
     if near:
         raise CheckpointError(
             f"{escape(path)}: no such file or folder; did you mean {escape(path.parent / near[0])}?"
@@ -35,8 +36,8 @@ def check_name(path: str | Path) -> None:
 def read_regular(path: str | Path, max_bytes: int) -> bytearray:
     """Read a regular file of at most `max_bytes`.
 
-    Raises OSError, whose `strerror` says what is wrong, also for pipes and devices, which could
-    block or never end, and for larger files.
+    Raises OSError, whose `strerror` describes the problem. A larger file is an error, and so is a
+    pipe or device, because reading it could block or never end.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(EINVAL, "not a regular file", str(path))
@@ -53,9 +54,9 @@ def read_regular(path: str | Path, max_bytes: int) -> bytearray:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends without an exception.
 
-    Until then it has a name of its own, so several processes may write the same file.
+    Until then it has a unique temporary name, so several processes may write to the same `path`.
     """
-    with _temporary(path, secrets.token_hex(8)) as new:
+    with _temporary_path(path, secrets.token_hex(8)) as new:
         with open(new, "xb") as file:
             yield file
             _sync(file)
@@ -65,13 +66,14 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to `path`, which holds the old or the new bytes at any instant.
 
-    With `previous`, the old file is renamed to that name, after the new one is in place: so a
-    damaged old file never replaces the last good one. The folder must have one writer at a time.
+    With `previous`, the old file then gets that name. The new file is in place before that, so at
+    any instant one of the two is intact, even if the old file is damaged. The folder must have
+    one writer at a time.
 
     Raises ResourceError if the disk is full or fails; the old files are intact then.
     """
     try:
-        with _temporary(path, str(os.getpid())) as new:
+        with _temporary_path(path, str(os.getpid())) as new:
             _write_synced(new, content)
             _replace(new, path, previous)
             _sync_folder(path.parent)
@@ -84,7 +86,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
 
 
 def remove_stale(folder: Path, names: Collection[str]) -> None:
-    """Remove what dead processes left of their `write_atomic` to these file names."""
+    """Remove the temporary files that dead processes left when they wrote these files."""
     for path in folder.glob("*.tmp.*"):
         name, _, pid = path.name.rpartition(".tmp.")
         if name in names and re.fullmatch("[0-9]{1,9}", pid) and not _is_running(int(pid)):
@@ -93,8 +95,8 @@ def remove_stale(folder: Path, names: Collection[str]) -> None:
 
 
 @contextmanager
-def _temporary(path: Path, tag: str) -> Iterator[Path]:
-    """Yield a name beside `path` for an unfinished file, which is removed at the end."""
+def _temporary_path(path: Path, tag: str) -> Iterator[Path]:
+    """Yield a path beside `path` for an unfinished file; remove the file at the end."""
     name = path.with_name(f"{path.name}.tmp.{tag}")
     name.unlink(missing_ok=True)  # left by a dead process with the same pid
     try:
@@ -119,7 +121,7 @@ def _replace(new: Path, path: Path, previous: Path | None) -> None:
     if previous is None or not path.exists():
         os.replace(new, path)
         return
-    with _temporary(previous, str(os.getpid())) as old:
+    with _temporary_path(previous, str(os.getpid())) as old:
         try:
             os.link(path, old)
         except OSError:  # a file system without hard links
@@ -144,12 +146,12 @@ def _free_space(folder: Path) -> str:
     try:
         return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
     except OSError:
-        return "no space can be measured"
+        return "free space unknown"
 
 
 def _is_running(pid: int) -> bool:
     """Return whether another process with this pid is alive."""
-    if os.name == "nt":  # os.kill(pid, 0) would send Ctrl-C there; open files cannot be removed
+    if os.name == "nt":  # os.kill(pid, 0) would send Ctrl-C; an open file cannot be removed
         return False
     try:
         os.kill(pid, 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 
-TIME_LIMIT = 1  # the request that the time limit makes; signals request their exit code
+TIME_LIMIT_REQUEST = 1  # request code of the time limit; that of a signal is its exit code
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGBREAK": 143}
 STOPPING = b"\nstopping: finishing this step and saving"
 CTRL_C = b"; press Ctrl-C again to exit at once"
@@ -17,8 +17,8 @@ CTRL_C = b"; press Ctrl-C again to exit at once"
 def handle_signals(handler: Callable[[int, FrameType | None], object] | int) -> None:
     """Install a handler for every signal of EXIT_CODES that is not ignored.
 
-    A command installs `exit_at_once` before its slow imports, then `unwind`, and when its exit code
-    is known SIG_IGN, so that a signal while Python shuts down does not change the code.
+    A command installs `exit_at_once` before its slow imports and `unwind` after them. When its exit
+    code is known, it installs SIG_IGN: a signal while Python shuts down must not change the code.
     """
     for name in EXIT_CODES:
         number = getattr(signal, name, None)
@@ -27,14 +27,14 @@ def handle_signals(handler: Callable[[int, FrameType | None], object] | int) -> 
 
 
 def exit_at_once(number: int, _: FrameType | None) -> None:
-    """End the process with the signal's exit code: no traceback, no cleaning up."""
+    """End the process with the signal's exit code, without a traceback or cleanup."""
     os._exit(EXIT_CODES[signal.Signals(number).name])
 
 
 def unwind(number: int, _: FrameType | None) -> None:
     """Raise KeyboardInterrupt, or SystemExit with the signal's exit code.
 
-    Exceptions do not follow one another: the next signal ends the process at once.
+    Only the first signal raises; the next one ends the process at once.
     """
     handle_signals(exit_at_once)
     if number == signal.SIGINT:
@@ -47,15 +47,15 @@ class Interrupted(Exception):
 
 
 class Stop:
-    """Signal handlers for the length of a `with` block, and whether the run should stop.
+    """Requests to stop the run, from signals (handled within a `with` block) and the time limit.
 
-    Until `defer` is called there is nothing to save, and a signal ends the process at once. From
-    then on it sets a flag: the run sees `stop.requested`, saves and ends by itself. Only a second
-    Ctrl-C ends the run at once, as KeyboardInterrupt, and a third one the process. A signal that is
-    ignored when the run starts stays ignored, such as SIGHUP under nohup.
+    Until `defer` is called there is nothing to save, and a signal ends the run at once. After that,
+    a signal only sets a flag: the run reads `stop.requested`, saves and ends. A second Ctrl-C
+    raises KeyboardInterrupt, and a third one ends the process at once. A signal that was ignored
+    when the run started, such as SIGHUP under nohup, stays ignored.
 
-    Processes of a distributed run must stop at the same step. They agree on `global_request`; the
-    `local_request` of one of them has no effect until then.
+    The processes of a distributed run must stop at the same step, so they agree on one
+    `global_request`. The `local_request` of a process has no effect before they have agreed.
     """
 
     def __init__(self):
@@ -81,15 +81,15 @@ class Stop:
         self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     def defer(self, verbose: bool = True) -> None:
-        """Defer signals from now on to the end of the step; print so if `verbose`."""
+        """Defer later signals to the end of a step; if `verbose`, print when one is received."""
         self._deferred, self._verbose = True, verbose
 
     @property
     def local_request(self) -> int:
-        """The request of this process: 0, TIME_LIMIT, or the exit code of a signal."""
+        """The request of this process: 0, TIME_LIMIT_REQUEST, or the exit code of a signal."""
         if self.signal:
             return EXIT_CODES[self.signal]
-        return TIME_LIMIT if time.monotonic() >= self.deadline else 0
+        return TIME_LIMIT_REQUEST if time.monotonic() >= self.deadline else 0
 
     @property
     def request(self) -> int:

@@ -1,1 +1,1 @@
-"""Every setting once: its type, default and range; YAML files and command lines read into them."""
+"""All settings, each declared once, and the parsers of config files and command lines."""

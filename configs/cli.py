@@ -1,10 +1,10 @@
 """The command lines of train.py and sample.py, derived from the dataclasses of the settings.
 
 Every setting is an option: `--model.n_layer=6` or `--model.n_layer 6`, and `--n_layer=6` if no
-other section has that key. Dashes equal underscores, and nothing is abbreviated.
+other section has that key. A dash equals an underscore; abbreviations are not accepted.
 
-Not argparse: `--resume[=PATH]` must not swallow the next word, and errors must be one line that
-names the nearest option.
+argparse would not do: `--resume[=PATH]` must not consume the next argument, and an error must be
+one line that names the nearest option.
 """
 
 import textwrap
@@ -16,8 +16,8 @@ from common.errors import ConfigError
 from configs.fields import (
     Checked,
     RawValue,
-    allowed,
     brief,
+    describe_allowed,
     error_context,
     is_valid_text,
     kind,
@@ -36,7 +36,7 @@ usage: python train.py CONFIG [--section.key=value ...]
   python train.py configs/shakespeare.yaml --resume
   torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml --train.log=scalars
 
-torchrun refuses --log as ambiguous, because it has options that begin so: write --train.log.
+With torchrun, write --train.log: torchrun has several options that begin with --log.
 """
 SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
@@ -44,17 +44,18 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
-LENGTHS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
+ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
---key=value, and a dash the same as an underscore. A switch needs no value: --key is --key=true.
+--key=value, and a dash is the same as an underscore. A setting that is true or false needs no
+value: --key is --key=true.
 [0, 1) means at least 0 and below 1.
 """
 
 
 @dataclass(frozen=True)
-class Actions(Checked):
-    """Actions, which config files cannot contain."""
+class CommandLineOptions(Checked):
+    """Options that are only for the command line, not for config files."""
 
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
@@ -69,13 +70,13 @@ class Actions(Checked):
     )
     new_characters: str = setting(
         "refuse",
-        "with --init_from: characters that its vocabulary lacks",
+        "with --init_from: what to do with characters that the checkpoint's vocabulary lacks",
         choices=("refuse", "add"),
     )
     time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
     minutes: float | None = setting(
         None,
-        "fit the run to this time: choose max_iters by timing the first steps",
+        "minutes that the run should take: choose max_iters by timing the first steps",
         "(0, 1e6]",
     )
 
@@ -96,13 +97,13 @@ class Actions(Checked):
 
 
 @dataclass(frozen=True)
-class Command(Actions):
-    """A checked command line of train.py: its actions and its complete settings."""
+class Command(CommandLineOptions):
+    """A checked command line of train.py, with the complete settings of the run."""
 
     config_file: str = ""
     config: Config = field(default_factory=Config)
     arguments: tuple[str, ...] = ()
-    note: str | None = None  # on settings that were scaled with max_iters
+    note: str | None = None  # which settings were scaled with max_iters
 
     @property
     def out_dir(self) -> str:
@@ -115,12 +116,12 @@ class Command(Actions):
 def load(argv: list[str], max_iters: int | None = None) -> Command:
     """Parse the arguments of train.py: a config file and the options that override it.
 
-    `max_iters` is the number of iterations that --minutes has come to. Settings of the file that
-    are in iterations are scaled when the options change max_iters.
+    `max_iters` is the number of iterations that fits into --minutes. If an option or --minutes
+    changes max_iters, the settings in the file that count iterations are scaled in proportion.
     """
     from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
 
-    words, values = parse_arguments(argv, Actions, Config)
+    words, values = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
     if max_iters:
@@ -133,9 +134,9 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
             "an option begins with -- and has its value after =, as in --resume=PATH; "
             "see python train.py --help"
         )
-    actions = {name: values.pop(name) for name in settings_of(Actions) if name in values}
+    own = {name: values.pop(name) for name in settings_of(CommandLineOptions) if name in values}
     written = read_config(words[0])
-    scaled = _scaled_lengths(written, values)
+    scaled = _scaled_iterations(written, values)
     nested = {}
     for name, value in (written | scaled | values).items():
         section, _, key = name.rpartition(".")
@@ -146,15 +147,18 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
         check_memory(config.model)
     note = None
     if scaled:
-        lengths = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
-        note = f"max_iters {config.train.max_iters:,}: scaled with it: {', '.join(lengths)}"
-    return Command(config_file=words[0], config=config, arguments=tuple(argv), note=note, **actions)
+        iterations = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
+        note = (
+            f"max_iters is {config.train.max_iters:,}; scaled in proportion: "
+            f"{', '.join(iterations)}"
+        )
+    return Command(config_file=words[0], config=config, arguments=tuple(argv), note=note, **own)
 
 
-def _scaled_lengths(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
-    """Return the file's settings in iterations, in proportion to an overridden max_iters.
+def _scaled_iterations(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
+    """Scale the file's settings that count iterations to a max_iters from the options.
 
-    Settings that the options give themselves are left out, and so is `auto`.
+    Settings that the options set, and those that are `auto`, are not scaled.
     """
     settings = settings_of(Config)
     before, after = (
@@ -162,7 +166,7 @@ def _scaled_lengths(written: dict[str, object], values: dict[str, object]) -> di
         for each in (written, written | values)
     )
     scaled = {}
-    for name in LENGTHS:
+    for name in ITERATION_SETTINGS:
         length = written.get(name, settings[name].default)
         if before != after and name not in values and length != "auto":
             scaled[name] = length * after // before
@@ -182,8 +186,8 @@ def load_sample(argv: list[str]) -> SampleConfig:
     return from_dict(values, SampleConfig)
 
 
-def load_bridge(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
-    """Parse the arguments of a command that takes one file or folder, and the options of a section.
+def load_conversion(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
+    """Parse the arguments of an import or export: one file or folder, and options of `section`.
 
     `source` describes the file or folder, for messages.
     """
@@ -195,7 +199,7 @@ def load_bridge(argv: list[str], section: type, source: str) -> tuple[str, Check
 
 
 def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
-    """Return the words that are not options, and the checked values of the options by full name."""
+    """Return the arguments that are not options, and the values of the options by full name."""
     options = _options(*sections)
     words, values = [], {}
     for word in argv:
@@ -218,7 +222,7 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
                 text = bare_value or next(rest, "--")
                 if text.startswith("--"):
                     raise ConfigError(
-                        f"has no value; it must be {allowed(each)}; write {option}=VALUE"
+                        f"has no value; it must be {describe_allowed(each)}; write {option}=VALUE"
                     )
             elif key.startswith("no_"):
                 raise ConfigError("takes no value")
@@ -237,7 +241,7 @@ def _parse_option(each: Field, text: str) -> object:
 
 
 def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
-    """Return, by every name of an option: full name, setting, and the value of the bare option."""
+    """Return, for every name of an option: full name, setting, and value if none is given."""
     settings = {name: each for section in sections for name, each in settings_of(section).items()}
     keys = Counter(each.name for each in settings.values())
     options = {}
@@ -255,7 +259,7 @@ def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
 
 def train_help() -> str:
     """Return what `python train.py --help` prints."""
-    return command_help(TRAIN_USAGE, Actions, Config)
+    return command_help(TRAIN_USAGE, CommandLineOptions, Config)
 
 
 def sample_help() -> str:
@@ -274,7 +278,7 @@ def _help(section: type, prefix: str = "") -> str:
     for each in fields(section):
         if each.metadata:
             also = "".join(f"; also --{alias}" for alias in each.metadata["aliases"])
-            meaning = f"{each.metadata['meaning']}; {allowed(each)}{also}"
+            meaning = f"{each.metadata['meaning']}; {describe_allowed(each)}{also}"
             option = f"  --{prefix}{each.name}{_default(each.default)} "
             indent = " " * 40
             lines.append(

@@ -1,4 +1,4 @@
-"""Settings: dataclass fields with a meaning and a range, which parse and check their values."""
+"""Settings: dataclass fields with a meaning and a range; functions that parse and check values."""
 
 import dataclasses
 import math
@@ -14,13 +14,13 @@ TYPE_NAMES = {
     int: "an integer",
     float: "a number",
     bool: "true or false",
-    str: "text",
-    tuple: "a list of texts",
+    str: "a string",
+    tuple: "a list of strings",
 }
 CONTAINERS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
-NOT_NUMBERS = {  # pattern -> what is wrong with a text that matches it
+NOT_NUMBERS = {  # pattern -> what is wrong with a string that matches it
     r".{41,}": "has more than 40 characters",
     r"none": "is no value",
     r"[-+]?0[0-9_].*": "has a leading zero",
@@ -40,28 +40,28 @@ def setting(
 ) -> Field:
     """Declare a setting: a dataclass field with a meaning, an interval and choices.
 
-    `within` is such as "[0, 1)". A number with choices may be either: `int | str` with choices
-    ("auto",). A setting whose default is MISSING is required; with None it may be omitted. On the
-    command line the setting also has its `aliases` (those that start with `no-` mean false), and
-    `bare_value` is its value when the option is given without one.
+    `within` is an interval such as "[0, 1)". A number may have choices too: `int | str` with
+    choices ("auto",). A setting whose default is MISSING is required; with None it may be omitted.
+    On the command line the setting also has its `aliases` (those that start with `no-` mean false),
+    and `bare_value` is its value when the option is given without one.
     """
-    about = {
+    metadata = {
         "meaning": meaning,
         "within": within,
         "choices": choices,
         "aliases": aliases,
         "bare_value": bare_value,
     }
-    return dataclasses.field(default=default, metadata=about)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 class Checked:
-    """A dataclass that checks every setting, and converts it to its exact type, when created."""
+    """Base of dataclasses that check every setting and convert it to its type when created."""
 
     def __post_init__(self):
         for field in fields(self):
             if field.metadata:
-                object.__setattr__(self, field.name, checked(field, getattr(self, field.name)))
+                object.__setattr__(self, field.name, check_value(field, getattr(self, field.name)))
 
 
 def settings_of(section: type) -> dict[str, Field]:
@@ -75,12 +75,12 @@ def settings_of(section: type) -> dict[str, Field]:
 
 
 def kind(field: Field) -> type:
-    """Return a setting's type apart from choices: int, float, bool, str or tuple (of texts)."""
+    """Return a setting's type without its choices: int, float, bool, str or tuple (of strings)."""
     origin = get_origin(field.type)
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
 
 
-def allowed(field: Field) -> str:
+def describe_allowed(field: Field) -> str:
     """Describe the values that a setting may have."""
     choices, within = field.metadata["choices"], field.metadata["within"]
     if not choices or within:
@@ -89,10 +89,10 @@ def allowed(field: Field) -> str:
     return "one of " + ", ".join(choices)
 
 
-def checked(field: Field, value: object) -> object:
-    """Return a value in the setting's exact type: 6.0 as 6, a list as a tuple.
+def check_value(field: Field, value: object) -> object:
+    """Convert a value to the setting's exact type: 6.0 to 6, a list to a tuple.
 
-    Raises ConfigError, with what is allowed, for any other type and outside of the range.
+    Raises ConfigError with the allowed values if the type is wrong or the value out of range.
     """
     if value is field.default is None:
         return value
@@ -106,14 +106,14 @@ def checked(field: Field, value: object) -> object:
     if wanted is tuple and isinstance(value, list):
         value = tuple(value)
     if type(value) is not wanted or not _in_range(field, value):
-        raise ConfigError(f"{field.name} must be {allowed(field)}, but is {brief(value)}")
+        raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
     return value
 
 
 def _in_range(field: Field, value: object) -> bool:
     """Return whether a value of the right type is allowed.
 
-    Texts and lists may be empty only where that is the default.
+    Strings and lists may be empty only if that is the default.
     """
     if isinstance(value, tuple):
         texts = all(type(text) is str and text and is_valid_text(text) for text in value)
@@ -131,13 +131,13 @@ def _in_range(field: Field, value: object) -> bool:
 
 
 def is_valid_text(text: str) -> bool:
-    """Return whether a text has no NUL and no surrogate, which stands for an invalid UTF-8 byte."""
+    """Return whether a string has no NUL, and no surrogate (in place of an invalid UTF-8 byte)."""
     return not re.search("[\0\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True)
 class RawValue:
-    """A value as written: text (`plain` if without quotes), or a list or mapping of these."""
+    """A value as written: a string (`plain` if unquoted), or a list or mapping of RawValue."""
 
     value: str | list | dict
     line: int = 1
@@ -145,34 +145,39 @@ class RawValue:
 
 
 def parse_value(field: Field, raw: RawValue) -> object:
-    """Parse a value by the type of its setting, never by a guess: 010 and on are no numbers.
+    """Parse a value by the type of its setting, without guessing: `010` is not a number.
 
-    Raises ConfigError, with what is allowed.
+    Raises ConfigError with the allowed values.
     """
     text, wanted = raw.value, kind(field)
     if isinstance(text, list):
-        return checked(field, [each.value for each in text])
+        return check_value(field, [each.value for each in text])
     if raw.plain and text in NO_VALUE:
-        raise ConfigError(f"{field.name} has no value; it must be {allowed(field)}, or be left out")
+        raise ConfigError(
+            f"{field.name} has no value; it must be {describe_allowed(field)}, or be left out"
+        )
     if wanted is tuple and isinstance(text, str):
-        return checked(field, [text])
+        return check_value(field, [text])
     if wanted is str or isinstance(text, dict) or text in field.metadata["choices"]:
-        return checked(field, text)
+        return check_value(field, text)
     if not raw.plain:
         raise ConfigError(
-            f"{field.name} must be {allowed(field)}, but is text: {brief(text)}; remove the quotes"
+            f"{field.name} must be {describe_allowed(field)}, but is a string: {brief(text)}; "
+            "remove the quotes"
         )
     if wanted is bool:
-        return checked(field, {"true": True, "false": False}.get(text, text))
+        return check_value(field, {"true": True, "false": False}.get(text, text))
     for pattern, reason in NOT_NUMBERS.items():
         if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
-            raise ConfigError(f"{field.name} must be {allowed(field)}, but {brief(text)} {reason}")
+            raise ConfigError(
+                f"{field.name} must be {describe_allowed(field)}, but {brief(text)} {reason}"
+            )
     is_integer = re.fullmatch("[-+]?[0-9]+", text)
-    return checked(field, int(text) if is_integer else float(text))
+    return check_value(field, int(text) if is_integer else float(text))
 
 
 def brief(value: object) -> str:
-    """Return a value for a message: short, on one line, texts quoted and escaped."""
+    """Return a value for a message: short, on one line, strings quoted and escaped."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:
@@ -188,7 +193,7 @@ def brief(value: object) -> str:
 
 @contextmanager
 def error_context(where: str):
-    """Prefix a ConfigError with its place: a file, a line, an option."""
+    """Prefix a ConfigError with its location: a file, a line or an option."""
     try:
         yield
     except ConfigError as error:

@@ -1,7 +1,7 @@
-"""Every setting once: name, type, default, range and meaning.
+"""All settings, each declared once with its type, default, range and meaning.
 
-YAML files, command lines, `--help` and checkpoints are all read through these frozen dataclasses,
-so a new setting is one line here. Nothing here imports torch: a wrong setting is reported at once.
+Config files, command lines, `--help` and checkpoints all use these frozen dataclasses, so a new
+setting is one line here. Nothing here imports torch, so a wrong setting is reported at once.
 """
 
 import codecs
@@ -37,8 +37,8 @@ OTHER_NAMES = {
     "num_return_sequences": "num_samples", "topk": "top_k", "topp": "top_p",
 }  # fmt: skip
 SEEDS = "[0, 4294967295]"
-MAX_BATCHED_CONTEXT = 1024  # of kernel auto: batched stores all T^2 attention weights
-MAX_ROTARY_ANGLES = 2**23  # bounds a table whose size depends on the settings alone
+MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
+MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class DataConfig(Checked):
     )
     min_count: int = setting(
         1,
-        "map characters that occur fewer times than this to U+FFFD; with --init_from, those that "
-        "its vocabulary lacks",
+        "map characters that occur fewer times than this to U+FFFD; with --init_from, map the "
+        "characters that the vocabulary of the checkpoint lacks instead",
         "[1, 1e9]",
     )
     val_sources: tuple[str, ...] = setting(
@@ -97,7 +97,7 @@ class DataConfig(Checked):
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The model: everything but the vocabulary that determines its function."""
+    """The model: all settings that determine its function; the vocabulary comes from the text."""
 
     attention: str = setting("fused", "weight layout of the attention", choices=LAYOUTS)
     kernel: str = setting(
@@ -174,7 +174,7 @@ class TrainConfig(Checked):
     """Training, evaluation and logging."""
 
     batch_size: int = setting(
-        12, "sequences per micro-batch, summed over processes", "[1, 1000000]"
+        12, "sequences per micro-batch, in total over all processes", "[1, 1000000]"
     )
     gradient_accumulation_steps: int = setting(1, "micro-batches per iteration", "[1, 1000000]")
     max_iters: int = setting(2000, "number of iterations", "[1, 1e9]")
@@ -278,7 +278,9 @@ class SampleConfig(Checked):
     )
     num_samples: int = setting(1, "number of samples", "[1, 1e12]")
     sample: int | None = setting(
-        None, "draw only the sample of this number; it is the same as in a larger set", "[1, 1e12]"
+        None,
+        "draw only the sample with this number (from 1); it is the same as among several",
+        "[1, 1e12]",
     )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
     temperature: float = setting(
@@ -288,15 +290,17 @@ class SampleConfig(Checked):
         0, "sample from the k likeliest characters, and ties of the k-th; 0: off", "[0, 1e9]"
     )
     top_p: float = setting(
-        1.0, "nucleus sampling: from the likeliest with this total probability; 1: off", "(0, 1]"
+        1.0,
+        "nucleus sampling: only the likeliest characters with this total probability; 1: off",
+        "(0, 1]",
     )
     min_p: float = setting(
         0.0, "drop characters below this fraction of the highest probability; 0: off", "[0, 1)"
     )
     stop: tuple[str, ...] = setting(
         (),
-        "stop string: end a sample where it is generated, without printing it; with escapes as in "
-        "--prompt; may be repeated",
+        "stop string: the sample ends where the model generates it, without printing it; escapes "
+        "as in --prompt; may be repeated",
     )
     unknown: str = setting(
         "error",
@@ -311,7 +315,8 @@ class SampleConfig(Checked):
         None, "only print the model's loss on the text in this file, in nats and bits"
     )
     html: str | None = setting(
-        None, "only write the model as a page for a browser to this file, with these options"
+        None,
+        "only write the model to this file, as a page for a browser that starts with these options",
     )
     html_dtype: str = setting(
         "float32", "dtype of the weights in the page", choices=("float32", "float16")
@@ -320,8 +325,8 @@ class SampleConfig(Checked):
     stats: bool = setting(False, "print characters per second to standard error")
     window: str = setting(
         "stepped",
-        "for texts longer than the context: stepped keeps half of it to all of it in view; "
-        "exact always all of it, recomputed for every character",
+        "for texts longer than the context: with stepped, the model sees half a context to a whole "
+        "one; with exact always a whole one, recomputed for every character",
         choices=("stepped", "exact"),
     )
     device: str = setting("auto", "device; auto: cuda, else mps, else cpu", choices=DEVICES)
@@ -329,7 +334,7 @@ class SampleConfig(Checked):
     attention: str = setting(
         "saved", "weight layout to convert the attention to", choices=("saved", *LAYOUTS)
     )
-    kernel: str = setting("saved", "computation of the attention", choices=("saved", *KERNELS))
+    kernel: str = setting("saved", "attention kernel", choices=("saved", *KERNELS))
     cache: bool = setting(
         True,
         "use the KV cache: faster; in float32 the same text, in bfloat16 and float16 it may differ",
@@ -358,7 +363,7 @@ class SampleConfig(Checked):
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
-    """Return `did you mean X?` for an unknown key, also if it is a name of another project.
+    """Return `did you mean X?` for an unknown key; names from other projects are recognized.
 
     `names` maps the names of settings to what is printed for them.
     """
@@ -405,14 +410,14 @@ def from_dict(mapping: object, section: type = Config):
 
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Estimate the number of parameters within a few percent: 12 n_embd^2 per block, and tables."""
+    """Estimate the number of parameters within a few percent: 12 n_embd^2 per block and tables."""
     tables = (1 if model.tied else 2) + model.token_shifts
     rows = tables * vocab_size + model.block_size * (model.positions == "learned")
     return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd
 
 
 def check_memory(model: ModelConfig) -> None:
-    """Raise ConfigError if weights, gradients and two moments (16 bytes a parameter) do not fit."""
+    """Raise ConfigError if weights, gradients and two moments (16 bytes/parameter) do not fit."""
     if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return  # the memory size is unknown here
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

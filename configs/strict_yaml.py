@@ -102,7 +102,7 @@ def _refuse_unsupported(text: str) -> None:
 
 
 def _raw_value(node: yaml.Node) -> RawValue:
-    """Convert a node of PyYAML; its value is always text, whatever PyYAML would make of it."""
+    """Convert a node of PyYAML; scalars stay strings, whatever PyYAML would convert them to."""
     line = node.start_mark.line + 1
     if isinstance(node, yaml.ScalarNode):
         return RawValue(node.value, line, plain=node.style is None)
@@ -122,7 +122,7 @@ def _raw_value(node: yaml.Node) -> RawValue:
 
 @contextmanager
 def _yaml_errors(text: str) -> Iterator[None]:
-    """Turn all that PyYAML raises (ValueError and more beside its own) into ConfigError."""
+    """Turn all exceptions from PyYAML (its own, ValueError and others) into ConfigError."""
     try:
         yield
     except ConfigError:
@@ -178,6 +178,6 @@ def _read_text(path: str) -> str:
 
 
 def _configs_in(*folders: str | Path) -> list[str]:
-    """Return the first few configs in the folders, or failing that the one of the README."""
+    """Return the first few configs in the folders, or if there are none that of the README."""
     found = [escape(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
     return found[:12] or ["configs/shakespeare.yaml"]

@@ -1,8 +1,9 @@
 """The TensorBoard event files of a run.
 
-TensorBoard shows whatever is in any file of the folder. So a resumed run first removes what was
-written after its checkpoint, which records how far the event files were then: each process writes
-one numbered file, and the number and size of the current one are the position.
+TensorBoard shows all events in all event files of a folder, so a resumed run must first remove the
+events that were written after its checkpoint. Every start of the run writes a new event file with a
+higher number. A checkpoint contains the position at which it was saved: the number of the current
+event file and its size in bytes.
 """
 
 import io
@@ -19,13 +20,13 @@ from checkpointing.run_dir import DESCRIPTION, EVENTS, event_files
 from common.errors import ResourceError, escape
 from common.files import write_atomic
 
-MAX_NUMBER = 10**10 - 1  # of ten digits
+MAX_NUMBER = 10**10 - 1  # ten digits, as in EVENTS
 
 
 class EventFile:
-    """A new event file in a folder, named so that TensorBoard reads it after all others there.
+    """A new event file in a folder, with a name that TensorBoard reads after all others there.
 
-    Records wait in memory until `flush` succeeds.
+    Records are buffered in memory until `flush` succeeds.
     """
 
     def __init__(self, folder: Path):
@@ -34,7 +35,7 @@ class EventFile:
         self.number = max([1, int(time.time()), *(n + 1 for n in numbers if n < MAX_NUMBER)])
         self.path = folder / EVENTS.format(self.number)
         self.size = 0  # bytes on disk
-        self.waiting = io.BytesIO()
+        self.buffer = io.BytesIO()
 
     @property
     def position(self) -> dict[str, int]:
@@ -42,19 +43,19 @@ class EventFile:
         return {"number": self.number, "size": self.size}
 
     def add(self, summary: Summary, step: int) -> None:
-        if not self.size and not self.waiting.tell():
-            self.waiting.write(_records([]))
-        self.waiting.write(_record(Event(summary=summary, step=step, wall_time=time.time())))
+        if not self.size and not self.buffer.tell():
+            self.buffer.write(_records([]))
+        self.buffer.write(_record(Event(summary=summary, step=step, wall_time=time.time())))
 
     def flush(self) -> None:
-        """Write the waiting records to disk; raise OSError, and keep them, if that fails."""
-        if not self.waiting.tell():
+        """Write the buffered records to disk; if that fails, raise OSError and keep the buffer."""
+        if not self.buffer.tell():
             return
         with open(self.path, "r+b" if self.size else "wb") as file:
-            file.seek(self.size)  # overwrites what a failed attempt left
-            file.write(self.waiting.getvalue())
-        self.size += self.waiting.tell()
-        self.waiting = io.BytesIO()
+            file.seek(self.size)  # overwrite the rest of a failed attempt
+            file.write(self.buffer.getvalue())
+        self.size += self.buffer.tell()
+        self.buffer = io.BytesIO()
 
 
 def write_description(folder: Path, summaries: Iterable[Summary]) -> None:
@@ -65,7 +66,7 @@ def write_description(folder: Path, summaries: Iterable[Summary]) -> None:
 def truncate_events(folder: Path, position: dict[str, int]) -> None:
     """Remove all events that a run wrote to its folder after `position` was saved.
 
-    Touches only files with names of our own. Raises ResourceError if they cannot be changed.
+    Changes only event files of this program. Raises ResourceError if they cannot be changed.
     """
     try:
         for number, path in event_files(folder):
@@ -82,7 +83,7 @@ def truncate_events(folder: Path, position: dict[str, int]) -> None:
 
 
 def _records(summaries: Iterable[Summary]) -> bytes:
-    """Return a whole event file: the version, then the summaries at step 0."""
+    """Return the content of an event file: the version, then the summaries at step 0."""
     now = time.time()
     events = [Event(file_version="brain.Event:2", wall_time=now)]
     events += [Event(summary=summary, step=0, wall_time=now) for summary in summaries]

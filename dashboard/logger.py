@@ -1,6 +1,6 @@
 """Output of a run: lines and a progress bar on the console, summaries to TensorBoard.
 
-Output never ends a run: if the disk is full or nobody reads, training continues without it.
+Failed output never ends a run: training continues if the disk is full or a pipe is closed.
 """
 
 import os
@@ -17,7 +17,7 @@ from dashboard import event_file, summaries
 
 
 def info(line: str) -> None:
-    """Print a line above the progress bar; if the reader has gone, print nothing from now on."""
+    """Print a line above the progress bar; after standard output has failed, print nothing."""
     try:
         tqdm.write(line, file=sys.stdout)
         sys.stdout.flush()
@@ -26,9 +26,10 @@ def info(line: str) -> None:
 
 
 class Logger:
-    """The console and TensorBoard output of a run; none without a folder, for ranks but the first.
+    """The console and TensorBoard output of a run.
 
-    The progress bar is shown on a terminal only.
+    The progress bar appears only on a terminal. If `folder` is None, as on every rank except 0,
+    there is neither a bar nor TensorBoard output.
     """
 
     def __init__(self, folder: Path | None, first_step: int, last_step: int):
@@ -81,7 +82,7 @@ class Logger:
         info("\n".join(f"  | {escape(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
-        """Write what waits to disk; if that fails, warn once and retry with the next flush."""
+        """Write the buffered events to disk; after a failure, warn once and retry at the next."""
         if self.events:
             try:
                 self.events.flush()
@@ -89,7 +90,7 @@ class Logger:
                 self._warn_once(f"{escape(self.events.path)}: not written ({error.strerror})")
 
     def position(self) -> dict[str, int]:
-        """Flush, and return how far the event files are, for a checkpoint."""
+        """Flush; return the current end of the event files, for a checkpoint."""
         self.flush()
         return self.events.position
 

@@ -1,8 +1,7 @@
 """Pictures for TensorBoard: attention maps, and the loss by position in the context.
 
-Each has a white background of its own, so it is readable in light and dark mode.
-
-T characters
+Each has a white background, so it is readable in both light and dark mode. In the shapes, T is the
+number of characters.
 """
 
 import math
@@ -14,9 +13,12 @@ CELL = 10  # pixels per character
 MAX_TICKS = 10  # on the y axis, at any scale
 TITLE_HEIGHT, SCALE_WIDTH, MIN_WIDTH = 18, 92, 200  # pixels
 BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
-STOPS = np.array([[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]])
+COLOR_STOPS = np.array(
+    [[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]]
+)
 PALETTE = np.stack(
-    [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in STOPS.T], axis=1
+    [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in COLOR_STOPS.T],
+    axis=1,
 )
 SMALL, FONT, LARGE = (ImageFont.load_default(size) for size in (10, 12, 15))
 NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
@@ -33,37 +35,38 @@ def name(character: str) -> str:
 def attention(weights: np.ndarray, characters: str, title: str) -> Image.Image:
     """Draw the attention weights (T, T) of a head: a row is a query, its cells are the keys.
 
-    The size is that at which TensorBoard first shows a picture, so 32 characters are legible.
+    The map of 32 characters has the size at which TensorBoard first shows a picture, so that its
+    labels are legible without a click.
     """
     rows, columns = _labels(characters)
     margin, side = rows.width, len(weights) * CELL
     width = max(margin + side, MIN_WIDTH)
-    page = Image.new("L", (width, TITLE_HEIGHT + side + columns.height), BACKGROUND)
-    ImageDraw.Draw(page).text((2, 2), title, DARK, FONT)
-    _draw_scale(page)
-    page.paste(rows, (0, TITLE_HEIGHT))
-    page.paste(Image.fromarray(_cells(weights)), (margin, TITLE_HEIGHT))
-    page.paste(columns, (margin, TITLE_HEIGHT + side))
-    return _with_palette(page)
+    canvas = Image.new("L", (width, TITLE_HEIGHT + side + columns.height), BACKGROUND)
+    ImageDraw.Draw(canvas).text((2, 2), title, DARK, FONT)
+    _draw_scale(canvas)
+    canvas.paste(rows, (0, TITLE_HEIGHT))
+    canvas.paste(Image.fromarray(_cells(weights)), (margin, TITLE_HEIGHT))
+    canvas.paste(columns, (margin, TITLE_HEIGHT + side))
+    return _with_palette(canvas)
 
 
-def _draw_scale(page: Image.Image) -> None:
+def _draw_scale(canvas: Image.Image) -> None:
     """Draw the scale of the weights into the upper right corner: 0, 1/4 and 1."""
-    draw = ImageDraw.Draw(page)
-    left = page.width - SCALE_WIDTH
+    draw = ImageDraw.Draw(canvas)
+    left = canvas.width - SCALE_WIDTH
     for weight, label in ((0.0, "0"), (0.25, "1/4"), (1.0, "1")):
         shade = _cells(np.full((1, 1), weight))
-        page.paste(Image.fromarray(shade), (left, 4))
+        canvas.paste(Image.fromarray(shade), (left, 4))
         draw.text((left + CELL + 3, 2), label, DARK, FONT)
         left += CELL + 8 + math.ceil(FONT.getlength(label))
 
 
 def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.Image:
-    """Plot `y` over `x` (from 1, logarithmic), with a dashed line at the height `reference`."""
+    """Plot `y` against `x`, on a log scale from 1, and a dashed horizontal line at `reference`."""
     width, height, margin = 720, 400, 48
     x_max, y_max = x[-1], max(reference, *y) * 1.05
-    page = Image.new("L", (width, height), BACKGROUND)
-    draw = ImageDraw.Draw(page)
+    canvas = Image.new("L", (width, height), BACKGROUND)
+    draw = ImageDraw.Draw(canvas)
 
     def pixel(x, y):
         fraction = np.log(x) / max(math.log(x_max), 1e-9)
@@ -81,13 +84,14 @@ def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.I
         draw.line([(dash, row), (dash + 5, row)], 140)
     draw.line(list(zip(*pixel(x, y), strict=True)), DARK, 2)
     draw.text((margin, 12), title, DARK, LARGE)
-    return _with_palette(page)
+    return _with_palette(canvas)
 
 
 def _cells(weights: np.ndarray) -> np.ndarray:
-    """Return the shades (T * CELL, T * CELL) of weights (T, T): by the square root, 1 is darkest.
+    """Return the shades (T * CELL, T * CELL) of the cells for weights (T, T).
 
-    Keys after the query have the color of the background.
+    A cell is the darker the larger the square root of its weight. Keys after the query have the
+    color of the background.
     """
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
     shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
@@ -95,7 +99,7 @@ def _cells(weights: np.ndarray) -> np.ndarray:
 
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
-    """Draw the labels on the left of a map and those below it, where long ones are rotated."""
+    """Draw the labels to the left of a map, and those below it, of which long ones are rotated."""
     names = [SYMBOLS.get(character, name(character)) for character in characters]
     margin = 6 + max(8, *(math.ceil(SMALL.getlength(each)) for each in names))
     rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
@@ -111,6 +115,6 @@ def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
     return rows, below
 
 
-def _with_palette(page: Image.Image) -> Image.Image:
-    page.putpalette(PALETTE.round().astype(np.uint8).tobytes())
-    return page
+def _with_palette(canvas: Image.Image) -> Image.Image:
+    canvas.putpalette(PALETTE.round().astype(np.uint8).tobytes())
+    return canvas

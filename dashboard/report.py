@@ -1,4 +1,4 @@
-"""Console and TensorBoard output of a run. It only reads; nothing here affects training.
+"""Console and TensorBoard output of a run. It only reads the run; nothing here affects training.
 
 Tags under `run/` describe the run, those under `train/` come from steps, the others from
 evaluations.
@@ -34,7 +34,7 @@ class Report:
         self.first_step = run.progress.step
 
     def log_start(self, *, describe: bool) -> None:
-        """Report the text, the model and the device; to TensorBoard too if `describe`."""
+        """Print the text, the model and the device; if `describe`, log them to TensorBoard too."""
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = model.parameter_count()
         lines = [
@@ -66,7 +66,7 @@ class Report:
     def log_step(self, result: StepResult) -> None:
         """Report skipped steps, loss spikes and warnings, and scalars every log_interval steps."""
         run, progress = self.run, self.run.progress
-        step, train = progress.step, run.config.train
+        step, settings = progress.step, run.config.train
         self.tokens += result.tokens
         self.seconds += result.seconds
         if result.skipped:
@@ -77,23 +77,23 @@ class Report:
         if result.spike:
             info(
                 f"step {step:,}: loss {result.loss:.3f} is far above the mean of the last "
-                f"{SPIKE_WINDOW}: spike {progress.spikes:,}"
+                f"{SPIKE_WINDOW} (spikes so far: {progress.spikes:,})"
             )
         if step == 1:
             vocab_size = run.model.vocab_size
             info(
-                f"first loss  {result.loss:.3f}; new weights start near ln({vocab_size}) = "
-                f"{math.log(vocab_size):.3f}, every character equally likely"
+                f"first loss  {result.loss:.3f}; an untrained model starts near ln({vocab_size}) = "
+                f"{math.log(vocab_size):.3f}: every character equally likely"
             )
         self._log_warnings("train", result.warnings)
-        if step % train.log_interval == 0 or step in (1, train.max_iters):
+        if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             tokens_per_sec = self.tokens / self.seconds
             self.tokens, self.seconds = 0, 0.0
             self.logger.progress(step, result.loss, tokens_per_sec)
             self.logger.scalars(step, self._step_scalars(result, tokens_per_sec))
 
     def log_evaluation(self, result: Evaluation) -> None:
-        """Report losses and sample of an evaluation, and pictures if they are on."""
+        """Report the losses, the sample and, if they are enabled, the pictures of an evaluation."""
         step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
         scalars = {
             "val/loss": val_loss,
@@ -145,6 +145,7 @@ class Report:
         }
         if self.pictures:
             peak = run.runtime.peak_flops * run.runtime.world.size
+            # model FLOPs utilization (MFU)
             scalars["train/share_of_peak"] = tokens_per_sec * run.model.flops_per_token() / peak
         return scalars
 
@@ -168,7 +169,7 @@ def resolved_settings(run: Run) -> dict[str, bool | int | float | str]:
 
 
 def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
-    """Make the pictures of an evaluation: next characters, attention maps, loss by position."""
+    """Make the summaries of an evaluation: next characters, attention maps, loss by position."""
     probe = result.probe
     yield summaries.text("samples/next", summaries.code_block(top_next(probe, vocabulary)))
     for layer, heads in enumerate(probe.attention, 1):
@@ -179,7 +180,7 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
     chart = plots.curve(positions, result.loss_by_position, uniform, title)
-    yield summaries.picture("val/loss_by_place", chart)
+    yield summaries.picture("val/loss_by_place", chart)  # place: position (tags never change)
 
 
 def top_next(probe: Probe, vocabulary: str) -> list[str]:

@@ -1,7 +1,7 @@
 """TensorBoard summaries other than scalars: texts, pictures, settings and a page of charts.
 
 Built from TensorBoard's own protocol buffers, because torch.utils.tensorboard imports TensorFlow
-where it is installed (seconds), and its `add_hparams` makes a second run.
+if it is installed, which takes seconds, and its `add_hparams` creates a second run.
 """
 
 import io
@@ -33,13 +33,13 @@ CHARTS = {
     "learning rates": ["train/lr", "train/lr/.*"],
     "characters per second": ["train/tokens_per_sec"],
 }
-# Shown as a band, which TensorBoard does not smooth: title; value, lower end, upper end.
+# A chart with a band, which TensorBoard does not smooth: title; tags of line, lower and upper end.
 LOSS_BAND = (
     "validation loss (line) and its gap to the loss on training text (band)",
     ("val/loss", "val/train_loss", "val/loss"),
 )
-# TensorBoard sorts settings by name and shows five unless asked for more; a digit before the name,
-# which the display name omits, puts these first.
+# The HParams tab sorts settings by name, and shows only the first five until the user selects more.
+# A digit in front of the name puts these first; the displayed name omits it.
 FIRST_HPARAMS = (
     "train.learning_rate",
     "train.muon_learning_rate",
@@ -50,14 +50,17 @@ FIRST_HPARAMS = (
     "train.max_iters",
 )
 HPARAM_METRICS = ("val/loss", "val/bpc", "val/gap", "train/loss")
-HPARAM_KINDS = {bool: "bool", str: "string"}  # of settings; the others are numbers
+HPARAM_KINDS = {
+    bool: "bool",
+    str: "string",
+}  # type of a setting -> its kind; all other types are numbers
 DATA_TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA_TYPE_FLOAT64"}
 
 
 def text(tag: str, markdown: str) -> Summary:
     """Make a summary for the Text tab."""
-    about = texts.create_summary_metadata("", "")
-    return _tensor_summary(f"{tag}/text_summary", markdown.encode(), about)
+    summary_metadata = texts.create_summary_metadata("", "")
+    return _tensor_summary(f"{tag}/text_summary", markdown.encode(), summary_metadata)
 
 
 def code_block(lines: Iterable[str]) -> str:
@@ -66,8 +69,8 @@ def code_block(lines: Iterable[str]) -> str:
 
 
 def table(rows: dict[str, object], head: tuple[str, str]) -> str:
-    """Return Markdown of a table with two columns, whatever characters are in it."""
-    cells = [(_escaped(name), _escaped(str(value))) for name, value in rows.items()]
+    """Return a Markdown table with two columns; characters special to Markdown are escaped."""
+    cells = [(_escape_markdown(name), _escape_markdown(str(value))) for name, value in rows.items()]
     return "".join(f"| {name} | {value} |\n" for name, value in [head, ("---", "---"), *cells])
 
 
@@ -82,7 +85,7 @@ def picture(tag: str, image: Image) -> Summary:
 
 
 def charts() -> Summary:
-    """Make the page under Custom Scalars: losses, learning rates and speed."""
+    """Make the Custom Scalars page: losses, learning rates and speed."""
     title, (value, lower, upper) = LOSS_BAND
     band = MarginChartContent.Series(value=value, lower=lower, upper=upper)
     page = Category(
@@ -92,8 +95,8 @@ def charts() -> Summary:
         lines = MultilineChartContent(tag=[f"^{tag}$" for tag in tags])
         page.chart.append(Chart(title=title, multiline=lines))
     layout = Layout(category=[page]).SerializeToString()
-    about = custom_scalars.create_summary_metadata()
-    return _tensor_summary(custom_scalars.CONFIG_SUMMARY_TAG, layout, about)
+    summary_metadata = custom_scalars.create_summary_metadata()
+    return _tensor_summary(custom_scalars.CONFIG_SUMMARY_TAG, layout, summary_metadata)
 
 
 def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
@@ -109,7 +112,7 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
         if kind == "string":
             domain = settings_of(Config)[name].metadata["choices"]
             if not domain:
-                continue  # the tab filters texts by check boxes, which free text does not have
+                continue  # the tab has a check box per choice; a string without choices has none
         setattr(start.hparams[key], f"{kind}_value", value)
         values = ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain])
         discrete = values if domain else None
@@ -125,9 +128,9 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
     return Summary(value=[_hparams_value(tag, part) for tag, part in parts.items()])
 
 
-def _tensor_summary(tag: str, content: bytes, about: SummaryMetadata) -> Summary:
+def _tensor_summary(tag: str, content: bytes, summary_metadata: SummaryMetadata) -> Summary:
     tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=TensorShapeProto())
-    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=about)])
+    return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=summary_metadata)])
 
 
 def _hparams_value(tag: str, part: dict) -> Summary.Value:
@@ -138,5 +141,5 @@ def _hparams_value(tag: str, part: dict) -> Summary.Value:
     return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))
 
 
-def _escaped(words: str) -> str:
+def _escape_markdown(words: str) -> str:
     return re.sub(r"([\\`*_{}\[\]()#+.!|>-])", r"\\\1", words)

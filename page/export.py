@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html
 MAX_WEIGHTS = 100_000_000  # bytes
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
-NOT_COMPUTED = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
+NO_EFFECT_ON_OUTPUT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
 
 
 def check_target(path: Path, overwrite: bool) -> None:
@@ -48,7 +48,7 @@ def write_page(
     """
     shapes, weights = pack_weights(model, options.html_dtype)
     data = {
-        "config": computed_settings(saved),
+        "config": settings_that_matter(saved),
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,
@@ -69,10 +69,10 @@ def write_page(
     return len(page)
 
 
-def computed_settings(saved: "Checkpoint") -> dict[str, object]:
+def settings_that_matter(saved: "Checkpoint") -> dict[str, object]:
     """Return the model settings without those that change no result."""
     settings = asdict(saved.config.model)
-    return {name: value for name, value in settings.items() if name not in NOT_COMPUTED}
+    return {name: value for name, value in settings.items() if name not in NO_EFFECT_ON_OUTPUT}
 
 
 def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]], bytes]:

@@ -209,7 +209,7 @@ def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_sched
 @pytest.mark.parametrize("way", ["resume", "init_from"])
 def test_a_setting_that_decides_what_the_weights_mean_is_refused_by_name(way, saved):
     for name, value in FIXED.items():
-        with pytest.raises(CheckpointError, match=rf"another model .*model\.{name} ") as caught:
+        with pytest.raises(CheckpointError, match=rf"a different model .*model\.{name} ") as caught:
             run_with(saved, way, f"model.{name}", value)
         assert "set the rest back, or start a new run" in str(caught.value)
 
@@ -222,7 +222,7 @@ def test_a_setting_of_the_initial_weights_is_refused_where_a_checkpoint_has_them
 
 def test_another_min_count_is_refused_on_resume_because_the_vocabulary_is_fixed(saved):
     with pytest.raises(
-        CheckpointError, match=r"data\.min_count 1, the config says 9; .*--init_from"
+        CheckpointError, match=r"data\.min_count 1, the config has 9; .*--init_from"
     ):
         run_with(saved, "resume", "data.min_count", 9)
 

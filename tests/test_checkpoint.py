@@ -106,7 +106,7 @@ def test_saving_and_loading_is_bit_exact(config, tmp_path):
     for part in checkpoints.PARTS:
         assert getattr(after, part) == getattr(before, part)
     assert same_tensors(after.tensors, before.tensors)
-    assert after.origin == str(tmp_path / "best.safetensors")
+    assert after.shown_path == str(tmp_path / "best.safetensors")
 
 
 def test_before_the_first_evaluation_best_loss_is_infinity_in_memory_and_null_in_the_file(tmp_path):
@@ -302,7 +302,7 @@ def test_a_damaged_file_given_by_name_is_rejected_with_a_list_of_undamaged_ones(
     message = error_message(checkpoints.resolve, run / "last.safetensors", "last")
     assert message.startswith(f"{run / 'last.safetensors'}: ")
     assert message.endswith(
-        f"; undamaged ones nearby, newest first: {run / 'best.safetensors'}, "
+        f"; undamaged checkpoints nearby, newest first: {run / 'best.safetensors'}, "
         f"{run / 'prev.safetensors'}"
     )
 
@@ -322,7 +322,7 @@ def test_a_missing_checkpoint_is_rejected_with_a_list_of_undamaged_ones_nearby(r
             str(run / name) in message
             for name in ("last.safetensors", "prev.safetensors", "best.safetensors")
         )
-    assert "none is nearby" in error_message(
+    assert "undamaged checkpoints nearby: none" in error_message(
         checkpoints.resolve, tmp_path / "a" / "b" / "c", "last"
     )
 
@@ -333,7 +333,9 @@ def test_a_run_with_damaged_last_and_prev_checkpoints_is_rejected(run):
     message = error_message(checkpoints.resolve, run, "last")
     for name in ("last", "prev"):
         assert f"{run / name}.safetensors: empty file (interrupted save?)" in message
-    assert message.endswith(f"undamaged ones nearby, newest first: {run / 'best.safetensors'}")
+    assert message.endswith(
+        f"undamaged checkpoints nearby, newest first: {run / 'best.safetensors'}"
+    )
 
 
 def test_control_characters_in_paths_are_escaped(tmp_path):
@@ -385,7 +387,7 @@ WRONG_PARTS = {
         lambda p: p["config"]["model"].update(attention="../x"),
         "attention must be one of",
     ),
-    "vocabulary is a list": (lambda p: p.update(vocabulary=["a"]), "vocabulary must be text"),
+    "vocabulary is a list": (lambda p: p.update(vocabulary=["a"]), "vocabulary must be a string"),
     "vocabulary unsorted": (lambda p: p.update(vocabulary="ba"), "invalid vocabulary: "),
     "vocabulary empty": (lambda p: p.update(vocabulary=""), "invalid vocabulary: "),
     "half a character": (lambda p: p.update(vocabulary="a\ud800"), "invalid vocabulary: "),
@@ -393,11 +395,11 @@ WRONG_PARTS = {
     "data is a list": (lambda p: p.update(data=[]), "data must be a mapping, but is a list"),
     "progress nested": (
         lambda p: p["progress"].update(x={}),
-        "progress.x must be a number or text, but is a mapping",
+        "progress.x must be a number or a string, but is a mapping",
     ),
     "progress nested in a list": (
         lambda p: p["progress"].update(x=[[1]]),
-        "progress.x must be a number or text, but is a list",
+        "progress.x must be a number or a string, but is a list",
     ),
     "environment is none": (
         lambda p: p.update(environment=None),
@@ -437,7 +439,7 @@ def test_a_part_with_invalid_json_is_rejected_by_name(part, text, tmp_path):
 def test_only_json_values_are_accepted_as_metadata(value):
     for name in ("progress", "environment"):
         message = error_message(dataclasses.replace, trained_checkpoint(), **{name: {"x": value}})
-        assert f"{name}.x must be a number or text" in message
+        assert f"{name}.x must be a number or a string" in message
 
 
 NAME = "blocks.1.mlp.up"  # float32 (32, 8)
@@ -513,11 +515,11 @@ def test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference()
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        ({"n_layer": 1000, "n_embd": 4096}, "its config describes 805,"),
-        ({"block_size": 2**20}, "bytes, its config describes 33,"),
+        ({"n_layer": 1000, "n_embd": 4096}, "its config describes a model of 805,"),
+        ({"block_size": 2**20}, "bytes, but its config describes a model of 33,"),
         (
             {"n_embd": 65536, "n_head": 65536, "attention": "heads"},
-            "bytes, its config describes 412,",
+            "bytes, but its config describes a model of 412,",
         ),
     ],
 )
@@ -533,7 +535,7 @@ def test_a_small_file_never_allocates_a_large_model(changes, expected, monkeypat
 def test_resume_with_another_optimizer_is_rejected_and_suggests_init_from():
     for saved, wanted in ((CONFIG, MUON), (MUON, CONFIG)):
         message = error_message(restore, trained_checkpoint(saved), wanted)
-        assert f"train.optimizer {saved.train.optimizer}, the config says" in message
+        assert f"train.optimizer {saved.train.optimizer}, the config has" in message
         assert "--init_from" in message
 
 
@@ -544,5 +546,5 @@ def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
         raise FileNotFoundError(2, "No such file or directory", "gone")
 
     monkeypatch.setattr(Path, "glob", gone)
-    with pytest.raises(CheckpointError, match="none is nearby"):
+    with pytest.raises(CheckpointError, match="undamaged checkpoints nearby: none"):
         checkpoints.resolve(tmp_path / "last.safetensors", "last")

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError, escape
-from configs.cli import Actions, Command, _options, load, load_sample, sample_help, train_help
+from configs.cli import (
+    Command,
+    CommandLineOptions,
+    _options,
+    load,
+    load_sample,
+    sample_help,
+    train_help,
+)
 from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
 from tests.conftest import ROOT
@@ -54,8 +62,8 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
     ("A16", ["--seed="], ["seed has no value"]),
     ("A16", ["--seed"], ["--seed: has no value", "an integer in [0, 4294967295]", "--seed=VALUE"]),
     ("A16", ["--seed", "--compile"], ["--seed: has no value"]),
-    ("A16", ["--resume="], ["--resume: ", "must be text", "''"]),
-    ("A16", ["--out_dir="], ["must be text", "''"]),
+    ("A16", ["--resume="], ["--resume: ", "must be a string", "''"]),
+    ("A16", ["--out_dir="], ["must be a string", "''"]),
     ("A17", ["--dropout=nan"], ["'nan' is not finite"]),
     ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 1000], but is -1"]),
     (
@@ -94,7 +102,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
 
 INVALID_SAMPLE = [  # row of test_catalogue.py, arguments, fragments of the message
     ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
-    ("C1", ["--ckpt="], ["--ckpt: ", "must be text"]),
+    ("C1", ["--ckpt="], ["--ckpt: ", "must be a string"]),
     ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),
     ("D6", ["--ckpt=x", "--temperature=nan"], ["'nan' is not finite"]),
     ("D6", ["--ckpt=x", "--temperature=inf"], ["'inf' is not finite"]),
@@ -197,7 +205,8 @@ TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}
 
 
 @pytest.mark.parametrize(
-    "load_arguments, sections", [(load, (Actions, Config)), (load_sample, (SampleConfig,))]
+    "load_arguments, sections",
+    [(load, (CommandLineOptions, Config)), (load_sample, (SampleConfig,))],
 )
 def test_the_error_for_a_mistyped_setting_suggests_the_right_one(load_arguments, sections):
     known = [name for section in sections for name in settings_of(section)]
@@ -263,7 +272,8 @@ def test_out_dir_is_named_after_the_config_by_default():
 
 
 @pytest.mark.parametrize(
-    "text, sections", [(train_help(), (Actions, Config)), (sample_help(), (SampleConfig,))]
+    "text, sections",
+    [(train_help(), (CommandLineOptions, Config)), (sample_help(), (SampleConfig,))],
 )
 def test_help_lists_every_setting_with_its_description_range_and_choices(text, sections):
     text_in_one_line = " ".join(text.split())
@@ -282,7 +292,7 @@ def test_help_lists_every_setting_with_its_description_range_and_choices(text, s
 def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(capsys):
     run = pytest.importorskip("torch.distributed.run")
     parser, rejected = run.get_args_parser(), []
-    for name in _options(Actions, Config):
+    for name in _options(CommandLineOptions, Config):
         words = ["configs/smoke.yaml", f"--{name}=1"]
         try:
             parsed = parser.parse_args(["--nproc_per_node=2", "train.py", *words])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common import files
 from common.errors import ConfigError, escape
 from configs.cli import load
-from configs.fields import checked, kind, settings_of
+from configs.fields import check_value, kind, settings_of
 from configs.schema import (
     Config,
     DataConfig,
@@ -97,9 +97,9 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     (
         "A9",
         'model:\n  n_layer: "6"\n',
-        ["line 2", "must be an integer in [1, 1000]", "is text", "remove the quotes"],
+        ["line 2", "must be an integer in [1, 1000]", "is a string", "remove the quotes"],
     ),
-    ("A9", "compile: 'true'\n", ["must be true or false", "is text"]),
+    ("A9", "compile: 'true'\n", ["must be true or false", "is a string"]),
     ("A10", "model: {n_layer: 6.5}\n", ["must be an integer", "6.5"]),
     ("A13", "seed: 010\n", ["'010' has a leading zero"]),
     ("A13", "seed: -0_1\n", ["leading zero"]),
@@ -114,7 +114,7 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A16", "seed: null\n", ["seed has no value"]),
     ("A16", "train: {learning_rate: None}\n", ["'None' is no value"]),
     ("A16", "out_dir:\n", ["out_dir has no value"]),
-    ("A16", "out_dir: ''\n", ["out_dir must be text", "''"]),
+    ("A16", "out_dir: ''\n", ["out_dir must be a string", "''"]),
     ("A17", "train: {learning_rate: .nan}\n", ["'.nan' is not finite"]),
     ("A17", "train: {grad_clip: .inf}\n", ["'.inf' is not finite"]),
     ("A17", "train: {grad_clip: -Infinity}\n", ["'-Infinity' is not finite"]),
@@ -143,8 +143,8 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A23", b"\xff\xfes\x00e", ["invalid utf-16", "at byte 4"]),
     ("A25", "seed: 1\nout_dir: a\0b\n", ["line 2", "control character '\\x00'"]),
     ("A25", "seed: 1 # \x1b[2J\n", ["line 1", "control character '\\x1b'"]),
-    ("A25", 'out_dir: "a\\0b"\n', ["out_dir must be text", "'a\\x00b'"]),
-    ("A25", 'out_dir: "\\ud800"\n', ["out_dir must be text", "'\\ud800'"]),
+    ("A25", 'out_dir: "a\\0b"\n', ["out_dir must be a string", "'a\\x00b'"]),
+    ("A25", 'out_dir: "\\ud800"\n', ["out_dir must be a string", "'\\ud800'"]),
     ("A26", '"\\e[2J": 1\n', ["unknown key '\\x1b[2J'"]),
     ("A26", 'model: {attention: "\\e]0;x\\a\\u202e"}\n', ["'\\x1b]0;x\\x07\\u202e'"]),
     (
@@ -229,18 +229,18 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
         f"data: {{sources: 'https://example.org/a.txt#sha256={'0' * 63}'}}\n",
         ["64 hex digits"],
     ),
-    ("A33", "data: {sources: []}\n", ["sources must be a list of texts, but is []"]),
+    ("A33", "data: {sources: []}\n", ["sources must be a list of strings, but is []"]),
     (
         "A33",
         "data: {sources: [a, [b]]}\n",
-        ["sources must be a list of texts, but is ['a', a list]"],
+        ["sources must be a list of strings, but is ['a', a list]"],
     ),
     (
         "A33",
         'data: {sources: ["\\ud800", "", c, d]}\n',
-        ["a list of texts, but is ['\\ud800', '', 'c', ...]"],
+        ["a list of strings, but is ['\\ud800', '', 'c', ...]"],
     ),
-    ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of texts, but is a mapping"]),
+    ("A33", "data: {sources: {a: b}}\n", ["sources must be a list of strings, but is a mapping"]),
     (
         "A33",
         "seed: 1\nmodel: {n_head: ]}\n",
@@ -502,7 +502,7 @@ def test_each_setting_has_a_description_a_valid_default_and_a_unique_name():
         assert len({field.name for field in found.values()}) == len(found)
         for field in found.values():
             assert len(field.metadata["meaning"]) > 10
-            assert field.default is MISSING or checked(field, field.default) == field.default
+            assert field.default is MISSING or check_value(field, field.default) == field.default
 
 
 def test_estimate_parameters_equals_the_formula():

@@ -34,7 +34,8 @@ def test_lengths_scale_with_max_iters_and_one_line_lists_them():
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 275, 40)
     assert command.note == (
-        "max_iters 320: scaled with it: warmup_iters 5, cooldown_iters 275, eval_interval 40"
+        "max_iters is 320; scaled in proportion: warmup_iters 5, cooldown_iters 275, "
+        "eval_interval 40"
     )
 
 
@@ -43,7 +44,7 @@ def test_lengths_that_are_given_are_not_scaled():
     command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 550, 100)
-    assert command.note == "max_iters 640: scaled with it: cooldown_iters 550"
+    assert command.note == "max_iters is 640; scaled in proportion: cooldown_iters 550"
 
 
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])

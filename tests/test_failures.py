@@ -254,7 +254,8 @@ def test_a_loss_spike_is_counted_and_printed(options, run, monkeypatch):
     assert code == 0
     assert (
         re.findall(
-            r"step (\d+): loss (\S+) is far above the mean of the last 128: spike 1\n", output
+            r"step (\d+): loss (\S+) is far above the mean of the last 128 \(spikes so far: 1\)\n",
+            output,
         )[0][0]
         == "141"
     )

@@ -203,9 +203,8 @@ def test_a_newer_format_is_rejected_before_its_header_is_parsed(file, version):
         version.encode(),
     )
     file.write_bytes(file_with_header(header, b"of another time"))
-    assert (
-        f"written in version {version} of the format; this program reads version 2"
-        in error_message(file)
+    assert f"written in format version {version}; this program reads version 2" in error_message(
+        file
     )
 
 
@@ -290,26 +289,29 @@ FORGED = {
         + b',"a":['
         + b",".join([b"{}"] * 1_300_000)
         + b"]}",
-        "the header has too many parts",
+        "the header has too many entries",
     ),
     "a header of 100 MB": (
         json.dumps(valid_header(), separators=(",", ":")).encode() + b" " * 100_000_000,
-        "a header of 100,000,",
+        "the header has 100,000,",
     ),
-    "a gap": (valid_header(a=entry(offsets=(4, 12))), "tensor 'a' begins at 4, not at 0"),
+    "a gap": (valid_header(a=entry(offsets=(4, 12))), "tensor 'a' begins at byte 4, not 0"),
     "an overlap": (
         valid_header(a=entry(), b=entry(offsets=(4, 12))),
-        "tensor 'b' begins at 4, not at 8",
+        "tensor 'b' begins at byte 4, not 8",
     ),
     "unsorted": (
         valid_header(b=entry(offsets=(8, 16)), a=entry()),
-        "tensor 'b' begins at 8, not at 0",
+        "tensor 'b' begins at byte 8, not 0",
     ),
     "bytes after the last tensor": (
         valid_header(a=entry(shape=(1,), offsets=(0, 4))),
         "12 bytes after",
     ),
-    "beyond the file": (valid_header(a=entry(shape=(5,), offsets=(0, 20))), "its shape differs"),
+    "beyond the file": (
+        valid_header(a=entry(shape=(5,), offsets=(0, 20))),
+        "ends after the end of the file",
+    ),
     "negative offset": (valid_header(a=entry(offsets=(-8, 0))), "an invalid shape or offset"),
     "offset of 2^63": (
         valid_header(a=entry(offsets=(2**63, 2**63 + 8))),
@@ -326,20 +328,23 @@ FORGED = {
     "three offsets": (valid_header(a=entry(offsets=(0, 4, 8))), "an invalid shape or offset"),
     "end before start": (
         valid_header(a=entry(offsets=(0, 8)), b=entry(offsets=(8, 0))),
-        "its shape differs",
+        "has -8 bytes, but its shape and dtype need 8",
     ),
     "negative shape": (valid_header(a=entry(shape=(-2, -1))), "an invalid shape or offset"),
     "shape of 2^60": (valid_header(a=entry(shape=(2**60,))), "an invalid shape or offset"),
     "shape larger than the data": (
         valid_header(a=entry(shape=(2**40, 2**40))),
-        "its shape differs",
+        "has 8 bytes, but its shape and dtype need 4,835,",
     ),
     "nine dimensions": (valid_header(a=entry(shape=[1] * 8 + [2])), "an invalid shape or offset"),
     "shape is text": (valid_header(a=entry() | {"shape": "2"}), "an invalid shape or offset"),
     "unknown dtype": (valid_header(a=entry(dtype="F7")), "tensor 'a' has an unknown dtype"),
     "complex dtype": (valid_header(a=entry(dtype="C64")), "tensor 'a' has an unknown dtype"),
     "dtype is a list": (valid_header(a=entry() | {"dtype": ["F32"]}), "an unknown dtype"),
-    "dtype of another size": (valid_header(a=entry(dtype="F16")), "its shape differs"),
+    "dtype of another size": (
+        valid_header(a=entry(dtype="F16")),
+        "has 8 bytes, but its shape and dtype need 4",
+    ),
     "no dtype": (
         valid_header(a={"shape": [2], "data_offsets": [0, 8]}),
         "must have dtype, shape and",
@@ -369,6 +374,11 @@ def test_a_forged_file_is_rejected_quickly_with_bounded_memory(name, file):
     message, peak = message_and_peak_memory(file)
     assert expected in message and peak <= file.stat().st_size + 64e6
     assert time.monotonic() - start_time < 10
+
+
+def test_a_header_that_is_longer_than_the_file_is_an_error():
+    with pytest.raises(CheckpointError, match="100 bytes, which is beyond the end of the file"):
+        file_format.parse(bytearray((100).to_bytes(8, "little") + b"{}"))
 
 
 def test_memory_is_bounded_for_the_header_with_the_most_objects(file):

@@ -259,7 +259,7 @@ def test_a_mistyped_checkpoint_or_run_gets_the_nearest_name(tmp_path):
     (tmp_path / "best.safetensors").write_text("")
     for wrong, right in (("shakespear", "shakespeare"), ("bst.safetensors", "best.safetensors")):
         with pytest.raises(CheckpointError) as caught:
-            files.check_name(tmp_path / wrong)
+            files.check_path_spelling(tmp_path / wrong)
         message = f"{tmp_path / wrong}: no such file or folder; did you mean {tmp_path / right}?"
         assert (str(caught.value), caught.value.exit_code) == (message, 4)
 
@@ -267,7 +267,7 @@ def test_a_mistyped_checkpoint_or_run_gets_the_nearest_name(tmp_path):
 @pytest.mark.parametrize("name", ["shakespeare", "quite different", "no/folder/run", "last.pt"])
 def test_other_names_are_left_to_the_reader_of_checkpoints(name, tmp_path):
     (tmp_path / "shakespeare").mkdir()
-    files.check_name(tmp_path / name)
+    files.check_path_spelling(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ FORGED_ARCHIVES = {
     ),
     "names that differ in case": (
         zip_of({PICKLE: b"\x80\x02}.", PICKLE.upper(): b"x"}),
-        "two records of one name",
+        "two records have the same name",
     ),
     "a record too small": (
         zip_of(

@@ -298,7 +298,7 @@ WRONG_FILES = {  # file, changes, words
     "byte pairs": ("tokenizer.json", {"model": {"type": "BPE"}}, "not a tokenizer of single"),
     "lower case": ("tokenizer.json", {"normalizer": {"type": "Lowercase"}}, "not a tokenizer of"),
     "special tokens": ("tokenizer.json", {"added_tokens": [{"id": 0}]}, "not a tokenizer of"),
-    "words": ("tokenizer.json", vocab({"the": 0}), "no single characters: 'the'"),
+    "words": ("tokenizer.json", vocab({"the": 0}), "not single characters: 'the'"),
     "no vocab": ("tokenizer.json", vocab(None), "it has no vocab"),
     "a fraction": ("tokenizer.json", vocab({"a": 0.5}), "must be 0, 1, 2"),
     "true": ("tokenizer.json", vocab({"a": False}), "must be 0, 1, 2"),

@@ -27,7 +27,8 @@ def test_a_second_writer_gets_the_pid_and_start_time_of_the_first(tmp_path):
     with only_writer(tmp_path):
         message = (
             r"out_dir: \S+ is in use by pid (\d+) since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; "
-            r"a folder has one writer at a time; wait for it, stop it or choose another --out_dir"
+            r"a folder has one writer at a time; wait for that process, stop it or choose another "
+            r"--out_dir"
         )
         assert int(re.fullmatch(message, error_message(tmp_path))[1]) == os.getpid()
     with only_writer(tmp_path):

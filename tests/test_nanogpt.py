@@ -257,7 +257,10 @@ def test_wrong_arguments_are_refused(arguments, words):
 
 ARGS = model_args()
 WRONG_MODELS = {
-    "byte pairs": ({"model_args": {**ARGS, "vocab_size": 50304}}, "50,304 tokens are byte pairs"),
+    "byte pairs": (
+        {"model_args": {**ARGS, "vocab_size": 50304}},
+        "50,304 tokens are GPT-2's BPE tokens",
+    ),
     "no model": ({"model": None}, "it has no model or model_args"),
     "no sizes": ({"model_args": {}}, "model_args has no n_layer, n_head, n_embd, block_size"),
     "sizes that differ": ({"model_args": {**ARGS, "n_embd": 18}}, "transformer.wte.weight is"),
@@ -313,8 +316,8 @@ def test_weights_are_floats(files, dtype):
 
 WRONG_META = {
     "another number of characters": (meta_of(CHARACTERS[1:]), "the model has 20 tokens, the voc"),
-    "words": ({"stoi": {"the": 0, "cat": 1}}, "no single characters: 'the', 'cat'"),
-    "an empty token": ({"stoi": {"": 0}}, "no single characters: ''"),
+    "words": ({"stoi": {"the": 0, "cat": 1}}, "not single characters: 'the', 'cat'"),
+    "an empty token": ({"stoi": {"": 0}}, "not single characters: ''"),
     "ids with a gap": ({"stoi": {"a": 0, "b": 2}}, "must be 0, 1, 2 and so on"),
     "an id twice": ({"stoi": {"a": 0, "b": 0}}, "must be 0, 1, 2 and so on"),
     "no number": ({"stoi": {"a": "0"}}, "must be 0, 1, 2 and so on"),
@@ -336,7 +339,7 @@ def test_what_is_no_vocabulary_of_the_model_is_refused(name, files):
 def test_a_text_that_is_not_of_the_model_is_refused(files):
     path = files / "text.txt"
     path.write_text("another text")
-    assert "give the vocabulary that it was trained with" in refusal(files, vocabulary=path)
+    assert "give the vocabulary of this model" in refusal(files, vocabulary=path)
     path.write_bytes(b"a\xff")
     assert "not UTF-8 at byte 1" in refusal(files, 3, vocabulary=path)
     assert "No such file" in refusal(files, 3, vocabulary=files / "none.txt")

@@ -17,7 +17,7 @@ import sample
 from checkpointing.run_dir import (
     DESCRIPTION,
     EVENTS,
-    UNSAVED,
+    NO_CHECKPOINT_YET,
     resume_command,
     settings_file,
     write_settings,
@@ -157,27 +157,27 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
 def test_what_a_run_killed_before_its_first_checkpoint_left_is_removed(resume, options, tmp_path):
     run = tmp_path / "run"
     kill_at(1, *options)
-    assert (run / UNSAVED).exists() and not list(run.glob("*.safetensors"))
+    assert (run / NO_CHECKPOINT_YET).exists() and not list(run.glob("*.safetensors"))
     assert scalars(run)["train/loss"]
     kill_at(1, *options, *resume)
     assert train(*options, *resume)[0] == 0
     assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
-    assert not (run / UNSAVED).exists()
+    assert not (run / NO_CHECKPOINT_YET).exists()
 
 
 def test_a_run_killed_after_its_first_checkpoint_is_no_longer_marked(options, tmp_path):
     kill_at(3, *options)
-    assert step_of(tmp_path / "run") == 2 and not (tmp_path / "run" / UNSAVED).exists()
+    assert step_of(tmp_path / "run") == 2 and not (tmp_path / "run" / NO_CHECKPOINT_YET).exists()
 
 
 def test_a_marker_that_somebody_else_wrote_is_not_ours(options, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / UNSAVED).write_text("mine")
+    (run / NO_CHECKPOINT_YET).write_text("mine")
     (run / EVENTS.format(3)).write_text("of a run whose checkpoints were moved away")
     code, output = train(*options)
     assert code == 2 and "1 event files of a run, but no checkpoint" in output
-    assert (run / UNSAVED).read_text() == "mine"
+    assert (run / NO_CHECKPOINT_YET).read_text() == "mine"
 
 
 def test_an_event_file_that_is_no_file_or_huge_is_not_read(options, tmp_path):

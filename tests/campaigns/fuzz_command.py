@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sample
 import train
-from configs.cli import Actions
+from configs.cli import CommandLineOptions
 from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
 from tests.campaigns.fuzzing import (
@@ -36,7 +36,10 @@ from tests.conftest import ROOT
 
 SAMPLE = settings_of(SampleConfig)
 ALIASES = {alias: field for field in SAMPLE.values() for alias in field.metadata["aliases"]}
-OPTIONS = {"train.py": settings_of(Actions) | settings_of(Config), "sample.py": SAMPLE | ALIASES}
+OPTIONS = {
+    "train.py": settings_of(CommandLineOptions) | settings_of(Config),
+    "sample.py": SAMPLE | ALIASES,
+}
 START = {"train.py": ["configs/smoke.yaml"], "sample.py": ["--ckpt=nowhere"]}
 STRAY = [
     "configs/shakespeare.yaml", "configs", "configs/smoke.yml", "README.md", "/dev/null",

@@ -129,7 +129,7 @@ def check_byte_pairs(nanogpt: Path, out_dir: Path) -> None:
     run(nanogpt, "train.py", **settings | {"eval_interval": 1, "compile": False}, out_dir=out_dir)
     options = [f"--meta={data / 'elsewhere.pkl'}", f"--out_dir={out_dir / 'imported'}"]
     bridge = ["-m", "checkpointing.nanogpt", out_dir / "ckpt.pt", *options]
-    assert "byte pairs of GPT-2" in command(*bridge, exit_code=4)
+    assert "GPT-2's BPE tokens" in command(*bridge, exit_code=4)
     assert not (out_dir / "imported").exists()
 
 
