@@ -1,7 +1,7 @@
 """Pictures and models of docs/gpt.md, from real runs on data/plays: python -m benchmarks.tour
 
 Trains five small models with train.py, in half an hour or less on two cores, prints their losses,
-and writes everything into docs/pictures. The two models of the last stop are saved without their
+and writes everything into docs/pictures. The two models of section 12 are saved without their
 optimizer state.
 """
 
@@ -50,9 +50,9 @@ FEW_CHARACTERS = [
     "--cooldown_iters=360",
     "--eval_interval=20",
 ]
-TRIGRAM = 1.835  # nats per character, by counting: docs/gpt.md, stop 2
+TRIGRAM = 1.835  # nats per character, by counting: docs/gpt.md, section 2
 PROMPT = "The harbour is full of s"
-SETTINGS_OF_SAMPLERS = {
+SAMPLER_SETTINGS = {
     "temperature 1": {},
     "temperature 0.5": {"temperature": 0.5},
     "top-k 3": {"top_k": 3},
@@ -68,7 +68,7 @@ BLUE, RED, GREEN, GREY = "#285ea3", "#b5402a", "#2e7d4f", "#888888"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: its points, in the units of the axes, and its name for the legend."""
+    """A line of a chart: its name in the legend, and its points in the units of the axes."""
 
     name: str
     x: Sequence[float]
@@ -86,7 +86,7 @@ def line_chart(
     x_ticks: Sequence[float],
     log_x: bool = False,
 ) -> str:
-    """Draw lines on white paper, which is readable in light and dark: an SVG file as text."""
+    """Return a line chart as an SVG file; on white, so that it is readable on any page."""
     width, height, left, right, top, bottom = 760, 360, 60, 190, 44, 48
     scale = np.log if log_x else np.asarray
     x_low, x_high = scale(x_ticks[0]), scale(x_ticks[-1])
@@ -116,7 +116,7 @@ def line_chart(
 
 
 def bar_charts(title: str, names: Sequence[str], charts: dict[str, np.ndarray]) -> str:
-    """Draw bars from 0 to 1, one row per name, for several charts side by side: an SVG file."""
+    """Return an SVG file: bar charts side by side, with one bar from 0 to 1 for each name."""
     column, row, left, top = 132, 20, 70, 64
     shapes = [text(16, 24, title, size=15)]
     for i, name in enumerate(names):
@@ -160,30 +160,30 @@ def svg(width: int, height: int, shapes: Sequence[str]) -> str:
 
 
 def train(folder: Path, *options: str) -> Path:
-    """Train a variant of configs/fast.yaml in float32, print its losses, and return its folder."""
+    """Train a variant of configs/fast.yaml in float32; print its losses and return its folder."""
     fixed = ["--dtype=float32", "--kernel=sdpa", "--log=scalars", f"--out_dir={folder}"]
     command = [sys.executable, "train.py", "configs/fast.yaml", *fixed, *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    steps, val, known = loss_curves(folder)
+    steps, val, train = loss_curves(folder)
     best = val.argmin()
-    print(f"{' '.join(options)}: best {val[best]:.4f} (train {known[best]:.4f}) at step "
-          f"{steps[best]}, last {val[-1]:.4f} (train {known[-1]:.4f})", flush=True)  # fmt: skip
+    print(f"{' '.join(options)}: best {val[best]:.4f} (train {train[best]:.4f}) at step "
+          f"{steps[best]}, last {val[-1]:.4f} (train {train[-1]:.4f})", flush=True)  # fmt: skip
     return folder
 
 
 def loss_curves(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the steps, validation and training losses of all evaluations but the first."""
+    """Return the steps, validation losses and training losses of all but the first evaluation."""
     events = load_events(folder)
-    val, known = (events.Scalars(f"val/{name}")[1:] for name in ("loss", "train_loss"))
+    val, train = (events.Scalars(f"val/{name}")[1:] for name in ("loss", "train_loss"))
     steps = np.array([each.step for each in val])
-    return steps, np.array([each.value for each in val]), np.array([each.value for each in known])
+    return steps, np.array([each.value for each in val]), np.array([each.value for each in train])
 
 
 def save_weights(folder: Path, path: Path) -> GPT:
-    """Copy the best checkpoint of a run without its optimizer state; return its model."""
+    """Write the best checkpoint of a run to `path` without optimizer state; return its model."""
     saved = checkpoint.load(folder / checkpoint.BEST)
     weights = {f"model.{name}": tensor for name, tensor in saved.role("model").items()}
-    config = replace(saved.config, out_dir="auto")  # not the temporary folder
+    config = replace(saved.config, out_dir="auto")  # no path of the temporary folder
     write_atomic(path, checkpoint.to_bytes(replace(saved, config=config, tensors=weights)))
     return checkpoint.build_model(checkpoint.load(path)).eval()
 
@@ -211,7 +211,7 @@ def schedules() -> str:
 
 
 def singular_values(model: GPT, corpus: Corpus) -> str:
-    """Draw the singular values of one gradient, and of Muon's direction."""
+    """Draw the singular values of one gradient, before and after orthogonalization by Muon."""
     x, y = map(torch.from_numpy, Batches(corpus.train, model.config.block_size, 32, seed=0)(0))
     cross_entropy(model(x), y).backward()
     gradient = model.blocks[0].mlp.up.weight.grad
@@ -235,9 +235,9 @@ def overfitting(runs: dict[str, Path]) -> str:
     """Draw validation and training losses of runs on one play."""
     lines = []
     for (name, folder), color in zip(runs.items(), (RED, BLUE, GREEN), strict=True):
-        steps, val, known = loss_curves(folder)
+        steps, val, train_losses = loss_curves(folder)
         lines.append(Line(f"{name}, validation", steps, val, color))
-        lines.append(Line(f"{name}, training", steps, known, color, dashed=True))
+        lines.append(Line(f"{name}, training", steps, train_losses, color, dashed=True))
     return line_chart(
         "0.4 million parameters on 52,233 characters of one play: 12 epochs",
         "step",
@@ -270,12 +270,12 @@ def loss_by_position(models: dict[str, GPT], corpus: Corpus) -> str:
 
 @torch.inference_mode()
 def sampling(model: GPT, corpus: Corpus) -> str:
-    """Draw the distribution after one text, as five settings change it."""
+    """Draw the distribution of the character after PROMPT under five settings of the sampler."""
     ids = torch.from_numpy(corpus.tokenizer.encode(PROMPT).astype(int))
     logits = model(ids[None])[:, -1].double().numpy()
     order = (-logits[0]).argsort()[:10]
     charts = {}
-    for name, settings in SETTINGS_OF_SAMPLERS.items():
+    for name, settings in SAMPLER_SETTINGS.items():
         probs = Sampler(**settings).unnormalized_probs(logits)[0]
         charts[name] = (probs / probs.sum())[order]
     names = [plots.name(corpus.tokenizer.vocabulary[i]) for i in order]
@@ -304,29 +304,31 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shifted = train(folder / "shifts", *SMALL)
-        unshifted = train(folder / "no_shifts", *SMALL, "--token_shifts=0")
+        run_with_shifts = train(folder / "shifts", *SMALL)
+        run_no_shifts = train(folder / "no_shifts", *SMALL, "--token_shifts=0")
         on_one_play = {
             "no dropout": train(folder / "a", *FEW_CHARACTERS),
             "dropout 0.3": train(folder / "b", *FEW_CHARACTERS, "--dropout=0.3"),
             "decay 1": train(folder / "c", *FEW_CHARACTERS, "--weight_decay=1"),
         }
         models = {
-            "with token shifts": save_weights(shifted, PICTURES / "with_shifts.safetensors"),
-            "without": save_weights(unshifted, PICTURES / "without_shifts.safetensors"),
+            "with token shifts": save_weights(
+                run_with_shifts, PICTURES / "with_shifts.safetensors"
+            ),
+            "without": save_weights(run_no_shifts, PICTURES / "without_shifts.safetensors"),
         }
-        drawn = {"overfitting": overfitting(on_one_play)}
+        pictures = {"overfitting": overfitting(on_one_play)}
     corpus = load_corpus(["data/plays"], notify=print)
-    with_shifts, without = models.values()
-    drawn |= {
+    with_shifts, no_shifts = models.values()
+    pictures |= {
         "schedules": schedules(),
         "loss_by_position": loss_by_position(models, corpus),
         "sampling": sampling(with_shifts, corpus),
-        "singular_values": singular_values(without, corpus),
+        "singular_values": singular_values(no_shifts, corpus),
     }
-    for name, content in drawn.items():
+    for name, content in pictures.items():
         (PICTURES / f"{name}.svg").write_text(content, encoding="utf-8")
-    for name, model in (("with_shifts", with_shifts), ("without_shifts", without)):
+    for name, model in (("with_shifts", with_shifts), ("without_shifts", no_shifts)):
         image = attention_maps(model, corpus)
         image.save(PICTURES / f"attention_{name}.png", optimize=True)
 

@@ -1,11 +1,13 @@
-// The page itself, and the worker that computes for it: model.js and this file run in both.
+// The page and its worker, a second thread that runs the model. Both load model.js and this file.
 "use strict";
 
-const SLICE = 40; // milliseconds that the worker computes before it answers the page again
+const SLICE = 40; // milliseconds that the worker computes before it reads messages again
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
 const BITS_PER_NAT = 1 / Math.LN2;
-const HEAD_SHARE = 0.2; // a head is named for what gets this much of its attention on average,
-const HEAD_FACTOR = 4; // and this many times what uniform attention gives
+// A head is named after a pattern that gets on average this share of its attention, and this many
+// times the share that uniform attention would give.
+const HEAD_SHARE = 0.2;
+const HEAD_FACTOR = 4;
 
 // ------------------------------------------------------------------------------------- the weights
 
@@ -31,7 +33,8 @@ function fromHalf(bits) {
 
 // -------------------------------------------------------------------------------------- the worker
 
-// Answer the page's messages. Each has a job (write, inspect, score) and ends that job's last one.
+// Answer the page's messages. Each message starts a job (load, write, inspect, score), and ends the
+// previous job of the same name.
 function serve() {
   let [model, writer, inspector, inspected, shares] = [];
   const current = {};
@@ -42,7 +45,7 @@ function serve() {
       [writer, inspector, inspected, shares] = [new Reader(model), new Reader(model), [], []];
     },
 
-    // Judge the characters of ids from position `from` on, then draw up to position `end`.
+    // Judge the given characters from position `from` on, then draw more up to position `end`.
     async write({ ids, from, end, settings }, pause) {
       const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
       let [items, drawing] = [[], 0];
@@ -60,7 +63,7 @@ function serve() {
       }
     },
 
-    // What the model attended to before character n of ids, and what its heads did in the window.
+    // Compute what the model attended to before character n of ids, and the heads' mean shares.
     async inspect({ ids, n }, pause) {
       const start = windowStart(n, model.config.block_size);
       const window = ids.slice(start, n);
@@ -100,8 +103,9 @@ function serve() {
     },
   };
 
-  // Return a job's `pause(last)`: nothing within a slice of time; at its end, or with `last`, let
-  // messages in, then return whether they stopped the job, and how to report to the page.
+  // Return the function `pause(last)` of a job. Before the end of a slice of time, it returns null.
+  // At the end, or if `last`, it lets messages in; then it returns whether they stopped the job,
+  // and a function that reports to the page.
   function pauses(job, number) {
     let began = performance.now();
     const report = (result) => postMessage({ job, number, ...result });
@@ -120,12 +124,12 @@ function serve() {
   onmessage = ({ data }) => {
     const { job, number, stop } = data;
     current[job] = number;
-    const fail = (error) => setTimeout(() => { throw error; }); // to the page's worker.onerror
+    const fail = (error) => setTimeout(() => { throw error; }); // calls the page's worker.onerror
     if (!stop) jobs[job](data, pauses(job, number))?.catch(fail);
   };
 }
 
-// ----------------------------------------------------------------------------------- text and page
+// -------------------------------------------------------------------------------- text on the page
 
 const $ = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
@@ -142,7 +146,7 @@ function escaped(character) {
 
 const NAMES = { "\n": "newline", " ": "space", "\t": "tab" };
 
-// The name of a character in a list.
+// Return the name of a character in a list.
 function named(character) {
   return NAMES[character] || escaped(character);
 }
@@ -165,18 +169,19 @@ function lossText(nats) {
   return `${nats.toFixed(4)} nats, ${(nats * BITS_PER_NAT).toFixed(4)} bits`;
 }
 
-// A text on the page, one element per character, coloured by surprise. Items are what `judge`
-// returns, with their id. Pointing at one shows it; a click or the arrow keys select it. Each line
-// has an element, too, so that the browser lays out a new character's line alone.
+// A text on the page, one element per character, colored by loss. An item has the id of a character
+// and what `judge` returned for it. Pointing at a character shows its item; a click or the arrow
+// keys select it. Each line is an element too, so that the browser lays out only the lines that
+// change.
 class TextView {
   constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {} } = {}) {
     Object.assign(this, { box, vocabulary, onShow, onSelect });
     this.clear();
     box.addEventListener("pointerover", ({ target }) => {
-      if (this.selected === null && this.places.has(target)) onShow(this.places.get(target));
+      if (this.selected === null && this.positions.has(target)) onShow(this.positions.get(target));
     });
     box.addEventListener("click", ({ target }) => {
-      if (this.places.has(target)) this.select(this.places.get(target));
+      if (this.positions.has(target)) this.select(this.positions.get(target));
     });
     box.addEventListener("keydown", (event) => this.move(event));
     box.addEventListener("scroll", () => {
@@ -185,12 +190,12 @@ class TextView {
   }
 
   clear() {
-    [this.items, this.spans, this.places] = [[], [], new Map()]; // places: span -> position
-    [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: follow what comes
+    [this.items, this.spans, this.positions] = [[], [], new Map()]; // positions: span -> position
+    [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: scroll with new text
     this.box.replaceChildren();
   }
 
-  // Characters of `items` that have no loss are not coloured. `hidden` ones take no room.
+  // Items without a loss are not colored. With `hidden`, the characters are not shown.
   append(items, { given = false, hidden = false } = {}) {
     const { box, spans } = this;
     for (const item of items) {
@@ -206,14 +211,14 @@ class TextView {
       const line = last?.textContent === "\n" ? null : last?.parentElement;
       if (line) line.append(span);
       else box.append(element("div", {}, [span]));
-      this.places.set(span, spans.length);
+      this.positions.set(span, spans.length);
       spans.push(span);
       this.judge(spans.length - 1, item);
     }
     if (this.atEnd) this.frame ||= requestAnimationFrame(() => this.scrollToEnd());
   }
 
-  // Colour a character by its loss.
+  // Color a character by its loss.
   judge(i, item) {
     this.items[i] = item;
     if (item.nats !== undefined) this.spans[i].classList.add(`n${level(item.nats)}`);
@@ -228,13 +233,13 @@ class TextView {
     this.items.length = length;
     for (const span of this.spans.splice(length)) {
       const line = span.parentElement;
-      this.places.delete(span);
+      this.positions.delete(span);
       span.remove();
       if (!line.firstChild) line.remove();
     }
   }
 
-  // Mark where the model's window begins, and what is before it.
+  // Mark the start of the model's window, and the characters before it.
   markWindow(start) {
     const { spans, windowStart: before } = this;
     for (const span of spans.slice(Math.min(start, before), Math.max(start, before))) {
@@ -245,7 +250,7 @@ class TextView {
     this.windowStart = start;
   }
 
-  // Select character i, or release it if it is selected.
+  // Select character i, or deselect it if it is selected.
   select(i) {
     const { box, spans } = this;
     spans[this.selected]?.classList.remove("selected");
@@ -278,14 +283,14 @@ class TextView {
     if (target >= 0 && !this.spans[target].hidden) this.select(target);
   }
 
-  // The character a line above (-1) or below (1) another, else that one.
+  // Return the position of the nearest character one line above (-1) or below (1); else i itself.
   lineFrom(i, direction) {
     if (i === null) return null;
-    const place = (j) => this.spans[j].getBoundingClientRect();
-    const here = place(i);
+    const rectangle = (j) => this.spans[j].getBoundingClientRect();
+    const here = rectangle(i);
     let [nearest, least] = [i, Infinity];
     for (let j = i + direction; j >= 0 && j < this.spans.length; j += direction) {
-      const { top, left } = place(j);
+      const { top, left } = rectangle(j);
       const lines = Math.round(((top - here.top) * direction) / here.height);
       if (lines > 1) break;
       if (lines === 1 && Math.abs(left - here.left) < least) {
@@ -298,12 +303,12 @@ class TextView {
 
 const level = (nats) => Math.min(7, Math.floor(nats));
 
-// Show the likeliest characters in the place of an item, and the one taken. `choose(id)` is called
-// with another one; without it, they cannot be chosen.
+// Show the likeliest characters at the position of an item, and the character that was taken.
+// Choosing a different one calls `choose(id)`; without `choose`, none can be chosen.
 function showWhy(panel, vocabulary, item, choose) {
   const heading = element("p", { text: `${describe(vocabulary[item.id])}: ` });
   if (item.nats === undefined) {
-    heading.append("no prediction of it is shown here.");
+    heading.append("no prediction of this character was computed.");
     panel.replaceChildren(heading);
     return;
   }
@@ -322,16 +327,16 @@ function showWhy(panel, vocabulary, item, choose) {
       element("span", { className: "share", text: percent(share) }),
     ]);
     button.disabled = taken || !choose;
-    if (taken) button.title = `taken; number ${rank} of the likeliest`;
+    if (taken) button.title = `taken; rank ${rank} by probability`;
     button.addEventListener("click", () => choose(id));
     return element("li", {}, [button]);
   });
   const [most, last] = [Math.min(item.top.length, vocabulary.length), rows.length];
-  const taken = last > most ? `; below them the one taken, number ${count(item.rank)}` : "";
-  const offer = choose ? " Choose another, and the text continues from there with that one." : "";
+  const taken = last > most ? `; below them the one taken, rank ${count(item.rank)}` : "";
+  const offer = choose ? " Choose a different one to continue the text from there." : "";
   const hint = element("p", {
     className: "hint",
-    text: `The ${most} likeliest characters in its place${taken}.${offer}`,
+    text: `The ${most} likeliest characters at this position${taken}.${offer}`,
   });
   panel.replaceChildren(heading, element("ol", {}, list), hint);
 }
@@ -356,7 +361,8 @@ function encode(field, message, ids) {
   return null;
 }
 
-// Start the worker; return `ask(job, message, answer)`, which ends what the job did before.
+// Start the worker. Return `ask(job, message, answer)`, which starts a job and ends the previous
+// one of the same name; `answer` is called with each report of the job.
 function startWorker(failed) {
   const code = $("model-code").textContent + $("app-code").textContent;
   const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
@@ -408,7 +414,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
   $("prompt").value = data.prompt;
-  // An empty prompt is begun as a new line is, or else a word.
+  // With an empty prompt, the text starts after a hidden newline (else a space, else id 0).
   const start = ids.get("\n") ?? ids.get(" ") ?? 0;
   let [writing, prompt, end, rate, shown] = [false, null, 0, 0, null];
 
@@ -445,7 +451,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     return true;
   };
 
-  // Write up to `until`, after judging the given characters that have not been judged.
+  // Judge the given characters that have not been judged, then write up to position `until`.
   const write = (until) => {
     const chosen = settings();
     if (!chosen) return;
@@ -472,7 +478,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     update();
   };
 
-  // Continue from character i with another one.
+  // Replace character i by a different one and continue the text from there.
   const replace = (i, id) => {
     const { top } = view.items[i];
     const rank = top.findIndex(([other]) => other === id) + 1;
@@ -538,7 +544,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
   update();
 }
 
-// Return `inspect(ids, n)`, which shows what the model attended to before character n.
+// Return `inspect(ids, n)`, which shows what the model attended to when it predicted character n.
 function showAttention(ask, vocabulary, config) {
   const { n_layer: layers, n_head: H } = config;
   let result = null;
@@ -587,7 +593,7 @@ function showAttention(ask, vocabulary, config) {
     if (!ids || n === 0) {
       ask("inspect", { stop: true });
       $("attention-status").textContent = ids
-        ? "The first character was given: the model chose nothing."
+        ? "The first character was given: the model did not predict it."
         : "Select a character above.";
       return;
     }
@@ -611,7 +617,7 @@ function showAttention(ask, vocabulary, config) {
   };
 }
 
-// Name the heads that attend mainly to the previous character, and the induction heads.
+// Return a sentence that names the previous-character heads and the induction heads.
 function verdict({ previous, induction }, H, tokenShifts) {
   const name = (n) => `layer ${Math.floor(n / H) + 1} head ${(n % H) + 1}`;
   const found = (means) => {
@@ -620,24 +626,24 @@ function verdict({ previous, induction }, H, tokenShifts) {
     return heads.filter((n) => means.heads[n] >= least).map(name).join(", ");
   };
   const shifts = tokenShifts
-    ? ` This model hardly needs one: it adds the embedding of the ${tokenShifts} characters before.`
+    ? ` This model hardly needs one: it adds embeddings of the ${tokenShifts} previous characters.`
     : "";
   return (
-    `Heads for the previous character: ${found(previous) || `none in this text.${shifts}`} ` +
-    `Induction heads, which look for what followed the last two characters earlier: ` +
-    `${found(induction) || "none in this text."} (Named from a mean of ${100 * HEAD_SHARE} % on, ` +
-    `and ${HEAD_FACTOR} times that of uniform attention.)`
+    `Previous-character heads: ${found(previous) || `none in this text.${shifts}`} ` +
+    `Induction heads, which attend to what followed the last two characters earlier in the text: ` +
+    `${found(induction) || "none in this text."} (Heads are named if the pattern gets at least ` +
+    `${100 * HEAD_SHARE} % of their attention, ${HEAD_FACTOR} times what uniform attention gives.)`
   );
 }
 
-// Draw a row of attention as a strip, darkest where the weight is largest.
+// Draw a row of attention weights as a strip; the largest weight is the darkest.
 function strip(row) {
   const canvas = element("canvas", { width: row.length, height: 1, "aria-hidden": "true" });
   const context = canvas.getContext("2d");
-  const colour = getComputedStyle(document.documentElement).getPropertyValue("--attended");
+  const color = getComputedStyle(document.documentElement).getPropertyValue("--attended");
   const most = row[argmax(row)];
   row.forEach((weight, i) => {
-    context.fillStyle = `rgb(${colour} / ${weight / most})`;
+    context.fillStyle = `rgb(${color} / ${weight / most})`;
     context.fillRect(i, 0, 1, 1);
   });
   return canvas;
@@ -680,7 +686,7 @@ function showScore(ask, vocabulary, ids) {
       view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
       $("score-progress").value = done;
       const loss = `${lossText(nats / done)} per character, over ${count(done)} predictions`;
-      const part = text.length > MAX_SHOWN ? `; the first ${count(MAX_SHOWN)} are shown` : "";
+      const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
       if (done === text.length - 1) finish(loss + part);
       else $("score-result").textContent = `${loss} so far`;
     });

@@ -1,4 +1,4 @@
-"""The page of a model: its weights, the settings to begin with and the code, in one HTML file.
+"""The page of a model: its weights, the initial settings and the code, in one HTML file.
 
 After a change to the code: python -m page.export docs/plays.html
 """
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from model.gpt import GPT
 
 FOLDER = Path(__file__).parent
-MAX_LENGTH = 10_000  # characters; template.html
+MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
-NO_EFFECT_ON_OUTPUT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
+# Settings of a model that do not change the results of a trained one.
+IRRELEVANT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
 
 
 def check_target(path: Path, overwrite: bool) -> None:
@@ -41,14 +42,14 @@ def check_target(path: Path, overwrite: bool) -> None:
 def write_page(
     path: Path, saved: "Checkpoint", model: "GPT", options: SampleConfig, prompt: str
 ) -> int:
-    """Write the page of a model, whole or not at all; return its size in bytes.
+    """Write the page of a model atomically; return its size in bytes.
 
-    `options` and `prompt` are what the page begins with. Raises ConfigError if the weights do not
-    fit, ResourceError if the file cannot be written.
+    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights do
+    not fit, ResourceError if the file cannot be written.
     """
     shapes, weights = pack_weights(model, options.html_dtype)
     data = {
-        "config": settings_that_matter(saved),
+        "config": relevant_settings(saved),
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,
@@ -69,16 +70,16 @@ def write_page(
     return len(page)
 
 
-def settings_that_matter(saved: "Checkpoint") -> dict[str, object]:
-    """Return the model settings without those that change no result."""
+def relevant_settings(saved: "Checkpoint") -> dict[str, object]:
+    """Return the model settings that affect the model's results."""
     settings = asdict(saved.config.model)
-    return {name: value for name, value in settings.items() if name not in NO_EFFECT_ON_OUTPUT}
+    return {name: value for name, value in settings.items() if name not in IRRELEVANT}
 
 
 def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]], bytes]:
-    """Return the names and shapes of the parameters, and their numbers in that order.
+    """Return the names and shapes of the parameters, and their values as bytes in this order.
 
-    Raises ConfigError for more than MAX_WEIGHTS bytes, or numbers that float16 does not hold.
+    Raises ConfigError for more than MAX_WEIGHTS bytes, or values too large for float16.
     """
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
@@ -116,10 +117,10 @@ def facts(saved: "Checkpoint", model: "GPT") -> dict[str, object]:
 
 
 def fill_template(data: dict, weights: bytes) -> bytes:
-    """Return the page: the template with the code, the data and the hashes of the code in it."""
+    """Return the page: the template, filled with the code, its hashes, the data and the weights."""
     parts = {name: read(name) for name in ("style.css", "model.js", "app.js")}
     parts["csp"] = content_security_policy(parts)
-    # ASCII without `<` means the same to JSON, and nothing to HTML
+    # escape `<`, so that HTML finds no tags; JSON decodes it
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts["weights"] = base64.b64encode(weights).decode()
     template = read("template.html")
@@ -127,13 +128,13 @@ def fill_template(data: dict, weights: bytes) -> bytes:
 
 
 def refresh(page: str) -> bytes:
-    """Return an exported page with the present code: same data, same weights."""
+    """Return an exported page with its data and weights and the current code."""
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     return fill_template(json.loads(parts["data"]), base64.b64decode(parts["weights"]))
 
 
 def content_security_policy(parts: dict[str, str]) -> str:
-    """Allow the page's own code and a worker made of it, and nothing from anywhere else."""
+    """Return a policy that allows only the page's own code and a worker made from it."""
     scripts = f"{source_hash(parts['model.js'])} {source_hash(parts['app.js'])}"
     return (
         f"default-src 'none'; script-src {scripts}; style-src {source_hash(parts['style.css'])}; "
@@ -142,7 +143,7 @@ def content_security_policy(parts: dict[str, str]) -> str:
 
 
 def source_hash(source: str) -> str:
-    """Return the hash by which a Content-Security-Policy allows an inline script or style."""
+    """Return the hash of an inline script or style, as a Content-Security-Policy expects it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 

@@ -2,17 +2,17 @@
 //
 // A second implementation of model/gpt.py, model/generate.py and training/evaluate.py, one
 // character at a time, as plain as possible. The tests compare the results.
-// C n_embd, H n_head, D head size, S tokens so far, V vocabulary
+// C n_embd, H n_head, D head size, S tokens so far, V characters in the vocabulary
 "use strict";
 
 const LAYERNORM_EPS = 1e-5;
 const RMS_EPS = 2 ** -23; // the machine epsilon of float32
-const GREEDY_BELOW = 1e-6; // temperature
-const LIKELIEST = 5;
+const GREEDY_BELOW = 1e-6; // temperatures below this are greedy
+const LIKELIEST = 5; // characters that `judge` returns
 
 // ---------------------------------------------------------------------------------- the operations
 
-// Compute W x + b. W is (rows, columns), row by row; four rows at a time share the reads of x.
+// Return W x + b. W is (rows, columns), stored row by row. Four rows share each read of x.
 function linear(x, weight, bias) {
   const columns = x.length;
   const y = new Float32Array(weight.length / columns);
@@ -44,7 +44,7 @@ function argmax(values) {
   return best;
 }
 
-// Scale x[start .. start + size] to a root mean square of 1, in place.
+// Scale the `size` numbers of x from `start` on to a root mean square of 1, in place.
 function rmsNorm(x, eps, start = 0, size = x.length) {
   let squares = 0;
   for (let i = start; i < start + size; i++) squares += x[i] * x[i];
@@ -98,21 +98,22 @@ const silu = (x) => x / (1 + Math.exp(-x));
 // --------------------------------------------------------------------------------------- the model
 
 class GPT {
-  // `config` has the settings of ModelConfig, `weights` a Float32Array per name of named_slices.
+  // `config` has the settings of ModelConfig; `weights` maps parameter names to Float32Arrays.
   constructor(config, weights) {
     this.config = config;
     this.weights = weights;
-    this.attention = []; // of the last step: S weights for each head, number layer * H + head
+    this.attention = []; // [layer * H + head]: the S attention weights of a head in the last step
   }
 
   newCaches() {
     return Array.from({ length: this.config.n_layer }, () => ({ keys: [], values: [] }));
   }
 
-  // Read token `position` of ids; the caches hold those before. Return the logits (V) of the next.
+  // Read the token at `position` of ids; the caches hold the tokens before it. Return the logits
+  // (V) of the next token.
   step(ids, position, caches) {
     const { config, weights } = this;
-    // embeddings: of the token, of the tokens before it, of its position
+    // sum of embeddings: of the token, of the previous tokens, of the position
     const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
     for (let n = 1; n <= Math.min(config.token_shifts, position); n++) {
       add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
@@ -189,23 +190,23 @@ class GPT {
 
 // ------------------------------------------------------------------------------------- a long text
 
-// Where the window starts in a text of n characters: the smallest multiple of half a context that
-// lets the rest fit (`window_start` of model/generate.py).
+// Return the start of the window in a text of n characters: the smallest multiple of half a context
+// from which the rest of the text fits (`window_start` in model/generate.py).
 function windowStart(n, blockSize) {
   const hop = Math.max(1, Math.floor(blockSize / 2));
   return Math.max(0, Math.ceil((n - blockSize) / hop) * hop);
 }
 
-// A model with the caches of the window that it read last, reused as far as the text is the same.
+// A model and the caches of the last window. The next window reuses the part that has not changed.
 class Reader {
   constructor(model) {
     this.model = model;
-    this.start = 0; // of the window in the text
-    this.window = []; // the ids that the caches hold
+    this.start = 0; // position of the window in the text
+    this.window = []; // the ids that are in the caches
     this.caches = model.newCaches();
   }
 
-  // Return the logits (V) of what follows the first n >= 1 of ids.
+  // Return the logits (V) of the character after the first n ids (n >= 1).
   read(ids, n) {
     const start = windowStart(n, this.model.config.block_size);
     const window = ids.slice(start, n);
@@ -221,8 +222,8 @@ class Reader {
   }
 }
 
-// Yield [position, logits] of every prediction of a text, once: its windows have block_size
-// predictions and do not overlap, as `evaluation_windows` cuts a text.
+// Yield [position, logits] for every prediction in a text, each once. The windows do not overlap
+// and have block_size predictions, like those of `evaluation_windows` in data/batches.py.
 function* predictions(model, ids) {
   for (let start = 0; start < ids.length - 1; start += model.config.block_size) {
     const window = ids.slice(start, Math.min(start + model.config.block_size, ids.length - 1));
@@ -231,8 +232,8 @@ function* predictions(model, ids) {
   }
 }
 
-// Judge a character by the logits of its place: its loss in nats, its rank (1: the likeliest) and
-// the likeliest characters there, as [id, probability].
+// Judge a character by the logits at its position: return its loss in nats, its rank (1: the
+// likeliest) and `top`, the likeliest characters at this position, as [id, probability].
 function judge(logits, id) {
   const probs = Float64Array.from(logits);
   const nats = softmax(probs) - logits[id];
@@ -246,32 +247,33 @@ function judge(logits, id) {
   return { nats, rank, top };
 }
 
-// What each head attends to from `position` of a window: `previous`, the character before;
-// `induction`, the characters that followed earlier occurrences of the last two (Olsson et al.
-// 2022). `uniform` is what even attention would give them. `attention` is that of the step.
+// Return the share of its attention that each head gives to two patterns, from `position` of a
+// window: `previous`, the character before; `induction`, the characters that followed earlier
+// occurrences of the last two characters (Olsson et al. 2022). `uniform` is the share that uniform
+// attention would give. `attention` has the weights of each head from this position.
 function headShares(window, position, attention) {
   const same = (i) => window[i - 1] === window[position - 1] && window[i] === window[position];
   const followers = [];
   for (let i = 1; i < position; i++) if (same(i)) followers.push(i + 1);
-  const share = (places) => ({
-    uniform: places.length / (position + 1),
-    heads: attention.map((row) => places.reduce((sum, i) => sum + row[i], 0)),
+  const share = (positions) => ({
+    uniform: positions.length / (position + 1),
+    heads: attention.map((row) => positions.reduce((sum, i) => sum + row[i], 0)),
   });
   return { previous: share(position ? [position - 1] : []), induction: share(followers) };
 }
 
-// Average the shares of one kind over the positions that have any; null if none has.
+// Average the shares of one pattern over the positions where it occurs; null if it never does.
 function meanShares(shares) {
-  const some = shares.filter(({ uniform }) => uniform > 0);
-  if (!some.length) return null;
-  const mean = (value) => some.reduce((sum, each) => sum + value(each), 0) / some.length;
-  const heads = some[0].heads.map((_, head) => mean((each) => each.heads[head]));
+  const occurring = shares.filter(({ uniform }) => uniform > 0);
+  if (!occurring.length) return null;
+  const mean = (value) => occurring.reduce((sum, each) => sum + value(each), 0) / occurring.length;
+  const heads = occurring[0].heads.map((_, head) => mean((each) => each.heads[head]));
   return { uniform: mean((each) => each.uniform), heads };
 }
 
 // ---------------------------------------------------------------------------------------- sampling
 
-// Draw an id from logits with u, uniform in [0, 1), as `Sampler` does.
+// Draw an id from logits, as `Sampler` in model/generate.py does; u is a uniform number in [0, 1).
 function sample(logits, settings, u) {
   if (settings.temperature < GREEDY_BELOW) return argmax(logits);
   let total = 0;
@@ -279,17 +281,17 @@ function sample(logits, settings, u) {
   return cumulative.findIndex((sum) => sum >= (1 - u) * total);
 }
 
-// Return the filtered probabilities (V) in float64, scaled so that the largest is 1.
+// Return the probabilities (V) after the filters, in float64, scaled so that the largest is 1.
 function unnormalizedProbs(logits, { temperature, top_k, top_p, min_p }) {
   const [V, max] = [logits.length, logits[argmax(logits)]];
   const scaled = Float64Array.from(logits, (logit) => (logit - max) / temperature);
   const kth = top_k > 0 && top_k < V ? scaled.slice().sort()[V - top_k] : -Infinity;
-  const probs = scaled.map((value) => (value < kth ? 0 : Math.exp(value))); // ties of the kth stay
+  const probs = scaled.map((value) => (value < kth ? 0 : Math.exp(value))); // keeps ties with kth
   if (top_p < 1) {
     const ascending = Array.from(probs.keys()).sort((a, b) => probs[a] - probs[b] || a - b);
     let total = 0;
     const cumulative = ascending.map((id) => (total += probs[id]));
-    ascending.pop(); // the likeliest stays
+    ascending.pop(); // the likeliest is always kept
     ascending.forEach((id, i) => (probs[id] *= cumulative[i] > (1 - top_p) * total));
   }
   return probs.map((p) => (p < min_p ? 0 : p));
@@ -298,7 +300,7 @@ function unnormalizedProbs(logits, { temperature, top_k, top_p, min_p }) {
 const [u32, u64, u128] = [32, 64, 128].map((bits) => (n) => BigInt.asUintN(bits, n));
 const PCG_MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
 
-// NumPy's PCG64 (O'Neill 2014), seeded with SeedSequence((seed, i)); random access.
+// NumPy's PCG64 (O'Neill 2014), seeded with SeedSequence((seed, i)), with random access.
 class PCG64 {
   constructor(seed, i) {
     const [a, b, c, d] = seedSequence([BigInt(seed), BigInt(i)]);
@@ -306,9 +308,9 @@ class PCG64 {
     this.state = u128((this.increment + ((a << 64n) | b)) * PCG_MULTIPLIER + this.increment);
   }
 
-  // Return number n >= 0 of the sequence, uniform in [0, 1).
+  // Return the number at index n of the sequence, uniform in [0, 1).
   random(n) {
-    // n + 1 steps of state = state * multiplier + increment, by repeated squaring
+    // take n + 1 steps of state = state * multiplier + increment, by repeated squaring
     let [state, multiplier, increment] = [this.state, PCG_MULTIPLIER, this.increment];
     for (let steps = BigInt(n) + 1n; steps > 0n; steps >>= 1n) {
       if (steps & 1n) state = u128(state * multiplier + increment);

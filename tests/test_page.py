@@ -95,9 +95,7 @@ def packed(model, ids=None, dtype="float32"):
     shapes, weights = export.pack_weights(model, dtype)
     settings = dataclasses.asdict(model.config)
     return {
-        "config": {
-            name: settings[name] for name in settings if name not in export.NO_EFFECT_ON_OUTPUT
-        },
+        "config": {name: settings[name] for name in settings if name not in export.IRRELEVANT},
         "dtype": dtype,
         "shapes": shapes,
         "weights": base64.b64encode(weights).decode(),
@@ -155,10 +153,8 @@ def test_logits_are_those_of_the_model_for_every_size(sizes):
 
 
 def test_no_setting_of_the_model_is_unknown_to_the_page():
-    computed = {each.name for each in dataclasses.fields(ModelConfig)} - {
-        *export.NO_EFFECT_ON_OUTPUT
-    }
-    assert computed == {*CHOICES, *SIZES}
+    relevant = {each.name for each in dataclasses.fields(ModelConfig)} - {*export.IRRELEVANT}
+    assert relevant == {*CHOICES, *SIZES}
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 1e-2)])
