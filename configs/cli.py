@@ -48,6 +48,7 @@ LENGTHS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
 --key=value, and a dash the same as an underscore. A switch needs no value: --key is --key=true.
+An option is given once; only those that are a list of texts may be repeated, and then add up.
 [0, 1) means at least 0 and below 1.
 """
 
@@ -197,7 +198,7 @@ def load_bridge(argv: list[str], section: type, source: str) -> tuple[str, Check
 def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
     """Return the words that are not options, and the checked values of the options by full name."""
     options = _options(*sections)
-    words, values = [], {}
+    words, values, given = [], {}, {}
     for word in argv:
         if not is_valid_text(word):
             raise ConfigError(f"argument {brief(word)} is not UTF-8 text; write it in UTF-8")
@@ -213,6 +214,10 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
             hint = suggest_setting(key, known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
         name, each, bare_value = options[key]
+        if name in given and kind(each) is not tuple:
+            both = f"{brief(given[name])} and {brief(word)}"
+            raise ConfigError(f"duplicate option {brief(name)} ({both}); keep one of them")
+        given[name] = word
         with error_context(option):
             if not equals:
                 text = bare_value or next(rest, "--")

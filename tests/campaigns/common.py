@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PARTS
 from common.errors import UserError
 from common.files import write_atomic
-from configs.schema import TrainConfig
+from configs.cli import Actions, _options
+from configs.fields import kind
+from configs.schema import Config, TrainConfig
 from train import main
 from training import schedule
 
@@ -45,15 +47,32 @@ def small_run_args(folder: Path) -> list[str]:
     return [*SMALL, f"--data.sources={text}"]
 
 
+def merged(arguments: Iterable[object]) -> list[str]:
+    """Replace an option where a later one, `--key=value`, changes the same setting.
+
+    train.py refuses an option given twice. Lists, such as --data.sources, add up and are kept.
+    """
+    options, words = _options(Actions, Config), {}
+    for number, word in enumerate(map(str, arguments)):
+        key = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        name, field, _ = options.get(key, ("", None, ""))
+        replaces = word.startswith("--") and name and kind(field) is not tuple
+        words[name if replaces else number] = word
+    return list(words.values())
+
+
 def train(*arguments: object) -> tuple[int, str]:
-    """Run train.py in this process; return its exit code, and its stdout with any error message."""
+    """Run train.py in this process; return its exit code, and its stdout with any error message.
+
+    Options may override earlier ones: they are `merged`.
+    """
     torch.set_num_threads(1)
     stdout = io.StringIO()
     before = Path.cwd()
     os.chdir(ROOT)
     try:
         with redirect_stdout(stdout):
-            code = main([str(each) for each in arguments])
+            code = main(merged(arguments))
     except UserError as error:
         return error.exit_code, f"{stdout.getvalue()}error: {error}\n"
     except SystemExit as system_exit:
@@ -66,8 +85,11 @@ def train(*arguments: object) -> tuple[int, str]:
 
 
 def start(*arguments: object) -> subprocess.Popen:
-    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
-    words = [sys.executable, *map(str, arguments)]
+    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe.
+
+    Options may override earlier ones: they are `merged`.
+    """
+    words = [sys.executable, *merged(arguments)]
     return subprocess.Popen(
         words,
         cwd=ROOT,

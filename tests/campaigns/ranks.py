@@ -27,6 +27,7 @@ from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
     count_checkpoints,
+    merged,
     run_campaign,
     same_runs,
     small_run_args,
@@ -102,7 +103,7 @@ def _rank(
     torch.set_num_threads(1)
     if each:
         each(rank)
-    sys.argv = ["train.py", *argv]
+    sys.argv = ["train.py", *merged(argv)]
     sys.exit(run_script(main))
 
 
@@ -136,7 +137,7 @@ def torchrun(size: int, *arguments: object) -> subprocess.Popen:
         "train.py",
     ]
     return subprocess.Popen(
-        [*command_line, *map(str, arguments)],
+        [*command_line, *merged(arguments)],
         cwd=ROOT,
         env=ENVIRONMENT,
         text=True,

@@ -23,6 +23,7 @@ from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
     contents,
+    merged,
     run_campaign,
     same_runs,
     small_run_args,
@@ -108,7 +109,7 @@ def _traced(options, at_step_8, other, check_resume) -> int:
             *inject,
             sys.executable,
             "train.py",
-            *options,
+            *merged(options),
             f"--out_dir={other}",
         ]
         subprocess.run(
