@@ -248,6 +248,8 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
         if improved or done or run.save_due:
             last = done or run.save_due
             world.on_rank_0(manager.save, run, best=improved, last=last, final=done)
+        if done and not stop.requested:
+            world.on_rank_0(manager.remove_prev)
         if done:
             return
 

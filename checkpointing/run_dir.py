@@ -15,9 +15,11 @@ from itertools import chain, count
 from pathlib import Path
 
 from checkpointing import checkpoint as checkpoints
+from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from common import files
 from common.errors import (
+    CheckpointError,
     ConfigError,
     ResourceError,
     escape,
@@ -91,6 +93,22 @@ class CheckpointManager:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
+
+    def remove_prev(self) -> None:
+        """Remove prev.safetensors of a finished run if last.safetensors is intact.
+
+        Raises CheckpointError if it is damaged. What cannot be checked or removed stays.
+        """
+        last, prev = self.folder / LAST, self.folder / PREV
+        if not prev.exists():
+            return
+        try:
+            file_format.verify(last)
+            prev.unlink()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {escape(prev)} is kept; resume from it") from error
+        except (ResourceError, OSError):
+            pass
 
 
 def holds_run(folder: Path) -> bool:

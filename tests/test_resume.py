@@ -4,13 +4,15 @@ one.
 
 import random
 import re
-import shutil
 import signal
 
 import pytest
 import torch
 
-from checkpointing.checkpoint import LAST, PREV
+from checkpointing.checkpoint import BEST, LAST, PREV
+from checkpointing.run_dir import CheckpointManager
+from common import files
+from common.files import write_atomic
 from tests.campaigns.common import (
     STEPS,
     at_step,
@@ -58,6 +60,7 @@ def options(tmp_path):
 
 
 def stop_at(options, step):
+    """Train until a stop request in step number `step`, counted from 0."""
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
         code, output = train(*options, "--resume")
@@ -93,10 +96,63 @@ def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, mon
     assert 1 < outcome(tmp_path / "parts")[LAST]["progress"]["loss_scale"] < 2.0**127
 
 
+def steps_in(run):
+    """Return the step of each checkpoint of a run by file name."""
+    return {path.name: contents(path)["progress"]["step"] for path in run.glob("*.safetensors")}
+
+
 def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
     run = tmp_path / "run"
-    assert train(*options, f"--out_dir={run}", "--max_iters=13")[0] == 0
-    assert [contents(run / name)["progress"]["step"] for name in (PREV, LAST)] == [12, 13]
+    stop_at([*options, f"--out_dir={run}"], 12)
+    assert steps_in(run) == {PREV: 12, LAST: 13, BEST: 12}
+
+
+@pytest.mark.parametrize("recipe", ["muon-constant-attention-dropout", "early stopping"])
+def test_a_finished_run_keeps_best_and_last_and_removes_prev(recipe, options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options, *RECIPES[recipe], f"--out_dir={run}")[0] == 0
+    steps = steps_in(run)
+    assert steps.keys() == {BEST, LAST}
+    assert (steps[LAST] < STEPS) == (recipe == "early stopping") and steps[BEST] <= steps[LAST]
+
+
+def test_a_run_killed_before_it_removed_prev_removes_it_on_resume(options, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(CheckpointManager, "remove_prev", lambda _: 1 / 0)
+        train(*options, f"--out_dir={run}")
+    assert steps_in(run) == {PREV: 20, LAST: STEPS, BEST: STEPS}
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert steps_in(run) == {LAST: STEPS, BEST: STEPS}
+
+
+def test_if_the_final_save_is_damaged_prev_is_kept(options, tmp_path, monkeypatch):
+    def flip_a_bit(path, content, previous=None):
+        if path.name == LAST and previous.exists():
+            content = bytes([*content[:-1], content[-1] ^ 1])
+        write_atomic(path, content, previous)
+
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train(*options, f"--out_dir={whole}")[0] == 0
+    stop_at([*options, f"--out_dir={run}"], 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_atomic", flip_a_bit)
+        code, output = train(*options, f"--out_dir={run}", "--resume", "--save_interval=100")
+    assert code == 4 and re.search(
+        rf"error: {run / LAST}: .*checksum.*; {run / PREV} is kept; resume from it\n\Z", output
+    )
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 0 and f"using {run / PREV} instead" in output
+    assert same_runs(whole, run)
+
+
+def test_a_finished_run_is_trained_further_bit_exactly(options, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = [*options, "--schedule=constant"]
+    assert train(*options, f"--out_dir={whole}")[0] == 0
+    assert train(*options, f"--out_dir={parts}", "--max_iters=12")[0] == 0
+    assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
+    assert same_runs(whole, parts)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +163,7 @@ def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    shutil.copytree(whole, other)
+    stop_at([*options, f"--out_dir={other}"], 21)
     damage(other / LAST)
     code, output = train(*options, f"--out_dir={other}", "--resume")
     first_line = output.splitlines()[0]
@@ -121,7 +177,7 @@ def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
 
 def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(options, tmp_path):
     run = tmp_path / "run"
-    assert train(*options, f"--out_dir={run}")[0] == 0
+    stop_at([*options, f"--out_dir={run}"], 21)
     for path in run.glob("*.safetensors"):
         path.write_bytes(b"")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in run.glob("*event*"))
@@ -160,10 +216,11 @@ def test_a_new_run_removes_the_events_of_one_that_died_before_its_first_save(
 
 
 def test_resuming_from_another_folder_continues_in_a_new_one(options, tmp_path):
-    whole, new = tmp_path / "whole", tmp_path / "new"
+    whole, stopped, new = (tmp_path / name for name in ("whole", "stopped", "new"))
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    code, output = train(*options, f"--out_dir={new}", f"--resume={whole / 'prev.safetensors'}")
-    assert code == 0 and f"resuming from {whole / 'prev.safetensors'} at step 20" in output
+    stop_at([*options, f"--out_dir={stopped}"], 21)
+    code, output = train(*options, f"--out_dir={new}", f"--resume={stopped / PREV}")
+    assert code == 0 and f"resuming from {stopped / PREV} at step 20" in output
     a, b = outcome(whole), outcome(new)
     assert scalars(new)["train/loss"] == scalars(whole)["train/loss"][20:]
     assert count_checkpoints(new)[1] >= 2

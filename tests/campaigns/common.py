@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -110,6 +111,14 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) ->
         return lr_multiplier(now, settings)
 
     patch.setattr(schedule, "lr_multiplier", with_action)
+
+
+def train_and_copy(folder: Path, copy: Path, step: int, *arguments: object) -> None:
+    """Train a run in `folder`, and copy it as it is at the beginning of a step, counted from 0."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, lambda: shutil.copytree(folder, copy))
+        code, output = train(*arguments, f"--out_dir={folder}")
+    assert code == 0, output
 
 
 def contents(path: Path) -> dict:

@@ -22,6 +22,7 @@ from tests.campaigns.common import (
     same_runs,
     small_run_args,
     train,
+    train_and_copy,
     write_checkpoint,
 )
 
@@ -42,10 +43,12 @@ MAY_CHANGE = {  # the paths of the run and its text, and the size of an event fi
 def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        uninterrupted, other = folder / "uninterrupted", folder / "other"
+        uninterrupted, at_step_18, other = (
+            folder / each for each in ("uninterrupted", "at_step_18", "other")
+        )
         options = [*small_run_args(folder), *DIVERGING]
-        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
-        payload = contents(uninterrupted / "prev.safetensors")
+        train_and_copy(uninterrupted, at_step_18, 18, *options)
+        payload = contents(at_step_18 / "last.safetensors")
         names = ("step", "last_eval_step", "evals_since_best")
         assert [payload["progress"][name] for name in names] == [18, 18, 1]
         assert contents(uninterrupted / "last.safetensors")["progress"]["evals_since_best"] == 2

@@ -8,7 +8,6 @@ a subprocess.
 
 import errno
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -27,7 +26,9 @@ from tests.campaigns.common import (
     run_campaign,
     same_runs,
     small_run_args,
+    step_of,
     train,
+    train_and_copy,
 )
 from tests.test_files import Killed, System
 
@@ -52,10 +53,8 @@ def campaign(full: bool) -> str:
         uninterrupted, at_step_8, other = (
             folder / each for each in ("uninterrupted", "at_step_8", "other")
         )
-        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
-        shutil.copytree(uninterrupted, at_step_8)
-        # the next save is at step 12
-        os.replace(at_step_8 / "prev.safetensors", at_step_8 / "last.safetensors")
+        train_and_copy(uninterrupted, at_step_8, 8, *options)  # the next save is at step 12
+        assert step_of(at_step_8) == 8
 
         def check_resume(fault: str) -> None:
             path, _ = checkpoint.resolve(other, "last")
