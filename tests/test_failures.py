@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from checkpointing import checkpoint
-from checkpointing.checkpoint import LAST, PREV
+from checkpointing.checkpoint import LAST
 from common import files
 from common.errors import program
 from dashboard import event_file
@@ -32,7 +32,9 @@ from tests.campaigns.common import (
     small_run_args,
     start,
     step_of,
+    stop_at,
     train,
+    train_and_copy,
 )
 from training import evaluate
 from training.health import SPIKE_WINDOW, is_spike
@@ -132,15 +134,9 @@ def test_on_nonfinite_skip_skips_and_counts_such_steps(options, run, tmp_path, m
 
 def test_a_skipped_step_changes_no_weight(options, run, monkeypatch):
     patch_losses(monkeypatch, scale_losses(7))
-    arguments = [
-        *options,
-        f"--out_dir={run}",
-        "--on_nonfinite=skip",
-        "--save_interval=1",
-        "--max_iters=4",
-    ]
-    assert train(*arguments, "--schedule=constant")[0] == 0
-    before, after = contents(run / PREV), contents(run / LAST)
+    options += ["--on_nonfinite=skip", "--save_interval=1", "--max_iters=4", "--schedule=constant"]
+    before = train_and_copy(run, 3, *options)
+    before, after = contents(before / LAST), contents(run / LAST)
     assert (before["progress"]["step"], after["progress"]["step"]) == (3, 4)
     assert equal(before["tensors"], after["tensors"])
 
@@ -200,17 +196,10 @@ def test_an_overflow_that_lowers_the_loss_scale_is_no_error(options, run, monkey
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
 def test_an_overflow_in_one_optimizer_skips_the_step_of_both(optimizer, options, run, monkeypatch):
     patch_grad_scaler(monkeypatch, 4.0, overflows=[2 * 3 + optimizer])
-    assert (
-        train(
-            *options,
-            f"--out_dir={run}",
-            "--max_iters=4",
-            "--save_interval=1",
-            "--schedule=constant",
-        )[0]
-        == 0
+    before = train_and_copy(
+        run, 3, *options, "--max_iters=4", "--save_interval=1", "--schedule=constant"
     )
-    before, after = contents(run / PREV), contents(run / LAST)
+    before, after = contents(before / LAST), contents(run / LAST)
     assert (before["progress"]["loss_scale"], after["progress"]["loss_scale"]) == (4.0, 2.0)
     assert equal(before["tensors"], after["tensors"])
 
@@ -374,11 +363,11 @@ def test_a_disk_too_small_for_the_checkpoints_is_reported_before_training(
     )
     needed = float(re.fullmatch(expected, last_line(output))[1]) * 1e6
     monkeypatch.undo()
-    assert train(*options, f"--out_dir={run}")[0] == 0
+    stop_at(20, *options, f"--out_dir={run}")
     assert 0.3 < needed / (4 * (run / LAST).stat().st_size) < 1.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     # new checkpoints replace existing ones, so they need no more space
-    assert train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
 
 
 def patch_disk_full(patch, is_full):

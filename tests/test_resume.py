@@ -4,7 +4,6 @@ one.
 
 import random
 import re
-import signal
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from tests.campaigns.common import (
     scalars,
     small_run_args,
     step_of,
+    stop_at,
     train,
     write_checkpoint,
 )
@@ -59,14 +59,6 @@ def options(tmp_path):
     return small_run_args(tmp_path)
 
 
-def stop_at(options, step):
-    """Train until a stop request in step number `step`, counted from 0."""
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-        code, output = train(*options, "--resume")
-    assert code == 130, output
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
     options = [*options, *RECIPES[recipe]]
@@ -74,7 +66,7 @@ def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
     end = step_of(tmp_path / "whole")
     assert (end < STEPS) == (recipe == "early stopping")
     for step in sorted(random.Random(recipe).sample(range(end), 3)):
-        stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
+        stop_at(step, *options, f"--out_dir={tmp_path / 'parts'}", "--resume")
         assert step_of(tmp_path / "parts") == step + 1
     code, output = train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")
     assert code == 0 and "not the same run" not in output
@@ -90,7 +82,7 @@ def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, mon
     )
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     for step in (3, 10):
-        stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
+        stop_at(step, *options, f"--out_dir={tmp_path / 'parts'}", "--resume")
     assert train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")[0] == 0
     assert same_runs(tmp_path / "whole", tmp_path / "parts")
     assert 1 < outcome(tmp_path / "parts")[LAST]["progress"]["loss_scale"] < 2.0**127
@@ -103,7 +95,7 @@ def steps_in(run):
 
 def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
     run = tmp_path / "run"
-    stop_at([*options, f"--out_dir={run}"], 12)
+    stop_at(12, *options, f"--out_dir={run}")
     assert steps_in(run) == {PREV: 12, LAST: 13, BEST: 12}
 
 
@@ -134,7 +126,7 @@ def test_if_the_final_save_is_damaged_prev_is_kept(options, tmp_path, monkeypatc
 
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    stop_at([*options, f"--out_dir={run}"], 20)
+    stop_at(20, *options, f"--out_dir={run}")
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_atomic", flip_a_bit)
         code, output = train(*options, f"--out_dir={run}", "--resume", "--save_interval=100")
@@ -163,7 +155,7 @@ def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    stop_at([*options, f"--out_dir={other}"], 21)
+    stop_at(21, *options, f"--out_dir={other}")
     damage(other / LAST)
     code, output = train(*options, f"--out_dir={other}", "--resume")
     first_line = output.splitlines()[0]
@@ -177,7 +169,7 @@ def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
 
 def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(options, tmp_path):
     run = tmp_path / "run"
-    stop_at([*options, f"--out_dir={run}"], 21)
+    stop_at(21, *options, f"--out_dir={run}")
     for path in run.glob("*.safetensors"):
         path.write_bytes(b"")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in run.glob("*event*"))
@@ -218,7 +210,7 @@ def test_a_new_run_removes_the_events_of_one_that_died_before_its_first_save(
 def test_resuming_from_another_folder_continues_in_a_new_one(options, tmp_path):
     whole, stopped, new = (tmp_path / name for name in ("whole", "stopped", "new"))
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    stop_at([*options, f"--out_dir={stopped}"], 21)
+    stop_at(21, *options, f"--out_dir={stopped}")
     code, output = train(*options, f"--out_dir={new}", f"--resume={stopped / PREV}")
     assert code == 0 and f"resuming from {stopped / PREV} at step 20" in output
     a, b = outcome(whole), outcome(new)

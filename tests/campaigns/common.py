@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -113,12 +114,22 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) ->
     patch.setattr(schedule, "lr_multiplier", with_action)
 
 
-def train_and_copy(folder: Path, copy: Path, step: int, *arguments: object) -> None:
-    """Train a run in `folder`, and copy it as it is at the beginning of a step, counted from 0."""
+def stop_at(step: int, *arguments: object) -> None:
+    """Run train.py until Ctrl-C in a step, counted from 0, which is the last one."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
+        code, output = train(*arguments)
+    assert code == 130, output
+
+
+def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
+    """Train a run in `folder`; return a copy as it was at the beginning of a step, from 0."""
+    copy = folder.with_name(f"{folder.name}_at_step_{step}")
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, lambda: shutil.copytree(folder, copy))
         code, output = train(*arguments, f"--out_dir={folder}")
     assert code == 0, output
+    return copy
 
 
 def contents(path: Path) -> dict:

@@ -36,8 +36,8 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name, _disk(Path(name) / "disk") as (kind, fill):
         folder, out = Path(name), Path(name) / "disk" / "run"
         options = [*small_run_args(folder), *OPTIONS]
-        uninterrupted, at_step_8 = folder / "uninterrupted", folder / "at_step_8"
-        train_and_copy(uninterrupted, at_step_8, 8, *options)  # the next save is at step 12
+        uninterrupted = folder / "uninterrupted"
+        at_step_8 = train_and_copy(uninterrupted, 8, *options)  # the next save is at step 12
         assert step_of(at_step_8) == 8
         need, completed = (at_step_8 / "last.safetensors").stat().st_size * 3, 0
         for size in range(sizes):

@@ -43,11 +43,9 @@ MAY_CHANGE = {  # the paths of the run and its text, and the size of an event fi
 def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        uninterrupted, at_step_18, other = (
-            folder / each for each in ("uninterrupted", "at_step_18", "other")
-        )
+        uninterrupted, other = folder / "uninterrupted", folder / "other"
         options = [*small_run_args(folder), *DIVERGING]
-        train_and_copy(uninterrupted, at_step_18, 18, *options)
+        at_step_18 = train_and_copy(uninterrupted, 18, *options)
         payload = contents(at_step_18 / "last.safetensors")
         names = ("step", "last_eval_step", "evals_since_best")
         assert [payload["progress"][name] for name in names] == [18, 18, 1]

@@ -50,10 +50,8 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = [*small_run_args(folder), *OPTIONS]
-        uninterrupted, at_step_8, other = (
-            folder / each for each in ("uninterrupted", "at_step_8", "other")
-        )
-        train_and_copy(uninterrupted, at_step_8, 8, *options)  # the next save is at step 12
+        uninterrupted, other = folder / "uninterrupted", folder / "other"
+        at_step_8 = train_and_copy(uninterrupted, 8, *options)  # the next save is at step 12
         assert step_of(at_step_8) == 8
 
         def check_resume(fault: str) -> None:
