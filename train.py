@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
             except (NonFiniteError, RuntimeError, MemoryError) as error:
                 from checkpointing.failures import raise_user_error
 
-                raise_user_error(error, command, world)
+                raise_user_error(error, command, world, began=stop.deferred)
                 raise
         return stop.exit_code
 
@@ -95,9 +95,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     world.check_same(flat_settings(config))
 
     # the run: a new one, or the one in a checkpoint
-    source, note = world.on_rank_0(
-        run_dir.prepare_run_dir, folder, command.resume, command.overwrite
-    )
+    source, note = world.on_rank_0(run_dir.check_run_dir, folder, command.resume, command.overwrite)
     command = resolve(command, source, selected, stop)
     config = command.config
     for line in filter(None, (note, command.note)):
@@ -105,11 +103,11 @@ def train(command: Command, stop: Stop, world: World) -> None:
     run, saved, changes = world.local_rank_0_first(build_run, command, source, selected)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
     world.check_same(facts | {"dtype": selected.dtype, "step": run.progress.step})
-    in_place = source is not None and source.parent.resolve() == folder.resolve()
+    in_place = run_dir.is_in(source, folder)
     with world.raise_on_all():
         if world.is_main:
             run_dir.check_space(folder, run.checkpoint_bytes)
-            run_dir.write_settings(folder, config)
+            run_dir.prepare_run_dir(folder, source, config)
             if in_place:
                 truncate_events(folder, saved.events)
     if source:

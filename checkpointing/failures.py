@@ -3,34 +3,34 @@
 from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
-from checkpointing.run_dir import resume_command, settings_file
+from checkpointing.run_dir import resume_command
 from common.errors import CheckpointError, NonFiniteError, ResourceError, escape, is_out_of_memory
 from configs.cli import Command
 from training.distributed import World
 
 
-def raise_user_error(error: Exception, command: Command, world: World) -> None:
+def raise_user_error(error: Exception, command: Command, world: World, began: bool) -> None:
     """Raise the error as a user error, with the last checkpoint and a remedy, if it is one.
 
     NonFiniteError (exit 6) gets both added; out of memory and a lost process become ResourceError
-    (exit 5). Any other error is left to the caller.
+    (exit 5). Any other error is left to the caller. `began` is whether training had begun.
     """
     if isinstance(error, NonFiniteError):
         raise NonFiniteError(
             f"{error}; {_last_checkpoint(command, with_step=True)}; "
-            f"{_retry_hint(command, world, _half_learning_rate(command))}"
+            f"{_retry_hint(command, world, began, _half_learning_rate(command))}"
         ) from error
     if is_out_of_memory(error):
         raise ResourceError(
             f"device {command.config.device}: out of memory; "
             f"batch_size {command.config.train.batch_size} windows of block_size "
             f"{command.config.model.block_size} do not fit at once; {_last_checkpoint(command)}; "
-            f"{_retry_hint(command, world, *_smaller_batch(command))}"
+            f"{_retry_hint(command, world, began, *_smaller_batch(command))}"
         ) from error
     if world.is_connection_error(error):
         raise ResourceError(
             f"another process of this run has ended, torchrun says which; "
-            f"{_last_checkpoint(command)}; {_retry_hint(command, world)}"
+            f"{_last_checkpoint(command)}; {_retry_hint(command, world, began)}"
         ) from error
 
 
@@ -66,9 +66,8 @@ def _smaller_batch(command: Command) -> list[str]:
     ]
 
 
-def _retry_hint(command: Command, world: World, *options: str) -> str:
+def _retry_hint(command: Command, world: World, began: bool, *options: str) -> str:
     """Return the command to try, or only its options if the run has not saved its settings."""
-    folder = Path(command.out_dir)
-    if settings_file(folder).exists():
-        return f"try: {resume_command(folder, world, *options)}"
+    if began:
+        return f"try: {resume_command(Path(command.out_dir), world, *options)}"
     return f"try again with {' '.join(options)}" if options else "try again"

@@ -116,10 +116,10 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in CHECKPOINTS)
 
 
-def prepare_run_dir(
+def check_run_dir(
     folder: Path, resume: str | None, overwrite: bool
 ) -> tuple[Path | None, str | None]:
-    """Make the folder ready for a run; return the checkpoint to resume from, and a note, if any.
+    """Return the checkpoint to resume from, and a note, if any. Nothing is changed.
 
     `resume` is None, "auto" (from this folder) or the path of a checkpoint or run. Raises
     ConfigError if a run would be overwritten unasked, ResourceError if the folder is not writable.
@@ -131,7 +131,7 @@ def prepare_run_dir(
     elif resume:
         start = folder if resume == "auto" else Path(resume)
         source, note = checkpoints.resolve(start, prefer="last")
-        if holds_run(folder) and source.parent.resolve() != folder.resolve():
+        if holds_run(folder) and not is_in(source, folder):
             raise ConfigError(
                 f"out_dir: {shown} holds another run than {escape(source)}; "
                 "choose another --out_dir"
@@ -141,11 +141,31 @@ def prepare_run_dir(
             f"out_dir: {shown} already holds a run; --resume continues it, --overwrite replaces "
             "it, another --out_dir leaves it alone"
         )
+    events = _all_event_files(folder)
+    if events and not (is_in(source, folder) or overwrite or _is_unsaved(folder)):
+        raise ConfigError(
+            f"out_dir: {shown} has {len(events)} event files of a run, but no checkpoint; "
+            "a new run with --overwrite removes them, another --out_dir leaves them alone"
+        )
     _check_writable(folder)
-    files.remove_stale(folder, (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name))
-    if source is None or source.parent.resolve() != folder.resolve():
-        _make_empty(folder, overwrite)
     return source, note
+
+
+def is_in(source: Path | None, folder: Path) -> bool:
+    """Return whether the checkpoint to resume from, if there is one, is in this folder."""
+    return source is not None and source.parent.resolve() == folder.resolve()
+
+
+def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> None:
+    """Remove what an earlier run left, unless it is resumed from `source`; write config.yaml.
+
+    These are the first changes in the folder: a start that fails before leaves it as it was.
+    Raises ResourceError if a file cannot be removed or written.
+    """
+    files.remove_stale(folder, _written_names(folder))
+    if not is_in(source, folder):
+        _make_empty(folder)
+    write_settings(folder, config)
 
 
 def event_files(folder: Path) -> list[tuple[int, Path]]:
@@ -189,6 +209,7 @@ def _may_replace(path: Path) -> bool:
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
     """Raise ResourceError unless the disk holds all checkpoints, and the one being written."""
     existing = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
+    existing += files.stale_files(folder, _written_names(folder))
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
     needed = (len(CHECKPOINTS) + 1) * checkpoint_bytes
     if free < needed:
@@ -197,6 +218,11 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
             f"{free / 1e6:,.1f} MB are free at {escape(folder)}; "
             "free some space or choose another --out_dir"
         )
+
+
+def _written_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files that are written by `write_atomic`."""
+    return (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name)
 
 
 def resume_command(folder: Path, world: World, *options: str) -> str:
@@ -223,24 +249,17 @@ def _check_writable(folder: Path) -> None:
         ) from error
 
 
-def _make_empty(folder: Path, overwrite: bool) -> None:
-    """Remove what an earlier run of ours left, if that may go; mark the folder as without a run.
-
-    Raises ConfigError if there are event files of a run whose checkpoints are elsewhere.
-    """
+def _all_event_files(folder: Path) -> list[Path]:
+    """Return the event files of ours in a folder, with the description."""
     events = [path for _, path in event_files(folder)]
-    if (folder / DESCRIPTION).is_file():
-        events.append(folder / DESCRIPTION)
-    if events and not (overwrite or _is_unsaved(folder)):
-        raise ConfigError(
-            f"out_dir: {escape(folder)} has {len(events)} event files of a run, but no checkpoint; "
-            "a new run with --overwrite removes them, another --out_dir leaves them alone"
-        )
+    return [*events, *filter(Path.is_file, [folder / DESCRIPTION])]
+
+
+def _make_empty(folder: Path) -> None:
+    """Remove what an earlier run of ours left; mark the folder as without a run."""
     try:
-        for name in CHECKPOINTS:
-            (folder / name).unlink(missing_ok=True)
-        for path in events:
-            path.unlink()
+        for path in (*(folder / name for name in CHECKPOINTS), *_all_event_files(folder)):
+            path.unlink(missing_ok=True)
         if not os.path.lexists(folder / UNSAVED):
             (folder / UNSAVED).write_bytes(UNSAVED_CONTENT)
     except OSError as error:

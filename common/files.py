@@ -85,11 +85,19 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
 
 def remove_stale(folder: Path, names: Collection[str]) -> None:
     """Remove what dead processes left of their `write_atomic` to these file names."""
+    for path in stale_files(folder, names):
+        with suppress(OSError):
+            path.unlink()
+
+
+def stale_files(folder: Path, names: Collection[str]) -> list[Path]:
+    """Return the unfinished files that dead processes left of their `write_atomic`."""
+    found = []
     for path in folder.glob("*.tmp.*"):
         name, _, pid = path.name.rpartition(".tmp.")
         if name in names and re.fullmatch("[0-9]{1,9}", pid) and not _is_running(int(pid)):
-            with suppress(OSError):
-                path.unlink()
+            found.append(path)
+    return found
 
 
 @contextmanager

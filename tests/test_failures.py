@@ -39,6 +39,7 @@ from tests.campaigns.common import (
 from training import evaluate
 from training.health import SPIKE_WINDOW, is_spike
 from training.optimizers import AdamW
+from training.state import Run
 
 PYTHON = shlex.quote(program("python"))  # in printed commands
 
@@ -273,6 +274,18 @@ def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, 
         f"once; there is no checkpoint yet; try: {PYTHON} train.py {run}/config.yaml "
         f"--out_dir={run} --resume --batch_size=2 --gradient_accumulation_steps=4"
     )
+
+
+def test_out_of_memory_before_training_suggests_no_command_for_an_older_run(
+    options, run, monkeypatch
+):
+    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    monkeypatch.setattr(Run, "__init__", out_of_memory)
+    code, output = train(*options, f"--out_dir={run}", "--overwrite")
+    assert code == 5 and last_line(output).endswith(
+        "; try again with --batch_size=2 --gradient_accumulation_steps=4"
+    )
+    assert step_of(run) == 8
 
 
 def test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows(
