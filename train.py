@@ -95,7 +95,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     world.check_same(flat_settings(config))
 
     # the run: a new one, or the one in a checkpoint
-    source, note = world.on_rank_0(run_dir.check_run_dir, folder, command.resume, command.overwrite)
+    source, note = world.on_rank_0(run_dir.check_run_dir, command)
     command = resolve(command, source, selected, stop)
     config = command.config
     for line in filter(None, (note, command.note)):

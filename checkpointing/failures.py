@@ -3,8 +3,15 @@
 from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
-from checkpointing.run_dir import resume_command
-from common.errors import CheckpointError, NonFiniteError, ResourceError, escape, is_out_of_memory
+from checkpointing.run_dir import holds_run, train_command
+from common.errors import (
+    CheckpointError,
+    NonFiniteError,
+    ResourceError,
+    escape,
+    is_out_of_memory,
+    path_word,
+)
 from configs.cli import Command
 from training.distributed import World
 
@@ -68,6 +75,22 @@ def _smaller_batch(command: Command) -> list[str]:
 
 def _retry_hint(command: Command, world: World, began: bool, *options: str) -> str:
     """Return the command to try, or only its options if the run has not saved its settings."""
-    if began:
-        return f"try: {resume_command(Path(command.out_dir), world, *options)}"
-    return f"try again with {' '.join(options)}" if options else "try again"
+    if not began:
+        return f"try again with {' '.join(options)}" if options else "try again"
+    folder = Path(command.out_dir)
+    origin = ["--resume"] if holds_run(folder) else _origin_options(command)
+    return f"try: {train_command(folder, world, *origin, *options)}"
+
+
+def _origin_options(command: Command) -> list[str]:
+    """Return the options that name the checkpoint a run started from, and what goes with them."""
+    options = []
+    if command.resume and command.resume != "auto":
+        options = [f"--resume={path_word(command.resume)}"]
+    if command.init_from:
+        options = [f"--init_from={path_word(command.init_from)}"]
+    if command.allow_data_change:
+        options.append("--allow_data_change")
+    if command.new_characters == "add":
+        options.append("--new_characters=add")
+    return options

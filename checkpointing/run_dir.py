@@ -22,11 +22,14 @@ from common.errors import (
     CheckpointError,
     ConfigError,
     ResourceError,
+    did_you_mean,
     escape,
+    first_few,
     path_word,
     script,
     shell_command,
 )
+from configs.cli import Command
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from training.distributed import World
@@ -113,20 +116,21 @@ class CheckpointManager:
 
 def holds_run(folder: Path) -> bool:
     """Return whether a folder holds a run: whether it has a checkpoint."""
-    return any((folder / name).exists() for name in CHECKPOINTS)
+    return any(os.path.exists(folder / name) for name in CHECKPOINTS)
 
 
-def check_run_dir(
-    folder: Path, resume: str | None, overwrite: bool
-) -> tuple[Path | None, str | None]:
+def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
     """Return the checkpoint to resume from, and a note, if any. Nothing is changed.
 
-    `resume` is None, "auto" (from this folder) or the path of a checkpoint or run. Raises
-    ConfigError if a run would be overwritten unasked, ResourceError if the folder is not writable.
+    Raises CheckpointError if there is none to resume from, ConfigError if a run would be
+    overwritten unasked, ResourceError if the folder is not writable.
     """
+    folder, resume, overwrite = Path(command.out_dir), command.resume, command.overwrite
     shown = escape(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
+        if command.out_dir_given:
+            raise _no_run(folder)
         note = f"nothing to resume in {shown}: starting from the beginning"
     elif resume:
         start = folder if resume == "auto" else Path(resume)
@@ -149,6 +153,17 @@ def check_run_dir(
         )
     _check_writable(folder)
     return source, note
+
+
+def _no_run(folder: Path) -> CheckpointError:
+    """Return the error for a folder without a run to resume; it names those beside or in it."""
+    near = [each for base in (folder.parent, folder) for each in sorted(base.glob("*"))]
+    runs = {each.name: escape(each) for each in near if holds_run(each)}
+    others = f"runs nearby: {first_few(runs.values())}" if runs else "no run is nearby"
+    return CheckpointError(
+        f"out_dir: {escape(folder)} holds no run to resume; without --resume a new one starts "
+        f"there; {did_you_mean(folder.name, runs, others)}"
+    )
 
 
 def is_in(source: Path | None, folder: Path) -> bool:
@@ -225,13 +240,16 @@ def _written_names(folder: Path) -> tuple[str, ...]:
     return (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name)
 
 
-def resume_command(folder: Path, world: World, *options: str) -> str:
-    """Return the command that resumes the run in a folder, with further options."""
+def train_command(folder: Path, world: World, *options: str) -> str:
+    """Return the command that trains with the settings in a run folder, and further options."""
     config = path_word(settings_file(folder))
     out_dir = f"--out_dir={path_word(folder)}"
-    return shell_command(
-        [*world.launcher, script("train.py"), config, out_dir, "--resume", *options]
-    )
+    return shell_command([*world.launcher, script("train.py"), config, out_dir, *options])
+
+
+def resume_command(folder: Path, world: World, *options: str) -> str:
+    """Return the command that resumes the run in a folder, with further options."""
+    return train_command(folder, world, "--resume", *options)
 
 
 def _check_writable(folder: Path) -> None:

@@ -60,7 +60,8 @@ class Actions(Checked):
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
         None,
-        "resume from the last checkpoint in out_dir, or from --resume=PATH",
+        "resume from the last checkpoint in out_dir, or from --resume=PATH; if out_dir holds no "
+        "run, one is started, unless the folder is named by --out_dir",
         bare_value="auto",
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
@@ -102,6 +103,7 @@ class Command(Actions):
 
     config_file: str = ""
     config: Config = field(default_factory=Config)
+    out_dir_given: bool = False  # by an option, not by the file or by default
     arguments: tuple[str, ...] = ()
     note: str | None = None  # on settings that were scaled with max_iters
 
@@ -149,7 +151,14 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     if scaled:
         lengths = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
         note = f"max_iters {config.train.max_iters:,}: scaled with it: {', '.join(lengths)}"
-    return Command(config_file=words[0], config=config, arguments=tuple(argv), note=note, **actions)
+    return Command(
+        config_file=words[0],
+        config=config,
+        out_dir_given=values.get("out_dir", "auto") != "auto",
+        arguments=tuple(argv),
+        note=note,
+        **actions,
+    )
 
 
 def _scaled_lengths(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:

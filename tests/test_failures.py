@@ -107,7 +107,7 @@ def test_a_non_finite_gradient_ends_the_run_before_the_update(options, run, monk
     assert re.fullmatch(
         r"error: after step 0, at learning rate 0\.0002: loss 4\.\d+, gradient norm inf; "
         r"both must be finite; there is no checkpoint yet; "
-        rf"try: {re.escape(PYTHON)} train\.py {run}/config\.yaml --out_dir={run} --resume "
+        rf"try: {re.escape(PYTHON)} train\.py {run}/config\.yaml --out_dir={run} "
         r"--learning_rate=0\.0005",
         last_line(output),
     )
@@ -272,7 +272,7 @@ def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, 
     assert last_line(output) == (
         "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
         f"once; there is no checkpoint yet; try: {PYTHON} train.py {run}/config.yaml "
-        f"--out_dir={run} --resume --batch_size=2 --gradient_accumulation_steps=4"
+        f"--out_dir={run} --batch_size=2 --gradient_accumulation_steps=4"
     )
 
 
@@ -286,6 +286,22 @@ def test_out_of_memory_before_training_suggests_no_command_for_an_older_run(
         "; try again with --batch_size=2 --gradient_accumulation_steps=4"
     )
     assert step_of(run) == 8
+
+
+def test_the_command_suggested_before_the_first_checkpoint_keeps_the_origin_of_the_run(
+    options, run, tmp_path, monkeypatch
+):
+    stop_at(20, *options, f"--out_dir={run}")
+    for number, origin in enumerate([f"--init_from={run}", f"--resume={run}"]):
+        with monkeypatch.context() as patch:
+            patch_losses(patch, out_of_memory)
+            new = [f"--out_dir={tmp_path / f'new{number}'}", "--max_iters=30"]
+            code, output = train(*options, origin, *new)
+        command = last_line(output).partition(f"there is no checkpoint yet; try: {PYTHON} ")[2]
+        assert code == 5 and f"{new[0]} {origin} --batch_size=2 " in command
+        code, output = train(*command.split()[1:])
+        assert code == 0 and step_of(tmp_path / f"new{number}") == 30
+        assert ("resuming from" in output) == ("--resume" in origin)
 
 
 def test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows(

@@ -13,12 +13,15 @@ from checkpointing.run_dir import CheckpointManager
 from common import files
 from common.files import write_atomic
 from tests.campaigns.common import (
+    ROOT,
+    SMALL,
     STEPS,
     at_step,
     contents,
     count_checkpoints,
     equal,
     outcome,
+    resume_if_saved,
     same_runs,
     scalars,
     small_run_args,
@@ -61,16 +64,16 @@ def options(tmp_path):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
-    options = [*options, *RECIPES[recipe]]
+    options, parts = [*options, *RECIPES[recipe]], tmp_path / "parts"
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     end = step_of(tmp_path / "whole")
     assert (end < STEPS) == (recipe == "early stopping")
     for step in sorted(random.Random(recipe).sample(range(end), 3)):
-        stop_at(step, *options, f"--out_dir={tmp_path / 'parts'}", "--resume")
-        assert step_of(tmp_path / "parts") == step + 1
-    code, output = train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")
+        stop_at(step, *options, f"--out_dir={parts}", *resume_if_saved(parts))
+        assert step_of(parts) == step + 1
+    code, output = train(*options, f"--out_dir={parts}", "--resume")
     assert code == 0 and "not the same run" not in output
-    assert same_runs(tmp_path / "whole", tmp_path / "parts")
+    assert same_runs(tmp_path / "whole", parts)
 
 
 def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, monkeypatch):
@@ -80,12 +83,13 @@ def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, mon
         "GradScaler",
         lambda *_, **__: scaler("cpu", init_scale=2.0**127, growth_interval=5),
     )
+    parts = tmp_path / "parts"
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     for step in (3, 10):
-        stop_at(step, *options, f"--out_dir={tmp_path / 'parts'}", "--resume")
-    assert train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")[0] == 0
-    assert same_runs(tmp_path / "whole", tmp_path / "parts")
-    assert 1 < outcome(tmp_path / "parts")[LAST]["progress"]["loss_scale"] < 2.0**127
+        stop_at(step, *options, f"--out_dir={parts}", *resume_if_saved(parts))
+    assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
+    assert same_runs(tmp_path / "whole", parts)
+    assert 1 < outcome(parts)[LAST]["progress"]["loss_scale"] < 2.0**127
 
 
 def steps_in(run):
@@ -259,6 +263,42 @@ def test_resume_in_the_same_environment_lists_no_differences(options, tmp_path):
     assert train(*options, f"--out_dir={run}")[0] == 0
     output = train(*options, f"--out_dir={run}", "--resume")[1]
     assert re.search(rf"(?m)^resuming from {run}/last.safetensors at step {STEPS}$", output)
+
+
+def test_resume_refuses_an_out_dir_without_a_run_and_names_the_nearest(options, tmp_path):
+    def answer(folder, *words):
+        code, output = train(*options, f"--out_dir={folder}", "--resume", *words)
+        assert code == 4 and output.count("\n") == 1
+        return re.fullmatch(
+            rf"error: out_dir: {folder} holds no run to resume; without --resume a new one starts "
+            r"there; (.*)\n",
+            output,
+        )[1]
+
+    out = tmp_path / "out"
+    assert answer(out / "shakespeare") == "no run is nearby" and not out.exists()
+    for name in ("shakespeare", "mytext"):
+        (out / name).mkdir(parents=True)
+        (out / name / LAST).write_bytes(b"")
+    (out / "shakespearx").mkdir()  # holds no run
+    before = sorted(tmp_path.rglob("*"))
+    assert answer(out / "shakespere") == f"did you mean {out}/shakespeare?"
+    assert answer(out / "shakespearx") == f"did you mean {out}/shakespeare?"
+    assert answer(out / "shake", "--max_iters=30") == f"did you mean {out}/shakespeare?"
+    assert answer(out / "zzz") == f"runs nearby: {out}/mytext, {out}/shakespeare"
+    assert answer(out) == f"runs nearby: {out}/mytext, {out}/shakespeare"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("word", ["--resume", "--resume=auto"])
+def test_resume_refuses_an_empty_out_dir_only_if_an_option_names_it(word, options, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"out_dir: {tmp_path / 'run'}\n{(ROOT / SMALL[0]).read_text()}")
+    named = [config, *options[1:], f"--out_dir={tmp_path / 'run'}", word]
+    assert train(*named)[0] == 4 and not (tmp_path / "run").exists()
+    code, output = train(config, *options[1:], word)
+    assert code == 0 and output.startswith(f"nothing to resume in {tmp_path / 'run'}: starting ")
+    assert train(*named)[0] == 0
 
 
 INVALID_PROGRESS = {

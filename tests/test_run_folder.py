@@ -46,6 +46,15 @@ def options(tmp_path):
     return [*small_run_args(tmp_path), *SHORT, f"--out_dir={tmp_path / 'run'}"]
 
 
+def in_config(options):
+    """Write the out_dir of `options` to a config file, where --resume may start a run in it."""
+    option = options[-1]
+    config = Path(option.partition("=")[2]).with_suffix(".yaml")
+    settings = (ROOT / SMALL[0]).read_text(encoding="utf-8")
+    config.write_text(f"{option.removeprefix('--').replace('=', ': ')}\n{settings}")
+    return [config, *options[1:-1]]
+
+
 def contents_of(folder):
     """Every entry of a folder: its kind, and its bytes if it is a regular file."""
     return {
@@ -220,8 +229,10 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
         shutil.move(path, tmp_path / path.name)
     before = contents_of(run)
     elsewhere = f"--resume={tmp_path / 'last.safetensors'}"
-    for words in ([], ["--resume"], [elsewhere]):
-        code, output = train(*options, *words)
+    assert train(*options, "--resume")[0] == 4 and contents_of(run) == before
+    in_file = in_config(options)
+    for words in (options, [*in_file, "--resume"], [*options, elsewhere]):
+        code, output = train(*words)
         assert code == 2 and output.count("\n") <= 2
         assert "2 event files of a run, but no checkpoint" in output and "--overwrite" in output
         assert contents_of(run) == before
@@ -231,7 +242,7 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_what_a_run_killed_before_its_first_checkpoint_left_is_removed(resume, options, tmp_path):
-    run = tmp_path / "run"
+    run, options = tmp_path / "run", in_config(options)
     kill_at(1, *options)
     assert (run / UNSAVED).exists() and not list(run.glob("*.safetensors"))
     assert scalars(run)["train/loss"]

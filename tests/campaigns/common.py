@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PARTS
+from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
 from configs.cli import Actions, _options
@@ -84,6 +85,11 @@ def train(*arguments: object) -> tuple[int, str]:
     finally:
         os.chdir(before)
     return code, stdout.getvalue()
+
+
+def resume_if_saved(folder: Path) -> list[str]:
+    """Return --resume if a folder holds a run: train.py refuses an --out_dir without one."""
+    return ["--resume"] if holds_run(folder) else []
 
 
 def start(*arguments: object) -> subprocess.Popen:

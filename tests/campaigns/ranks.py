@@ -28,6 +28,7 @@ from tests.campaigns.common import (
     ROOT,
     count_checkpoints,
     merged,
+    resume_if_saved,
     run_campaign,
     same_runs,
     small_run_args,
@@ -167,16 +168,16 @@ def campaign(full: bool) -> str:
             while kills < total and (
                 not (killed / "last.safetensors").exists() or step_of(killed) < steps
             ):
-                slowest = max(
-                    slowest, _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), rng)
-                )
+                process = torchrun(size, *options, f"--out_dir={killed}", *resume_if_saved(killed))
+                slowest = max(slowest, _kill(process, rng))
                 kills += 1
                 saved, loadable_count = count_checkpoints(killed)
                 assert loadable_count == saved and not list(killed.glob("*.tmp.*")), (
                     f"torn files after kill {kills}"
                 )
                 files += saved
-            torchrun(size, *options, f"--out_dir={killed}", "--resume").communicate()
+            resume = resume_if_saved(killed)
+            torchrun(size, *options, f"--out_dir={killed}", *resume).communicate()
             runs += 1
             assert same_runs(uninterrupted, killed), (
                 f"run {runs} differs from the uninterrupted one"
