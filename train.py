@@ -1,6 +1,6 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-`train` sets a run up, `loop` is the training loop. Settings are checked before torch is imported,
+`train` sets up a run, `loop` is the training loop. Settings are checked before torch is imported,
 because that import takes seconds.
 """
 
@@ -38,7 +38,9 @@ TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 if TYPE_CHECKING:
     from checkpointing.checkpoint import Checkpoint
     from checkpointing.run_dir import CheckpointManager
+    from configs.schema import Config
     from dashboard.report import Report
+    from model.gpt import GPT
     from training.runtime import Runtime
     from training.state import Run
 
@@ -55,9 +57,8 @@ def main(argv: list[str]) -> int:
 
             output(to_yaml(command.config))
             return 0
-        world.batch_slice(
-            command.config.train.batch_size
-        )  # refuse a wrong size before the slow imports
+        # refuse a batch size that the processes do not divide before the slow imports
+        world.batch_slice(command.config.train.batch_size)
         check_address_space()
         for path in (command.init_from, command.resume):
             if path and path != "auto":
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
             except (NonFiniteError, RuntimeError, MemoryError) as error:
                 from checkpointing.failures import raise_if_user_error
 
-                raise_if_user_error(error, command, world)
+                raise_if_user_error(error, command, world, began=stop.deferred)
                 raise
         return stop.exit_code
 
@@ -85,35 +86,33 @@ def train(command: Command, stop: Stop, world: World) -> None:
     from dashboard.event_file import DESCRIPTION, truncate_events
     from dashboard.logger import Logger, info
     from dashboard.report import Report
-    from training import runtime
+    from training.runtime import keep_freed_memory, select_runtime
 
     # the device, and the other processes
     config, folder = command.config, Path(command.out_dir)
-    runtime.keep_freed_memory()
-    selected = runtime.select_runtime(config.device, config.dtype, world)
-    world.init_process_group(selected.device)
+    keep_freed_memory()
+    runtime = select_runtime(config.device, config.dtype, world)
+    world.init_process_group(runtime.device)
     world.check_same(flat_settings(config))
 
     # the run: a new one, or the one in a checkpoint
-    source, note = world.on_rank_0(
-        run_dir.prepare_run_dir, folder, command.resume, command.overwrite
-    )
-    command = resolve(command, source, selected, stop)
+    source, note = world.on_rank_0(run_dir.check_run_dir, command)
+    command = resolve_settings(command, source, runtime, stop)
     config = command.config
     for line in filter(None, (note, command.note)):
         info(line)
-    run, saved, changes = world.local_rank_0_first(build_run, command, source, selected)
+    run, saved, changes = world.local_rank_0_first(build_run, command, source, runtime)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
-    world.check_same(facts | {"dtype": selected.dtype, "step": run.progress.step})
-    in_place = source is not None and source.parent.resolve() == folder.resolve()
+    world.check_same(facts | {"dtype": runtime.dtype, "step": run.progress.step})
+    in_place = run_dir.is_in(source, folder)
     with world.raise_on_all():
         if world.is_main:
             run_dir.check_space(folder, run.checkpoint_bytes)
-            run_dir.write_settings(folder, config)
+            run_dir.prepare_run_dir(folder, source, config)
             if in_place:
                 truncate_events(folder, saved.events)
     if source:
-        inexact = ["so it is not the same run to the last bit"] if changes else []
+        inexact = ["so the run is no longer bit-identical"] if changes else []
         line = f"resuming from {escape(source)} at step {run.progress.step:,}"
         info("; ".join([line, *changes, *inexact]))
 
@@ -128,16 +127,18 @@ def train(command: Command, stop: Stop, world: World) -> None:
         manager = run_dir.CheckpointManager(folder, info, logger.position, saved_progress)
         loop(run, stop, report, manager)
     if stop.requested:
-        command_line = run_dir.resume_command(folder, world)
-        info(f"stopped and saved at step {run.progress.step:,}; to resume:\n  {command_line}")
+        resume_command = run_dir.resume_command(folder, world)
+        info(f"stopped and saved at step {run.progress.step:,}; to resume:\n  {resume_command}")
     else:
         report.log_end(folder, time.monotonic() - stop.started)
 
 
-def resolve(command: Command, source: Path | None, selected: "Runtime", stop: Stop) -> Command:
+def resolve_settings(
+    command: Command, source: Path | None, runtime: "Runtime", stop: Stop
+) -> Command:
     """Replace `kernel: auto` with a kernel, and --minutes with the max_iters that fits the time.
 
-    A run that is resumed from `source` has its max_iters already.
+    A run that is resumed from the checkpoint `source` already has its max_iters.
     """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
@@ -145,7 +146,7 @@ def resolve(command: Command, source: Path | None, selected: "Runtime", stop: St
     from training.runtime import resolve_kernel
 
     def with_kernel(command: Command) -> Command:
-        model = resolve_kernel(command.config.model, selected)
+        model = resolve_kernel(command.config.model, runtime)
         return replace(command, config=replace(command.config, model=model))
 
     def with_max_iters(max_iters: int) -> Command:
@@ -156,29 +157,30 @@ def resolve(command: Command, source: Path | None, selected: "Runtime", stop: St
     if source:
         return with_max_iters(checkpoints.load(source).config.train.max_iters)
     began, seconds = time.monotonic(), 60 * command.minutes
-    trial, _, _ = build_run(with_max_iters(TRIAL_ITERS), None, selected)
-    building = time.monotonic() - began
+    trial, _, _ = build_run(with_max_iters(TRIAL_ITERS), None, runtime)
+    build_seconds = time.monotonic() - began
     speed = measure_speed(trial, seconds, stop)
-    left = seconds - (time.monotonic() - stop.started) - building
-    max_iters = selected.world.on_rank_0(
+    left = seconds - (time.monotonic() - stop.started) - build_seconds
+    max_iters = runtime.world.on_rank_0(
         fit_max_iters, speed, left, lambda n: with_max_iters(n).config.train
     )
     info(
         f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training with --max_iters={max_iters}, which would repeat this run exactly"
+        f"evaluation; training with --max_iters={max_iters}; that option repeats this run exactly"
     )
     return with_max_iters(max_iters)
 
 
 def build_run(
-    command: Command, source: Path | None, selected: "Runtime"
+    command: Command, source: Path | None, runtime: "Runtime"
 ) -> tuple["Run", "Checkpoint | None", list[str]]:
-    """Start a run, or restore it from `source`; also return its checkpoint and what has changed."""
+    """Build a new run, or restore the one in the checkpoint `source`.
+
+    Also return that checkpoint, and a line for each difference between the two runs.
+    """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
     from data.corpus import check_sizes, load_corpus
-    from data.tokenizer import describe
-    from model.gpt import GPT
     from training.state import Run
 
     config = command.config
@@ -188,42 +190,50 @@ def build_run(
     parent = None
     if command.init_from:
         parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
-    origin = saved or parent
-    if origin:
-        checkpoints.check_same_model(source or command.init_from, origin.config, config)
+    base = saved or parent
+    if base:
+        checkpoints.check_same_model(source or command.init_from, base.config, config)
     wanted = saved.data if saved and not command.allow_data_change else {}
     corpus = load_corpus(
         **vars(config.data),
         notify=info,
         wanted_sha256=wanted.get("sha256"),
         wanted_val_sha256=wanted.get("val_sha256"),
-        vocabulary=origin.vocabulary if origin else None,
+        vocabulary=base.vocabulary if base else None,
         add_characters=command.new_characters == "add",
     )
     check_sizes(corpus, config.model.block_size)
     if saved:
         changes = [
             *checkpoints.config_changes(saved.config, config).values(),
-            *checkpoints.environment_changes(saved, corpus, selected),
+            *checkpoints.environment_changes(saved, corpus, runtime),
         ]
-        run = checkpoints.restore(saved, config, corpus, selected)
+        run = checkpoints.restore(saved, config, corpus, runtime)
         if checkpoints.validation_text_differs(saved, config, corpus):
             run.progress.forget_best()
-            changes.append("another validation text, so the best loss is tracked from scratch")
+            changes.append("a different validation text, so the best loss is reset")
         return run, saved, changes
-    if parent:
-        vocabulary, known = corpus.tokenizer.vocabulary, len(parent.vocabulary)
-        if len(vocabulary) > known:
-            added = first_few(describe(c) for c in vocabulary if c not in parent.vocabulary)
-            info(
-                f"adding {len(vocabulary) - known:,} characters to the vocabulary of {known:,}: "
-                f"{added}"
-            )
-            parent = checkpoints.add_characters(parent, vocabulary, config.seed)
-        model = checkpoints.build_model(parent, config.model)
-    else:
-        model = GPT(config.model, len(corpus.tokenizer), config.seed)
-    return Run(model, config, corpus, selected), None, []
+    model = initial_model(config, parent, corpus.tokenizer.vocabulary)
+    return Run(model, config, corpus, runtime), None, []
+
+
+def initial_model(config: "Config", parent: "Checkpoint | None", vocabulary: str) -> "GPT":
+    """Build the model of a new run, with the weights of `parent` if there is one (--init_from)."""
+    from checkpointing import checkpoint as checkpoints
+    from dashboard.logger import info
+    from data.tokenizer import describe
+    from model.gpt import GPT
+
+    if parent is None:
+        return GPT(config.model, len(vocabulary), config.seed)
+    new_characters = [c for c in vocabulary if c not in parent.vocabulary]
+    if new_characters:
+        info(
+            f"adding {len(new_characters):,} characters to the vocabulary of "
+            f"{len(parent.vocabulary):,}: {first_few(map(describe, new_characters))}"
+        )
+        parent = checkpoints.add_characters(parent, vocabulary, config.seed)
+    return checkpoints.build_model(parent, config.model)
 
 
 def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager") -> None:
@@ -248,6 +258,8 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
         if improved or done or run.save_due:
             last = done or run.save_due
             world.on_rank_0(manager.save, run, as_best=improved, as_last=last, final=done)
+        if done and not stop.requested:
+            world.on_rank_0(manager.remove_prev)
         if done:
             return
 

@@ -3,34 +3,42 @@
 from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
-from checkpointing.run_dir import resume_command, settings_file
-from common.errors import CheckpointError, NonFiniteError, ResourceError, escape, is_out_of_memory
+from checkpointing.run_dir import holds_run, train_command
+from common.errors import (
+    CheckpointError,
+    NonFiniteError,
+    ResourceError,
+    escape,
+    is_out_of_memory,
+    path_word,
+)
 from configs.cli import Command
 from training.distributed import World
 
 
-def raise_if_user_error(error: Exception, command: Command, world: World) -> None:
+def raise_if_user_error(error: Exception, command: Command, world: World, began: bool) -> None:
     """Raise a UserError in place of an error that the user can act on; return for any other error.
 
     NonFiniteError (exit 6) stays one; out of memory and a lost process become ResourceError (exit
-    5). The message also names the last checkpoint and the command to try next.
+    5). The message also names the last checkpoint and the command to try next. `began` tells
+    whether training had begun.
     """
     if isinstance(error, NonFiniteError):
         raise NonFiniteError(
             f"{error}; {_last_checkpoint(command, with_step=True)}; "
-            f"{_retry_hint(command, world, _half_learning_rate(command))}"
+            f"{_retry_hint(command, world, began, _half_learning_rate(command))}"
         ) from error
     if is_out_of_memory(error):
         raise ResourceError(
             f"device {command.config.device}: out of memory; "
             f"batch_size {command.config.train.batch_size} windows of block_size "
             f"{command.config.model.block_size} do not fit at once; {_last_checkpoint(command)}; "
-            f"{_retry_hint(command, world, *_smaller_batch(command))}"
+            f"{_retry_hint(command, world, began, *_smaller_batch(command))}"
         ) from error
     if world.is_connection_error(error):
         raise ResourceError(
             f"another process of this run has ended; torchrun reports which one; "
-            f"{_last_checkpoint(command)}; {_retry_hint(command, world)}"
+            f"{_last_checkpoint(command)}; {_retry_hint(command, world, began)}"
         ) from error
 
 
@@ -66,9 +74,24 @@ def _smaller_batch(command: Command) -> list[str]:
     ]
 
 
-def _retry_hint(command: Command, world: World, *options: str) -> str:
+def _retry_hint(command: Command, world: World, began: bool, *options: str) -> str:
     """Return the command to try, or only its options if the run has not saved its settings."""
+    if not began:
+        return f"try again with {' '.join(options)}" if options else "try again"
     folder = Path(command.out_dir)
-    if settings_file(folder).exists():
-        return f"try: {resume_command(folder, world, *options)}"
-    return f"try again with {' '.join(options)}" if options else "try again"
+    origin = ["--resume"] if holds_run(folder) else _origin_options(command)
+    return f"try: {train_command(folder, world, *origin, *options)}"
+
+
+def _origin_options(command: Command) -> list[str]:
+    """Return the options that name the checkpoint a run started from, and what goes with them."""
+    options = []
+    if command.resume and command.resume != "auto":
+        options = [f"--resume={path_word(command.resume)}"]
+    if command.init_from:
+        options = [f"--init_from={path_word(command.init_from)}"]
+    if command.allow_data_change:
+        options.append("--allow_data_change")
+    if command.new_characters == "add":
+        options.append("--new_characters=add")
+    return options

@@ -15,16 +15,21 @@ from itertools import chain, count
 from pathlib import Path
 
 from checkpointing import checkpoint as checkpoints
+from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from common import files
 from common.errors import (
+    CheckpointError,
     ConfigError,
     ResourceError,
+    did_you_mean,
     escape,
+    first_few,
     path_word,
     script,
     shell_command,
 )
+from configs.cli import Command
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from training.distributed import World
@@ -92,29 +97,45 @@ class CheckpointManager:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
 
+    def remove_prev(self) -> None:
+        """Remove prev.safetensors of a finished run if last.safetensors is intact.
+
+        Raises CheckpointError if it is damaged. What cannot be checked or removed stays.
+        """
+        last, prev = self.folder / LAST, self.folder / PREV
+        if not prev.exists():
+            return
+        try:
+            file_format.verify(last)
+            prev.unlink()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {escape(prev)} is kept; resume from it") from error
+        except (ResourceError, OSError):
+            pass
+
 
 def holds_run(folder: Path) -> bool:
     """Return whether a folder holds a run, which means that it has a checkpoint."""
-    return any((folder / name).exists() for name in CHECKPOINTS)
+    return any(os.path.exists(folder / name) for name in CHECKPOINTS)
 
 
-def prepare_run_dir(
-    folder: Path, resume: str | None, overwrite: bool
-) -> tuple[Path | None, str | None]:
-    """Prepare the folder for a run; return the checkpoint to resume from and a note, if any.
+def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
+    """Return the checkpoint to resume from and a note, if any; change nothing.
 
-    `resume` is None, "auto" (from this folder) or the path of a checkpoint or run. Raises
-    ConfigError if a run would be replaced without `overwrite`, ResourceError if the folder is not
-    writable.
+    Raises CheckpointError if there is none to resume from, ConfigError if a run would be replaced
+    without --overwrite, ResourceError if the folder is not writable.
     """
+    folder, resume, overwrite = Path(command.out_dir), command.resume, command.overwrite
     shown_path = escape(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
+        if command.out_dir_given:
+            raise _no_run(folder)
         note = f"nothing to resume in {shown_path}: starting from the beginning"
     elif resume:
         start = folder if resume == "auto" else Path(resume)
         source, note = checkpoints.resolve(start, prefer="last")
-        if holds_run(folder) and source.parent.resolve() != folder.resolve():
+        if holds_run(folder) and not is_in(source, folder):
             raise ConfigError(
                 f"out_dir: {shown_path} holds a different run from that of "
                 f"{escape(source)}; choose another --out_dir"
@@ -124,11 +145,42 @@ def prepare_run_dir(
             f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite "
             "replaces it, another --out_dir leaves it alone"
         )
+    events = _all_event_files(folder)
+    if events and not (is_in(source, folder) or overwrite or _has_marker(folder)):
+        raise ConfigError(
+            f"out_dir: {shown_path} has {len(events)} event files of a run, but no checkpoint; "
+            "a new run with --overwrite removes them, another --out_dir leaves them alone"
+        )
     _check_writable(folder)
-    files.remove_stale(folder, (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name))
-    if source is None or source.parent.resolve() != folder.resolve():
-        _remove_earlier_run(folder, overwrite)
     return source, note
+
+
+def _no_run(folder: Path) -> CheckpointError:
+    """Return the error for a folder without a run to resume; it names those beside or in it."""
+    near = [each for base in (folder.parent, folder) for each in sorted(base.glob("*"))]
+    runs = {each.name: escape(each) for each in near if holds_run(each)}
+    others = f"runs nearby: {first_few(runs.values())}" if runs else "no run is nearby"
+    return CheckpointError(
+        f"out_dir: {escape(folder)} holds no run to resume; without --resume a new one starts "
+        f"there; {did_you_mean(folder.name, runs, others)}"
+    )
+
+
+def is_in(source: Path | None, folder: Path) -> bool:
+    """Return whether the checkpoint to resume from, if there is one, is in this folder."""
+    return source is not None and source.parent.resolve() == folder.resolve()
+
+
+def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> None:
+    """Remove what an earlier run left, unless it is resumed from `source`; write config.yaml.
+
+    These are the first changes in the folder: a start that fails before leaves it as it was.
+    Raises ResourceError if a file cannot be removed or written.
+    """
+    files.remove_stale(folder, _written_names(folder))
+    if not is_in(source, folder):
+        _remove_earlier_run(folder)
+    write_settings(folder, config)
 
 
 def event_files(folder: Path) -> list[tuple[int, Path]]:
@@ -172,6 +224,7 @@ def _may_replace(path: Path) -> bool:
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
     """Raise ResourceError unless the disk has space for all checkpoints and one temporary copy."""
     existing = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
+    existing += files.stale_files(folder, _written_names(folder))
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
     needed = (len(CHECKPOINTS) + 1) * checkpoint_bytes
     if free < needed:
@@ -182,13 +235,21 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
         )
 
 
-def resume_command(folder: Path, world: World, *options: str) -> str:
-    """Return the command that resumes the run in a folder, with these options added."""
+def _written_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files that `write_atomic` writes in a run folder."""
+    return (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name)
+
+
+def train_command(folder: Path, world: World, *options: str) -> str:
+    """Return the command that trains with the settings in a run folder and these options."""
     config = path_word(settings_file(folder))
     out_dir = f"--out_dir={path_word(folder)}"
-    return shell_command(
-        [*world.launcher, script("train.py"), config, out_dir, "--resume", *options]
-    )
+    return shell_command([*world.launcher, script("train.py"), config, out_dir, *options])
+
+
+def resume_command(folder: Path, world: World, *options: str) -> str:
+    """Return the command that resumes the run in a folder, with further options."""
+    return train_command(folder, world, "--resume", *options)
 
 
 def _check_writable(folder: Path) -> None:
@@ -206,25 +267,17 @@ def _check_writable(folder: Path) -> None:
         ) from error
 
 
-def _remove_earlier_run(folder: Path, overwrite: bool) -> None:
-    """Remove the files of an earlier run, if that is allowed; write the marker file.
-
-    Raises ConfigError for event files without a checkpoint and without the marker: the checkpoints
-    may have been moved elsewhere.
-    """
+def _all_event_files(folder: Path) -> list[Path]:
+    """Return the event files of this program in a folder, including the description."""
     events = [path for _, path in event_files(folder)]
-    if (folder / DESCRIPTION).is_file():
-        events.append(folder / DESCRIPTION)
-    if events and not (overwrite or _has_marker(folder)):
-        raise ConfigError(
-            f"out_dir: {escape(folder)} has {len(events)} event files of a run, but no checkpoint; "
-            "a new run with --overwrite removes them, another --out_dir leaves them alone"
-        )
+    return [*events, *filter(Path.is_file, [folder / DESCRIPTION])]
+
+
+def _remove_earlier_run(folder: Path) -> None:
+    """Remove the files of an earlier run; write the marker file."""
     try:
-        for name in CHECKPOINTS:
-            (folder / name).unlink(missing_ok=True)
-        for path in events:
-            path.unlink()
+        for path in (*(folder / name for name in CHECKPOINTS), *_all_event_files(folder)):
+            path.unlink(missing_ok=True)
         if not os.path.lexists(folder / NO_CHECKPOINT_YET):
             (folder / NO_CHECKPOINT_YET).write_bytes(MARKER_CONTENT)
     except OSError as error:

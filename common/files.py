@@ -87,11 +87,19 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
 
 def remove_stale(folder: Path, names: Collection[str]) -> None:
     """Remove the temporary files that dead processes left when they wrote these files."""
+    for path in stale_files(folder, names):
+        with suppress(OSError):
+            path.unlink()
+
+
+def stale_files(folder: Path, names: Collection[str]) -> list[Path]:
+    """Return the temporary files that dead processes left when they wrote these files."""
+    found = []
     for path in folder.glob("*.tmp.*"):
         name, _, pid = path.name.rpartition(".tmp.")
         if name in names and re.fullmatch("[0-9]{1,9}", pid) and not _is_running(int(pid)):
-            with suppress(OSError):
-                path.unlink()
+            found.append(path)
+    return found
 
 
 @contextmanager

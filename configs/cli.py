@@ -48,7 +48,8 @@ ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
 --key=value, and a dash is the same as an underscore. A setting that is true or false needs no
-value: --key is --key=true.
+value: --key is --key=true. An option may be given only once, except one that takes a list: its
+values are collected.
 [0, 1) means at least 0 and below 1.
 """
 
@@ -60,7 +61,8 @@ class CommandLineOptions(Checked):
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
         None,
-        "resume from the last checkpoint in out_dir, or from --resume=PATH",
+        "resume from the last checkpoint in out_dir, or from --resume=PATH; if out_dir holds no "
+        "run, one is started, unless the folder is named by --out_dir",
         bare_value="auto",
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
@@ -102,6 +104,7 @@ class Command(CommandLineOptions):
 
     config_file: str = ""
     config: Config = field(default_factory=Config)
+    out_dir_given: bool = False  # by an option, not by the file or by default
     arguments: tuple[str, ...] = ()
     note: str | None = None  # which settings were scaled with max_iters
 
@@ -152,7 +155,14 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
             f"max_iters is {config.train.max_iters:,}; scaled in proportion: "
             f"{', '.join(iterations)}"
         )
-    return Command(config_file=words[0], config=config, arguments=tuple(argv), note=note, **own)
+    return Command(
+        config_file=words[0],
+        config=config,
+        out_dir_given=values.get("out_dir", "auto") != "auto",
+        arguments=tuple(argv),
+        note=note,
+        **own,
+    )
 
 
 def _scaled_iterations(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
@@ -201,7 +211,7 @@ def load_conversion(argv: list[str], section: type, source: str) -> tuple[str, C
 def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
     """Return the arguments that are not options, and the values of the options by full name."""
     options = _options(*sections)
-    words, values = [], {}
+    words, values, given = [], {}, {}
     for word in argv:
         if not is_valid_text(word):
             raise ConfigError(f"argument {brief(word)} is not UTF-8 text; write it in UTF-8")
@@ -217,6 +227,10 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
             hint = suggest_setting(key, known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
         name, each, bare_value = options[key]
+        if name in given and kind(each) is not tuple:
+            both = f"{brief(given[name])} and {brief(word)}"
+            raise ConfigError(f"duplicate option {brief(name)} ({both}); keep one of them")
+        given[name] = word
         with error_context(option):
             if not equals:
                 text = bare_value or next(rest, "--")

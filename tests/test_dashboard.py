@@ -23,7 +23,14 @@ from configs.fields import settings_of
 from configs.schema import Config
 from dashboard import report, summaries
 from dashboard.logger import Logger
-from tests.campaigns.common import STEPS, at_step, same_runs, small_run_args, train
+from tests.campaigns.common import (
+    STEPS,
+    at_step,
+    resume_if_saved,
+    same_runs,
+    small_run_args,
+    train,
+)
 from tests.conftest import ROOT
 
 SCALARS = {
@@ -73,7 +80,8 @@ def runs(tmp_path_factory):
     for step in (7, 15):
         with pytest.MonkeyPatch.context() as patch:
             at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-            assert train(*options, f"--out_dir={folder / 'parts'}", "--resume")[0] == 130
+            parts = folder / "parts"
+            assert train(*options, f"--out_dir={parts}", *resume_if_saved(parts))[0] == 130
     assert train(*options, f"--out_dir={folder / 'parts'}", "--resume")[0] == 0
     (folder / "text.txt").unlink()
     return folder, logged

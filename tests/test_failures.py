@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from checkpointing import checkpoint
-from checkpointing.checkpoint import LAST, PREV
+from checkpointing.checkpoint import LAST
 from common import files
 from common.errors import program
 from dashboard import event_file
@@ -32,11 +32,14 @@ from tests.campaigns.common import (
     small_run_args,
     start,
     step_of,
+    stop_at,
     train,
+    train_and_copy,
 )
 from training import evaluate
 from training.health import SPIKE_WINDOW, is_spike
 from training.optimizers import AdamW
+from training.state import Run
 
 PYTHON = shlex.quote(program("python"))  # in printed commands
 
@@ -104,7 +107,7 @@ def test_a_non_finite_gradient_ends_the_run_before_the_update(options, run, monk
     assert re.fullmatch(
         r"error: after step 0, at learning rate 0\.0002: loss 4\.\d+, gradient norm inf; "
         r"both must be finite; there is no checkpoint yet; "
-        rf"try: {re.escape(PYTHON)} train\.py {run}/config\.yaml --out_dir={run} --resume "
+        rf"try: {re.escape(PYTHON)} train\.py {run}/config\.yaml --out_dir={run} "
         r"--learning_rate=0\.0005",
         last_line(output),
     )
@@ -132,15 +135,9 @@ def test_on_nonfinite_skip_skips_and_counts_such_steps(options, run, tmp_path, m
 
 def test_a_skipped_step_changes_no_weight(options, run, monkeypatch):
     patch_losses(monkeypatch, scale_losses(7))
-    arguments = [
-        *options,
-        f"--out_dir={run}",
-        "--on_nonfinite=skip",
-        "--save_interval=1",
-        "--max_iters=4",
-    ]
-    assert train(*arguments, "--schedule=constant")[0] == 0
-    before, after = contents(run / PREV), contents(run / LAST)
+    options += ["--on_nonfinite=skip", "--save_interval=1", "--max_iters=4", "--schedule=constant"]
+    before = train_and_copy(run, 3, *options)
+    before, after = contents(before / LAST), contents(run / LAST)
     assert (before["progress"]["step"], after["progress"]["step"]) == (3, 4)
     assert equal(before["tensors"], after["tensors"])
 
@@ -200,17 +197,10 @@ def test_an_overflow_that_lowers_the_loss_scale_is_no_error(options, run, monkey
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
 def test_an_overflow_in_one_optimizer_skips_the_step_of_both(optimizer, options, run, monkeypatch):
     patch_grad_scaler(monkeypatch, 4.0, overflows=[2 * 3 + optimizer])
-    assert (
-        train(
-            *options,
-            f"--out_dir={run}",
-            "--max_iters=4",
-            "--save_interval=1",
-            "--schedule=constant",
-        )[0]
-        == 0
+    before = train_and_copy(
+        run, 3, *options, "--max_iters=4", "--save_interval=1", "--schedule=constant"
     )
-    before, after = contents(run / PREV), contents(run / LAST)
+    before, after = contents(before / LAST), contents(run / LAST)
     assert (before["progress"]["loss_scale"], after["progress"]["loss_scale"]) == (4.0, 2.0)
     assert equal(before["tensors"], after["tensors"])
 
@@ -283,8 +273,36 @@ def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, 
     assert last_line(output) == (
         "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
         f"once; there is no checkpoint yet; try: {PYTHON} train.py {run}/config.yaml "
-        f"--out_dir={run} --resume --batch_size=2 --gradient_accumulation_steps=4"
+        f"--out_dir={run} --batch_size=2 --gradient_accumulation_steps=4"
     )
+
+
+def test_out_of_memory_before_training_suggests_no_command_for_an_older_run(
+    options, run, monkeypatch
+):
+    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    monkeypatch.setattr(Run, "__init__", out_of_memory)
+    code, output = train(*options, f"--out_dir={run}", "--overwrite")
+    assert code == 5 and last_line(output).endswith(
+        "; try again with --batch_size=2 --gradient_accumulation_steps=4"
+    )
+    assert step_of(run) == 8
+
+
+def test_the_command_suggested_before_the_first_checkpoint_keeps_the_origin_of_the_run(
+    options, run, tmp_path, monkeypatch
+):
+    stop_at(20, *options, f"--out_dir={run}")
+    for number, origin in enumerate([f"--init_from={run}", f"--resume={run}"]):
+        with monkeypatch.context() as patch:
+            patch_losses(patch, out_of_memory)
+            new = [f"--out_dir={tmp_path / f'new{number}'}", "--max_iters=30"]
+            code, output = train(*options, origin, *new)
+        command = last_line(output).partition(f"there is no checkpoint yet; try: {PYTHON} ")[2]
+        assert code == 5 and f"{new[0]} {origin} --batch_size=2 " in command
+        code, output = train(*command.split()[1:])
+        assert code == 0 and step_of(tmp_path / f"new{number}") == 30
+        assert ("resuming from" in output) == ("--resume" in origin)
 
 
 def test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows(
@@ -375,11 +393,11 @@ def test_a_disk_too_small_for_the_checkpoints_is_reported_before_training(
     )
     needed = float(re.fullmatch(expected, last_line(output))[1]) * 1e6
     monkeypatch.undo()
-    assert train(*options, f"--out_dir={run}")[0] == 0
+    stop_at(20, *options, f"--out_dir={run}")
     assert 0.3 < needed / (4 * (run / LAST).stat().st_size) < 1.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     # new checkpoints replace existing ones, so they need no more space
-    assert train(*options, f"--out_dir={run}", "--resume", "--max_iters=25")[0] == 0
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
 
 
 def patch_disk_full(patch, is_full):

@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from model import gpt
-from tests.campaigns.common import at_step, small_run_args, train
+from tests.campaigns.common import at_step, resume_if_saved, small_run_args, train
 from training import evaluate, health
 
 SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]
@@ -129,6 +129,7 @@ def test_a_warning_appears_once_however_often_the_run_is_resumed(options, tmp_pa
                 2 + output.count("stopped and saved"),
                 lambda: signal.raise_signal(signal.SIGINT),
             )
-            output += train(*options, *SHORT, "--logit_softcap=0.001", "--resume")[1]
+            resume = resume_if_saved(tmp_path / "run")
+            output += train(*options, *SHORT, "--logit_softcap=0.001", *resume)[1]
     steps_by_name = warnings_given(tmp_path, output)
     assert steps_by_name["vanishing"] == [1] and output.count("vanishing gradients") == 1

@@ -4,6 +4,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -50,6 +53,75 @@ def test_a_killed_process_releases_its_lock_at_once(tmp_path):
 def test_a_missing_folder_is_created(tmp_path):
     with only_writer(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / ".lock").exists()
+
+
+class Failed(Exception):
+    """A start that fails."""
+
+
+def fail_in(folder):
+    with pytest.raises(Failed), only_writer(folder):
+        assert (folder / ".lock").exists()
+        raise Failed
+
+
+def test_an_exception_removes_the_lock_and_the_folders_that_are_new(tmp_path):
+    fail_in(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "notes.txt").write_text("mine")
+    fail_in(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_exception_removes_no_lock_and_no_folder_that_is_older_or_in_use(tmp_path):
+    with only_writer(tmp_path / "run"):
+        error_message(tmp_path / "run")
+        assert (tmp_path / "run" / ".lock").exists()
+    fail_in(tmp_path / "run")
+    assert (tmp_path / "run" / ".lock").exists()
+    with pytest.raises(Failed), only_writer(tmp_path / "new" / "run"):
+        (tmp_path / "new" / "notes.txt").write_text("mine")
+        raise Failed
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a file that is open cannot be removed")
+def test_a_lock_file_that_was_removed_before_it_was_locked_is_opened_again(tmp_path, monkeypatch):
+    real, calls = lock._lock, []
+
+    def removed_and_locked(file):
+        calls.append(file)
+        if len(calls) == 1:  # the last holder, whose start failed
+            (tmp_path / ".lock").unlink()
+        real(file)
+
+    monkeypatch.setattr(lock, "_lock", removed_and_locked)
+    with only_writer(tmp_path):
+        error_message(tmp_path)
+    assert len(calls) == 3
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a file that is open cannot be removed")
+def test_threads_whose_starts_fail_never_write_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_holder", lambda _: "another")
+    writers, most, held = [], [], [0] * 4
+
+    def start_and_fail(number):
+        while held[number] < 100:
+            with suppress(Failed, RunInUseError), only_writer(tmp_path):
+                writers.append(number)
+                most.append(len(writers))
+                time.sleep(0)
+                writers.remove(number)
+                held[number] += 1
+                raise Failed
+
+    threads = [threading.Thread(target=start_and_fail, args=[number]) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert held == [100] * 4 and set(most) == {1}
 
 
 def test_a_folder_that_cannot_be_created_is_a_resource_error(tmp_path):

@@ -325,7 +325,7 @@ def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exact(
     phase, call, target, uninterrupted, tmp_path
 ):
-    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
+    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}"]
     stopped = run_ranks(
         tmp_path, arguments, arguments, each=partial(signal_rank, phase, call, target)
     )
@@ -333,7 +333,8 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exa
     command = f"{shlex.quote(program('torchrun'))} --nproc_per_node=2 train.py "
     assert f"{command}{tmp_path / 'run'}/config.yaml" in stopped[0][1]
     assert 0 < step_of(tmp_path / "run") < 24
-    assert [code for code, *_ in run_ranks(tmp_path, arguments, arguments)] == [0, 0]
+    resumed = run_ranks(tmp_path, *[[*arguments, "--resume"]] * 2)
+    assert [code for code, *_ in resumed] == [0, 0]
     assert same_runs(uninterrupted / "run", tmp_path / "run")
 
 
@@ -343,7 +344,7 @@ def kill_rank_1(rank: int) -> None:
 
 
 def test_after_a_killed_rank_the_other_exits_and_resuming_is_bit_exact(uninterrupted, tmp_path):
-    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}", "--resume"]
+    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}"]
     start_time = time.monotonic()
     (first, _, error), (second, *_) = run_ranks(tmp_path, arguments, arguments, each=kill_rank_1)
     assert (first, second) == (5, -signal.SIGKILL) and time.monotonic() - start_time < 30
@@ -353,7 +354,8 @@ def test_after_a_killed_rank_the_other_exits_and_resuming_is_bit_exact(uninterru
     )
     saved, loadable_count = count_checkpoints(tmp_path / "run")
     assert saved == loadable_count == 3 and not list((tmp_path / "run").glob("*.tmp.*"))
-    assert [code for code, *_ in run_ranks(tmp_path, arguments, arguments)] == [0, 0]
+    resumed = run_ranks(tmp_path, *[[*arguments, "--resume"]] * 2)
+    assert [code for code, *_ in resumed] == [0, 0]
     assert same_runs(uninterrupted / "run", tmp_path / "run")
 
 
@@ -380,9 +382,7 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(tmp_path
     code, output = train(*arguments, "--resume", f"--max_iters={step + 3}")
     assert code == 0 and step_of(tmp_path / "run") == step + 3
     (line,) = (line for line in output.splitlines() if line.startswith("resuming"))
-    assert "; world_size 2 -> 1" in line and line.endswith(
-        "so it is not the same run to the last bit"
-    )
+    assert "; world_size 2 -> 1" in line and line.endswith("so the run is no longer bit-identical")
 
 
 # ------------------------------------------------------------------------------------ the launcher

@@ -4,24 +4,29 @@ one.
 
 import random
 import re
-import shutil
-import signal
 
 import pytest
 import torch
 
-from checkpointing.checkpoint import LAST, PREV
+from checkpointing.checkpoint import BEST, LAST, PREV
+from checkpointing.run_dir import CheckpointManager
+from common import files
+from common.files import write_atomic
 from tests.campaigns.common import (
+    ROOT,
+    SMALL,
     STEPS,
     at_step,
     contents,
     count_checkpoints,
     equal,
     outcome,
+    resume_if_saved,
     same_runs,
     scalars,
     small_run_args,
     step_of,
+    stop_at,
     train,
     write_checkpoint,
 )
@@ -57,25 +62,18 @@ def options(tmp_path):
     return small_run_args(tmp_path)
 
 
-def stop_at(options, step):
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-        code, output = train(*options, "--resume")
-    assert code == 130, output
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
-    options = [*options, *RECIPES[recipe]]
+    options, parts = [*options, *RECIPES[recipe]], tmp_path / "parts"
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     end = step_of(tmp_path / "whole")
     assert (end < STEPS) == (recipe == "early stopping")
     for step in sorted(random.Random(recipe).sample(range(end), 3)):
-        stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
-        assert step_of(tmp_path / "parts") == step + 1
-    code, output = train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")
+        stop_at(step, *options, f"--out_dir={parts}", *resume_if_saved(parts))
+        assert step_of(parts) == step + 1
+    code, output = train(*options, f"--out_dir={parts}", "--resume")
     assert code == 0 and "not the same run" not in output
-    assert same_runs(tmp_path / "whole", tmp_path / "parts")
+    assert same_runs(tmp_path / "whole", parts)
 
 
 def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, monkeypatch):
@@ -85,18 +83,72 @@ def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, mon
         "GradScaler",
         lambda *_, **__: scaler("cpu", init_scale=2.0**127, growth_interval=5),
     )
+    parts = tmp_path / "parts"
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
     for step in (3, 10):
-        stop_at([*options, f"--out_dir={tmp_path / 'parts'}"], step)
-    assert train(*options, f"--out_dir={tmp_path / 'parts'}", "--resume")[0] == 0
-    assert same_runs(tmp_path / "whole", tmp_path / "parts")
-    assert 1 < outcome(tmp_path / "parts")[LAST]["progress"]["loss_scale"] < 2.0**127
+        stop_at(step, *options, f"--out_dir={parts}", *resume_if_saved(parts))
+    assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
+    assert same_runs(tmp_path / "whole", parts)
+    assert 1 < outcome(parts)[LAST]["progress"]["loss_scale"] < 2.0**127
+
+
+def steps_in(run):
+    """Return the step of each checkpoint of a run by file name."""
+    return {path.name: contents(path)["progress"]["step"] for path in run.glob("*.safetensors")}
 
 
 def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
     run = tmp_path / "run"
-    assert train(*options, f"--out_dir={run}", "--max_iters=13")[0] == 0
-    assert [contents(run / name)["progress"]["step"] for name in (PREV, LAST)] == [12, 13]
+    stop_at(12, *options, f"--out_dir={run}")
+    assert steps_in(run) == {PREV: 12, LAST: 13, BEST: 12}
+
+
+@pytest.mark.parametrize("recipe", ["muon-constant-attention-dropout", "early stopping"])
+def test_a_finished_run_keeps_best_and_last_and_removes_prev(recipe, options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options, *RECIPES[recipe], f"--out_dir={run}")[0] == 0
+    steps = steps_in(run)
+    assert steps.keys() == {BEST, LAST}
+    assert (steps[LAST] < STEPS) == (recipe == "early stopping") and steps[BEST] <= steps[LAST]
+
+
+def test_a_run_killed_before_it_removed_prev_removes_it_on_resume(options, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(CheckpointManager, "remove_prev", lambda _: 1 / 0)
+        train(*options, f"--out_dir={run}")
+    assert steps_in(run) == {PREV: 20, LAST: STEPS, BEST: STEPS}
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert steps_in(run) == {LAST: STEPS, BEST: STEPS}
+
+
+def test_if_the_final_save_is_damaged_prev_is_kept(options, tmp_path, monkeypatch):
+    def flip_a_bit(path, content, previous=None):
+        if path.name == LAST and previous.exists():
+            content = bytes([*content[:-1], content[-1] ^ 1])
+        write_atomic(path, content, previous)
+
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert train(*options, f"--out_dir={whole}")[0] == 0
+    stop_at(20, *options, f"--out_dir={run}")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_atomic", flip_a_bit)
+        code, output = train(*options, f"--out_dir={run}", "--resume", "--save_interval=100")
+    assert code == 4 and re.search(
+        rf"error: {run / LAST}: .*checksum.*; {run / PREV} is kept; resume from it\n\Z", output
+    )
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 0 and f"using {run / PREV} instead" in output
+    assert same_runs(whole, run)
+
+
+def test_a_finished_run_is_trained_further_bit_exactly(options, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = [*options, "--schedule=constant"]
+    assert train(*options, f"--out_dir={whole}")[0] == 0
+    assert train(*options, f"--out_dir={parts}", "--max_iters=12")[0] == 0
+    assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
+    assert same_runs(whole, parts)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +159,7 @@ def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
 ):
     whole, other = tmp_path / "whole", tmp_path / "other"
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    shutil.copytree(whole, other)
+    stop_at(21, *options, f"--out_dir={other}")
     damage(other / LAST)
     code, output = train(*options, f"--out_dir={other}", "--resume")
     first_line = output.splitlines()[0]
@@ -121,7 +173,7 @@ def test_a_damaged_or_missing_last_checkpoint_falls_back_to_prev_with_one_line(
 
 def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(options, tmp_path):
     run = tmp_path / "run"
-    assert train(*options, f"--out_dir={run}")[0] == 0
+    stop_at(21, *options, f"--out_dir={run}")
     for path in run.glob("*.safetensors"):
         path.write_bytes(b"")
     before = sorted((path.name, path.stat().st_mtime_ns) for path in run.glob("*event*"))
@@ -160,10 +212,11 @@ def test_a_new_run_removes_the_events_of_one_that_died_before_its_first_save(
 
 
 def test_resuming_from_another_folder_continues_in_a_new_one(options, tmp_path):
-    whole, new = tmp_path / "whole", tmp_path / "new"
+    whole, stopped, new = (tmp_path / name for name in ("whole", "stopped", "new"))
     assert train(*options, f"--out_dir={whole}")[0] == 0
-    code, output = train(*options, f"--out_dir={new}", f"--resume={whole / 'prev.safetensors'}")
-    assert code == 0 and f"resuming from {whole / 'prev.safetensors'} at step 20" in output
+    stop_at(21, *options, f"--out_dir={stopped}")
+    code, output = train(*options, f"--out_dir={new}", f"--resume={stopped / PREV}")
+    assert code == 0 and f"resuming from {stopped / PREV} at step 20" in output
     a, b = outcome(whole), outcome(new)
     assert scalars(new)["train/loss"] == scalars(whole)["train/loss"][20:]
     assert count_checkpoints(new)[1] >= 2
@@ -190,7 +243,7 @@ def test_resume_lists_every_difference_of_settings_environment_and_data(options,
         "data.name x.txt -> text.txt",
     ):
         assert f"; {difference}" in line
-    assert line.endswith("; so it is not the same run to the last bit")
+    assert line.endswith("; so the run is no longer bit-identical")
 
 
 def test_long_texts_in_a_checkpoints_environment_are_shortened(options, tmp_path):
@@ -210,6 +263,42 @@ def test_resume_in_the_same_environment_lists_no_differences(options, tmp_path):
     assert train(*options, f"--out_dir={run}")[0] == 0
     output = train(*options, f"--out_dir={run}", "--resume")[1]
     assert re.search(rf"(?m)^resuming from {run}/last.safetensors at step {STEPS}$", output)
+
+
+def test_resume_refuses_an_out_dir_without_a_run_and_names_the_nearest(options, tmp_path):
+    def answer(folder, *words):
+        code, output = train(*options, f"--out_dir={folder}", "--resume", *words)
+        assert code == 4 and output.count("\n") == 1
+        return re.fullmatch(
+            rf"error: out_dir: {folder} holds no run to resume; without --resume a new one starts "
+            r"there; (.*)\n",
+            output,
+        )[1]
+
+    out = tmp_path / "out"
+    assert answer(out / "shakespeare") == "no run is nearby" and not out.exists()
+    for name in ("shakespeare", "mytext"):
+        (out / name).mkdir(parents=True)
+        (out / name / LAST).write_bytes(b"")
+    (out / "shakespearx").mkdir()  # holds no run
+    before = sorted(tmp_path.rglob("*"))
+    assert answer(out / "shakespere") == f"did you mean {out}/shakespeare?"
+    assert answer(out / "shakespearx") == f"did you mean {out}/shakespeare?"
+    assert answer(out / "shake", "--max_iters=30") == f"did you mean {out}/shakespeare?"
+    assert answer(out / "zzz") == f"runs nearby: {out}/mytext, {out}/shakespeare"
+    assert answer(out) == f"runs nearby: {out}/mytext, {out}/shakespeare"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("word", ["--resume", "--resume=auto"])
+def test_resume_refuses_an_empty_out_dir_only_if_an_option_names_it(word, options, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"out_dir: {tmp_path / 'run'}\n{(ROOT / SMALL[0]).read_text()}")
+    named = [config, *options[1:], f"--out_dir={tmp_path / 'run'}", word]
+    assert train(*named)[0] == 4 and not (tmp_path / "run").exists()
+    code, output = train(config, *options[1:], word)
+    assert code == 0 and output.startswith(f"nothing to resume in {tmp_path / 'run'}: starting ")
+    assert train(*named)[0] == 0
 
 
 INVALID_PROGRESS = {

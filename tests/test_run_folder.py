@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import sample
+import train as train_py
+from checkpointing import run_dir
 from checkpointing.run_dir import (
     DESCRIPTION,
     EVENTS,
@@ -22,12 +25,13 @@ from checkpointing.run_dir import (
     settings_file,
     write_settings,
 )
-from common.errors import escape, path_word, program, script, shell_command
+from common.errors import ResourceError, escape, path_word, program, script, shell_command
 from configs.cli import load
 from configs.schema import Config
 from dashboard.event_file import EventFile
 from tests.campaigns.common import SMALL, at_step, scalars, small_run_args, step_of, train
 from tests.conftest import ROOT
+from training import state
 from training.distributed import SINGLE_PROCESS
 
 SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]
@@ -40,6 +44,15 @@ class Killed(BaseException):
 @pytest.fixture
 def options(tmp_path):
     return [*small_run_args(tmp_path), *SHORT, f"--out_dir={tmp_path / 'run'}"]
+
+
+def in_config(options):
+    """Write the out_dir of `options` to a config file, where --resume may start a run in it."""
+    option = options[-1]
+    config = Path(option.partition("=")[2]).with_suffix(".yaml")
+    settings = (ROOT / SMALL[0]).read_text(encoding="utf-8")
+    config.write_text(f"{option.removeprefix('--').replace('=', ': ')}\n{settings}")
+    return [config, *options[1:-1]]
 
 
 def contents_of(folder):
@@ -134,6 +147,78 @@ def test_the_settings_of_a_run_are_readable_as_yaml(options, tmp_path):
     assert yaml.safe_load(text)["train"]["max_iters"] == 4
 
 
+# ------------------------------------------------------------------------------ starts that fail
+
+
+def raised(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+MISSING_DEVICE = "mps" if torch.cuda.is_available() else "cuda"
+FAILING = {  # options, exit code, and what fails in the code
+    "a wrong setting": (["--n_head=5"], 2, None),
+    "a text that does not exist": (["--data.sources=nowhere"], 3, None),
+    "a validation text that is too short": (["--val_fraction=1e-4"], 3, None),
+    "an unknown validation text": (["--data.val_sources=nowhere"], 3, None),
+    "a checkpoint that does not exist": (["--init_from=nowhere"], 4, None),
+    "characters that a checkpoint lacks": (["--init_from={parent}"], 4, None),
+    "another model than a checkpoint's": (["--init_from={parent}", "--n_layer=2"], 4, None),
+    "a device that does not exist": ([f"--device={MISSING_DEVICE}"], 5, None),
+    "no package": ([], 5, (train_py, "check_packages", raised(ResourceError("no numpy")))),
+    "too little memory": ([], 5, (state.Run, "__init__", raised(MemoryError()))),
+    "too little disk": ([], 5, (run_dir, "check_space", raised(ResourceError("full")))),
+    "Ctrl-C": ([], 130, (state.Run, "__init__", raised(KeyboardInterrupt()))),
+}
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory):
+    """A run whose text has few characters."""
+    folder = tmp_path_factory.mktemp("parent")
+    (folder / "abc.txt").write_text("abc " * 200)
+    words = [*SMALL, *SHORT, f"--data.sources={folder / 'abc.txt'}", f"--out_dir={folder / 'run'}"]
+    assert train(*words)[0] == 0
+    return folder / "run"
+
+
+def tree(folder):
+    """Every file and folder below `folder`, with the bytes and the time of the last change."""
+    return {
+        path: path.is_file()
+        and path.name != ".lock"  # names its last holder
+        and (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_start_that_fails_leaves_nothing_behind_and_changes_nothing(
+    name, options, parent, tmp_path, monkeypatch
+):
+    kill_at(1, *options, f"--out_dir={tmp_path / 'unsaved'}")
+    kill_at(3, *options, f"--out_dir={tmp_path / 'saved'}")
+    (tmp_path / "saved/last.safetensors.tmp.99999999").write_text("of a process that was killed")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others/config.yaml").write_text("# mine\n")
+    words, code, fault = FAILING[name]
+    words = [word.format(parent=parent) for word in words]
+    if any("--data.sources" in word for word in words):
+        options = [word for word in options if not word.startswith("--data.sources")]
+    if fault:
+        monkeypatch.setattr(*fault)
+    starts = [("new/run", []), ("others", []), ("unsaved", []), ("saved", ["--overwrite"])]
+    if code not in (3, 4):  # a resumed run refuses another text before it finds its fault
+        starts.append(("saved", ["--resume"]))
+    before = tree(tmp_path)
+    for folder, action in starts:
+        actual, output = train(*options, *words, *action, f"--out_dir={tmp_path / folder}")
+        assert actual == code, output
+        assert tree(tmp_path) == before, folder
+
+
 # -------------------------------------------------------------------------------------- event files
 
 
@@ -144,8 +229,10 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
         shutil.move(path, tmp_path / path.name)
     before = contents_of(run)
     elsewhere = f"--resume={tmp_path / 'last.safetensors'}"
-    for words in ([], ["--resume"], [elsewhere]):
-        code, output = train(*options, *words)
+    assert train(*options, "--resume")[0] == 4 and contents_of(run) == before
+    in_file = in_config(options)
+    for words in (options, [*in_file, "--resume"], [*options, elsewhere]):
+        code, output = train(*words)
         assert code == 2 and output.count("\n") <= 2
         assert "2 event files of a run, but no checkpoint" in output and "--overwrite" in output
         assert contents_of(run) == before
@@ -155,7 +242,7 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])
 def test_what_a_run_killed_before_its_first_checkpoint_left_is_removed(resume, options, tmp_path):
-    run = tmp_path / "run"
+    run, options = tmp_path / "run", in_config(options)
     kill_at(1, *options)
     assert (run / NO_CHECKPOINT_YET).exists() and not list(run.glob("*.safetensors"))
     assert scalars(run)["train/loss"]

@@ -194,6 +194,7 @@ def forged(smoke, tmp_path):
     canary = tmp_path / "canary.txt"
     canary.write_text("never read " * 100)
     text = f"{canary}\x1b[2J\u202e"
+    shutil.copy(folder / "last.safetensors", folder / "prev.safetensors")
     for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
         payload = contents(folder / name)
         payload["config"]["out_dir"] = str(canary.with_name("canary"))

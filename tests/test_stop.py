@@ -16,6 +16,7 @@ from tests.campaigns.common import (
     at_step,
     contents,
     count_checkpoints,
+    resume_if_saved,
     same_runs,
     small_run_args,
     start,
@@ -108,7 +109,7 @@ def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
         assert command[1:] == [str(run / "config.yaml"), f"--out_dir={run}", "--resume"]
         assert train(*command[1:])[0] == 0
     else:
-        assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+        assert train(*options, f"--out_dir={run}", *resume_if_saved(run))[0] == 0
     assert same_runs(uninterrupted, run)
 
 
@@ -146,7 +147,7 @@ def test_a_run_stopped_at_every_step_ends_bit_identical(
     for step in range(STEPS):
         with monkeypatch.context() as patch:
             at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-            assert train(*options, f"--out_dir={run}", "--resume")[0] == 130
+            assert train(*options, f"--out_dir={run}", *resume_if_saved(run))[0] == 130
         assert step_of(run) == step + 1
     assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
     assert same_runs(uninterrupted, run)

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from checkpointing.checkpoint import load
 from common import files
 from common.files import write_atomic
-from tests.campaigns.common import equal
+from tests.campaigns.common import equal, resume_if_saved
 from tests.conftest import ROOT
 from train import main
 from training.runtime import compile_or_fall_back
@@ -118,7 +118,7 @@ def test_stopping_and_resuming_is_bit_exact(tmp_path, monkeypatch, recipe):
     for _ in range(2):  # stops at step 8, and again at step 16
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(files, "write_atomic", save_and_stop)
-            main([*options, f"--out_dir={parts}", "--resume"])
+            main([*options, f"--out_dir={parts}", *resume_if_saved(parts)])
     assert load(parts / "last.safetensors").progress["step"] == 16
     assert main([*options, f"--out_dir={parts}", "--resume"]) == 0
     assert_same_training(whole / "last.safetensors", parts / "last.safetensors")
@@ -145,17 +145,20 @@ def test_overwrite_starts_a_new_run(run, smoke, tmp_path):
     assert max(step for step, _ in scalars(out)["train/loss"]) == 3
 
 
-def test_resume_in_an_empty_folder_starts_from_the_beginning_and_prints_so(run, tmp_path):
-    done = run(
-        "train.py",
-        "configs/smoke.yaml",
-        f"--out_dir={tmp_path}",
-        "--resume",
-        "--max_iters=2",
-        "--warmup_iters=1",
-    )
-    assert "starting from the beginning" in done.stdout
-    assert load(tmp_path / "last.safetensors").progress["step"] == 2
+def test_resume_starts_a_run_in_the_empty_folder_of_a_config_prints_so_and_resumes_it(
+    run, tmp_path
+):
+    """One command starts a run and resumes it, as torchrun --max-restarts needs."""
+    config, out = tmp_path / "mine.yaml", tmp_path / "out"
+    settings = (ROOT / "configs/smoke.yaml").read_text(encoding="utf-8")
+    config.write_text(f"out_dir: {out}\n{settings}", encoding="utf-8")
+    words = ["train.py", config, "--resume", "--max_iters=2", "--warmup_iters=1"]
+    done = run(*words)
+    note = f"nothing to resume in {out}: starting from the beginning\n"
+    assert note in done.stdout and load(out / "last.safetensors").progress["step"] == 2
+    done = run(*words)
+    assert f"resuming from {out / 'last.safetensors'} at step 2\n" in done.stdout
+    assert note not in done.stdout
 
 
 def test_resume_with_another_layout_and_kernel_converts_the_weights(run, smoke, tmp_path):

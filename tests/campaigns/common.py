@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -15,9 +17,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PARTS
+from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
-from configs.schema import TrainConfig
+from configs.cli import Actions, _options
+from configs.fields import kind
+from configs.schema import Config, TrainConfig
 from train import main
 from training import schedule
 
@@ -45,15 +50,32 @@ def small_run_args(folder: Path) -> list[str]:
     return [*SMALL, f"--data.sources={text}"]
 
 
+def merged(arguments: Iterable[object]) -> list[str]:
+    """Replace an option where a later one, `--key=value`, changes the same setting.
+
+    train.py refuses an option given twice. Lists, such as --data.sources, add up and are kept.
+    """
+    options, words = _options(Actions, Config), {}
+    for number, word in enumerate(map(str, arguments)):
+        key = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        name, field, _ = options.get(key, ("", None, ""))
+        replaces = word.startswith("--") and name and kind(field) is not tuple
+        words[name if replaces else number] = word
+    return list(words.values())
+
+
 def train(*arguments: object) -> tuple[int, str]:
-    """Run train.py in this process; return its exit code, and its stdout with any error message."""
+    """Run train.py in this process; return its exit code, and its stdout with any error message.
+
+    Options may override earlier ones: they are `merged`.
+    """
     torch.set_num_threads(1)
     stdout = io.StringIO()
     before = Path.cwd()
     os.chdir(ROOT)
     try:
         with redirect_stdout(stdout):
-            code = main([str(each) for each in arguments])
+            code = main(merged(arguments))
     except UserError as error:
         return error.exit_code, f"{stdout.getvalue()}error: {error}\n"
     except SystemExit as system_exit:
@@ -65,9 +87,17 @@ def train(*arguments: object) -> tuple[int, str]:
     return code, stdout.getvalue()
 
 
+def resume_if_saved(folder: Path) -> list[str]:
+    """Return --resume if a folder holds a run: train.py refuses an --out_dir without one."""
+    return ["--resume"] if holds_run(folder) else []
+
+
 def start(*arguments: object) -> subprocess.Popen:
-    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
-    words = [sys.executable, *map(str, arguments)]
+    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe.
+
+    Options may override earlier ones: they are `merged`.
+    """
+    words = [sys.executable, *merged(arguments)]
     return subprocess.Popen(
         words,
         cwd=ROOT,
@@ -88,6 +118,24 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) ->
         return lr_multiplier(now, settings)
 
     patch.setattr(schedule, "lr_multiplier", with_action)
+
+
+def stop_at(step: int, *arguments: object) -> None:
+    """Run train.py until Ctrl-C in a step, counted from 0, which is the last one."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
+        code, output = train(*arguments)
+    assert code == 130, output
+
+
+def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
+    """Train a run in `folder`; return a copy as it was at the beginning of a step, from 0."""
+    copy = folder.with_name(f"{folder.name}_at_step_{step}")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, step, lambda: shutil.copytree(folder, copy))
+        code, output = train(*arguments, f"--out_dir={folder}")
+    assert code == 0, output
+    return copy
 
 
 def contents(path: Path) -> dict:

@@ -16,7 +16,16 @@ from pathlib import Path
 import pytest
 
 from checkpointing import checkpoint
-from tests.campaigns.common import at_step, contents, run_campaign, same_runs, small_run_args, train
+from tests.campaigns.common import (
+    at_step,
+    contents,
+    run_campaign,
+    same_runs,
+    small_run_args,
+    step_of,
+    train,
+    train_and_copy,
+)
 
 OPTIONS = ["--max_iters=12", "--save_interval=8"]
 DISK = 2**24  # bytes
@@ -27,11 +36,9 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name, _disk(Path(name) / "disk") as (kind, fill):
         folder, out = Path(name), Path(name) / "disk" / "run"
         options = [*small_run_args(folder), *OPTIONS]
-        uninterrupted, at_step_8 = folder / "uninterrupted", folder / "at_step_8"
-        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
-        shutil.copytree(uninterrupted, at_step_8)
-        # the next save is at step 12
-        (at_step_8 / "prev.safetensors").replace(at_step_8 / "last.safetensors")
+        uninterrupted = folder / "uninterrupted"
+        at_step_8 = train_and_copy(uninterrupted, 8, *options)  # the next save is at step 12
+        assert step_of(at_step_8) == 8
         need, completed = (at_step_8 / "last.safetensors").stat().st_size * 3, 0
         for size in range(sizes):
             shutil.rmtree(out, ignore_errors=True)

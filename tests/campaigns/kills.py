@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.campaigns.common import (
     count_checkpoints,
+    resume_if_saved,
     run_campaign,
     same_runs,
     scalars,
@@ -71,7 +72,8 @@ def _kill_and_compare(
     assert start("train.py", *options, f"--out_dir={uninterrupted}").wait() == 0
     while kills < wanted:
         while _saved(killed) < steps and kills < wanted:
-            _kill(start("train.py", *options, f"--out_dir={killed}", "--resume"), totals.rng)
+            resume = resume_if_saved(killed)
+            _kill(start("train.py", *options, f"--out_dir={killed}", *resume), totals.rng)
             kills += 1
             saved, loaded = count_checkpoints(killed)
             assert loaded == saved, f"{saved - loaded} damaged checkpoints after kill {kills}"
@@ -80,7 +82,8 @@ def _kill_and_compare(
             assert totals.lost <= SAVE_INTERVAL, (
                 f"kill {kills} lost {totals.lost} steps, saved every {SAVE_INTERVAL}"
             )
-        assert start("train.py", *options, f"--out_dir={killed}", "--resume").wait() == 0
+        resume = resume_if_saved(killed)
+        assert start("train.py", *options, f"--out_dir={killed}", *resume).wait() == 0
         totals.runs += 1
         assert same_runs(uninterrupted, killed), (
             f"{options}: a run differs from the uninterrupted one"

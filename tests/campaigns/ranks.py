@@ -27,6 +27,8 @@ from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
     count_checkpoints,
+    merged,
+    resume_if_saved,
     run_campaign,
     same_runs,
     small_run_args,
@@ -102,7 +104,7 @@ def _rank(
     torch.set_num_threads(1)
     if each:
         each(rank)
-    sys.argv = ["train.py", *argv]
+    sys.argv = ["train.py", *merged(argv)]
     sys.exit(run_script(main))
 
 
@@ -136,7 +138,7 @@ def torchrun(size: int, *arguments: object) -> subprocess.Popen:
         "train.py",
     ]
     return subprocess.Popen(
-        [*command_line, *map(str, arguments)],
+        [*command_line, *merged(arguments)],
         cwd=ROOT,
         env=ENVIRONMENT,
         text=True,
@@ -166,16 +168,16 @@ def campaign(full: bool) -> str:
             while kills < total and (
                 not (killed / "last.safetensors").exists() or step_of(killed) < steps
             ):
-                slowest = max(
-                    slowest, _kill(torchrun(size, *options, f"--out_dir={killed}", "--resume"), rng)
-                )
+                process = torchrun(size, *options, f"--out_dir={killed}", *resume_if_saved(killed))
+                slowest = max(slowest, _kill(process, rng))
                 kills += 1
                 saved, loadable_count = count_checkpoints(killed)
                 assert loadable_count == saved and not list(killed.glob("*.tmp.*")), (
                     f"torn files after kill {kills}"
                 )
                 files += saved
-            torchrun(size, *options, f"--out_dir={killed}", "--resume").communicate()
+            resume = resume_if_saved(killed)
+            torchrun(size, *options, f"--out_dir={killed}", *resume).communicate()
             runs += 1
             assert same_runs(uninterrupted, killed), (
                 f"run {runs} differs from the uninterrupted one"

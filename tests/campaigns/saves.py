@@ -8,7 +8,6 @@ a subprocess.
 
 import errno
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -23,10 +22,13 @@ from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
     contents,
+    merged,
     run_campaign,
     same_runs,
     small_run_args,
+    step_of,
     train,
+    train_and_copy,
 )
 from tests.test_files import Killed, System
 
@@ -48,13 +50,9 @@ def campaign(full: bool) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = [*small_run_args(folder), *OPTIONS]
-        uninterrupted, at_step_8, other = (
-            folder / each for each in ("uninterrupted", "at_step_8", "other")
-        )
-        assert train(*options, f"--out_dir={uninterrupted}")[0] == 0
-        shutil.copytree(uninterrupted, at_step_8)
-        # the next save is at step 12
-        os.replace(at_step_8 / "prev.safetensors", at_step_8 / "last.safetensors")
+        uninterrupted, other = folder / "uninterrupted", folder / "other"
+        at_step_8 = train_and_copy(uninterrupted, 8, *options)  # the next save is at step 12
+        assert step_of(at_step_8) == 8
 
         def check_resume(fault: str) -> None:
             path, _ = checkpoint.resolve(other, "last")
@@ -108,7 +106,7 @@ def _traced(options, at_step_8, other, check_resume) -> int:
             *inject,
             sys.executable,
             "train.py",
-            *options,
+            *merged(options),
             f"--out_dir={other}",
         ]
         subprocess.run(

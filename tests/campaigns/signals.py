@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.campaigns.common import (
     count_checkpoints,
+    resume_if_saved,
     run_campaign,
     same_runs,
     small_run_args,
@@ -70,7 +71,8 @@ def campaign(full: bool) -> str:
             assert saved == loadable_count and not list(stopped.glob("*.tmp.*")), (
                 f"{phase}, {kind}: damaged files"
             )
-            assert train(*options, f"--out_dir={stopped}", "--resume")[0] == 0
+            resume = resume_if_saved(stopped)
+            assert train(*options, f"--out_dir={stopped}", *resume)[0] == 0
             assert same_runs(uninterrupted, stopped), (
                 f"{phase}, {kind}: differs from the uninterrupted run"
             )
