@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     elif options.score:
         session.score(text)
     elif options.interactive:
-        chat(session, text)
+        interact(session, text)
     else:
         print_samples(session, text)
     if options.stats:
@@ -107,7 +107,7 @@ def print_samples(session: "Session", prompt: str) -> None:
             write("\n")
 
 
-def chat(session: "Session", prompt: str) -> None:
+def interact(session: "Session", prompt: str) -> None:
     """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
 
     After an empty line the model continues from where it stopped. A stop string ends the turn; it

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
             output(to_yaml(command.config))
             return 0
-        # refuse a batch size that the processes do not divide before the slow imports
+        # before the slow imports, refuse a batch size that the number of processes does not divide
         world.batch_slice(command.config.train.batch_size)
         check_address_space()
         for path in (command.init_from, command.resume):
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             except (NonFiniteError, RuntimeError, MemoryError) as error:
                 from checkpointing.failures import raise_if_user_error
 
-                raise_if_user_error(error, command, world, began=stop.deferred)
+                raise_if_user_error(error, command, world, training_began=stop.signals_deferred)
                 raise
         return stop.exit_code
 
@@ -112,12 +112,16 @@ def train(command: Command, stop: Stop, world: World) -> None:
             if in_place:
                 truncate_events(folder, saved.events)
     if source:
-        inexact = ["so the run is no longer bit-identical"] if changes else []
+        inexact = (
+            ["so the result will not be bit-identical to that of an uninterrupted run"]
+            if changes
+            else []
+        )
         line = f"resuming from {escape(source)} at step {run.progress.step:,}"
         info("; ".join([line, *changes, *inexact]))
 
     # training
-    stop.defer(verbose=world.is_main)
+    stop.defer_signals(verbose=world.is_main)
     log_folder = folder if world.is_main else None
     with closing(Logger(log_folder, run.progress.step, config.train.max_iters)) as logger:
         report = Report(run, logger)
@@ -176,7 +180,7 @@ def build_run(
 ) -> tuple["Run", "Checkpoint | None", list[str]]:
     """Build a new run, or restore the one in the checkpoint `source`.
 
-    Also return that checkpoint, and a line for each difference between the two runs.
+    Also return that checkpoint, and a line for each difference between the saved run and this one.
     """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info

@@ -32,7 +32,7 @@ CHANGES = {  # name: settings that take the value in fast.yaml from this row on
     "classic: nanoGPT's block, AdamW, float32": (),
     "bfloat16 matmuls, batched kernel": ("dtype", "kernel"),
     "RoPE": ("positions",),
-    "previous-token embeddings": ("token_shifts",),
+    "token shifts": ("token_shifts",),
     "ReLU^2": ("mlp",),
     "QK-norm": ("qk_norm",),
     "zero-initialized residual branches": ("residual_init",),

@@ -429,7 +429,7 @@ def validation_text_differs(saved: Checkpoint, config: Config, corpus: Corpus) -
 
 
 def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
-    """Identify a validation text: by its SHA-256, or by the training text's and the fraction."""
+    """Identify a validation text: by its own SHA-256, or as a fraction of the training text."""
     sha256 = facts.get("val_sha256")
     split = () if sha256 else (facts["sha256"], config.data.val_fraction)
     return (sha256, *split, config.data.encoding, config.data.newlines)

@@ -16,29 +16,31 @@ from configs.cli import Command
 from training.distributed import World
 
 
-def raise_if_user_error(error: Exception, command: Command, world: World, began: bool) -> None:
+def raise_if_user_error(
+    error: Exception, command: Command, world: World, training_began: bool
+) -> None:
     """Raise a UserError in place of an error that the user can act on; return for any other error.
 
-    NonFiniteError (exit 6) stays one; out of memory and a lost process become ResourceError (exit
-    5). The message also names the last checkpoint and the command to try next. `began` tells
-    whether training had begun.
+    A NonFiniteError (exit 6) is raised again with a longer message; out of memory and a lost
+    process become ResourceError (exit 5). The message also names the last checkpoint and the
+    command to try next.
     """
     if isinstance(error, NonFiniteError):
         raise NonFiniteError(
             f"{error}; {_last_checkpoint(command, with_step=True)}; "
-            f"{_retry_hint(command, world, began, _half_learning_rate(command))}"
+            f"{_retry_hint(command, world, training_began, _half_learning_rate(command))}"
         ) from error
     if is_out_of_memory(error):
         raise ResourceError(
             f"device {command.config.device}: out of memory; "
             f"batch_size {command.config.train.batch_size} windows of block_size "
             f"{command.config.model.block_size} do not fit at once; {_last_checkpoint(command)}; "
-            f"{_retry_hint(command, world, began, *_smaller_batch(command))}"
+            f"{_retry_hint(command, world, training_began, *_smaller_batch(command))}"
         ) from error
     if world.is_connection_error(error):
         raise ResourceError(
             f"another process of this run has ended; torchrun reports which one; "
-            f"{_last_checkpoint(command)}; {_retry_hint(command, world, began)}"
+            f"{_last_checkpoint(command)}; {_retry_hint(command, world, training_began)}"
         ) from error
 
 
@@ -74,9 +76,9 @@ def _smaller_batch(command: Command) -> list[str]:
     ]
 
 
-def _retry_hint(command: Command, world: World, began: bool, *options: str) -> str:
+def _retry_hint(command: Command, world: World, training_began: bool, *options: str) -> str:
     """Return the command to try, or only its options if the run has not saved its settings."""
-    if not began:
+    if not training_began:
         return f"try again with {' '.join(options)}" if options else "try again"
     folder = Path(command.out_dir)
     origin = ["--resume"] if holds_run(folder) else _origin_options(command)

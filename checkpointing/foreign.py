@@ -76,7 +76,7 @@ def inspect_pickle(pickle: bytes) -> None:
         raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
     # the unpickler's stack, as the nesting depth of each value and the positions of the marks
     heights, marks = [], []
-    memo, opcode_before = {}, ""  # its memo: opcode and nesting depth of each value
+    memo, opcode_before = {}, ""  # the unpickler's memo: opcode and nesting depth of each value
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
             raise CheckpointError(

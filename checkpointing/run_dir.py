@@ -174,7 +174,7 @@ def is_in(source: Path | None, folder: Path) -> bool:
 def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> None:
     """Remove what an earlier run left, unless it is resumed from `source`; write config.yaml.
 
-    These are the first changes in the folder: a start that fails before leaves it as it was.
+    These are the first changes in the folder; if the start fails earlier, it stays as it was.
     Raises ResourceError if a file cannot be removed or written.
     """
     files.remove_stale(folder, _written_names(folder))

@@ -212,7 +212,7 @@ def notify(line: str) -> None:
 
 
 def run_script(main: Callable[[list[str]], int]) -> int:
-    """Run the command of this process with `run_command`, without a traceback at a signal."""
+    """Run the command of this process with `run_command`, without a traceback on a signal."""
     try:
         handle_signals(unwind)
         code = run_command(main)

@@ -159,8 +159,8 @@ def _free_space(folder: Path) -> str:
 
 def _is_running(pid: int) -> bool:
     """Return whether another process with this pid is alive."""
-    if os.name == "nt":  # os.kill(pid, 0) would send Ctrl-C; an open file cannot be removed
-        return False
+    if os.name == "nt":  # where os.kill(pid, 0) would send Ctrl-C
+        return False  # safe, because Windows does not remove a file that is open
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -20,8 +20,8 @@ ATTEMPTS = 10  # to lock a file that other processes remove
 def only_writer(folder: Path) -> Iterator[None]:
     """Lock a folder, which is created if necessary, until the end of the block.
 
-    If an exception ends the block, the lock file and the folders are removed again, unless they
-    are older, or the folders not empty: a start that fails leaves nothing behind.
+    If an exception ends the block, the lock file and the folders that this call created are
+    removed (folders only if they are empty): a start that fails leaves nothing behind.
 
     Raises RunInUseError, which names the process that holds the lock, and ResourceError if the
     folder cannot be written, or if its .lock is not a lock of this program. On a file system
@@ -39,7 +39,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             try:
                 yield
             except BaseException:
-                if os.name == "nt":  # where nobody can remove a file that is open
+                if os.name == "nt":  # Windows does not remove a file that is open
                     file.close()
                 if is_new:
                     with suppress(OSError):
@@ -53,7 +53,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def _open_locked(folder: Path) -> BinaryIO:
-    """Open and lock the lock file; again if the last holder removed it between the two."""
+    """Open and lock the lock file; retry if its last holder removes it before it is locked."""
     for _ in range(ATTEMPTS):
         with ExitStack() as stack:
             file = stack.enter_context(_open(folder))
@@ -61,7 +61,7 @@ def _open_locked(folder: Path) -> BinaryIO:
             if _is_in_place(folder / ".lock", file):
                 stack.pop_all()
                 return file
-    raise _in_use(folder, "processes whose starts fail")
+    raise _in_use(folder, "other processes that lock it again and again")
 
 
 def _open(folder: Path) -> BinaryIO:

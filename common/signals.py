@@ -62,7 +62,7 @@ class Stop:
         self.started, self.deadline = time.monotonic(), math.inf
         self.signal: str | None = None
         self.global_request: int | None = None
-        self.deferred = self._verbose = False
+        self.signals_deferred = self._verbose = False
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> "Stop":
@@ -80,9 +80,9 @@ class Stop:
         """Limit the time from now on; None removes the limit."""
         self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
-    def defer(self, verbose: bool = True) -> None:
+    def defer_signals(self, verbose: bool = True) -> None:
         """Defer later signals to the end of a step; if `verbose`, print when one is received."""
-        self.deferred, self._verbose = True, verbose
+        self.signals_deferred, self._verbose = True, verbose
 
     @property
     def local_request(self) -> int:
@@ -114,7 +114,7 @@ class Stop:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         repeated, self.signal = self.signal is not None, self.signal or signal.Signals(number).name
-        if not self.deferred or (repeated and number == signal.SIGINT):
+        if not self.signals_deferred or (repeated and number == signal.SIGINT):
             unwind(number, None)
         if self._verbose:
             hint = CTRL_C if number == signal.SIGINT else b""

@@ -62,7 +62,7 @@ class CommandLineOptions(Checked):
     resume: str | None = setting(
         None,
         "resume from the last checkpoint in out_dir, or from --resume=PATH; if out_dir holds no "
-        "run, one is started, unless the folder is named by --out_dir",
+        "run: start one if the config names out_dir, an error if --out_dir does (a typo?)",
         bare_value="auto",
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")

@@ -58,8 +58,8 @@ class DataConfig(Checked):
     )
     min_count: int = setting(
         1,
-        "map characters that occur fewer times than this to U+FFFD; with --init_from, map the "
-        "characters that the vocabulary of the checkpoint lacks instead",
+        "map characters that occur fewer times than this to U+FFFD; with --init_from, map instead "
+        "those that the checkpoint's vocabulary lacks",
         "[1, 1e9]",
     )
     val_sources: tuple[str, ...] = setting(
@@ -140,7 +140,7 @@ class ModelConfig(Checked):
     )
     residual_init: str = setting(
         "scaled",
-        "initialization of each branch's last matrix: normal with 0.02 / sqrt(2 n_layer), or zero",
+        "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2)",
         choices=("scaled", "zero"),
     )
 
@@ -174,12 +174,14 @@ class TrainConfig(Checked):
     """Training, evaluation and logging."""
 
     batch_size: int = setting(
-        12, "sequences per micro-batch, in total over all processes", "[1, 1000000]"
+        12, "windows of text per micro-batch, in total over all processes", "[1, 1000000]"
     )
-    gradient_accumulation_steps: int = setting(1, "micro-batches per iteration", "[1, 1000000]")
-    max_iters: int = setting(2000, "number of iterations", "[1, 1e9]")
+    gradient_accumulation_steps: int = setting(1, "micro-batches per step", "[1, 1000000]")
+    max_iters: int = setting(2000, "number of iterations (optimization steps)", "[1, 1e9]")
     optimizer: str = setting(
-        "adamw", "muon: Muon for the hidden matrices, AdamW for the rest", choices=("adamw", "muon")
+        "adamw",
+        "muon: Muon for the matrices in the blocks, AdamW for the rest",
+        choices=("adamw", "muon"),
     )
     learning_rate: float = setting(1e-3, "peak learning rate of AdamW", "(0, 10]")
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", "(0, 10]")
@@ -279,7 +281,7 @@ class SampleConfig(Checked):
     num_samples: int = setting(1, "number of samples", "[1, 1e12]")
     sample: int | None = setting(
         None,
-        "draw only the sample with this number (from 1); it is the same as among several",
+        "draw only the sample with this number (from 1); its text is the same as with the others",
         "[1, 1e12]",
     )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
@@ -309,14 +311,15 @@ class SampleConfig(Checked):
     )
     seed: int = setting(1337, "seed of all random numbers", SEEDS)
     interactive: bool = setting(
-        False, "chat: append what you type to the text, then let the model continue"
+        False,
+        "write by turns: the line that you type is added to the text, and the model continues",
     )
     score: str | None = setting(
         None, "only print the model's loss on the text in this file, in nats and bits"
     )
     html: str | None = setting(
         None,
-        "only write the model to this file, as a page for a browser that starts with these options",
+        "only write the model to this file, as a web page that has these options as defaults",
     )
     html_dtype: str = setting(
         "float32", "dtype of the weights in the page", choices=("float32", "float16")
@@ -410,7 +413,7 @@ def from_dict(mapping: object, section: type = Config):
 
 
 def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Estimate the number of parameters within a few percent: 12 n_embd^2 per block and tables."""
+    """Estimate the parameters within a few percent: 12 n_embd^2 per block, plus the embeddings."""
     tables = (1 if model.tied else 2) + model.token_shifts
     rows = tables * vocab_size + model.block_size * (model.positions == "learned")
     return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd

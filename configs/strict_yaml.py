@@ -87,7 +87,9 @@ def _refuse_unsupported(text: str) -> None:
             )
         documents += isinstance(event, yaml.DocumentStartEvent)
         if documents > 1:
-            raise ConfigError(f"line {line}: a second document; a config is one; remove it")
+            raise ConfigError(
+                f"line {line}: a second document; a config must be a single one; remove it"
+            )
         if getattr(event, "anchor", None):  # aliases have one, too
             raise ConfigError(
                 f"line {line}: anchors and aliases are not supported; write the value out"
@@ -178,6 +180,6 @@ def _read_text(path: str) -> str:
 
 
 def _configs_in(*folders: str | Path) -> list[str]:
-    """Return the first few configs in the folders, or if there are none that of the README."""
+    """Return the first few configs in the folders, or, if there are none, the README's."""
     found = [escape(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
     return found[:12] or ["configs/shakespeare.yaml"]

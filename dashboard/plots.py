@@ -90,8 +90,8 @@ def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.I
 def _cells(weights: np.ndarray) -> np.ndarray:
     """Return the shades (T * CELL, T * CELL) of the cells for weights (T, T).
 
-    A cell is the darker the larger the square root of its weight. Keys after the query have the
-    color of the background.
+    The darkness of a cell is proportional to the square root of its weight. Keys after the query
+    have the color of the background.
     """
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
     shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
@@ -99,7 +99,7 @@ def _cells(weights: np.ndarray) -> np.ndarray:
 
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
-    """Draw the labels to the left of a map, and those below it, of which long ones are rotated."""
+    """Draw the labels to the left of a map and those below it, with long ones rotated."""
     names = [SYMBOLS.get(character, name(character)) for character in characters]
     margin = 6 + max(8, *(math.ceil(SMALL.getlength(each)) for each in names))
     rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)

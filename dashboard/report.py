@@ -104,8 +104,8 @@ class Report:
         self.logger.scalars(step, scalars)
         info(
             f"step {step:,}: validation loss {val_loss:.4f} "
-            f"({val_loss * BITS_PER_NAT:.4f} bits per character), on training text "
-            f"{train_loss:.4f}{'; the best so far' if result.improved else ''}"
+            f"({val_loss * BITS_PER_NAT:.4f} bits per character"
+            f"{'; the best so far' if result.improved else ''}), training text {train_loss:.4f}"
         )
         if result.sample:
             self.logger.sample(step, result.sample)
@@ -180,7 +180,9 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
     chart = plots.curve(positions, result.loss_by_position, uniform, title)
-    yield summaries.picture("val/loss_by_place", chart)  # place: position (tags never change)
+    yield summaries.picture(
+        "val/loss_by_place", chart
+    )  # an old tag for position; tags never change
 
 
 def top_next(probe: Probe, vocabulary: str) -> list[str]:

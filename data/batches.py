@@ -34,7 +34,7 @@ class Split:
         return sum(end - start for start, end in self.segments)
 
     def head(self, predictions: int) -> "Split":
-        """Return the beginning of this split that has this many predictions (at least one)."""
+        """Return the beginning of this split that has this many predictions, at least one."""
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
             end = min(end, start + left + 1) if left else start
@@ -46,15 +46,15 @@ class Split:
 class Batches:
     """The batches of a run: `batches(i)` returns (x, y), int64 of shape (batch_size, block_size).
 
-    y is x shifted by one character. With gradient accumulation, each micro-batch has a number.
+    y is x shifted by one character. With gradient accumulation, i counts micro-batches, not steps.
 
         ids = 0 1 2 3 4 5 6 7 8 9, block_size 3, batch_size 2, seed 0: two windows per epoch
         batches(0): x = [[3, 4, 5], [6, 7, 8]], y = [[4, 5, 6], [7, 8, 9]]    starting at offset 3
         batches(1): x = [[3, 4, 5], [0, 1, 2]], y = [[4, 5, 6], [1, 2, 3]]    at offset 0, shuffled
 
     Row r of batch i is window i * batch_size + r of an endless sequence of epochs. In each epoch,
-    the windows of a segment follow one another without a gap, from a random offset on. A segment of
-    L > block_size characters has max(1, L // block_size - 1) windows, which leaves up to
+    the windows of a segment follow one another without a gap, starting at a random offset. A
+    segment of L > block_size characters has max(1, L // block_size - 1) windows, which leaves up to
     2 * block_size - 1 offsets to choose from. The characters that an epoch omits at both ends can
     be visited in another. A shorter segment is one window, padded with targets IGNORED; a segment
     of a single character has nothing to predict. So all epochs have the same number of windows,

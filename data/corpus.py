@@ -198,9 +198,7 @@ def _tokenizer_for(
     A given vocabulary must contain the text's characters; `add_characters` adds those it lacks.
     """
     if not counts:
-        raise DataError(
-            f"{escape(path)}: 0 characters; need at least 10 * block_size + 1; use a longer text"
-        )
+        raise DataError(f"{escape(path)}: the text is empty; use a longer text")
     own = {character for character, count in counts.items() if count >= min_count}
     if len(own) < len(counts):
         own |= {UNK}

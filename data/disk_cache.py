@@ -40,7 +40,7 @@ class Entry:
         self.size = os.fstat(self._file).st_size - DIGEST_BYTES
 
     def read(self, start: int, count: int) -> bytes:
-        """Return `count` bytes from `start` on; raise ResourceError if the file lacks them."""
+        """Return `count` bytes, starting at `start`; raise ResourceError if the file lacks them."""
         content = b""
         try:
             os.lseek(self._file, start, os.SEEK_SET)

@@ -21,7 +21,7 @@ from pathlib import Path
 from common.errors import ConfigError, DataError, did_you_mean, escape
 from data.download import Unavailable, download
 
-CHUNK_BYTES = 2**18  # small enough for the CPU's cache, with what is computed from a chunk
+CHUNK_BYTES = 2**18  # a chunk and all that is computed from it fit into the CPU's cache
 HEAD_BYTES = 4096  # read from the start of a file to detect its encoding
 ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
 MARKS = {  # UTF-32 first, because its little-endian mark begins with that of UTF-16
@@ -111,7 +111,7 @@ class Source:
 
 @dataclass(frozen=True)
 class File:
-    """A file with its size, its SHA-256 (binary) and its first bytes, from when it was found."""
+    """A file, with the size, SHA-256 (binary) and first bytes that it had when it was found."""
 
     path: Path
     size: int

@@ -68,7 +68,7 @@ class QKVProjection(nn.Module):
 
 
 class Heads(QKVProjection):
-    """A module per head, each with its own (D, C) query, key and value."""
+    """A module per head, each with its own (D, C) query, key and value weights."""
 
     def build(self, C, H, D, bias):
         self.heads = nn.ModuleList(
@@ -186,9 +186,9 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
-    Same as `F.rms_norm`, but in half the time under autocast, which runs that one in float32
-    throughout. Here only the sum over bfloat16 inputs is in float32. float16 inputs are converted
-    first, because their squares could overflow.
+    Same as `F.rms_norm`, which autocast runs entirely in float32. Here only the sum over bfloat16
+    inputs is in float32, which takes half the time. float16 inputs are converted first, because
+    their squares could overflow.
     """
     if x.dtype == torch.float16:
         return rms_norm(x.float()).half()
@@ -330,7 +330,7 @@ class MultiHeadAttention(nn.Module):
         std: float = 0.02,
         out_std: float = 0.02,
     ) -> None:
-        """Draw the weights head by head: a generator gives the same module in every layout."""
+        """Draw the weights head by head, so that a seed gives the same weights in every layout."""
         for h in range(self.projection.n_head):
             for view in self.projection.head_weights(h):
                 init_normal_(view, std if view.dim() == 2 else 0.0, generator)
@@ -349,10 +349,11 @@ class MultiHeadAttention(nn.Module):
 
         Without a context this is causal self-attention: each token attends to itself, to earlier
         tokens of `x` and to the tokens in `cache`. With `context` (B, S, C) it is cross-attention:
-        keys come from `context`, values from `value_context` if given, and every token attends to
-        all of them. `mask` restricts attention further: boolean (True: may attend) or additive, of
-        shape (T, S), (B, T, S) or (B, H, T, S), where B or H may be 1. A query that may attend to
-        nothing gets zeros before the output projection.
+        keys come from `context`, values from `value_context` if given (as in
+        torch.nn.MultiheadAttention; rarely needed), and every token attends to all of them. `mask`
+        restricts attention further: boolean (True: may attend) or additive, of shape (T, S),
+        (B, T, S) or (B, H, T, S), where B or H may be 1. A query that may attend to nothing gets
+        zeros before the output projection.
 
         Raises ValueError for shapes that do not fit.
         """

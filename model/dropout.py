@@ -4,6 +4,8 @@
 step of nanoGPT's GPU recipe took 1.64 times as long as without dropout; with this function, 1.04.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,7 +22,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     if not training or x.device.type != "cpu" or p == 0.0:
         return F.dropout(x, p, training)
     dropped = min(round(p * RESOLUTION), RESOLUTION - 1)
-    draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    draws = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
     mask = torch.empty_like(x)
     torch.ge(bits, dropped - RESOLUTION // 2, out=mask)  # 1 where kept, 0 where dropped

@@ -28,7 +28,7 @@ from model.gpt import GPT, Block
 from model.kv_cache import KVCache
 
 LARGE = 2**22  # number of weights (16 MB); a larger matrix does not fit into the CPU's caches
-PANEL = 16  # columns of a panel
+PANEL = 16  # columns of a panel, the unit in which `build_matvecs` stores a large matrix
 EPS = torch.finfo(torch.float32).eps  # as in nn.RMSNorm
 
 

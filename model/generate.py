@@ -7,6 +7,7 @@ later.
 B batch, T new tokens, V vocabulary
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -37,7 +38,8 @@ def window_start(n: int, block_size: int, window: str = "stepped") -> int:
     if window == "exact":
         return max(0, n - block_size)
     hop = max(1, block_size // 2)
-    return max(0, -(-(n - block_size) // hop) * hop)
+    hops = math.ceil((n - block_size) / hop)
+    return max(0, hops * hop)
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -48,7 +50,8 @@ class Sampler:
 
     The filters do what Hugging Face's do; the most likely character always stays. Sample i (counted
     from 0) has its own random generator, seeded with (seed, i), which yields exactly one number per
-    character of the text. So the sample is the same alone and in a batch, at once and continued.
+    character of the text. So a sample is the same text whether it is drawn alone or in
+    a batch, and whether it is drawn at once or continued later.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Sampler:
         self.rngs = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
 
     def advance(self, characters: int) -> None:
-        """Skip the random numbers of given characters, which are not drawn."""
+        """Skip the random numbers of characters that were supplied (a prompt), not drawn."""
         for rng in self.rngs:
             rng.bit_generator.advance(characters)
 
@@ -123,7 +126,7 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 
 
 class Generation:
-    """A batch of texts of equal length that grow, by given characters and by drawn ones.
+    """A batch of texts of equal length that grow, by supplied characters and by drawn ones.
 
     Only the current window of the texts is stored. `cache` and `fast` change the speed; they change
     the logits by rounding at most. `fast` allows the FastDecoder where it applies: for one sample
@@ -154,7 +157,7 @@ class Generation:
         self.decoder_checked = False
 
     def append(self, ids: np.ndarray) -> None:
-        """Append given ids (B, T) to the texts."""
+        """Append supplied ids (B, T), such as a prompt, to the texts."""
         self.sampler.advance(ids.shape[1])
         self._append(ids)
 

@@ -32,7 +32,9 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         C, self.kind, self.dropout = config.n_embd, config.mlp, config.dropout
-        hidden = 4 * C if self.kind != "swiglu" else (8 * C // 3 + 7) // 8 * 8
+        hidden = 4 * C
+        if self.kind == "swiglu":
+            hidden = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
         self.up = nn.Linear(C, hidden, config.bias)
         self.gate = nn.Linear(C, hidden, config.bias) if self.kind == "swiglu" else None
         self.down = nn.Linear(hidden, C, config.bias)
@@ -66,6 +68,7 @@ class Block(nn.Module):
             config.n_embd,
             config.n_head,
             layout=config.attention,
+            # train.py replaces `auto` with the best kernel for its device
             kernel="sdpa" if config.kernel == "auto" else config.kernel,
             bias=config.bias,
             dropout=config.dropout,
@@ -85,7 +88,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
-    For one config, the initial weights depend on `seed` alone; they are the same in every layout.
+    The initial weights depend on `config` and `seed`, but not on the attention layout.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -96,6 +99,7 @@ class GPT(nn.Module):
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
         self.position_embedding = None if rope else nn.Embedding(config.block_size, C)
+        # token shifts: embedding n is for the token n + 1 positions earlier
         self.previous_embeddings = nn.ModuleList(
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
@@ -222,20 +226,20 @@ class GPT(nn.Module):
         for name, slices in self.named_slices().items():
             copy_slices(tensors[name], slices)
 
-    def hidden_matrices(
+    def block_matrices(
         self, tensor_of: Callable[[Tensor], Tensor] = identity
     ) -> list[list[Tensor]]:
         """Return the matrices of all blocks, which Muon updates, each as a list of slices.
 
         The slices are those of `named_slices`.
         """
-        last_of_path = ("query", "key", "value", "out_proj", "up", "gate", "down")
+        matrix_names = ("query", "key", "value", "out_proj", "up", "gate", "down")
         named = self.named_slices(tensor_of)
-        return [slices for name, slices in named.items() if name.rpartition(".")[2] in last_of_path]
+        return [slices for name, slices in named.items() if name.rpartition(".")[2] in matrix_names]
 
-    def hidden_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters whose slices `hidden_matrices` returns."""
-        views = [view for slices in self.hidden_matrices() for view in slices]
+    def block_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters whose slices `block_matrices` returns."""
+        views = [view for slices in self.block_matrices() for view in slices]
         storages = {view.untyped_storage().data_ptr() for view in views}
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
 

@@ -53,7 +53,7 @@ function serve() {
         if (n === given) drawing = performance.now();
         const logits = writer.read(ids, n);
         if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
-        items.push({ id: ids[n], ...judge(logits, ids[n]) });
+        items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
         const slice = await pause(n + 1 === end);
         if (!slice) continue;
         if (slice.stopped) return;
@@ -91,7 +91,7 @@ function serve() {
     async score({ ids }, pause) {
       let [items, nats] = [[], 0];
       for (const [position, logits] of predictions(model, ids)) {
-        const item = { id: ids[position], ...judge(logits, ids[position]) };
+        const item = { id: ids[position], ...scoreCharacter(logits, ids[position]) };
         nats += item.nats;
         items.push(item);
         const slice = await pause(position + 1 === ids.length);
@@ -170,7 +170,7 @@ function lossText(nats) {
 }
 
 // A text on the page, one element per character, colored by loss. An item has the id of a character
-// and what `judge` returned for it. Pointing at a character shows its item; a click or the arrow
+// and what `scoreCharacter` returned for it. Pointing at a character shows its item; a click or the arrow
 // keys select it. Each line is an element too, so that the browser lays out only the lines that
 // change.
 class TextView {
@@ -213,13 +213,13 @@ class TextView {
       else box.append(element("div", {}, [span]));
       this.positions.set(span, spans.length);
       spans.push(span);
-      this.judge(spans.length - 1, item);
+      this.scoreCharacter(spans.length - 1, item);
     }
     if (this.atEnd) this.frame ||= requestAnimationFrame(() => this.scrollToEnd());
   }
 
   // Color a character by its loss.
-  judge(i, item) {
+  scoreCharacter(i, item) {
     this.items[i] = item;
     if (item.nats !== undefined) this.spans[i].classList.add(`n${level(item.nats)}`);
   }
@@ -462,7 +462,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     const message = { ids: text, from: Math.min(from, text.length), end: until, settings: chosen };
     ask("write", message, (report) => {
       const given = Math.max(0, view.items.length - report.from);
-      report.items.slice(0, given).forEach((item, i) => view.judge(report.from + i, item));
+      report.items.slice(0, given).forEach((item, i) => view.scoreCharacter(report.from + i, item));
       view.append(report.items.slice(given));
       rate = report.rate;
       writing = view.items.length < until;

@@ -8,7 +8,7 @@
 const LAYERNORM_EPS = 1e-5;
 const RMS_EPS = 2 ** -23; // the machine epsilon of float32
 const GREEDY_BELOW = 1e-6; // temperatures below this are greedy
-const LIKELIEST = 5; // characters that `judge` returns
+const LIKELIEST = 5; // characters that `scoreCharacter` returns
 
 // ---------------------------------------------------------------------------------- the operations
 
@@ -44,7 +44,7 @@ function argmax(values) {
   return best;
 }
 
-// Scale the `size` numbers of x from `start` on to a root mean square of 1, in place.
+// Scale `size` numbers of x, starting at `start`, to a root mean square of 1, in place.
 function rmsNorm(x, eps, start = 0, size = x.length) {
   let squares = 0;
   for (let i = start; i < start + size; i++) squares += x[i] * x[i];
@@ -232,9 +232,9 @@ function* predictions(model, ids) {
   }
 }
 
-// Judge a character by the logits at its position: return its loss in nats, its rank (1: the
+// Score a character by the logits at its position: return its loss in nats, its rank (1: the
 // likeliest) and `top`, the likeliest characters at this position, as [id, probability].
-function judge(logits, id) {
+function scoreCharacter(logits, id) {
   const probs = Float64Array.from(logits);
   const nats = softmax(probs) - logits[id];
   const rank = 1 + probs.filter((p) => p > probs[id]).length;
@@ -247,10 +247,10 @@ function judge(logits, id) {
   return { nats, rank, top };
 }
 
-// Return the share of its attention that each head gives to two patterns, from `position` of a
-// window: `previous`, the character before; `induction`, the characters that followed earlier
-// occurrences of the last two characters (Olsson et al. 2022). `uniform` is the share that uniform
-// attention would give. `attention` has the weights of each head from this position.
+// For the query at `position` of a window, return the share of its attention that each head gives
+// to two patterns: `previous`, the character before; `induction`, the characters that followed
+// earlier occurrences of the last two characters (after Olsson et al. 2022). `uniform` is the share that
+// uniform attention would give. `attention` has this query's weights, one row per head.
 function headShares(window, position, attention) {
   const same = (i) => window[i - 1] === window[position - 1] && window[i] === window[position];
   const followers = [];

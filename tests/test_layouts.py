@@ -142,10 +142,10 @@ def test_conversion_preserves_dtype_mode_and_other_settings_and_shares_no_memory
 
 
 @every_layout
-def test_hidden_matrices_are_the_same_in_every_layout(layout):
+def test_block_matrices_are_the_same_in_every_layout(layout):
     C = CLASSIC.n_embd
     ours, fused = (
-        list(map(torch.cat, gpt(attention=name).hidden_matrices())) for name in (layout, "fused")
+        list(map(torch.cat, gpt(attention=name).block_matrices())) for name in (layout, "fused")
     )
     shapes = [*[(C, C)] * 4, (4 * C, C), (C, 4 * C)] * CLASSIC.n_layer
     assert [tuple(matrix.shape) for matrix in ours] == shapes

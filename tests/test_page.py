@@ -51,7 +51,7 @@ SCORE = """
 const model = new GPT(given.config, decodeWeights(given.weights, given.dtype, given.shapes));
 let nats = 0;
 for (const [position, logits] of predictions(model, given.ids)) {
-  nats += judge(logits, given.ids[position]).nats;
+  nats += scoreCharacter(logits, given.ids[position]).nats;
 }
 return nats / (given.ids.length - 1);
 """
@@ -231,7 +231,7 @@ def test_a_character_is_judged_by_the_models_probabilities():
     logits = np.random.default_rng(5).normal(0, 3, 20)
     probs = np.exp(logits) / np.exp(logits).sum()
     order = (-probs).argsort().tolist()
-    code = "return given.map((_, id) => judge(given, id));"
+    code = "return given.map((_, id) => scoreCharacter(given, id));"
     for id, found in enumerate(run_node(code, logits.tolist())):
         assert found["nats"] == pytest.approx(-np.log(probs[id]))
         assert found["rank"] == order.index(id) + 1

@@ -146,7 +146,7 @@ from common.signals import Stop
 
 def main(_):
     with Stop() as stop:
-        stop.defer(verbose=False)
+        stop.defer_signals(verbose=False)
         os.kill(os.getpid(), signal.{name})
     {then}
     return stop.exit_code

@@ -47,7 +47,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("name", SIGNALS)
 def test_a_signal_sets_a_flag_and_prints_one_line_at_once(name, capfd):
     with Stop() as stop:
-        stop.defer()
+        stop.defer_signals()
         assert not stop.requested and stop.exit_code == 0
         signal.raise_signal(getattr(signal, name))
         assert stop.requested and stop.exit_code == CODES[name]
@@ -59,7 +59,7 @@ def test_a_signal_sets_a_flag_and_prints_one_line_at_once(name, capfd):
 def test_a_second_ctrl_c_exits_at_once():
     for first in SIGNALS:
         with Stop() as stop:
-            stop.defer()
+            stop.defer_signals()
             signal.raise_signal(getattr(signal, first))
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
@@ -155,7 +155,7 @@ def test_a_run_stopped_at_every_step_ends_bit_identical(
 
 def test_interruptible_iteration_ends_at_a_stop_request():
     with Stop() as stop:
-        stop.defer()
+        stop.defer_signals()
         items = []
         with suppress(Interrupted):
             for item in stop.interruptible(range(5)):

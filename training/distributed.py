@@ -38,8 +38,8 @@ class World:
 
     A UserError that leaves the block on all ranks is reported once: by rank 0, or before
     `init_process_group` by local rank 0 of each node. The other ranks wait up to GRACE_SECONDS for
-    torchrun to end them. A rank that is still alive then was the only one with an error, and
-    reports it.
+    torchrun to end them. If torchrun has not ended a rank by then, rank 0 had no error, so this
+    rank reports its own.
     """
 
     def __init__(self, stop: Stop, environment: Mapping[str, str]):
@@ -78,7 +78,7 @@ class World:
     # ------------------------------------------------------------------------------ before training
 
     def batch_slice(self, batch_size: int) -> slice:
-        """Return this rank's rows of a batch; raise ConfigError unless the ranks divide it."""
+        """Return this rank's rows of a batch; raise ConfigError unless `size` divides it."""
         rows, rest = divmod(batch_size, self.size)
         if rest:
             raise ConfigError(
@@ -138,8 +138,8 @@ class World:
         from torch.nn.parallel import DistributedDataParallel
 
         network = DistributedDataParallel(model)
-        # DDP fixes its bucket order in the first backward; run one here so that a resumed run sums
-        # in the same order.
+        # DDP sums gradients in buckets, whose order it fixes in the first backward pass. Run one
+        # here, so that a resumed run sums in the same order.
         network(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).sum().backward()
         model.zero_grad()
         return network

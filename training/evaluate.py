@@ -22,7 +22,7 @@ from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
 BATCH_SIZE = 64
-TRAIN_DIVISOR = 10  # the training loss is that of a tenth as many characters as are validated on
+TRAIN_DIVISOR = 10  # the training loss is measured on a tenth as many characters as val_loss
 PROBE_LENGTH = 32  # characters
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
@@ -32,7 +32,7 @@ class Probe:
     """Attention and predictions on a fixed text: the start of the longest validation segment.
 
     attention  attention weights of each layer, (H, T, T)
-    next       probability of each character to come next, (V,)
+    next       probability that each character comes next, (V,)
     """
 
     text: str
@@ -75,20 +75,21 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
         windows = stop.interruptible(windows)
         sums.append(loss_sums_by_position(run.eval_model, windows, run.runtime))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
+    nats, counts = sums[0]  # each (block_size,), of the validation text
+    reached = counts > 0  # positions that the windows of a short text reach
     finite = math.isfinite(val_loss)
     sample = ""
     if finite:
         sample = run.runtime.world.on_rank_0(generate_sample, run, stop)
 
     improved = progress.record_evaluation(val_loss, train_loss)
-    nats, counts = (row[sums[0][1] > 0] for row in sums[0])
     probe = run_probe(run) if finite else None
     return Evaluation(
         step=progress.step,
         val_loss=val_loss,
         train_loss=train_loss,
         improved=improved,
-        loss_by_position=nats / counts,
+        loss_by_position=nats[reached] / counts[reached],
         sample=sample,
         probe=probe,
         warnings=progress.new_warnings(_warnings(run, train_loss, probe)),

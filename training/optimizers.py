@@ -14,7 +14,7 @@ from model.gpt import GPT
 
 
 class Optimizer:
-    """Parameter groups with their hyperparameters, and the moments of each parameter.
+    """Parameter groups with their hyperparameters, and the moments (running means) of parameters.
 
     Replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler (over a second).
     """
@@ -31,7 +31,7 @@ class Optimizer:
             parameter.grad = None
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
-        """Return every moment as a list of slices, like `GPT.named_slices` the parameters.
+        """Return every moment as a list of slices, as `GPT.named_slices` does for parameters.
 
         {"exp_avg.token_embedding": [(V, C)], "exp_avg.blocks.0.mlp.up": [(4C, C)], ...}
 
@@ -97,7 +97,7 @@ class AdamW(Optimizer):
 class Muon(Optimizer):
     """Momentum orthogonalized by Newton-Schulz iteration (Jordan et al. 2024).
 
-    `matrices` is `GPT.hidden_matrices`: it returns each matrix as a list of slices, so that
+    `matrices` is `GPT.block_matrices`: it returns each matrix as a list of slices, so that
     queries, keys and values are (H*D, C) matrices in every layout. `matrices(tensor_of)` returns
     the same slices of other tensors, here of the updates. Matrices of one shape are orthogonalized
     as one batch, in `dtype`.
@@ -164,7 +164,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     Weight decay applies to matrices and embeddings, never to norm weights and biases. Each group
     stores its peak learning rate as `peak_lr`.
     """
-    hidden, embeddings = model.hidden_parameters(), model.embeddings_and_lm_head()
+    hidden, embeddings = model.block_parameters(), model.embeddings_and_lm_head()
     matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
     no_decay = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
     use_muon = train.optimizer == "muon"
@@ -183,7 +183,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
         optimizers.append(
             Muon(
                 [{"name": "hidden", "params": hidden}],
-                model.hidden_matrices,
+                model.block_matrices,
                 train.muon_learning_rate,
                 train.muon_momentum,
                 train.weight_decay,

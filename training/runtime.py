@@ -120,7 +120,7 @@ def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc's malloc keep freed memory for the next step, which needs as much again.
+    """Make glibc's malloc keep freed memory for the next step, which needs the same amount.
 
     By default glibc returns large blocks to the system. Getting them back costs a page fault per
     page, because the system zeroes each one when it is first used (mallopt(3)). This function does

@@ -8,9 +8,9 @@ from configs.schema import TrainConfig
 def lr_multiplier(step: int, train: TrainConfig) -> float:
     """Return the learning rate of step 0, 1, ... max_iters - 1 as a fraction of the peak.
 
-    A linear warm-up, then `cosine`: to min_lr_ratio (Loshchilov and Hutter 2017, SGDR, without
-    restarts); `trapezoid`: constant, then linearly to min_lr_ratio (Zhai et al. 2022, section
-    3.5); or `constant`.
+    It rises linearly during warm-up. Then `cosine` falls to min_lr_ratio along half a cosine
+    (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid` stays at 1 and then falls
+    linearly to min_lr_ratio (Zhai et al. 2022, section 3.5); `constant` stays at 1.
     """
     if step < train.warmup_iters:
         return (step + 1) / (train.warmup_iters + 1)

@@ -33,12 +33,13 @@ class Progress:
     best_step: int = 0
     evals_since_best: int = 0
     train_loss_at_best: float = math.inf
-    warnings_given: list[str] = field(default_factory=list)  # of health.WARNINGS
+    warnings_given: list[str] = field(default_factory=list)  # names from health.WARNINGS
     recent_losses: list[float] = field(default_factory=list)  # the last SPIKE_WINDOW ones
     spikes: int = 0
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    loss_scale: float = 65536.0  # the GradScaler's, in float16
+    # In float16 the loss is multiplied by this scale, so that small gradients do not become 0.
+    loss_scale: float = 65536.0
     loss_scale_growth_tracker: int = 0  # steps since the loss scale last changed
 
     def record_step(self, loss: float) -> bool:
@@ -144,7 +145,7 @@ class Run:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """An upper bound of a checkpoint's size: weights, at most two moments, and the EMA."""
+        """An upper bound on a checkpoint's size: weights, at most two moments, and the EMA."""
         copies = 3 + (self.ema_model is not None)
         return copies * sum(parameter.nbytes for parameter in self.model.parameters())
 

@@ -25,7 +25,7 @@ class StepResult:
     skipped    whether the update was skipped because the loss or the gradient was not finite; False
                for a float16 overflow, which the GradScaler handles
     spike      whether the loss is far above the recent ones
-    tokens     number of predictions, over all processes (ranks)
+    tokens     number of tokens that were predicted, over all processes (ranks)
     seconds    duration of the step
     warnings   new ones, which this run has not given before
     """
@@ -51,8 +51,8 @@ class TrainStep:
         self.accumulation = config.train.gradient_accumulation_steps
         self.batches = run.batches
         self.rows = self.world.batch_slice(config.train.batch_size)
-        self.network = self.world.wrap_ddp(run.model)
-        self.forward = self.network
+        self.network = self.world.wrap_ddp(run.model)  # the model itself in a single process
+        self.forward = self.network  # compiled, with `compile: true`
         if config.compile:
             self.forward = runtime.compile_or_fall_back(self.network, notify)
 
@@ -95,22 +95,22 @@ class TrainStep:
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
         """Accumulate the gradients of the micro-batches; return this rank's part of the loss.
 
-        The mean of these parts over the ranks is the mean loss over all `tokens` predictions of the
-        step, even if padding gives the ranks unequal numbers of predictions.
+        The mean of these parts over the ranks is the mean loss over all `tokens` of the step, even
+        if padding gives the ranks unequal numbers of them.
         """
         run, loss = self.run, 0.0
         run.model.train()
         for i in micro_batches:
             x, y = self.batches(i, self.rows)  # (B, T)
-            predictions = np.count_nonzero(y != IGNORED)  # of this rank in this micro-batch
+            part_tokens = np.count_nonzero(y != IGNORED)  # predicted by this rank, micro-batch i
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
             with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                # The mean over `predictions` becomes a part of the mean over `tokens`. DDP divides
-                # gradients by world.size, hence that factor.
+                # The mean over this part becomes a part of the mean over the whole step. DDP
+                # divides gradients by world.size, hence that factor.
                 mean = evaluate.cross_entropy(logits, y)
-                part = mean / (tokens / (predictions * self.world.size))
+                part = mean / (tokens / (part_tokens * self.world.size))
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss
@@ -118,8 +118,8 @@ class TrainStep:
     def _update(self, finite: bool) -> bool:
         """Update the weights if loss and gradient are finite, and clear the gradients.
 
-        Return whether the float16 GradScaler reduced its scale after an overflow. A scale below 1
-        does not count: then overflows are not the cause.
+        Return whether a float16 overflow made the GradScaler reduce its scale. If the scale falls
+        below 1, it is not the scale that makes the gradient non-finite: that is no overflow.
         """
         run = self.run
         for optimizer in run.optimizers:
