@@ -82,7 +82,7 @@ class Logger:
         info("\n".join(f"  | {escape(line)}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
-        """Write the buffered events to disk; if that fails, warn once and retry at the next flush."""
+        """Write the buffered events to disk. If that fails, warn once; the next flush retries."""
         if self.events:
             try:
                 self.events.flush()
