@@ -36,7 +36,7 @@ usage: python train.py CONFIG [--section.key=value ...]
   python train.py configs/shakespeare.yaml --resume
   torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml --train.log=scalars
 
-With torchrun, write --train.log: torchrun has several options that begin with --log.
+torchrun rejects --log as ambiguous, because its own options begin with --log: write --train.log.
 """
 SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]

@@ -315,7 +315,7 @@ def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(
             words = ["configs/smoke.yaml", f"--{full}=1"]
             parsed = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
             assert parsed.training_script_args == words
-            assert f"refuses --{name} as ambiguous" in train_help()
+            assert f"rejects --{name} as ambiguous" in train_help()
             assert f"write --{full}." in train_help()
     assert "log" in rejected
 
