@@ -10,10 +10,10 @@ import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
 from common.errors import ConfigError, did_you_mean
-from configs.fields import Checked, brief, setting
+from configs.fields import Checked, brief, setting, variants
 
-LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
-KERNELS = ("loop", "bmm", "batched", "sdpa")
+LAYOUTS = variants("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
+KERNELS = variants("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here

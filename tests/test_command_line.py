@@ -18,7 +18,7 @@ from configs.cli import (
     train_help,
 )
 from configs.fields import settings_of
-from configs.schema import Config, SampleConfig
+from configs.schema import LAYOUTS, Config, SampleConfig
 from tests.conftest import ROOT
 
 SMOKE = str(ROOT / "configs/smoke.yaml")
@@ -54,7 +54,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
     ("A7", ["-n", "4"], ["unknown option '-n'", "--help lists all"]),
     ("A7", ["--"], ["unknown option '--'"]),
     ("A7", ["--\x1b[2J=4"], ["unknown option '--\\x1b[2J'"]),
-    ("A8", ["--attention=flsh"], ["--attention: ", "one of heads, separate", "'flsh'"]),
+    ("A8", ["--attention=flsh"], ["--attention: ", f"one of {', '.join(LAYOUTS)}", "'flsh'"]),
     ("A13", ["--seed=010"], ["--seed: ", "leading zero"]),
     ("A15", ["--n_layer=true"], ["must be an integer", "'true'"]),
     ("A15", ["--compile=on"], ["must be true or false", "'on'"]),

@@ -17,6 +17,7 @@ from common.errors import ConfigError, escape
 from configs.cli import load
 from configs.fields import check_value, kind, settings_of
 from configs.schema import (
+    LAYOUTS,
     Config,
     DataConfig,
     ModelConfig,
@@ -32,6 +33,7 @@ from tests.conftest import ROOT
 
 # raised by chr(0xFFFFFFFF)
 TOO_LARGE = "OverflowError" if sys.version_info < (3, 13) else "ValueError"
+ONE_OF_LAYOUTS = f"one of {', '.join(LAYOUTS)}"
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
 NANOGPT = {  # nanoGPT's settings, under our names
     "nanogpt_cpu": {
@@ -92,8 +94,8 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A7", "model.n_head: 4\n", ["unknown key 'model.n_head'", "line 1"]),
     ("A7", "data: {seed: 4}\n", ["unknown key 'seed'", "line 1", "did you mean seed?"]),
     ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1", "python train.py --help lists all"]),
-    ("A8", "model: {attention: flsh}\n", ["line 1", "one of heads, separate", "'flsh'"]),
-    ("A8", "model: {attention: Heads}\n", ["one of heads, ", "'Heads'"]),
+    ("A8", "model: {attention: flsh}\n", ["line 1", ONE_OF_LAYOUTS, "'flsh'"]),
+    ("A8", "model: {attention: Heads}\n", [ONE_OF_LAYOUTS, "'Heads'"]),
     (
         "A9",
         'model:\n  n_layer: "6"\n',

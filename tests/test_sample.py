@@ -143,8 +143,10 @@ def test_every_row_has_its_exit_code_and_one_line_on_stderr(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "stdin", Input(stdin or b""))
     arguments = [each if isinstance(each, str) else os.fsdecode(each) for each in arguments]
+    if not any(each.startswith("--max-new-tokens") for each in arguments):
+        arguments.append("--max-new-tokens=5")
     try:
-        exit_code, message = sample.main([f"--ckpt={smoke}", "--max-new-tokens=5", *arguments]), ""
+        exit_code, message = sample.main([f"--ckpt={smoke}", *arguments]), ""
     except UserError as error:
         exit_code, message = error.exit_code, str(error)
     message += capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""A layout of one's own: the class of docs/attention.md, added to a copy of the project by editing
+two files, passes the tests that loop over the layouts.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from configs.fields import variants
+from tests.conftest import ROOT
+
+NAMES = ("sheaf", "gpt2", "z")  # the first, in the middle, and the last of the table
+TESTS = [
+    "tests/test_attention.py::test_the_settings_allow_exactly_the_layouts_and_kernels_of_the_tables",
+    "tests/test_docs.py::test_the_code_of_a_tour_runs_from_beginning_to_end[attention]",
+    "tests/test_golden.py::test_every_run_has_a_record_of_its_length",
+    *(f"tests/test_golden.py::test_training_losses_equal_the_recorded_ones[smoke {name}]"
+      for name in NAMES[:1]),
+    *(f"tests/test_attention.py::test_outputs_and_gradients_equal_the_reference[{name}-sdpa]"
+      for name in NAMES[:1]),
+    *(f"tests/test_layouts.py::{test}[{name}]"
+      for test in ("test_each_head_is_projected_by_its_head_weights",
+                   "test_a_seed_gives_the_same_layer_in_every_layout",
+                   "test_hidden_matrices_are_the_same_in_every_layout")
+      for name in NAMES),
+    *(f"tests/test_layouts.py::test_conversion_to_another_layout_and_back_is_bit_exact[{pair}]"
+      for pair in ("sheaf-z", "gpt2-stacked")),
+    *(f"tests/test_command_line.py::{test}"
+      for test in ("test_an_invalid_argument_of_train_is_rejected_in_one_line",
+                   "test_help_lists_every_setting_with_its_description_range_and_choices")),
+    "tests/test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_names_the_file",
+]  # fmt: skip
+
+
+def replace(path, *pairs):
+    text = path.read_text(encoding="utf-8")
+    for old, new in pairs:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the project with the layout under all names."""
+    folder, hidden = tmp_path / "copy", shutil.ignore_patterns(".*", "__pycache__", "out")
+    shutil.copytree(ROOT, folder, ignore=hidden)
+    tour = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
+    (layout,) = re.findall(r"^(class \w+\(QKVProjection\):\n.*?)\n\n\n", tour, re.DOTALL | re.M)
+    first, middle, last = NAMES
+    replace(
+        folder / "model/attention.py",
+        ("def add_biases(", f"{layout}\n\n\ndef add_biases("),
+        ('    "heads": Heads,\n', f'    "{first}": GPT2,\n    "heads": Heads,\n'),
+        ('    "stacked": Stacked,\n', f'    "{middle}": GPT2,\n    "stacked": Stacked,\n'),
+        ('    "unrolled": Unrolled,\n', f'    "unrolled": Unrolled,\n    "{last}": GPT2,\n'),
+    )
+    replace(
+        folder / "configs/schema.py",
+        ('LAYOUTS = variants("heads", ', f'LAYOUTS = variants("{first}", "heads", '),
+        ('"stacked", "unrolled")', f'"{middle}", "stacked", "unrolled", "{last}")'),
+    )
+    return folder
+
+
+def test_a_layout_of_any_name_takes_two_files(copy):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *TESTS]
+    environment = {name: os.environ[name] for name in os.environ if "PYTEST" not in name}
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("name", ["auto", "saved", "null", "heads", "Heads", "a b", "a-b", ""])
+def test_a_name_of_a_layout_that_has_another_meaning_is_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}' cannot name a layout .*; choose another name"):
+        variants("heads", name)
