@@ -96,11 +96,11 @@ def train(command: Command, stop: Stop, world: World) -> None:
     world.check_same(flat_settings(config))
 
     # the run: a new one, or the one in a checkpoint
-    source, note = world.on_rank_0(run_dir.check_run_dir, command)
+    source, source_note = world.on_rank_0(run_dir.check_run_dir, command)
     command = resolve_settings(command, source, runtime, stop)
     config = command.config
-    for line in filter(None, (note, command.note)):
-        info(line)
+    for note in filter(None, (source_note, command.scaling_note)):
+        info(note)
     run, saved, changes = world.local_rank_0_first(build_run, command, source, runtime)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
     world.check_same(facts | {"dtype": runtime.dtype, "step": run.progress.step})
@@ -112,21 +112,20 @@ def train(command: Command, stop: Stop, world: World) -> None:
             if in_place:
                 truncate_events(folder, saved.events)
     if source:
-        inexact = (
-            ["so the result will not be bit-identical to that of an uninterrupted run"]
-            if changes
-            else []
-        )
+        if changes:
+            changes += ["so the result will not be bit-identical to that of an uninterrupted run"]
         line = f"resuming from {escape(source)} at step {run.progress.step:,}"
-        info("; ".join([line, *changes, *inexact]))
+        info("; ".join([line, *changes]))
 
     # training
     stop.defer_signals(verbose=world.is_main)
     log_folder = folder if world.is_main else None
     with closing(Logger(log_folder, run.progress.step, config.train.max_iters)) as logger:
         report = Report(run, logger)
-        described = in_place and not changes and (folder / DESCRIPTION).exists()
-        report.log_start(describe=not described)
+        # the settings and the summary of the text are logged once, in an event file of their own
+        already_logged = in_place and not changes and (folder / DESCRIPTION).exists()
+        report.log_start(describe=not already_logged)
+        # a run resumed from last.safetensors need not save this state again
         saved_progress = run.progress if source == folder / run_dir.LAST else None
         manager = run_dir.CheckpointManager(folder, info, logger.position, saved_progress)
         loop(run, stop, report, manager)
@@ -170,7 +169,7 @@ def resolve_settings(
     )
     info(
         f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training with --max_iters={max_iters}; that option repeats this run exactly"
+        f"evaluation; training {max_iters} steps (--max_iters={max_iters} repeats this run exactly)"
     )
     return with_max_iters(max_iters)
 

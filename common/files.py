@@ -66,9 +66,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to `path`, which holds the old or the new bytes at any instant.
 
-    With `previous`, the old file then gets that name. The new file is in place before that, so at
-    any instant one of the two is intact, even if the old file is damaged. The folder must have
-    one writer at a time.
+    With `previous`, the old file is kept under that name. It replaces `previous` only after the new
+    file is in place, so at any instant `path` or `previous` is intact, even if the old file is
+    damaged. The folder must have one writer at a time.
 
     Raises ResourceError if the disk is full or fails; the old files are intact then.
     """

@@ -49,10 +49,10 @@ class Interrupted(Exception):
 class Stop:
     """Requests to stop the run, from signals (handled within a `with` block) and the time limit.
 
-    Until `defer` is called there is nothing to save, and a signal ends the run at once. After that,
-    a signal only sets a flag: the run reads `stop.requested`, saves and ends. A second Ctrl-C
-    raises KeyboardInterrupt, and a third one ends the process at once. A signal that was ignored
-    when the run started, such as SIGHUP under nohup, stays ignored.
+    Until `defer_signals` is called, there is nothing to save, and a signal ends the run at once.
+    After that, a signal only sets a flag: the run reads `stop.requested`, saves and ends. A second
+    Ctrl-C raises KeyboardInterrupt, and a third one ends the process at once. A signal that was
+    ignored when the run started, such as SIGHUP under nohup, stays ignored.
 
     The processes of a distributed run must stop at the same step, so they agree on one
     `global_request`. The `local_request` of a process has no effect before they have agreed.

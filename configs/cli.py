@@ -62,7 +62,7 @@ class CommandLineOptions(Checked):
     resume: str | None = setting(
         None,
         "resume from the last checkpoint in out_dir, or from --resume=PATH; if out_dir holds no "
-        "run: start one if the config names out_dir, an error if --out_dir does (a typo?)",
+        "run yet: start one, or report an error if --out_dir is given, as it may be misspelled",
         bare_value="auto",
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
@@ -106,7 +106,7 @@ class Command(CommandLineOptions):
     config: Config = field(default_factory=Config)
     out_dir_given: bool = False  # by an option, not by the file or by default
     arguments: tuple[str, ...] = ()
-    note: str | None = None  # which settings were scaled with max_iters
+    scaling_note: str | None = None  # which settings were scaled with max_iters
 
     @property
     def out_dir(self) -> str:
@@ -148,10 +148,10 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     with error_context(words[0] + " and the options" * bool(values)):
         config = from_dict(nested)
         check_memory(config.model)
-    note = None
+    scaling_note = None
     if scaled:
         iterations = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
-        note = (
+        scaling_note = (
             f"max_iters is {config.train.max_iters:,}; scaled in proportion: "
             f"{', '.join(iterations)}"
         )
@@ -160,7 +160,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
         config=config,
         out_dir_given=values.get("out_dir", "auto") != "auto",
         arguments=tuple(argv),
-        note=note,
+        scaling_note=scaling_note,
         **own,
     )
 

@@ -23,7 +23,7 @@ RESERVED = ("auto", "saved", "null")  # choices beside the variants, and no valu
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 NOT_NUMBERS = {  # pattern -> what is wrong with a string that matches it
     r".{41,}": "has more than 40 characters",
-    r"none": "is no value",
+    r"none": "is not a value",
     r"[-+]?0[0-9_].*": "has a leading zero",
     r"[-+]?[0-9]+(:[0-9]+)+": "is a time of day",
     r"[-+]?\.?(nan|inf|infinity)": "is not finite",

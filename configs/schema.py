@@ -312,7 +312,7 @@ class SampleConfig(Checked):
     seed: int = setting(1337, "seed of all random numbers", SEEDS)
     interactive: bool = setting(
         False,
-        "write by turns: the line that you type is added to the text, and the model continues",
+        "take turns writing: the line that you type is added to the text, and the model continues",
     )
     score: str | None = setting(
         None, "only print the model's loss on the text in this file, in nats and bits"
@@ -333,7 +333,9 @@ class SampleConfig(Checked):
         choices=("stepped", "exact"),
     )
     device: str = setting("auto", "device; auto: cuda, else mps, else cpu", choices=DEVICES)
-    dtype: str = setting("float32", "dtype of the weights", choices=DTYPES)
+    dtype: str = setting(
+        "float32", "dtype of the weights (with --score: of autocast)", choices=DTYPES
+    )
     attention: str = setting(
         "saved", "weight layout to convert the attention to", choices=("saved", *LAYOUTS)
     )

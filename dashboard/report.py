@@ -105,7 +105,7 @@ class Report:
         info(
             f"step {step:,}: validation loss {val_loss:.4f} "
             f"({val_loss * BITS_PER_NAT:.4f} bits per character"
-            f"{'; the best so far' if result.improved else ''}), training text {train_loss:.4f}"
+            f"{'; the best so far' if result.improved else ''}), training loss {train_loss:.4f}"
         )
         if result.sample:
             self.logger.sample(step, result.sample)
@@ -187,7 +187,7 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
 
 def top_next(probe: Probe, vocabulary: str) -> list[str]:
     """Return the five likeliest characters after the probe's text, one per line."""
-    probabilities, ids = probe.next.sort(descending=True)
+    probabilities, ids = probe.next_probs.sort(descending=True)
     rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
     lines = [f"{probability:6.1%}  {plots.name(vocabulary[i])}" for probability, i in rows]
     return [f"after {escape(probe.text)}", *lines]

@@ -23,7 +23,7 @@ from data.disk_cache import StoredIds
 from data.text_files import Text, byte_order_mark, decoded
 from data.tokenizer import CharTokenizer, code_points
 
-LARGE = 2**25  # bytes; larger texts use the disk cache, both passes over others take < 1 second
+LARGE = 2**25  # bytes; texts of this size use the disk cache; smaller ones take under a second
 CACHE_FORMAT = "2"
 
 

@@ -102,7 +102,7 @@ def apply_top_k(logits: np.ndarray, k: int) -> None:
 
 
 def apply_top_p(probs: np.ndarray, p: float) -> None:
-    """Keep the fewest entries of each row (B, V), largest first, whose probabilities sum to p.
+    """Keep the fewest entries of each row (B, V), largest first, that sum to at least p.
 
     p = 0.7, probs = [0.5, 0.125, 0.25, 0.125]
     ascending        [0.125, 0.125, 0.25, 0.5]

@@ -188,7 +188,7 @@ class GPT(nn.Module):
         return maps
 
     def new_caches(self) -> list[KVCache]:
-        """Create empty caches, one per layer, for one generation of any batch size."""
+        """Create empty caches, one per layer, for a batch of any size."""
         return [KVCache(self.config.block_size) for _ in self.blocks]
 
     # ---------------------------------------------------------------- parameters, in any layout

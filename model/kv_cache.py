@@ -1,4 +1,4 @@
-"""The KV cache of a generation: one object per layer, replaced by a new one when the window moves.
+"""The KV cache for generating text: one object per layer, replaced when the window moves.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """

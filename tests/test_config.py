@@ -114,7 +114,7 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A16", "train:\n  learning_rate:\n", ["line 2", "learning_rate has no value"]),
     ("A16", "seed: ~\n", ["seed has no value"]),
     ("A16", "seed: null\n", ["seed has no value"]),
-    ("A16", "train: {learning_rate: None}\n", ["'None' is no value"]),
+    ("A16", "train: {learning_rate: None}\n", ["'None' is not a value"]),
     ("A16", "out_dir:\n", ["out_dir has no value"]),
     ("A16", "out_dir: ''\n", ["out_dir must be a string", "''"]),
     ("A17", "train: {learning_rate: .nan}\n", ["'.nan' is not finite"]),

@@ -25,7 +25,7 @@ def test_every_shipped_config_can_be_shortened_to_one_iteration(path):
 def test_without_another_max_iters_nothing_is_scaled(path):
     command = load([str(path)])
     same_length = load([str(path), f"--max_iters={command.config.train.max_iters}"])
-    assert command.note is same_length.note is None
+    assert command.scaling_note is same_length.scaling_note is None
     assert command.config == same_length.config
 
 
@@ -33,7 +33,7 @@ def test_lengths_scale_with_max_iters_and_one_line_lists_them():
     command = load([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=320"])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 275, 40)
-    assert command.note == (
+    assert command.scaling_note == (
         "max_iters is 320; scaled in proportion: warmup_iters 5, cooldown_iters 275, "
         "eval_interval 40"
     )
@@ -44,7 +44,7 @@ def test_lengths_that_are_given_are_not_scaled():
     command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 550, 100)
-    assert command.note == "max_iters is 640; scaled in proportion: cooldown_iters 550"
+    assert command.scaling_note == "max_iters is 640; scaled in proportion: cooldown_iters 550"
 
 
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
@@ -82,7 +82,7 @@ def options(tmp_path):
 
 def chosen(output):
     """Return the option that a run with --minutes prints as equal to it."""
-    (option,) = re.findall(r"training with (--max_iters=\d+), which would repeat", output)
+    (option,) = re.findall(r"\((--max_iters=\d+) repeats this run exactly\)", output)
     return option
 
 

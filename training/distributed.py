@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # environment variables that torchrun sets
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
-TORCHRUN = "environment: TORCHELASTIC_RUN_ID is set, as by torchrun"
+TORCHRUN = "environment: TORCHELASTIC_RUN_ID is set, which torchrun does"
 REMEDY = "start the program with torchrun, or unset TORCHELASTIC_RUN_ID"
 TIMEOUT = timedelta(hours=1)  # for a collective to wait for a slow rank
 GRACE_SECONDS = 10.0  # for the other ranks to wait while rank 0 reports an error
@@ -36,10 +36,9 @@ GRACE_SECONDS = 10.0  # for the other ranks to wait while rank 0 reports an erro
 class World:
     """The processes of a run: `with World(stop, os.environ) as world:`.
 
-    A UserError that leaves the block on all ranks is reported once: by rank 0, or before
-    `init_process_group` by local rank 0 of each node. The other ranks wait up to GRACE_SECONDS for
-    torchrun to end them. If torchrun has not ended a rank by then, rank 0 had no error, so this
-    rank reports its own.
+    If all ranks leave the block with a UserError, only rank 0 reports it (before
+    `init_process_group`: local rank 0 of each node), and torchrun ends the others. If only another
+    rank has an error, torchrun does not end it, and it reports the error after GRACE_SECONDS.
     """
 
     def __init__(self, stop: Stop, environment: Mapping[str, str]):
@@ -57,7 +56,7 @@ class World:
     def __exit__(self, _, error: BaseException | None, __) -> None:
         if isinstance(error, UserError) and (self.rank if self.device else self.local_rank):
             deadline = time.monotonic() + GRACE_SECONDS
-            with suppress(SystemExit):  # raised by a signal where nothing is to be saved
+            with suppress(SystemExit):  # raised by a signal when there is nothing to save
                 while self.stop.signal is None and time.monotonic() < deadline:
                     time.sleep(0.05)
             if self.stop.signal is not None:
@@ -111,7 +110,7 @@ class World:
 
     def check_same(self, facts: dict[str, object]) -> None:
         """Raise ConfigError on every rank, with the difference, unless all facts are equal."""
-        first, *others = self.gather(facts)
+        first, *others = self.all_gather(facts)
         for rank, theirs in enumerate(others, start=1):
             other = [
                 f"{key} {first[key]} -> {theirs[key]}" for key in facts if first[key] != theirs[key]
@@ -182,7 +181,7 @@ class World:
         """Yield this rank's share of the items: every `size`-th one."""
         return islice(items, self.rank, None, self.size)
 
-    def gather(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Return the values of all ranks, in order of rank."""
         if not self.launched:
             return [value]
@@ -203,7 +202,7 @@ class World:
             yield
         except (UserError, Interrupted) as caught:
             error = caught
-        errors = [each for each in self.gather(error) if each is not None]
+        errors = [each for each in self.all_gather(error) if each is not None]
         if errors and isinstance(errors[0], Interrupted):
             (self.stop.global_request,) = errors[0].args
         if errors:
@@ -213,7 +212,7 @@ class World:
         """Call a function on rank 0 alone and return its result on all ranks."""
         with self.raise_on_all():
             result = function(*arguments, **options) if self.is_main else None
-        return self.gather(result)[0]
+        return self.all_gather(result)[0]
 
 
 def _variables(environment: Mapping[str, str]) -> list[int]:

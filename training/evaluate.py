@@ -32,12 +32,12 @@ class Probe:
     """Attention and predictions on a fixed text: the start of the longest validation segment.
 
     attention  attention weights of each layer, (H, T, T)
-    next       probability that each character comes next, (V,)
+    next_probs probability that each character comes next, (V,)
     """
 
     text: str
     attention: list[Tensor]
-    next: Tensor
+    next_probs: Tensor
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def loss_sums_by_position(
             nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
             B, T = y.shape
             sums[:, :T] += nats.sum(0).numpy(), np.full(T, B)
-    return sum(world.gather(sums))
+    return sum(world.all_gather(sums))
 
 
 def exact_loss(

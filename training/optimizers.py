@@ -159,22 +159,22 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
 
 
 def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
-    """Build the optimizers of a run: AdamW, and Muon for the hidden matrices if it is selected.
+    """Build the optimizers of a run: AdamW, and Muon for the blocks' matrices if it is selected.
 
     Weight decay applies to matrices and embeddings, never to norm weights and biases. Each group
     stores its peak learning rate as `peak_lr`.
     """
-    hidden, embeddings = model.block_parameters(), model.embeddings_and_lm_head()
-    matrices = {id(parameter) for parameter in (*hidden, *embeddings)}
-    no_decay = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
+    in_blocks, embeddings = model.block_parameters(), model.embeddings_and_lm_head()
+    matrices = {id(parameter) for parameter in (*in_blocks, *embeddings)}
+    vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
     use_muon = train.optimizer == "muon"
     if use_muon:
         decayed = {"name": "embeddings", "params": embeddings}
     else:
-        decayed = {"name": "matrices", "params": [*hidden, *embeddings]}
+        decayed = {"name": "matrices", "params": [*in_blocks, *embeddings]}
     groups = [
         decayed | {"weight_decay": train.weight_decay},
-        {"name": "vectors", "params": no_decay, "weight_decay": 0.0},
+        {"name": "vectors", "params": vectors, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     betas = (train.beta1, train.beta2)
@@ -182,7 +182,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     if use_muon:
         optimizers.append(
             Muon(
-                [{"name": "hidden", "params": hidden}],
+                [{"name": "hidden", "params": in_blocks}],
                 model.block_matrices,
                 train.muon_learning_rate,
                 train.muon_momentum,

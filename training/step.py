@@ -107,10 +107,10 @@ class TrainStep:
             with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                # The mean over this part becomes a part of the mean over the whole step. DDP
-                # divides gradients by world.size, hence that factor.
+                # Weight the mean over these tokens by their share of the step's tokens. The factor
+                # world.size is there because DDP divides the gradients by it.
                 mean = evaluate.cross_entropy(logits, y)
-                part = mean / (tokens / (part_tokens * self.world.size))
+                part = mean * (part_tokens * self.world.size / tokens)
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss
@@ -118,8 +118,8 @@ class TrainStep:
     def _update(self, finite: bool) -> bool:
         """Update the weights if loss and gradient are finite, and clear the gradients.
 
-        Return whether a float16 overflow made the GradScaler reduce its scale. If the scale falls
-        below 1, it is not the scale that makes the gradient non-finite: that is no overflow.
+        Return whether a float16 overflow made the GradScaler reduce its scale. Once the scale is
+        below 1, scaling cannot be the cause, and a non-finite gradient is not an overflow.
         """
         run = self.run
         for optimizer in run.optimizers:
