@@ -60,7 +60,7 @@ FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",
 }
-MAX_EXCESS_BYTES = 2**22  # the model of a config may be this much larger than the weights
+MAX_EXCESS_BYTES = 2**22  # a config may describe this many more bytes than the file has
 Plain = int | float | str | bool | None
 
 
@@ -81,7 +81,7 @@ class Checkpoint:
     data: dict[str, Plain]  # name, SHA-256 and length of the text
     progress: dict[str, Plain | list[Plain]]  # the fields of Progress
     environment: dict[str, Plain]  # what must be equal for a bit-exact resume
-    events: dict[str, int]  # end of the event files at this step: `EventFile.position`
+    events: dict[str, int]  # where the event files ended at this step; a resume cuts off the rest
     tensors: dict[str, Tensor]
     shown_path: str = field(default="checkpoint", compare=False)  # path of the file, for messages
 
@@ -429,7 +429,7 @@ def validation_text_differs(saved: Checkpoint, config: Config, corpus: Corpus) -
 
 
 def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
-    """Identify a validation text: by its own SHA-256, or as a fraction of the training text."""
+    """Identify a validation text: by its own SHA-256, or as a fraction of the source text."""
     sha256 = facts.get("val_sha256")
     split = () if sha256 else (facts["sha256"], config.data.val_fraction)
     return (sha256, *split, config.data.encoding, config.data.newlines)

@@ -110,7 +110,7 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise CheckpointError(
             f"the header has {length:,} bytes, which is beyond the end of the file"
         )
-    header = _parse_json(bytes(content[8 : 8 + length]))
+    header = _parse_json_bytes(bytes(content[8 : 8 + length]))
     if type(header) is not dict:
         raise CheckpointError("the header is not a JSON object")
     metadata = header.pop("__metadata__", {})
@@ -154,7 +154,7 @@ def _parse_entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int,
     return DTYPES[dtype], shape, *offsets
 
 
-def _parse_json(text: bytes) -> object:
+def _parse_json_bytes(text: bytes) -> object:
     """Parse JSON; refuse too many entries, deep nesting, duplicate names, NaN and Infinity."""
     if text.count(b",") > MAX_COMMAS:
         raise CheckpointError("the header has too many entries")
@@ -171,7 +171,7 @@ def _parse_json(text: bytes) -> object:
 
 def parse_json(text: str) -> object:
     """Parse the JSON of a metadata value, with the same limits as the header."""
-    return _parse_json(text.encode("utf-8", "surrogatepass"))
+    return _parse_json_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -74,8 +74,9 @@ def inspect_pickle(pickle: bytes) -> None:
     """
     if len(pickle) > MAX_PICKLE:
         raise CheckpointError(f"{len(pickle):,} bytes of structure; allowed: {MAX_PICKLE:,}")
-    # the unpickler's stack, as the nesting depth of each value and the positions of the marks
-    heights, marks = [], []
+    # the unpickler's stack: the nesting depth of each value, and the positions of its MARKs, which
+    # begin a group of values
+    depths, marks = [], []
     memo, opcode_before = {}, ""  # the unpickler's memo: opcode and nesting depth of each value
     for opcode, argument, _ in genops(pickle):
         if opcode.name == "GLOBAL" and not GLOBALS.fullmatch(argument):
@@ -83,25 +84,25 @@ def inspect_pickle(pickle: bytes) -> None:
                 f"foreign object {escape(argument[:80])}; allowed: tensors and plain values"
             )
         if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            memo[argument] = (opcode_before, heights[-1])
+            memo[argument] = (opcode_before, depths[-1])
             continue
         opcode_before = opcode.name
         if opcode.name in ("BINGET", "LONG_BINGET"):
-            made_by, height = memo[argument]
-            short_tuple = made_by in ("TUPLE1", "TUPLE2", "TUPLE3") and height == 2
+            made_by, depth = memo[argument]
+            short_tuple = made_by in ("TUPLE1", "TUPLE2", "TUPLE3") and depth == 2
             if made_by not in ("GLOBAL", "BINUNICODE") and not short_tuple:
                 raise CheckpointError("an object used twice; allowed: a tree")
-            heights.append(height)
+            depths.append(depth)
             continue
         if opcode.name == "MARK":
-            marks.append(len(heights))
+            marks.append(len(depths))
             continue
         inputs = opcode.stack_before
         if markobject in inputs:
             first = marks.pop() - inputs.index(markobject)
         else:
-            first = len(heights) - len(inputs)
-        height = 1 + max(heights[first:], default=0)
-        if height > MAX_DEPTH:
+            first = len(depths) - len(inputs)
+        depth = 1 + max(depths[first:], default=0)
+        if depth > MAX_DEPTH:
             raise CheckpointError(f"nested more than {MAX_DEPTH} deep")
-        heights[first:] = [height for _ in opcode.stack_after]
+        depths[first:] = [depth for _ in opcode.stack_after]

@@ -52,7 +52,7 @@ BLOCK_MODULES = {  # the same inside a block; GPT-2 has one matrix for q, k and 
 TOKEN_EMBEDDING, LM_HEAD = f"{PREFIX}wte.weight", "lm_head.weight"
 EMBEDDINGS = (TOKEN_EMBEDDING, f"{PREFIX}wpe.weight", LM_HEAD)  # these never have biases
 EMPTY = torch.empty(0)
-CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # constants in the files of older versions
+CAUSAL_MASK = re.compile(r".*\.attn\.(masked_)?bias")  # older GPT-2 code saves the mask
 
 
 def gpt2_name(name: str) -> str:

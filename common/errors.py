@@ -256,7 +256,7 @@ def run_command(main: Callable[[list[str]], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device for every closed stream, so that no other file takes its place."""
+    """Open the null device for each closed stream; else the next file would get its number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

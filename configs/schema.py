@@ -97,7 +97,7 @@ class DataConfig(Checked):
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The model: all settings that determine its function; the vocabulary comes from the text."""
+    """The model: its architecture, and how it is computed. The vocabulary comes from the text."""
 
     attention: str = setting("fused", "weight layout of the attention", choices=LAYOUTS)
     kernel: str = setting(

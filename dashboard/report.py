@@ -41,13 +41,15 @@ class Report:
             *corpus.summary,
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
-            f"device      {run.runtime}; attention kernel {run.config.model.kernel}",
+            f"device      {run.runtime}; attention kernel: {run.config.model.kernel}",
         ]
         if run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         for line in lines:
             info(line)
-        if self.pictures:
+        if (
+            self.pictures
+        ):  # scalars alone are for short runs, for which this measurement is too slow
             gflops = run.runtime.peak_flops / 1e9
             info(f"peak        {gflops:,.0f} GFLOP/s measured, with a large matrix product")
         if describe:
@@ -105,7 +107,8 @@ class Report:
         info(
             f"step {step:,}: validation loss {val_loss:.4f} "
             f"({val_loss * BITS_PER_NAT:.4f} bits per character"
-            f"{'; the best so far' if result.improved else ''}), training loss {train_loss:.4f}"
+            f"{'; the best so far' if result.improved else ''}), loss on training text "
+            f"{train_loss:.4f}"
         )
         if result.sample:
             self.logger.sample(step, result.sample)

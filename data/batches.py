@@ -67,7 +67,7 @@ class Batches:
         self._starts, ends = np.array(segments, dtype=np.int64).T
         lengths = ends - self._starts
         counts = np.maximum(1, lengths // block_size - 1)  # windows of each segment
-        self._predictions = np.minimum(lengths - 1, block_size)  # of each of these windows
+        self._predictions = np.minimum(lengths - 1, block_size)  # in each window of the segment
         self._offset_counts = (lengths - counts * self._predictions).astype(np.uint64)
         self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
         self._ids = split.ids

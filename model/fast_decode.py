@@ -261,7 +261,7 @@ def build_matvecs(
 def choose_threads(calls: Sequence[Callable[[], object]]) -> int:
     """Return the faster number of threads, 1 or all, under the machine's present load."""
     threads = torch.get_num_threads()
-    seconds = dict.fromkeys((1, threads), 0.0)  # the current number is last and so stays set
+    seconds = dict.fromkeys((1, threads), 0.0)  # the last one tried, the current number, stays set
     for count in [*seconds] * 5:
         torch.set_num_threads(count)
         began = time.perf_counter()

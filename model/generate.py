@@ -19,15 +19,15 @@ from model.gpt import GPT
 from model.kv_cache import KVCache
 
 GREEDY_BELOW = 1e-6  # temperature
-FAST_TOLERANCE = 1e-4  # largest difference of the fast decoder's logits; the usual one is 6e-6
+FAST_TOLERANCE = 1e-4  # allowed difference between its logits and the model's; usually 6e-6
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
     """Return where the model's window starts in a text of `n` characters: 0 as long as it fits.
 
     `stepped`: the smallest multiple of block_size // 2 from which the rest of the text fits into
-    block_size. The window moves by half a block at a time. Only then is the KV cache recomputed, so
-    that the average cost of a character stays bounded:
+    block_size. The window moves by half of block_size at a time. Only then is the KV cache
+    recomputed, so that the average cost of a character stays bounded:
 
         block_size 8:  n        7  8  9 10 11 12 13 14 16 17
                        start    0  0  4  4  4  4  8  8  8 12
@@ -146,13 +146,13 @@ class Generation:
     ):
         self.model, self.sampler = model.eval(), sampler
         self.cache, self.window, self.notify = cache, window, notify
-        self.length = 0  # of the texts
-        self.start = 0  # of the window in the texts
+        self.length = 0  # length of the texts
+        self.start = 0  # where the window starts in the texts
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
         self.caches: list[KVCache] | None = None  # they hold a prefix of the window
         weight = model.token_embedding.weight
-        on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        use_fast = fast and cache and len(self.ids) == 1 and on_cpu
+        float32_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        use_fast = fast and cache and len(self.ids) == 1 and float32_on_cpu
         self.decoder = FastDecoder(model) if use_fast else None
         self.decoder_checked = False
 

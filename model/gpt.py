@@ -99,7 +99,7 @@ class GPT(nn.Module):
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
         self.position_embedding = None if rope else nn.Embedding(config.block_size, C)
-        # token shifts: embedding n is for the token n + 1 positions earlier
+        # token shifts: [0] embeds the previous token, [1] the one before it, and so on
         self.previous_embeddings = nn.ModuleList(
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )

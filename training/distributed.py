@@ -90,9 +90,9 @@ class World:
         """Connect to the other ranks: over the loopback interface in a run on one machine."""
         if not self.launched:
             return
-        # DDP imports this module later. Import it before there is a process group: its default
-        # arguments would hold the group, so that gloo's threads outlive destroy_process_group and
-        # can crash Python at exit.
+        # DDP imports this module. If that happened after the process group exists, default
+        # arguments of its functions would hold the group. Then gloo's threads would outlive
+        # destroy_process_group, and could crash Python at exit.
         import torch.distributed.nn  # noqa: F401
         from torch import distributed
 

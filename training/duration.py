@@ -32,8 +32,8 @@ class Speed:
 def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
     """Time some steps and an evaluation. The caller discards `run` afterwards.
 
-    `seconds` is the time that the real run may take. A collective: rank 0 decides how many steps
-    are timed.
+    `seconds` is the time that the real run may take. All ranks must call this function; rank 0
+    decides how many steps are timed.
     """
     step = TrainStep(run, notify=lambda line: None)
     for _ in range(WARMUP_STEPS):

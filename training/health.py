@@ -58,14 +58,14 @@ def check_losses(
         yield HealthWarning(
             "overfitting",
             f"overfitting: the validation loss has not improved since step {best_step:,}, while "
-            f"the training loss fell from {train_loss_at_best:.4f} to {train_loss:.4f}; "
+            f"the loss on training text fell from {train_loss_at_best:.4f} to {train_loss:.4f}; "
             "try more model.dropout",
         )
     else:
         yield HealthWarning(
             "plateau",
-            f"plateau: neither the validation loss nor the training loss has improved since step "
-            f"{best_step:,}; try half of train.learning_rate",
+            "plateau: neither the validation loss nor the loss on training text has improved since "
+            f"step {best_step:,}; try half of train.learning_rate",
         )
 
 

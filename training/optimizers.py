@@ -43,7 +43,7 @@ class Optimizer:
             def moment_of(parameter: Tensor, moment: str = moment) -> Tensor:
                 if parameter in self.state:
                     return self.state[parameter][moment]
-                return torch.empty_like(parameter, device="meta")  # belongs to another optimizer
+                return torch.empty_like(parameter, device="meta")  # no data: another optimizer's
 
             for name, slices in model.named_slices(moment_of).items():
                 if slices[0].device.type != "meta":

@@ -114,8 +114,8 @@ def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
     """
     if model.kernel != "auto":
         return model
-    on_cpu = runtime.device.type == "cpu" and runtime.dtype == torch.bfloat16
-    batched = on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
+    bfloat16_on_cpu = runtime.device.type == "cpu" and runtime.dtype == torch.bfloat16
+    batched = bfloat16_on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
     return dataclasses.replace(model, kernel="batched" if batched else "sdpa")
 
 

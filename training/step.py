@@ -67,6 +67,7 @@ class TrainStep:
             self.accumulation * progress.step, self.accumulation * (progress.step + 1)
         )
         tokens = sum(map(self.batches.predictions, micro_batches))
+        # the mean over all ranks, which also learn here if one of them was asked to stop
         loss = self.world.all_reduce_loss_and_stop_request(
             self._forward_backward(micro_batches, tokens)
         )
@@ -75,7 +76,8 @@ class TrainStep:
         parameters, max_norm = run.model.parameters(), train.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm).item()
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        overflow = self._update(finite) and math.isfinite(loss)
+        scale_was_reduced = self._update(finite)
+        overflow = scale_was_reduced and math.isfinite(loss)
         skipped = not finite and not overflow
         if skipped:
             self._check_skip_allowed(loss, grad_norm)
