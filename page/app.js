@@ -170,7 +170,7 @@ function lossText(nats) {
 }
 
 // A text on the page, one element per character, colored by loss. An item has the id of a character
-// and what `scoreCharacter` returned for it. Pointing at a character shows its item; a click or the arrow
+// and the result of `scoreCharacter`. Pointing at a character shows its item; a click or the arrow
 // keys select it. Each line is an element too, so that the browser lays out only the lines that
 // change.
 class TextView {

@@ -249,8 +249,8 @@ function scoreCharacter(logits, id) {
 
 // For the query at `position` of a window, return the share of its attention that each head gives
 // to two patterns: `previous`, the character before; `induction`, the characters that followed
-// earlier occurrences of the last two characters (Olsson et al. 2022 look at one; two are stricter). `uniform` is the share that
-// uniform attention would give. `attention` has this query's weights, one row per head.
+// earlier occurrences of the last two characters (Olsson et al. 2022 look at one). `uniform` is the
+// share that uniform attention would give. `attention` has this query's weights, one row per head.
 function headShares(window, position, attention) {
   const same = (i) => window[i - 1] === window[position - 1] && window[i] === window[position];
   const followers = [];

@@ -20,7 +20,7 @@ from checkpointing.checkpoint import BEST, LAST, PARTS
 from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
-from configs.cli import Actions, _options
+from configs.cli import CommandLineOptions, _options
 from configs.fields import kind
 from configs.schema import Config, TrainConfig
 from train import main
@@ -55,7 +55,7 @@ def merged(arguments: Iterable[object]) -> list[str]:
 
     train.py refuses an option given twice. Lists, such as --data.sources, add up and are kept.
     """
-    options, words = _options(Actions, Config), {}
+    options, words = _options(CommandLineOptions, Config), {}
     for number, word in enumerate(map(str, arguments)):
         key = word.partition("=")[0].removeprefix("--").replace("-", "_")
         name, field, _ = options.get(key, ("", None, ""))
