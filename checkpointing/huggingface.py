@@ -31,6 +31,7 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 CLASSIC = {  # the settings under which our model is a GPT-2
     "positions": "learned",
     "token_shifts": 0,
+    "ngram_embeddings": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.gpt import GPT, Block
+from configs.schema import NGRAM_ROWS
+from model.gpt import GPT, HASH_MULTIPLIER, Block
 from model.kv_cache import KVCache
 
 LARGE = 2**22  # weights: more than these 16 MB do not fit into the processor's caches
@@ -48,6 +49,13 @@ class FastDecoder:
         self.previous_embeddings = [
             self._centered(embedding.weight).numpy() for embedding in model.previous_embeddings
         ]
+        self.ngram_embeddings = []  # (n, the embeddings of n-grams, projected)
+        if config.ngram_sizes:
+            parts = model.ngram_projection.weight.split(config.ngram_width, dim=1)
+            tables = zip(config.ngram_sizes, model.ngram_embeddings, parts, strict=True)
+            self.ngram_embeddings = [
+                (n, self._centered(table.weight @ part.T).numpy()) for n, table, part in tables
+            ]
         self.position_embedding = self.cos_sin = None
         if rotary:
             self.cos_sin = rotary.cos_sin.repeat(1, 1, 2 * H).numpy()  # (2, positions, 2C): q and k
@@ -134,10 +142,12 @@ class FastDecoder:
         scores = torch.empty(len(self.heads), 1, position + 1)  # (H, 1, S)
         weights = scores.numpy()
 
-        # embeddings: of the token, of the tokens before it, of its position
+        # embeddings: of the token, of the tokens before it, of n-grams, of its position
         residual[:] = self.token_embedding[ids[position]]
         for n, embedding in enumerate(self.previous_embeddings[:position], 1):
             residual += embedding[ids[position - n]]
+        for n, embedding in self.ngram_embeddings:
+            residual += embedding[hash_ngram(ids[max(0, position + 1 - n) : position + 1])]
         if self.position_embedding is not None:
             residual += self.position_embedding[position]
 
@@ -211,6 +221,14 @@ class FastDecoder:
             x *= up
         activated += self.one
         activated *= x
+
+
+def hash_ngram(ids: np.ndarray) -> int:
+    """Hash an n-gram (n,), or what the window has of it: the last value of `hash_ngrams`."""
+    row = 0
+    for token in ids.tolist():
+        row = (HASH_MULTIPLIER * row + token + 1) % NGRAM_ROWS
+    return row
 
 
 def with_bias_row(weight: Tensor, bias: Tensor | None = None) -> Tensor:

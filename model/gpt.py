@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.schema import ModelConfig
+from configs.schema import NGRAM_ROWS, ModelConfig
 from model.attention import MultiHeadAttention, attention_weights, identity, init_normal_
 from model.dropout import dropout
 from model.kv_cache import KVCache
@@ -20,6 +20,7 @@ NORMS = {
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
 INIT_STD = 0.02
+HASH_MULTIPLIER = 31337
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 
@@ -99,6 +100,9 @@ class GPT(nn.Module):
         self.previous_embeddings = nn.ModuleList(
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
+        sizes, width = config.ngram_sizes, config.ngram_width
+        self.ngram_embeddings = nn.ModuleList(nn.Embedding(NGRAM_ROWS, width) for _ in sizes)
+        self.ngram_projection = nn.Linear(len(sizes) * width, C, bias=False) if sizes else None
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
@@ -155,6 +159,10 @@ class GPT(nn.Module):
             # Add an embedding of the token n places before, zero before the start of the window.
             before = embedding(ids[:, max(0, start - n) : max(0, end - n)])
             x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))
+        if self.ngram_projection is not None:
+            hashed = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
+            ngrams = [embedding(hash_ngrams(ids, n)[:, start:]) for n, embedding in hashed]
+            x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         return dropout(x, self.config.dropout, self.training)
@@ -230,9 +238,10 @@ class GPT(nn.Module):
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
 
     def embeddings(self) -> list[nn.Parameter]:
-        """Return the embedding matrices, plus lm_head if it is untied."""
+        """Return the embedding matrices, the n-grams' projection, and lm_head if it is untied."""
         layers = [self.token_embedding, self.position_embedding]
         layers += [None if self.config.tied else self.lm_head, *self.previous_embeddings]
+        layers += [*self.ngram_embeddings, self.ngram_projection]
         return [layer.weight for layer in layers if layer is not None]
 
     def parameter_count(self) -> int:
@@ -244,11 +253,25 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Return the FLOPs to train on one token: 6 N + 12 L C T.
 
-        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.)
+        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.) The tables of
+        n-grams do not count: each position only reads a row of them.
         """
         config = self.config
         attention = 12 * config.n_layer * config.n_embd * config.block_size
-        return 6 * self.parameter_count() + attention
+        tables = sum(embedding.weight.numel() for embedding in self.ngram_embeddings)
+        return 6 * (self.parameter_count() - tables) + attention
+
+
+def hash_ngrams(ids: Tensor, n: int) -> Tensor:
+    """Hash the last n tokens at each position of ids (B, S) to a row of a table: (B, S).
+
+    Before the start of the window is a token of its own. Different n-grams may share a row
+    (Svenstrup et al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
+    """
+    row = torch.zeros_like(ids)
+    for token in F.pad(ids + 1, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # each (B, S)
+        row = (HASH_MULTIPLIER * row + token) % NGRAM_ROWS
+    return row
 
 
 def copy_rows(source: Tensor, rows: Sequence[Tensor]) -> None:

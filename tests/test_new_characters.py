@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from checkpointing import checkpoint as checkpoints
-from common.errors import UserError
+from common.errors import CheckpointError, UserError
 from configs.cli import load
 from configs.schema import Config, ModelConfig
 from data.tokenizer import CharTokenizer
@@ -94,6 +94,12 @@ def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(na
             else:
                 expected = fresh[parameter][i]
             assert torch.equal(tensor[i], expected), (full_name, character)
+
+
+def test_ngram_embeddings_are_refused_because_they_hash_ids():
+    config = dataclasses.replace(MODELS["modern"], ngram_embeddings=4)
+    with pytest.raises(CheckpointError, match="does not work with ngram_embeddings, because"):
+        checkpoints.add_characters(make_checkpoint(config), NEW, seed=3)
 
 
 # ------------------------------------------------------------------------------------ the command
