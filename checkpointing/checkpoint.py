@@ -203,15 +203,9 @@ def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
 
     Every table with one row per character gets rows for the new ones, as a new model of this seed
     has them; the rows of the old characters, and all other weights, stay the same. Raises
-    CheckpointError unless every weight fits, and for n-gram embeddings.
+    CheckpointError unless every weight fits.
     """
     build_model(saved)  # checks names and shapes
-    if saved.config.model.ngram_embeddings:
-        raise CheckpointError(
-            f"{saved.origin}: --new_characters=add does not work with ngram_embeddings, because "
-            "they hash ids, which new characters change; allowed: a model with ngram_embeddings 0; "
-            "leave --new_characters out, or train such a model"
-        )
     new_model = GPT(saved.config.model, len(vocabulary), seed)
     old_ids = torch.from_numpy(CharTokenizer(vocabulary).encode(saved.vocabulary)).long()
     tensors = {}

@@ -51,6 +51,7 @@ class FastDecoder:
         ]
         self.ngram_embeddings = []  # (n, the embeddings of n-grams, projected)
         if config.ngram_sizes:
+            self.ngram_codes = model.ngram_codes.numpy()
             parts = model.ngram_projection.weight.split(config.ngram_width, dim=1)
             tables = zip(config.ngram_sizes, model.ngram_embeddings, parts, strict=True)
             self.ngram_embeddings = [
@@ -147,7 +148,8 @@ class FastDecoder:
         for n, embedding in enumerate(self.previous_embeddings[:position], 1):
             residual += embedding[ids[position - n]]
         for n, embedding in self.ngram_embeddings:
-            residual += embedding[hash_ngram(ids[max(0, position + 1 - n) : position + 1])]
+            ngram = ids[max(0, position + 1 - n) : position + 1]
+            residual += embedding[hash_ngram(self.ngram_codes[ngram])]
         if self.position_embedding is not None:
             residual += self.position_embedding[position]
 
@@ -223,11 +225,11 @@ class FastDecoder:
         activated *= x
 
 
-def hash_ngram(ids: np.ndarray) -> int:
+def hash_ngram(codes: np.ndarray) -> int:
     """Hash an n-gram (n,), or what the window has of it: the last value of `hash_ngrams`."""
     row = 0
-    for token in ids.tolist():
-        row = (HASH_MULTIPLIER * row + token + 1) % NGRAM_ROWS
+    for code in codes.tolist():
+        row = (HASH_MULTIPLIER * row + code) % NGRAM_ROWS
     return row
 
 

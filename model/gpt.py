@@ -21,6 +21,7 @@ NORMS = {
 }
 INIT_STD = 0.02
 HASH_MULTIPLIER = 31337
+MAX_CODE = 2047  # of a character, in n-grams; float16 holds these integers exactly
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 
@@ -103,6 +104,10 @@ class GPT(nn.Module):
         sizes, width = config.ngram_sizes, config.ngram_width
         self.ngram_embeddings = nn.ModuleList(nn.Embedding(NGRAM_ROWS, width) for _ in sizes)
         self.ngram_projection = nn.Linear(len(sizes) * width, C, bias=False) if sizes else None
+        # The number of each character in n-grams. It stays the same where a vocabulary grows and
+        # ids change; new characters get others, because these depend on the size.
+        codes = 1 + (torch.arange(V) + 31 * V) % MAX_CODE
+        self.register_buffer("ngram_codes", codes if sizes else None)
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
@@ -161,7 +166,8 @@ class GPT(nn.Module):
             x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))
         if self.ngram_projection is not None:
             hashed = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
-            ngrams = [embedding(hash_ngrams(ids, n)[:, start:]) for n, embedding in hashed]
+            codes = self.ngram_codes[ids]
+            ngrams = [embedding(hash_ngrams(codes, n)[:, start:]) for n, embedding in hashed]
             x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
@@ -197,11 +203,11 @@ class GPT(nn.Module):
     def named_rows(
         self, tensor_of: Callable[[Tensor], Tensor] = identity
     ) -> dict[str, list[Tensor]]:
-        """Return every parameter by its layout-independent name, as a list of blocks of rows.
+        """Return every parameter, and `ngram_codes`, by name, as a list of blocks of rows.
 
-        The name is the path of the parameter without `.weight`; attention has `query`, `key` and
-        `value` instead of the layout's parameters. The blocks are views of `tensor_of(parameter)`
-        and joined with `torch.cat` they are the same tensor in every layout:
+        The name does not depend on the layout. It is the path of the parameter without `.weight`;
+        attention has `query`, `key` and `value` instead of the layout's parameters. The blocks are
+        views of `tensor_of(parameter)`; joined with `torch.cat` they are the same in every layout:
 
             {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
         """
@@ -215,6 +221,8 @@ class GPT(nn.Module):
                 heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
                 for part, blocks in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
                     rows[f"{block}.attention.{part}"] = list(blocks)
+        if self.ngram_codes is not None:
+            rows["ngram_codes"] = [tensor_of(self.ngram_codes)]
         return rows
 
     @torch.no_grad()
@@ -262,15 +270,15 @@ class GPT(nn.Module):
         return 6 * (self.parameter_count() - tables) + attention
 
 
-def hash_ngrams(ids: Tensor, n: int) -> Tensor:
-    """Hash the last n tokens at each position of ids (B, S) to a row of a table: (B, S).
+def hash_ngrams(codes: Tensor, n: int) -> Tensor:
+    """Hash the last n codes at each position of (B, S) to a row of a table: (B, S).
 
-    Before the start of the window is a token of its own. Different n-grams may share a row
-    (Svenstrup et al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
+    Before the start of the window, the code is 0. Different n-grams may share a row (Svenstrup et
+    al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
     """
-    row = torch.zeros_like(ids)
-    for token in F.pad(ids + 1, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # each (B, S)
-        row = (HASH_MULTIPLIER * row + token) % NGRAM_ROWS
+    row = torch.zeros_like(codes)
+    for code in F.pad(codes, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # each (B, S)
+        row = (HASH_MULTIPLIER * row + code) % NGRAM_ROWS
     return row
 
 

@@ -117,7 +117,7 @@ class GPT {
     for (let n = 1; n <= Math.min(config.token_shifts, position); n++) {
       add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
     }
-    if (config.ngram_embeddings) add(x, this.ngrams(ids.slice(0, position + 1), config));
+    if (config.ngram_embeddings) add(x, this.ngrams(ids.slice(0, position + 1)));
     if (config.positions === "learned") add(x, this.row("position_embedding", position));
     for (let layer = 0; layer < config.n_layer; layer++) {
       const block = `blocks.${layer}`;
@@ -129,9 +129,9 @@ class GPT {
     return cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
   }
 
-  // Embed the n-grams at the end of ids: rows of hash tables, side by side, projected to (C).
-  ngrams(ids, { n_embd, ngram_embeddings }) {
-    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + id + 1) % 8192, 0);
+  ngrams(ids) { // (C), of those at the end of ids: rows of hash tables, side by side, projected
+    const [{ n_embd, ngram_embeddings }, codes] = [this.config, this.weights.ngram_codes];
+    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + codes[id]) % 8192, 0);
     const rows = Array.from({ length: ngram_embeddings - 2 }, (_, i) =>
       this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), Math.ceil(n_embd / 8)));
     return this.linear(Float32Array.from(rows.flatMap((row) => [...row])), "ngram_projection");
