@@ -32,6 +32,7 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means such a model
     "positions": "learned",
     "token_shifts": 0,
+    "ngram_embeddings": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.gpt import GPT, Block
+from configs.schema import NGRAM_ROWS
+from model.gpt import GPT, HASH_MULTIPLIER, Block
 from model.kv_cache import KVCache
 
 LARGE = 2**22  # number of weights (16 MB); a larger matrix does not fit into the CPU's caches
@@ -52,6 +53,14 @@ class FastDecoder:
         self.previous_embeddings = [
             self._centered(embedding.weight).numpy() for embedding in model.previous_embeddings
         ]
+        self.ngram_embeddings = []  # (n, the embeddings of n-grams, projected)
+        if config.ngram_sizes:
+            self.ngram_codes = model.ngram_codes.numpy()
+            parts = model.ngram_projection.weight.split(config.ngram_width, dim=1)
+            tables = zip(config.ngram_sizes, model.ngram_embeddings, parts, strict=True)
+            self.ngram_embeddings = [
+                (n, self._centered(table.weight @ part.T).numpy()) for n, table, part in tables
+            ]
         self.position_embedding = self.cos_sin = None
         if rotary:
             self.cos_sin = rotary.cos_sin.repeat(1, 1, 2 * H).numpy()  # (2, positions, 2C): q and k
@@ -142,10 +151,13 @@ class FastDecoder:
         scores = torch.empty(len(self.heads), 1, position + 1)  # (H, 1, S)
         weights = scores.numpy()
 
-        # embeddings: of the token, token shifts, of the position
+        # embeddings: of the token, token shifts, of n-grams, of the position
         residual[:] = self.token_embedding[ids[position]]
         for n, embedding in enumerate(self.previous_embeddings[:position], 1):
             residual += embedding[ids[position - n]]
+        for n, embedding in self.ngram_embeddings:
+            ngram = ids[max(0, position + 1 - n) : position + 1]
+            residual += embedding[hash_ngram(self.ngram_codes[ngram])]
         if self.position_embedding is not None:
             residual += self.position_embedding[position]
 
@@ -219,6 +231,14 @@ class FastDecoder:
             x *= up
         activated += self.one
         activated *= x
+
+
+def hash_ngram(codes: np.ndarray) -> int:
+    """Hash an n-gram (n,), or what the window has of it: the last value of `hash_ngrams`."""
+    row = 0
+    for code in codes.tolist():
+        row = (HASH_MULTIPLIER * row + code) % NGRAM_ROWS
+    return row
 
 
 def with_bias_row(weight: Tensor, bias: Tensor | None = None) -> Tensor:

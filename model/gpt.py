@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.schema import ModelConfig
+from configs.schema import NGRAM_ROWS, ModelConfig
 from model.attention import MultiHeadAttention, attention_weights, identity, init_normal_
 from model.dropout import dropout
 from model.kv_cache import KVCache
@@ -20,6 +20,8 @@ NORMS = {
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
 INIT_STD = 0.02
+HASH_MULTIPLIER = 31337
+MAX_CODE = 2047  # of a character, in n-grams; float16 holds these integers exactly
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 
@@ -103,6 +105,13 @@ class GPT(nn.Module):
         self.previous_embeddings = nn.ModuleList(
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
+        sizes, width = config.ngram_sizes, config.ngram_width
+        self.ngram_embeddings = nn.ModuleList(nn.Embedding(NGRAM_ROWS, width) for _ in sizes)
+        self.ngram_projection = nn.Linear(len(sizes) * width, C, bias=False) if sizes else None
+        # The number of each character in n-grams. It stays the same where a vocabulary grows and
+        # ids change; new characters get others, because these depend on the size.
+        codes = 1 + (torch.arange(V) + 31 * V) % MAX_CODE
+        self.register_buffer("ngram_codes", codes if sizes else None)
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
@@ -162,6 +171,11 @@ class GPT(nn.Module):
             # n tokens of the context, which have none.
             before = embedding(ids[:, max(0, start - n) : max(0, end - n)])
             x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))
+        if self.ngram_projection is not None:
+            hashed = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
+            codes = self.ngram_codes[ids]
+            ngrams = [embedding(hash_ngrams(codes, n)[:, start:]) for n, embedding in hashed]
+            x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         return dropout(x, self.config.dropout, self.training)
@@ -196,11 +210,11 @@ class GPT(nn.Module):
     def named_slices(
         self, tensor_of: Callable[[Tensor], Tensor] = identity
     ) -> dict[str, list[Tensor]]:
-        """Return every parameter by its layout-independent name, as a list of slices of its rows.
+        """Return every parameter, and `ngram_codes`, by name, as a list of slices of its rows.
 
-        The name is the path of the parameter without `.weight`; attention has `query`, `key` and
-        `value` instead of the layout's parameters. A query, key or value has one slice per head,
-        any other parameter a single one:
+        The names do not depend on the attention layout: they are paths of parameters without
+        `.weight`, but attention has `query`, `key` and `value` instead of the layout's parameters.
+        A query, key or value has one slice per head, any other parameter a single one:
 
             {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
 
@@ -218,6 +232,8 @@ class GPT(nn.Module):
                 heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
                 for part, per_head in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
                     slices[f"{block}.attention.{part}"] = list(per_head)
+        if self.ngram_codes is not None:
+            slices["ngram_codes"] = [tensor_of(self.ngram_codes)]
         return slices
 
     @torch.no_grad()
@@ -244,9 +260,10 @@ class GPT(nn.Module):
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
 
     def embeddings_and_lm_head(self) -> list[nn.Parameter]:
-        """Return the weights of all embeddings, and of lm_head if it is untied."""
+        """Return the weights of embeddings, the n-grams' projection, and lm_head if untied."""
         layers = [self.token_embedding, self.position_embedding]
         layers += [None if self.config.tied else self.lm_head, *self.previous_embeddings]
+        layers += [*self.ngram_embeddings, self.ngram_projection]
         return [layer.weight for layer in layers if layer is not None]
 
     def parameter_count(self) -> int:
@@ -258,11 +275,25 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Return the FLOPs to train on one token: 6 N + 12 L C T.
 
-        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.)
+        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.) The tables of
+        n-grams do not count: each position only reads a row of them.
         """
         config = self.config
         attention = 12 * config.n_layer * config.n_embd * config.block_size
-        return 6 * self.parameter_count() + attention
+        tables = sum(embedding.weight.numel() for embedding in self.ngram_embeddings)
+        return 6 * (self.parameter_count() - tables) + attention
+
+
+def hash_ngrams(codes: Tensor, n: int) -> Tensor:
+    """Hash the last n codes at each position of (B, S) to a row of a table: (B, S).
+
+    Before the start of the window, the code is 0. Different n-grams may share a row (Svenstrup et
+    al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
+    """
+    row = torch.zeros_like(codes)
+    for code in F.pad(codes, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # each (B, S)
+        row = (HASH_MULTIPLIER * row + code) % NGRAM_ROWS
+    return row
 
 
 def copy_slices(source: Tensor, slices: Sequence[Tensor]) -> None:

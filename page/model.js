@@ -113,26 +113,33 @@ class GPT {
   // (V) of the next token.
   step(ids, position, caches) {
     const { config, weights } = this;
-    // sum of embeddings: of the token, of the previous tokens, of the position
+    // sum of embeddings: of the token, of the previous tokens, of n-grams, of the position
     const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
     for (let n = 1; n <= Math.min(config.token_shifts, position); n++) {
       add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
     }
+    if (config.ngram_embeddings) add(x, this.ngrams(ids.slice(0, position + 1)));
     if (config.positions === "learned") add(x, this.row("position_embedding", position));
     for (let layer = 0; layer < config.n_layer; layer++) {
       const block = `blocks.${layer}`;
       add(x, this.attend(this.norm(x, `${block}.attn_norm`), layer, position, caches[layer]));
       add(x, this.mlp(this.norm(x, `${block}.mlp_norm`), `${block}.mlp`));
     }
-    const output = weights.lm_head || weights.token_embedding;
-    const logits = linear(this.norm(x, "final_norm"), output);
+    const logits = linear(this.norm(x, "final_norm"), weights.lm_head || weights.token_embedding);
     const cap = config.logit_softcap;
     return cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
   }
 
-  row(name, index) {
-    const C = this.config.n_embd;
-    return this.weights[name].subarray(index * C, (index + 1) * C);
+  ngrams(ids) { // (C), of those at the end of ids: rows of hash tables, side by side, projected
+    const [{ n_embd, ngram_embeddings }, codes] = [this.config, this.weights.ngram_codes];
+    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + codes[id]) % 8192, 0);
+    const rows = Array.from({ length: ngram_embeddings - 2 }, (_, i) =>
+      this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), Math.ceil(n_embd / 8)));
+    return this.linear(Float32Array.from(rows.flatMap((row) => [...row])), "ngram_projection");
+  }
+
+  row(name, index, size = this.config.n_embd) {
+    return this.weights[name].subarray(index * size, (index + 1) * size);
   }
 
   linear(x, name) {

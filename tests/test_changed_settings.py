@@ -34,8 +34,8 @@ BASE = {
 BEST_DEVICE = runtime.select_runtime("auto", "auto").device
 FIXED = {  # settings of the model that decide what its weights mean, and another value of each
     "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 4, "positions": "rope",
-    "token_shifts": 1, "norm": "rmsnorm", "mlp": "relu2", "bias": True, "tied": False,
-    "qk_norm": True, "logit_softcap": 5.0,
+    "token_shifts": 1, "ngram_embeddings": 3, "norm": "rmsnorm", "mlp": "relu2", "bias": True,
+    "tied": False, "qk_norm": True, "logit_softcap": 5.0,
 }  # fmt: skip
 
 

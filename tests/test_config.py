@@ -131,6 +131,11 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
         ["n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"],
     ),
     (
+        "A19",
+        "model: {ngram_embeddings: 2}\n",
+        ["the shortest has 3 characters; allowed: 0 for none, or 3 to 16; set token_shifts for"],
+    ),
+    (
         "A20",
         "model:\n  n_layer: 4\n  n_head: 4\n  n_layer: 6\n",
         ["duplicate key 'n_layer' (lines 2 and 4)"],
@@ -518,6 +523,9 @@ def test_estimate_parameters_equals_the_formula():
         estimate_parameters(replace(classic, token_shifts=2), 65)
         == 12 * 6 * 384**2 + (256 + 195) * 384
     )
+    ngrams = replace(classic, ngram_embeddings=4)
+    difference = estimate_parameters(ngrams, 65) - estimate_parameters(classic, 65)
+    assert difference == 2 * 48 * (8192 + 384)
 
 
 def test_loading_a_config_and_help_do_not_import_torch():

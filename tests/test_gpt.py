@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from configs.schema import LAYOUTS, ModelConfig
+from configs.schema import LAYOUTS, NGRAM_ROWS, ModelConfig
 from model.dropout import dropout
-from model.gpt import GPT
+from model.gpt import GPT, hash_ngrams
 from tests.variants import CHOICES, concatenated
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -53,6 +53,33 @@ def test_each_previous_token_is_added_from_its_own_embedding_table():
     ]
     expected = model.lm_head(model.final_norm(torch.stack([torch.stack(row) for row in residual])))
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
+
+
+def test_each_ngram_is_added_from_its_row_of_its_own_table():
+    model = build(ngram_embeddings=5, positions="rope", residual_init="zero").double()
+    tables = [embedding.weight for embedding in model.ngram_embeddings]
+    residual = []
+    for row in IDS.tolist():
+        for t in range(8):
+            hashes = [0, 0, 0]
+            for i, n in enumerate((3, 4, 5)):
+                for token in row[max(0, t + 1 - n) : t + 1]:
+                    hashes[i] = (31337 * hashes[i] + token + 1 + 31 * 11) % 8192
+            ngrams = [table[number] for table, number in zip(tables, hashes, strict=True)]
+            projected = model.ngram_projection(torch.cat(ngrams))
+            residual.append(model.token_embedding.weight[row[t]] + projected)
+    expected = model.lm_head(model.final_norm(torch.stack(residual).view(3, 8, -1)))
+    torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
+
+
+def test_an_ngram_has_one_row_wherever_it_is_and_few_share_it():
+    ids = torch.randint(65, (1, 5000), generator=torch.Generator().manual_seed(0))
+    ids[0, 4000:] = ids[0, 1000:2000]
+    rows = hash_ngrams(ids, 4)
+    assert torch.equal(rows[0, 4003:], rows[0, 1003:2000])
+    ngrams = {tuple(ids[0, t - 3 : t + 1].tolist()): rows[0, t].item() for t in range(3, 5000)}
+    expected = NGRAM_ROWS * (1 - math.exp(-len(ngrams) / NGRAM_ROWS))  # if rows were random
+    assert len(set(ngrams.values())) == pytest.approx(expected, rel=0.05)
 
 
 def test_future_tokens_have_no_influence():

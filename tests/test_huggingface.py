@@ -213,6 +213,7 @@ def test_the_weights_are_a_file_that_safetensors_reads(tmp_path):
 NOT_CLASSIC = {
     "positions": ("rope", "positions 'rope' (GPT-2: 'learned')"),
     "token_shifts": (2, "token_shifts 2 (GPT-2: 0)"),
+    "ngram_embeddings": (4, "ngram_embeddings 4 (GPT-2: 0)"),
     "norm": ("rmsnorm", "norm 'rmsnorm' (GPT-2: 'layernorm')"),
     "mlp": ("swiglu", "mlp 'swiglu' (GPT-2: 'gelu')"),
     "qk_norm": (True, "qk_norm true (GPT-2: false)"),

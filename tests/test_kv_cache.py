@@ -60,7 +60,7 @@ def test_random_chunks_with_a_kv_cache_give_the_logits_of_one_forward_pass(
     layout, kernel, positions
 ):
     size = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 12}
-    size |= {"qk_norm": positions == "rope", "token_shifts": 5}
+    size |= {"qk_norm": positions == "rope", "token_shifts": 5, "ngram_embeddings": 4}
     model = (
         GPT(ModelConfig(attention=layout, kernel=kernel, positions=positions, **size), 11)
         .double()

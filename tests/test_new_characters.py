@@ -17,7 +17,7 @@ from tests.variants import concatenated
 
 OLD, NEW = "\n abdyz", "\n !abcdyz\xe9\U0001f600"  # new ones before, between and after the old
 MODERN = {"positions": "rope", "token_shifts": 2, "norm": "rmsnorm", "mlp": "relu2"}
-MODERN |= {"qk_norm": True, "logit_softcap": 15.0}
+MODERN |= {"ngram_embeddings": 4, "qk_norm": True, "logit_softcap": 15.0}
 MODELS = {
     "classic": ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=16, bias=True),
     "classic, untied": ModelConfig(n_layer=1, n_head=2, n_embd=12, block_size=16, tied=False),
@@ -37,7 +37,10 @@ def make_checkpoint(config):
         tensors |= {
             f"{role}.{name}": each + 0.3 * torch.randn(each.shape, generator=noise)
             for name, each in weights.items()
+            if name != "ngram_codes"
         }
+        if config.ngram_embeddings:
+            tensors[f"{role}.ngram_codes"] = weights["ngram_codes"]
     return checkpoints.Checkpoint(
         config=Config(model=config),
         vocabulary=OLD,
@@ -81,6 +84,7 @@ def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(na
     grown = checkpoints.add_characters(saved, NEW, seed=3)
     fresh = concatenated(GPT(config, len(NEW), 3).named_slices())
     tables = {"token_embedding"} | {f"previous_embeddings.{i}" for i in range(config.token_shifts)}
+    tables |= {"ngram_codes"} if config.ngram_embeddings else set()
     tables |= set() if config.tied else {"lm_head"}
     assert grown.tensors.keys() == saved.tensors.keys()
     for full_name, tensor in grown.tensors.items():
@@ -94,6 +98,14 @@ def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(na
             else:
                 expected = fresh[parameter][i]
             assert torch.equal(tensor[i], expected), (full_name, character)
+
+
+def test_the_codes_of_old_characters_stay_and_those_of_new_ones_are_others():
+    saved = make_checkpoint(MODELS["modern"])
+    grown = checkpoints.add_characters(saved, NEW, seed=3)
+    before, after = (each.tensors["model.ngram_codes"].tolist() for each in (saved, grown))
+    assert [after[NEW.index(character)] for character in OLD] == before
+    assert len(set(after)) == len(NEW)
 
 
 # ------------------------------------------------------------------------------------ the command

@@ -1,0 +1,64 @@
+"""Losses of a table of settings: python -m benchmarks.trials TABLE [NAME ...] [--results FILE]
+
+TABLE is a JSON file: the command line that all trials share, and the options of each trial.
+
+    {"train.py": ["configs/fast.yaml", "--data.sources=train.txt", "--data.val_sources=held.txt"],
+     "trials": {"as it is": [], "momentum 0.9": ["--muon_momentum=0.9"]}}
+
+Trains the named trials, or all of them, and prints a table of their losses. Every run is one line
+of the results file, written when the run ends. A run with the same command line as one of these
+lines is not repeated, so an interrupted campaign is resumed by the same command. Hold out a part
+of the training text to choose settings: the validation text then stays unseen.
+"""
+
+import argparse
+import json
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.time_to_loss import TrainingResult, run_training
+
+
+def load_results(path: Path) -> dict[tuple[str, ...], TrainingResult]:
+    """Load the finished runs by their command lines; without a file there are none."""
+    if not path.exists():
+        return {}
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
+    return {tuple(run.pop("command")): TrainingResult(**run) for run in runs}
+
+
+def run_trial(command: tuple[str, ...], path: Path) -> TrainingResult:
+    """Return the result of a command line: of the results file, or of a new run, appended to it."""
+    results = load_results(path)
+    if command not in results:
+        results[command] = run_training(*command)
+        with path.open("a") as file:
+            file.write(json.dumps({"command": command, **asdict(results[command])}) + "\n")
+    return results[command]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("table", type=Path, help="JSON file of the trials")
+    parser.add_argument("names", nargs="*", help="trials to run; none: all")
+    parser.add_argument("--results", type=Path, help="JSON Lines file; default: TABLE.jsonl")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1337])
+    options = parser.parse_args(arguments)
+    table = json.loads(options.table.read_text())
+    path = options.results or options.table.with_suffix(".jsonl")
+    for name in options.names:
+        if name not in table["trials"]:
+            parser.error(f"{name}: not in {options.table}; allowed: {', '.join(table['trials'])}")
+    print("| trial | loss | lowest to highest | seconds of steps |\n| --- | ---: | ---: | ---: |")
+    for name in options.names or table["trials"]:
+        command = (*table["train.py"], *table["trials"][name])
+        runs = [run_trial((*command, f"--seed={seed}"), path) for seed in options.seeds]
+        losses = [run.loss for run in runs]
+        seconds = statistics.mean(run.step_seconds for run in runs)
+        spread = f"{min(losses):.4f} to {max(losses):.4f}"
+        print(f"| {name} | {statistics.mean(losses):.4f} | {spread} | {seconds:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
