@@ -10,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A shell starts background jobs with SIGINT ignored, and the commands under test would inherit it.
+# A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP. The commands under
+# test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path.insert(0, str(ROOT))
 
 

@@ -25,7 +25,7 @@ TESTS = [
     *(f"tests/test_layouts.py::{test}[{name}]"
       for test in ("test_each_head_is_projected_by_its_head_weights",
                    "test_a_seed_gives_the_same_layer_in_every_layout",
-                   "test_hidden_matrices_are_the_same_in_every_layout")
+                   "test_block_matrices_are_the_same_in_every_layout")
       for name in NAMES),
     *(f"tests/test_layouts.py::test_conversion_to_another_layout_and_back_is_bit_exact[{pair}]"
       for pair in ("sheaf-z", "gpt2-stacked")),

@@ -140,7 +140,7 @@ def run(cases: int) -> Tally:
         stack.enter_context(patch.object(train, "only_writer", nullcontext))
         stack.enter_context(patch.object(train, "train", lambda *_: None))
         stack.enter_context(patch.object(sample, "Session", Stub))
-        stack.enter_context(patch.multiple(sample, print_samples=Stub, chat=Stub))
+        stack.enter_context(patch.multiple(sample, print_samples=Stub, interact=Stub))
 
         def check(script: str, kind: str, number: int, argv: list[str]) -> None:
             result = call(COMMANDS[script], *argv)
