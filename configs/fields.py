@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import get_args, get_origin
 
@@ -37,13 +37,15 @@ def setting(
     choices: tuple = (),
     aliases: tuple = (),
     bare_value: str = "",
+    repeatable: bool = False,
 ) -> Field:
     """Declare a setting: a dataclass field with a meaning, an interval and choices.
 
     `within` is such as "[0, 1)". A number with choices may be either: `int | str` with choices
     ("auto",). A setting whose default is MISSING is required; with None it may be omitted. On the
     command line the setting also has its `aliases` (those that start with `no-` mean false), and
-    `bare_value` is its value when the option is given without one.
+    `bare_value` is its value when the option is given without one. A `repeatable` list is given one
+    text at a time, unchanged; other lists may be written as in YAML.
     """
     about = {
         "meaning": meaning,
@@ -51,6 +53,7 @@ def setting(
         "choices": choices,
         "aliases": aliases,
         "bare_value": bare_value,
+        "repeatable": repeatable,
     }
     return dataclasses.field(default=default, metadata=about)
 
@@ -153,7 +156,8 @@ def parse_value(field: Field, raw: RawValue) -> object:
     if isinstance(text, list):
         return checked(field, [each.value for each in text])
     if raw.plain and text in NO_VALUE:
-        raise ConfigError(f"{field.name} has no value; it must be {allowed(field)}, or be left out")
+        remedy = "" if field.default is MISSING else ", or be left out"
+        raise ConfigError(f"{field.name} has no value; it must be {allowed(field)}{remedy}")
     if wanted is tuple and isinstance(text, str):
         return checked(field, [text])
     if wanted is str or isinstance(text, dict) or text in field.metadata["choices"]:

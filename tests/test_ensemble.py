@@ -1,4 +1,4 @@
-"""Ensembles: averages of probabilities, in generation and in scores."""
+"""Ensembles: averages of probabilities, in generation, in scores and on the command line."""
 
 import dataclasses
 
@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from configs.schema import ModelConfig
+import sample
+from checkpointing import checkpoint
+from common.errors import UserError, escape
+from common.files import write_atomic
+from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
 from model import ensemble, fast_decode
 from model.ensemble import Ensemble
 from model.generate import Generation, Sampler, window_start
 from model.gpt import GPT
+from tests.variants import concatenated
 from training.evaluate import exact_loss
 from training.runtime import select_runtime
 
@@ -166,3 +171,128 @@ def test_the_exact_loss_is_that_of_the_averaged_probabilities():
     assert loss == pytest.approx(torch.cat(nats).mean().item(), abs=1e-6)
     alone = [exact_loss(model, windows, select_runtime("cpu", "float32")) for model in models]
     assert loss < np.mean(alone) - 0.1  # the logarithm is concave
+
+
+# --------------------------------------------------------------------------------------- sample.py
+
+
+@pytest.fixture(scope="session")
+def other_checkpoint(smoke, tmp_path_factory):
+    """Return a function that writes a random model of the smoke run's vocabulary, or of another."""
+    saved = checkpoint.load(smoke / "best.safetensors")
+
+    def write(name, vocabulary=saved.vocabulary, **changes):
+        path = tmp_path_factory.mktemp("others") / f"{name}.safetensors"
+        config = dataclasses.replace(SMALL, **{"block_size": 64} | changes)
+        model = random_weights(GPT(config, len(vocabulary)), 3)
+        tensors = {f"model.{key}": each for key, each in concatenated(model.named_rows()).items()}
+        config = dataclasses.replace(Config(), model=config)
+        changed = {"config": config, "vocabulary": vocabulary, "tensors": tensors}
+        write_atomic(path, checkpoint.to_bytes(dataclasses.replace(saved, **changed)))
+        return path
+
+    return write
+
+
+def load_model(path):
+    return checkpoint.build_model(checkpoint.load(path)).eval()
+
+
+def test_several_checkpoints_generate_from_their_averaged_probabilities(
+    smoke, other_checkpoint, capsys
+):
+    other = other_checkpoint("other", n_layer=3)
+    command = [f"--ckpt={smoke}", f"--ckpt={other}", "--prompt=So ", "--max-new-tokens=100"]
+    for options, settings in (
+        (["--temperature=0"], {"temperature": 0.0}),
+        (["--top-k=3", "--top-p=0.9", "--min-p=0.1", "--seed=5"], None),
+    ):
+        settings = settings or {"temperature": 0.8, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
+        tokenizer = sample.Session(sample.load_sample(command)).tokenizer
+        models = [load_model(smoke / "best.safetensors"), load_model(other)]
+        prompt, sampler = tokenizer.encode("So ")[None].astype(np.int64), Sampler(5, **settings)
+        result = generate(Ensemble(models), prompt, sampler, 100, cache=False)
+        expected = f"So {tokenizer.decode(result[0])}\n"
+        for more in ([], ["--no-cache"]):
+            assert sample.main([*command, *options, *more]) == 0
+            assert capsys.readouterr().out == expected
+        assert sample.main([*command, *options, "--num-samples=3"]) == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_a_stop_string_and_the_window_work_with_several_checkpoints(
+    smoke, other_checkpoint, capsys
+):
+    command = [f"--ckpt={smoke}", f"--ckpt={other_checkpoint('other')}", "--max-new-tokens=150"]
+    texts = []
+    for options in ([], ["--window=exact"], ["--window=exact", "--no-cache"]):
+        assert sample.main([*command, *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0][:64] == texts[1][:64] and texts[0] != texts[1] == texts[2]
+    stop = texts[0][20:22]
+    assert sample.main([*command, f"--stop={stop}"]) == 0
+    assert capsys.readouterr().out == texts[0][: texts[0].index(stop)] + "\n"
+
+
+def test_a_score_with_several_checkpoints_is_that_of_the_averaged_probabilities(
+    smoke, other_checkpoint, tmp_path, capsys
+):
+    text, other = "So it is, and so it was.\n" * 20, other_checkpoint("other")
+    (tmp_path / "text.txt").write_text(text)
+    models = [load_model(smoke / "best.safetensors"), load_model(other)]
+    command = [f"--ckpt={smoke}", f"--ckpt={other}", f"--score={tmp_path / 'text.txt'}"]
+    assert sample.main(command) == 0
+    printed = capsys.readouterr().out
+    tokenizer = sample.Session(sample.load_sample(command)).tokenizer
+    ids = tokenizer.encode(text).astype(np.int64)
+    probs = np.concatenate(
+        [
+            mean_probabilities(models, ids[None, i : i + 64][:, : len(ids) - 1 - i])[0]
+            for i in range(0, len(ids) - 1, 64)
+        ]
+    )
+    nats = -np.log(probs[np.arange(len(ids) - 1), ids[1:]]).mean()
+    assert printed.startswith(f"{nats:.4f} nats, ")
+
+
+def test_one_checkpoint_is_used_as_it_is(smoke):
+    assert type(sample.Session(sample.load_sample([f"--ckpt={smoke}"])).model) is GPT
+
+
+@pytest.mark.parametrize(
+    "vocabulary, block_size, difference",
+    [
+        (lambda known: known[1:], 64, "vocabulary differs from {first}'s: without '\\n' (U+000A);"),
+        (
+            lambda known: known + "\xe9",
+            64,
+            "vocabulary differs from {first}'s: with '\xe9' (U+00E9);",
+        ),
+        (
+            lambda known: known[1:] + "\xe9",
+            64,
+            "vocabulary differs from {first}'s: without '\\n' (U+000A), with '\xe9' (U+00E9);",
+        ),
+        (lambda known: known, 32, "block_size is 32, {first}'s is 64;"),
+    ],
+    ids=["fewer characters", "more characters", "other characters", "block_size"],
+)
+def test_models_that_cannot_be_averaged_are_refused_with_the_difference(
+    smoke, other_checkpoint, vocabulary, block_size, difference
+):
+    first = smoke / "best.safetensors"
+    known = checkpoint.load(first).vocabulary
+    other = other_checkpoint("other", vocabulary(known), block_size=block_size)
+    with pytest.raises(UserError) as caught:
+        sample.main([f"--ckpt={smoke}", f"--ckpt={other}"])
+    assert caught.value.exit_code == 4
+    message = str(caught.value)
+    assert message.startswith(f"{other}: its {difference.format(first=first)}"), message
+    assert escape(message) == message
+
+
+@pytest.mark.parametrize("option", ["--html=page.html", "--attention=heads", "--kernel=loop"])
+def test_options_for_one_model_are_refused_with_several_checkpoints(option):
+    with pytest.raises(UserError, match="takes one --ckpt, but 2 are given") as caught:
+        sample.main(["--ckpt=x", "--ckpt=y", option])
+    assert caught.value.exit_code == 2
