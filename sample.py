@@ -56,7 +56,8 @@ def main(argv: list[str]) -> int:
     if stdout_is_closed():
         raise ResourceError("standard output is closed; redirect it to a file or a program")
     check_address_space()
-    check_path_spelling(options.ckpt)
+    for ckpt in options.ckpt:
+        check_path_spelling(ckpt)
     if options.html:
         from page.export import check_target
 
@@ -138,25 +139,34 @@ def interact(session: "Session", prompt: str) -> None:
 
 
 class Session:
-    """The model and tokenizer of a checkpoint, the sampling options, and the characters drawn."""
+    """The model and tokenizer, the sampling options, and the characters drawn.
+
+    Several checkpoints are one ensemble.
+    """
 
     def __init__(self, options: SampleConfig):
         from checkpointing import checkpoint as checkpoints
         from data.tokenizer import CharTokenizer, UnknownCharacter
+        from model.ensemble import Ensemble
         from training import runtime
 
         self.options = options
         self.runtime = runtime.select_runtime(options.device, options.dtype)
-        path, note = checkpoints.resolve(Path(options.ckpt), "best")
-        if note:
-            notify(note)
-        saved = checkpoints.load(path)
-        chosen = {"attention": options.attention, "kernel": options.kernel}
-        chosen = {name: value for name, value in chosen.items() if value != "saved"}
-        model = checkpoints.build_model(saved, dataclasses.replace(saved.config.model, **chosen))
-        self.model = model.to(self.runtime.device)
-        self.tokenizer = CharTokenizer(saved.vocabulary)
-        self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
+        models = []
+        for ckpt in options.ckpt:
+            path, note = checkpoints.resolve(Path(ckpt), "best")
+            if note:
+                notify(note)
+            saved = checkpoints.load(path)
+            if models:
+                checkpoints.check_can_average(saved, self.saved)
+            chosen = {"attention": options.attention, "kernel": options.kernel}
+            chosen = {name: value for name, value in chosen.items() if value != "saved"}
+            config = dataclasses.replace(saved.config.model, **chosen)
+            models.append(checkpoints.build_model(saved, config).to(self.runtime.device))
+            self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
+        self.model = models[0] if len(models) == 1 else Ensemble(models)
+        self.tokenizer = CharTokenizer(self.saved.vocabulary)
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         for stop in options.stop:
             try:

@@ -28,7 +28,7 @@ from configs.schema import (
     to_dict,
 )
 from data.corpus import Corpus
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
 from training.health import WARNINGS
 from training.runtime import Runtime
@@ -453,6 +453,24 @@ def check_same_model(path: object, saved: Config, config: Config) -> None:
             f"({'; '.join(other)}); only model.attention, model.kernel and the dropouts may "
             "differ; set the rest back, or start a new run"
         )
+
+
+def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
+    """Raise CheckpointError with the difference if two models cannot be in one ensemble."""
+    lost = first_few(describe(each) for each in other.vocabulary if each not in saved.vocabulary)
+    new = first_few(describe(each) for each in saved.vocabulary if each not in other.vocabulary)
+    sizes = [each.config.model.block_size for each in (saved, other)]
+    if lost or new:
+        parts = [f"without {lost}"] * bool(lost) + [f"with {new}"] * bool(new)
+        difference = f"its vocabulary differs from {other.shown_path}'s: {', '.join(parts)}"
+    elif sizes[0] != sizes[1]:
+        difference = f"its block_size is {sizes[0]}, {other.shown_path}'s is {sizes[1]}"
+    else:
+        return
+    raise CheckpointError(
+        f"{saved.shown_path}: {difference}; models can be averaged if they have the same "
+        "vocabulary and block_size; leave one of them out"
+    )
 
 
 def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:

@@ -42,6 +42,7 @@ SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
+  python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
 ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
@@ -247,6 +248,8 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
 
 def _parse_option(each: Field, text: str) -> object:
     """Parse the value of an option; a list may be written as in YAML, `[a, b]`."""
+    if each.metadata["repeatable"] and text:
+        return (text,)
     if kind(each) is tuple and text.startswith("["):
         from configs.strict_yaml import parse
 

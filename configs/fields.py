@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import get_args, get_origin
 
@@ -38,13 +38,15 @@ def setting(
     choices: tuple = (),
     aliases: tuple = (),
     bare_value: str = "",
+    repeatable: bool = False,
 ) -> Field:
     """Declare a setting: a dataclass field with a meaning, an interval and choices.
 
     `within` is an interval such as "[0, 1)". A number may have choices too: `int | str` with
     choices ("auto",). A setting whose default is MISSING is required; with None it may be omitted.
     On the command line the setting also has its `aliases` (those that start with `no-` mean false),
-    and `bare_value` is its value when the option is given without one.
+    and `bare_value` is its value when the option is given without one. A `repeatable` list is given
+    one string at a time, unchanged; other lists may be written as in YAML.
     """
     metadata = {
         "meaning": meaning,
@@ -52,6 +54,7 @@ def setting(
         "choices": choices,
         "aliases": aliases,
         "bare_value": bare_value,
+        "repeatable": repeatable,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -168,8 +171,9 @@ def parse_value(field: Field, raw: RawValue) -> object:
     if isinstance(text, list):
         return check_value(field, [each.value for each in text])
     if raw.plain and text in NO_VALUE:
+        remedy = "" if field.default is MISSING else ", or be left out"
         raise ConfigError(
-            f"{field.name} has no value; it must be {describe_allowed(field)}, or be left out"
+            f"{field.name} has no value; it must be {describe_allowed(field)}{remedy}"
         )
     if wanted is tuple and isinstance(text, str):
         return check_value(field, [text])

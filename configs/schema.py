@@ -295,7 +295,12 @@ class Config(Checked):
 class SampleConfig(Checked):
     """Options of sample.py."""
 
-    ckpt: str = setting(MISSING, "checkpoint file, or run folder; required")
+    ckpt: tuple[str, ...] = setting(
+        MISSING,
+        "checkpoint file, or run folder; required; may be repeated, to average the probabilities "
+        "of models with the same vocabulary and block_size",
+        repeatable=True,
+    )
     prompt: str = setting(
         "",
         "text to continue, in which \\n is a newline, \\t a tab, \\r a carriage return and \\\\ a "
@@ -327,6 +332,7 @@ class SampleConfig(Checked):
         (),
         "stop string: the sample ends where the model generates it, without printing it; escapes "
         "as in --prompt; may be repeated",
+        repeatable=True,
     )
     unknown: str = setting(
         "error",
@@ -384,6 +390,12 @@ class SampleConfig(Checked):
             if self.interactive and given:
                 raise ConfigError(
                     f"--interactive and --{other} contradict each other; give one of them"
+                )
+        single = {"html": self.html, "attention": self.attention, "kernel": self.kernel}
+        for other, value in single.items():
+            if len(self.ckpt) > 1 and value not in (None, "saved"):
+                raise ConfigError(
+                    f"--{other} takes one --ckpt, but {len(self.ckpt)} are given; give one of them"
                 )
         if self.html and self.score:
             raise ConfigError("--html and --score contradict each other; give one of them")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.ensemble import Ensemble, EnsembleDecoder
 from model.fast_decode import FastDecoder
 from model.gpt import GPT
 from model.kv_cache import KVCache
@@ -136,7 +137,7 @@ class Generation:
 
     def __init__(
         self,
-        model: GPT,
+        model: GPT | Ensemble,
         sampler: Sampler,
         *,
         cache: bool = True,
@@ -150,10 +151,11 @@ class Generation:
         self.start = 0  # where the window starts in the texts
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
         self.caches: list[KVCache] | None = None  # they hold a prefix of the window
-        weight = model.token_embedding.weight
+        weight = next(model.parameters())
         float32_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
         use_fast = fast and cache and len(self.ids) == 1 and float32_on_cpu
-        self.decoder = FastDecoder(model) if use_fast else None
+        decoder_type = EnsembleDecoder if isinstance(model, Ensemble) else FastDecoder
+        self.decoder = decoder_type(model) if use_fast else None
         self.decoder_checked = False
 
     def append(self, ids: np.ndarray) -> None:
@@ -212,12 +214,12 @@ class Generation:
     @torch.inference_mode()
     def _forward(self, ids: np.ndarray, caches: list[KVCache] | None = None) -> np.ndarray:
         """Run the model on ids (B, S); return the logits (B, V) after the last one."""
-        ids = torch.from_numpy(ids).to(self.model.token_embedding.weight.device)
+        ids = torch.from_numpy(ids).to(next(self.model.parameters()).device)
         return self.model(ids, caches)[:, -1].cpu().double().numpy()
 
 
 def generate(
-    model: GPT,
+    model: GPT | Ensemble,
     prompt: Tensor,
     sampler: Sampler,
     max_new_tokens: int,

@@ -449,7 +449,7 @@ def test_weights_beyond_float16_are_refused():
 )
 def test_options_that_contradict_each_other_are_refused(options):
     with pytest.raises(ConfigError):
-        SampleConfig(ckpt="x", **options)
+        SampleConfig(ckpt=("x",), **options)
 
 
 def test_an_unknown_character_of_the_prompt_is_refused_before_anything_is_written(smoke, tmp_path):

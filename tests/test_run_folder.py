@@ -365,7 +365,8 @@ def test_every_printed_command_means_the_folder_that_it_names(
         assert command.resume == "auto" and command.config.seed == 5
     for folder, (sample_script, *words) in zip(folders, sampled, strict=True):
         assert Path(sample_script) == ROOT / "sample.py"
-        assert os.path.samefile(sample.load_sample(words).ckpt, folder)
+        (ckpt,) = sample.load_sample(words).ckpt
+        assert os.path.samefile(ckpt, folder)
     for folder, (_, logdir) in zip(folders, boards, strict=True):
         assert os.path.samefile(os.path.expanduser(logdir), folder) and logdir[0] != "-"
 

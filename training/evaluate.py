@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from common.signals import Stop
 from data.batches import evaluation_windows
+from model.ensemble import Ensemble
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from training import health
@@ -113,7 +114,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 @torch.inference_mode()
 def loss_sums_by_position(
-    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT | Ensemble, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
@@ -134,7 +135,7 @@ def loss_sums_by_position(
 
 
 def exact_loss(
-    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT | Ensemble, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
     nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)
