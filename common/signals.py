@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -37,6 +38,7 @@ def unwind(number: int, _: FrameType | None) -> None:
     Only the first signal raises; the next one ends the process at once.
     """
     handle_signals(exit_at_once)
+    sys.unraisablehook = lambda _: None  # a destructor that is interrupted prints no traceback
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(EXIT_CODES[signal.Signals(number).name])

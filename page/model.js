@@ -15,8 +15,7 @@ const LIKELIEST = 5; // characters that `scoreCharacter` returns
 // Return W x + b. W is (rows, columns), stored row by row. Four rows share each read of x.
 function linear(x, weight, bias) {
   const columns = x.length;
-  const y = new Float32Array(weight.length / columns);
-  const last = y.length - 1;
+  const [y, last] = [new Float32Array(weight.length / columns), weight.length / columns - 1];
   for (let row = 0; row <= last; row += 4) {
     const second = Math.min(row + 1, last);
     const third = Math.min(row + 2, last);
@@ -109,15 +108,13 @@ class GPT {
     return Array.from({ length: this.config.n_layer }, () => ({ keys: [], values: [] }));
   }
 
-  // Read the token at `position` of ids; the caches hold the tokens before it. Return the logits
-  // (V) of the next token.
+  // Read the token at `position`; the caches hold those before it. Return the next logits (V).
   step(ids, position, caches) {
     const { config, weights } = this;
     // sum of embeddings: of the token, of the previous tokens, of n-grams, of the position
     const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
-    for (let n = 1; n <= Math.min(config.token_shifts, position); n++) {
+    for (let n = 1; n <= Math.min(config.token_shifts, position); n++)
       add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
-    }
     if (config.ngram_embeddings) add(x, this.ngrams(ids.slice(0, position + 1)));
     if (config.positions === "learned") add(x, this.row("position_embedding", position));
     for (let layer = 0; layer < config.n_layer; layer++) {
@@ -130,11 +127,12 @@ class GPT {
     return cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
   }
 
-  ngrams(ids) { // (C), of those at the end of ids: rows of hash tables, side by side, projected
-    const [{ n_embd, ngram_embeddings }, codes] = [this.config, this.weights.ngram_codes];
+  // Return the embedding (C) of the n-grams at the end of ids: rows of hash tables, projected.
+  ngrams(ids) {
+    const [codes, size] = [this.weights.ngram_codes, Math.ceil(this.config.n_embd / 8)];
     const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + codes[id]) % 8192, 0);
-    const rows = Array.from({ length: ngram_embeddings - 2 }, (_, i) =>
-      this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), Math.ceil(n_embd / 8)));
+    const rows = Array.from({ length: this.config.ngram_embeddings - 2 }, (_, i) =>
+      this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), size));
     return this.linear(Float32Array.from(rows.flatMap((row) => [...row])), "ngram_projection");
   }
 
