@@ -1,6 +1,9 @@
 """The tours, docs/attention.md and docs/gpt.md: their Python runs and all assertions hold."""
 
+import os
 import re
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -36,6 +39,28 @@ def test_the_code_of_a_tour_runs_from_beginning_to_end(tour, restore_default_dty
     for block in blocks:
         above = "\n" * text.count("\n", 0, block.start(1))  # for line numbers in a traceback
         exec(compile(above + block[1], tour, "exec"), session)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
+def test_the_commands_for_lists_make_a_list_train_on_it_and_sample_items(tmp_path):
+    """Run those that make the list, train, and sample: with few steps and short samples."""
+    section = (ROOT / "docs" / "own_text.md").read_text(encoding="utf-8").split("\n## Lists")[1]
+    script = re.search(r"^```sh\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[1]
+    for shown, short in (
+        ("python ", f"{sys.executable} "),
+        ("names.txt", f"{tmp_path}/names.txt"),
+        ("out/names", f"{tmp_path}/names"),
+        ("--max_iters=1500", "--max_iters=4 --eval_interval=4"),
+        ("sample.py", "sample.py --max-new-tokens=30"),
+    ):
+        assert shown in script
+        script = script.replace(shown, short)
+    done = subprocess.run(["bash", "-ec", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = (tmp_path / "names.txt").read_text(encoding="utf-8").splitlines()
+    assert len(names) > 1800 and "snowman" in names
+    assert names[0] != "black sun with rays", "U+2600: the list is not shuffled"
+    assert re.search(r"(-{10} sample \d -{10}\n.*\n){8}\Z", done.stdout), done.stdout
 
 
 def test_the_attention_benchmark_has_a_row_for_every_layout_and_kernel(capsys):

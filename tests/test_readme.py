@@ -9,14 +9,18 @@ from configs.cli import load, load_sample
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("data/*/README.md")])
-BLOCKS = re.findall(
-    r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-)
+BLOCKS = [
+    block
+    for document in (ROOT / "README.md", ROOT / "docs" / "own_text.md")
+    for block in re.findall(
+        r"^```sh\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+]
 COMMANDS = [
-    line
+    line.split(" | ")[0]
     for block in BLOCKS
     for line in block.replace("\\\n", " ").splitlines()
-    if line.startswith("python ")
+    if line.startswith("python ") and not line.startswith("python -c ")
 ]
 
 
@@ -27,7 +31,7 @@ def test_the_readme_has_a_command_for_training_and_one_for_sampling():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_readme_is_valid(command, monkeypatch):
+def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     _, script, *arguments = shlex.split(command, comments=True)
     if script == "train.py":
