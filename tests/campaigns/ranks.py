@@ -156,7 +156,7 @@ def children(process: subprocess.Popen) -> list[int]:
 
 
 def campaign(full: bool) -> str:
-    total, size, steps = (10, 4, 100) if full else (1, 2, 60)
+    total, size, steps, longest = (10, 4, 600, 3.0) if full else (1, 2, 60, 0.5)
     rng, kills, runs, slowest, files = random.Random(0), 0, 0, 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,7 +169,7 @@ def campaign(full: bool) -> str:
                 not (killed / "last.safetensors").exists() or step_of(killed) < steps
             ):
                 process = torchrun(size, *options, f"--out_dir={killed}", *resume_if_saved(killed))
-                slowest = max(slowest, _kill(process, rng))
+                slowest = max(slowest, _kill(process, rng.uniform(0, longest), rng))
                 kills += 1
                 saved, loadable_count = count_checkpoints(killed)
                 assert loadable_count == saved and not list(killed.glob("*.tmp.*")), (
@@ -190,10 +190,10 @@ def campaign(full: bool) -> str:
     )
 
 
-def _kill(process: subprocess.Popen, rng: random.Random) -> float:
-    """Kill a rank at a random moment of training; return the seconds until all have exited."""
+def _kill(process: subprocess.Popen, delay: float, rng: random.Random) -> float:
+    """Kill a rank after `delay` seconds of training; return the seconds until all have exited."""
     next(line for line in process.stdout if line.startswith("device "))
-    time.sleep(rng.uniform(0, 0.5))
+    time.sleep(delay)
     pids = children(process)
     os.kill(rng.choice(pids), signal.SIGKILL)
     start_time = time.monotonic()
