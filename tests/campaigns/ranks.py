@@ -156,7 +156,7 @@ def children(process: subprocess.Popen) -> list[int]:
 
 
 def campaign(full: bool) -> str:
-    total, size, steps, longest = (10, 4, 600, 3.0) if full else (1, 2, 60, 0.5)
+    total, size, steps = (10, 4, 1000) if full else (1, 2, 60)
     rng, kills, runs, slowest, files = random.Random(0), 0, 0, 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -169,7 +169,9 @@ def campaign(full: bool) -> str:
                 not (killed / "last.safetensors").exists() or step_of(killed) < steps
             ):
                 process = torchrun(size, *options, f"--out_dir={killed}", *resume_if_saved(killed))
-                slowest = max(slowest, _kill(process, rng.uniform(0, longest), rng))
+                # the full form also kills after an evaluation, when there is a checkpoint
+                line = "step " if full and kills % 2 else "device "
+                slowest = max(slowest, _kill(process, line, rng))
                 kills += 1
                 saved, loadable_count = count_checkpoints(killed)
                 assert loadable_count == saved and not list(killed.glob("*.tmp.*")), (
@@ -190,10 +192,10 @@ def campaign(full: bool) -> str:
     )
 
 
-def _kill(process: subprocess.Popen, delay: float, rng: random.Random) -> float:
-    """Kill a rank after `delay` seconds of training; return the seconds until all have exited."""
-    next(line for line in process.stdout if line.startswith("device "))
-    time.sleep(delay)
+def _kill(process: subprocess.Popen, start: str, rng: random.Random) -> float:
+    """Kill a rank soon after a line with this start; return the seconds until all have exited."""
+    next(line for line in process.stdout if line.startswith(start))
+    time.sleep(rng.uniform(0, 0.5))
     pids = children(process)
     os.kill(rng.choice(pids), signal.SIGKILL)
     start_time = time.monotonic()
