@@ -3,7 +3,6 @@
 import difflib
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterator
@@ -56,7 +55,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     Until then it has a unique temporary name, so several processes may write to the same `path`.
     """
-    with _temporary_path(path, secrets.token_hex(8)) as new:
+    with _temporary_path(path, os.urandom(8).hex()) as new:
         with open(new, "xb") as file:
             yield file
             _sync(file)
