@@ -35,7 +35,7 @@ def campaign(full: bool) -> str:
 
 def _runs(folder: Path, total: int) -> Iterator[tuple]:
     """Start one run after another; yield the run folder and the process of each."""
-    options = [*small_run_args(folder), f"--max_iters={STEPS}", "--batch_size=4"]
+    options = [*small_run_args(folder), f"--max_iters={STEPS}", "--warmup_iters=0"]
     for number in range(total):
         out_dir = folder / str(number)
         yield out_dir, start(*TORCHRUN, *options, f"--out_dir={out_dir}")
