@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: python -m checkpointing.huggingface RUN|MODEL --out_dir=DIR
 
-  python -m checkpointing.huggingface out/nanogpt_cpu --out_dir=hf      export a run
-  python -m checkpointing.huggingface hf --out_dir=out/imported         import a model
+  python -m checkpointing.huggingface out/nanogpt_cpu --out_dir=out/hf  export a run
+  python -m checkpointing.huggingface out/hf --out_dir=out/imported     import a model
 """
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means such a model
@@ -238,7 +238,7 @@ Exported by Hornbook.
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder = {json.dumps(folder)}
+folder = {json.dumps(folder)}  # the path of this folder
 model = AutoModelForCausalLM.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 inputs = tokenizer({json.dumps(prompt)}, return_tensors="pt")

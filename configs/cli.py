@@ -45,6 +45,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
+MIN_EVAL_INTERVAL = 10  # scaled down; an evaluation can take as long as several steps
 ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
@@ -181,8 +182,8 @@ def _scaled_iterations(written: dict[str, object], values: dict[str, object]) ->
         length = written.get(name, settings[name].default)
         if before != after and name not in values and length != "auto":
             scaled[name] = length * after // before
-    if "train.eval_interval" in scaled:
-        scaled["train.eval_interval"] = max(1, scaled["train.eval_interval"])
+        if name in scaled and name == "train.eval_interval":
+            scaled[name] = max(scaled[name], min(MIN_EVAL_INTERVAL, length, after))
     return scaled
 
 

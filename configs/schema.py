@@ -310,7 +310,7 @@ class SampleConfig(Checked):
     num_samples: int = setting(1, "number of samples", "[1, 1e12]")
     sample: int | None = setting(
         None,
-        "draw only the sample with this number (from 1); its text is the same as with the others",
+        "draw only the sample with this number, counted from 1: the same text as among the others",
         "[1, 1e12]",
     )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
@@ -378,8 +378,11 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.sample and self.num_samples > 1:
-            raise ConfigError("--sample and --num_samples contradict each other; give one of them")
+        if self.sample and 1 < self.num_samples < self.sample:
+            raise ConfigError(
+                f"--sample {self.sample} is not one of --num_samples {self.num_samples}; leave out "
+                "--num_samples"
+            )
         others = {
             "num_samples": self.num_samples > 1,
             "prompt=-": self.prompt == "-",
@@ -409,7 +412,10 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
     `names` maps the names of settings to what is printed for them.
     """
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
-    return did_you_mean(meant if meant in names else key, names, otherwise)
+    hint = did_you_mean(meant if meant in names else key, names, otherwise)
+    if meant == "learning_rate" in names:
+        hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
+    return hint
 
 
 def to_dict(config: Config) -> dict:

@@ -4,6 +4,7 @@ Values are parsed by the type of their setting, so nothing is guessed (`010`, `o
 Aliases, tags, duplicate keys and second documents are errors.
 """
 
+import glob
 import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
@@ -161,7 +162,11 @@ def _read_text(path: str) -> str:
         content = read_regular(path, MAX_BYTES)
     except FileNotFoundError:
         names = {Path(name).stem: name for name in _configs_in(Path(path).parent, "configs")}
-        hint = did_you_mean(Path(path).stem, names, f"there is {', '.join(names.values())}")
+        siblings = Path(path).parent.parent.glob(f"*/{glob.escape(Path(path).name)}")
+        folders = {each.parent.name: escape(each) for each in siblings}  # in out/NAME/config.yaml
+        available = f"allowed: {', '.join(names.values())}"
+        in_folder = did_you_mean(Path(path).parent.name, folders, available)
+        hint = did_you_mean(Path(path).stem, names, in_folder)
         raise ConfigError(f"no such config; {hint}") from None
     except OSError as error:
         if os.path.isdir(path):

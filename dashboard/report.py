@@ -124,7 +124,7 @@ class Report:
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
         if progress.step > self.first_step:
-            info(f"finished after {seconds / 60:.1f} minutes")
+            info(f"finished after {seconds / 60:.1f} minutes{self._early_stopping()}")
         else:
             longer = f"--max_iters={2 * progress.step}"
             command = resume_command(folder, self.run.runtime.world, longer)
@@ -132,6 +132,16 @@ class Report:
         info(
             f"{escape(folder)}: best validation loss {progress.best_loss:.4f} at step "
             f"{progress.best_step:,}; now try:\n  {sample}\n  {tensorboard}"
+        )
+
+    def _early_stopping(self) -> str:
+        """Return why the run ended before max_iters, or "" if it did not."""
+        progress, train = self.run.progress, self.run.config.train
+        if progress.step >= train.max_iters:
+            return ""
+        return (
+            f", at step {progress.step:,} of {train.max_iters:,}: the validation loss did not "
+            f"improve (patience {train.patience})"
         )
 
     def _step_scalars(self, result: StepResult, tokens_per_sec: float) -> dict[str, float]:

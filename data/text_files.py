@@ -33,7 +33,7 @@ MARKS = {  # UTF-32 first, because its little-endian mark begins with that of UT
 }
 ALLOWED = "allowed: UTF-8, and UTF-16 or UTF-32 with a byte order mark"
 LIKELY_ENCODINGS = ("cp1252", "gb18030", "shift-jis", "euc-kr")
-CONVERT = "or convert it: iconv -f ENCODING -t UTF-8"
+CONVERT = "or convert it: iconv -f ENCODING -t UTF-8 OLD > NEW"
 
 # ------------------------------------------------------------------------------------------ sources
 
@@ -232,7 +232,7 @@ def decoded(
     if not mark and codecs.lookup(encoding).name == "utf-8" and (order := _utf16_order(file.head)):
         raise DataError(
             f"{escape(file.path)}: looks like UTF-16 without a byte order mark; {ALLOWED}; "
-            f"set data.encoding=utf-16-{order}, {CONVERT}"
+            f"set --data.encoding=utf-16-{order}, {CONVERT}"
         )
     encoding = MARKS.get(mark, encoding)
     decoder = codecs.getincrementaldecoder(encoding)()
@@ -246,7 +246,7 @@ def decoded(
             line = _line_number(file, encoding, position)
             raise DataError(
                 f"{escape(file.path)}: not {encoding.upper()} at byte {position} (line {line}); "
-                f"{ALLOWED}; set data.encoding to {_likely_encodings(error.object)}, {CONVERT}"
+                f"{ALLOWED}; set {_likely_encodings(error.object)}, {CONVERT}"
             ) from error
         skip, bytes_before = max(0, skip - len(chunk)), bytes_before + len(chunk)
         on_read(len(chunk))
@@ -255,13 +255,13 @@ def decoded(
 
 
 def _likely_encodings(content: bytes) -> str:
-    """Return up to two encodings that can decode these bytes, for a message."""
+    """Return options with up to two encodings that can decode these bytes, for a message."""
     possible = []
     for name in LIKELY_ENCODINGS:
         with suppress(UnicodeDecodeError):
             codecs.getincrementaldecoder(name)().decode(content)
-            possible.append(name)
-    return " or ".join(possible[:2]) if possible else "its actual encoding"
+            possible.append(f"--data.encoding={name}")
+    return " or ".join(possible[:2]) if possible else "data.encoding to its actual encoding"
 
 
 def _line_number(file: File, encoding: str, position: int) -> int:

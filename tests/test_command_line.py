@@ -105,6 +105,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
     ("-", ["--compile", "false"], ["takes one config file", "'false'"]),
     ("-", ["--out_dir=\udcff"], ["'--out_dir=\\udcff' is not UTF-8"]),
     ("-", ["\udcff"], ["'\\udcff' is not UTF-8"]),
+    ("-", ["--lr=1"], ["did you mean --learning_rate? (with optimizer muon, also --muon_learn"]),
     ("-", ["--max_it=5"], ["unknown option '--max_it'", "did you mean --max_iters?"]),
 ]
 

@@ -352,9 +352,12 @@ def test_a1_a_missing_file_is_rejected_with_the_most_similar_name(tmp_path, monk
     available = ", ".join(
         sorted(f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml"))
     )
-    assert error_message("zzzz\x1b") == f"zzzz\\x1b: no such config; there is {available}"
+    assert error_message("zzzz\x1b") == f"zzzz\\x1b: no such config; allowed: {available}"
     monkeypatch.chdir(tmp_path / "..")
-    assert error_message("zzzz") == "zzzz: no such config; there is configs/shakespeare.yaml"
+    assert error_message("zzzz") == "zzzz: no such config; allowed: configs/shakespeare.yaml"
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    wrong = f"{tmp_path}e/config.yaml"  # the folder is misspelled
+    assert error_message(wrong) == f"{wrong}: no such config; did you mean {tmp_path}/config.yaml?"
 
 
 def test_a2_a_folder_is_rejected_with_a_config_in_it(tmp_path):

@@ -369,7 +369,7 @@ def test_undecodable_bytes_are_reported_with_offset_and_line(content, expected):
 def test_utf16_without_a_byte_order_mark_is_detected(text, encoding):
     message = error_message(DataError, write("book.txt", (text * 5).encode(encoding)))
     assert "looks like UTF-16 without a byte order mark" in message and "iconv" in message
-    assert f"set data.encoding={encoding}" in message
+    assert f"set --data.encoding={encoding}" in message
     assert decoded_files(load("book.txt", encoding=encoding)[0]) == [text * 5]
 
 

@@ -39,6 +39,14 @@ def test_lengths_scale_with_max_iters_and_one_line_lists_them():
     )
 
 
+@pytest.mark.parametrize(("max_iters", "interval"), [(1, 1), (5, 5), (20, 10), (80, 10), (88, 11)])
+def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interval):
+    command = load([str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"])
+    assert command.config.train.eval_interval == interval
+    smoke = load([str(ROOT / "configs/smoke.yaml"), "--max_iters=12"])
+    assert smoke.config.train.eval_interval == 10  # 4 in proportion
+
+
 def test_lengths_that_are_given_are_not_scaled():
     options = ["--max_iters=640", "--warmup_iters=7", "--eval_interval=100"]
     command = load([str(ROOT / "configs/shakespeare.yaml"), *options])

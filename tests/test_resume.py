@@ -106,8 +106,11 @@ def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
 @pytest.mark.parametrize("recipe", ["muon-constant-attention-dropout", "early stopping"])
 def test_a_finished_run_keeps_best_and_last_and_removes_prev(recipe, options, tmp_path):
     run = tmp_path / "run"
-    assert train(*options, *RECIPES[recipe], f"--out_dir={run}")[0] == 0
+    code, output = train(*options, *RECIPES[recipe], f"--out_dir={run}")
+    assert code == 0
     steps = steps_in(run)
+    early = f", at step {steps[LAST]} of {STEPS}: the validation loss did not improve (patience 1)"
+    assert (early in output) == (recipe == "early stopping")
     assert steps.keys() == {BEST, LAST}
     assert (steps[LAST] < STEPS) == (recipe == "early stopping") and steps[BEST] <= steps[LAST]
 

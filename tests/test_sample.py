@@ -85,7 +85,7 @@ ROWS = [  # row of faults.md, arguments, stdin, exit code, fragments of stderr
     ("-", ["--interactive", "--num-samples=2"], None, 2, ["contradict"]),
     ("-", ["--stop="], None, 2, ["stop has no value"]),
     ("-", ["--stop=caf\xe9"], None, 2, ["--stop 'caf\xe9' can never appear", "'\xe9' (U+00E9)"]),
-    ("-", ["--sample=2", "--num-samples=2"], None, 2, ["contradict"]),
+    ("-", ["--sample=3", "--num-samples=2"], None, 2, ["--sample 3 is not one of --num_samples 2"]),
     ("-", ["--sample=0"], None, 2, ["but is 0"]),
 ]
 
@@ -351,6 +351,8 @@ def test_a_sample_alone_is_the_sample_of_its_number_among_others(sample_output):
     options = ["--prompt=So ", "--max-new-tokens=60"]
     _, *texts = re.split(r"-+ sample \d -+\n", sample_output(*options, "--num-samples=3"))
     assert [sample_output(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
+    heading = "---------- sample 2 ----------\n"
+    assert sample_output(*options, "--num-samples=3", "--sample=2") == heading + texts[1]
 
 
 # --------------------------------------------------------------------------------------------- chat
