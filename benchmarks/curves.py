@@ -18,8 +18,8 @@ from benchmarks.tour import BLUE, GREY, RED, loss_curves, stroke, svg, text
 PICTURE = Path(__file__).parent.parent / "docs" / "curves.svg"
 PLAYS = sorted((Path(__file__).parent.parent / "data" / "plays").glob("*.txt"))
 STEPS, TOP = 200, 5  # the ends of both axes
-FIXED = ["--dtype=float32", "--kernel=sdpa", "--cooldown_iters=auto", "--eval_interval=10",
-         "--log=scalars", "--log_interval=2"]  # fmt: skip
+FIXED = ["--ngram_embeddings=0", "--dtype=float32", "--kernel=sdpa", "--cooldown_iters=auto",
+         "--eval_interval=10", "--log=scalars", "--log_interval=2"]  # fmt: skip
 WIDTH, HEIGHT, MARGIN = 250, 190, 40  # pixels, of a panel and left of it
 COLUMNS = 3
 
@@ -32,6 +32,7 @@ class Example:
     subtitle: str
     options: tuple[str, ...] = ()
     characters: int = 10**6  # at most, to train on
+    steps: int = STEPS
 
 
 EXAMPLES = [
@@ -51,7 +52,7 @@ EXAMPLES = [
         "flat at the end, at a high loss",
         ("--learning_rate=0.0003", "--muon_learning_rate=0.0004"),
     ),
-    Example("Too few steps", "still falling at the end", ("--max_iters=30",)),
+    Example("Too few steps", "still falling at the end", steps=30),
     Example("Too little text", "overfitting on 20,000 characters", characters=20_000),
 ]
 
@@ -64,7 +65,8 @@ def train(folder: Path, example: Example) -> Path:
     train_text.write_text(known[: example.characters], encoding="utf-8")
     val_text.write_text(PLAYS[0].read_text(encoding="utf-8")[:15_000], encoding="utf-8")
     texts = [f"--data.sources={train_text}", f"--val_sources={val_text}"]
-    options = [*texts, *FIXED, f"--max_iters={STEPS}", *example.options, f"--out_dir={folder}"]
+    lengths = [f"--max_iters={example.steps}", f"--warmup_iters={example.steps // 20}"]
+    options = [*texts, *FIXED, *lengths, *example.options, f"--out_dir={folder}"]
     command = [sys.executable, "train.py", "configs/fast.yaml", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     steps, val, known = loss_curves(folder)

@@ -161,8 +161,9 @@ def svg(width: int, height: int, shapes: Sequence[str]) -> str:
 
 def train(folder: Path, *options: str) -> Path:
     """Train a variant of configs/fast.yaml in float32; print its losses and return its folder."""
-    fixed = ["--dtype=float32", "--kernel=sdpa", "--log=scalars", f"--out_dir={folder}"]
+    fixed = ["--ngram_embeddings=0", "--dtype=float32", "--kernel=sdpa", "--log=scalars"]
     command = [sys.executable, "train.py", "configs/fast.yaml", *fixed, *options]
+    command.append(f"--out_dir={folder}")
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     steps, val, train = loss_curves(folder)
     best = val.argmin()
@@ -195,7 +196,8 @@ def schedules() -> str:
     """Draw the learning rate over three runs with the same number of steps."""
     lines = []
     for schedule, color in (("cosine", BLUE), ("trapezoid", RED), ("constant", GREEN)):
-        options = [f"--schedule={schedule}", "--max_iters=1000", "--cooldown_iters=auto"]
+        options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=auto"]
+        options.append(f"--schedule={schedule}")
         settings = load(["configs/nanogpt_cpu.yaml", *options]).config.train
         steps = np.arange(settings.max_iters)
         rates = [lr_multiplier(step, settings) for step in steps]

@@ -39,7 +39,7 @@ OTHER_NAMES = {
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
-NGRAM_ROWS = 8192  # of each table of n-gram embeddings
+NGRAM_ROWS = 4096  # of each table of n-gram embeddings
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
 
 
@@ -124,6 +124,9 @@ class ModelConfig(Checked):
         "the last 3 characters as one, the last 4, ... up to this many, each n-gram embedded by "
         "a hash table of its own; 0: none",
         "[0, 16]",
+    )
+    ngram_dropout: float = setting(
+        0.0, "dropout probability of an n-gram's whole embedding", "[0, 1)"
     )
     norm: str = setting(
         "layernorm", "normalization before each branch", choices=("layernorm", "rmsnorm")

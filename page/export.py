@@ -28,7 +28,14 @@ MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
 # Settings of a model that do not change the results of a trained one.
-IRRELEVANT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
+IRRELEVANT = (
+    "attention",
+    "kernel",
+    "dropout",
+    "attention_dropout",
+    "ngram_dropout",
+    "residual_init",
+)
 
 
 def check_target(path: Path, overwrite: bool) -> None:

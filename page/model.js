@@ -130,7 +130,7 @@ class GPT {
   // Return the embedding (C) of the n-grams at the end of ids: rows of hash tables, projected.
   ngrams(ids) {
     const [codes, size] = [this.weights.ngram_codes, Math.ceil(this.config.n_embd / 8)];
-    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + codes[id]) % 8192, 0);
+    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + codes[id]) % 4096, 0);
     const rows = Array.from({ length: this.config.ngram_embeddings - 2 }, (_, i) =>
       this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), size));
     return this.linear(Float32Array.from(rows.flatMap((row) => [...row])), "ngram_projection");

@@ -531,7 +531,7 @@ def test_estimate_parameters_equals_the_formula():
     )
     ngrams = replace(classic, ngram_embeddings=4)
     difference = estimate_parameters(ngrams, 65) - estimate_parameters(classic, 65)
-    assert difference == 2 * 48 * (8192 + 384)
+    assert difference == 2 * 48 * (4096 + 384)
 
 
 def test_loading_a_config_and_help_do_not_import_torch():
