@@ -55,7 +55,7 @@ def run_ranks(
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "dashboard.report", "torch._dynamo"])
-    common = (len(arguments), free_port(), folder)
+    common = (len(arguments), _free_port(), folder)
     processes = [
         context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))
         for rank, argv in enumerate(arguments)
@@ -87,27 +87,25 @@ def _rank(
     for stream in (1, 2):
         os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY), stream)
     if size > 1:
-        os.environ |= rank_environment(rank, size, port)
+        numbers = {
+            "RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_PORT": port,
+        }
+        os.environ |= {name: str(number) for name, number in numbers.items()}
+        os.environ |= {
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": "localhost",
+            "TORCHELASTIC_RUN_ID": "test",
+        }
     os.chdir(ROOT)
     torch.set_num_threads(1)
     if each:
         each(rank)
     sys.argv = ["train.py", *merged(argv)]
     sys.exit(run_script(main))
-
-
-def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """Return the environment variables that torchrun sets for a rank of a run on one machine."""
-    numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_RANK": rank,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_PORT": port,
-        "GROUP_WORLD_SIZE": 1,
-    }
-    words = {"MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": "test"}
-    return words | {name: str(number) for name, number in numbers.items()}
 
 
 def in_float64(_: int) -> None:
@@ -122,7 +120,7 @@ def in_float64(_: int) -> None:
     )
 
 
-def free_port() -> int:
+def _free_port() -> int:
     with socket.create_server(("localhost", 0)) as server:
         return server.getsockname()[1]
 
