@@ -29,7 +29,9 @@ def campaign(full: bool) -> str:
             assert step_of(out_dir) == STEPS, (number, output)
             if number % 100 == 0:
                 print(f"{number} runs", flush=True)
-            alive.extend([started] if (started := next(runs, None)) else [])
+            started = next(runs, None)
+            if started:
+                alive.append(started)
     return f"{total} of {total} runs of 2 ranks ended without an error"
 
 
