@@ -163,7 +163,7 @@ class Session:
             chosen = {"attention": options.attention, "kernel": options.kernel}
             chosen = {name: value for name, value in chosen.items() if value != "saved"}
             config = dataclasses.replace(saved.config.model, **chosen)
-            models.append(checkpoints.build_model(saved, config).to(self.runtime.device))
+            models.append(checkpoints.build_eval_model(saved, config).to(self.runtime.device))
             self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
         self.model = models[0] if len(models) == 1 else Ensemble(models)
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
@@ -252,7 +252,11 @@ class Session:
         from page.export import write_page
 
         options, prompt = self.options, self.tokenizer.decode(self.encode(prompt))
-        size = write_page(Path(options.html), self.saved, self.model, options, prompt)
+        model = self.model
+        if self.saved.config.model.ngram_model:
+            notify("a page has no n-gram model: it runs the GPT alone, unlike sample.py")
+            model = self.model.gpt
+        size = write_page(Path(options.html), self.saved, model, options, prompt)
         half = "; --html-dtype=float16 halves it" * (options.html_dtype == "float32")
         print(f"{escape(options.html)}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 

@@ -212,9 +212,11 @@ def build_run(
             *checkpoints.environment_changes(saved, corpus, runtime),
         ]
         run = checkpoints.restore(saved, config, corpus, runtime)
-        if checkpoints.validation_text_differs(saved, config, corpus):
+        if checkpoints.best_loss_differs(saved, config, corpus):
             run.progress.forget_best()
-            changes.append("a different validation text, so the best loss is reset")
+            changes.append(
+                "the validation text or the n-gram model differs, so the best loss is reset"
+            )
         return run, saved, changes
     model = initial_model(config, parent, corpus.tokenizer.vocabulary)
     return Run(model, config, corpus, runtime), None, []

@@ -30,6 +30,7 @@ from configs.schema import (
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
+from model.ngram_model import NgramMixture, NgramModel
 from training.health import WARNINGS
 from training.runtime import Runtime
 from training.state import Progress, Run
@@ -55,7 +56,11 @@ REQUIRED = {  # entries of these parts that every checkpoint must have
 }
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
 # new value takes effect. (A new residual_init would not: the weights are already initialized.)
-CHANGEABLE_SETTINGS = {"attention", "kernel", "dropout", "attention_dropout", "ngram_dropout"}
+CHANGEABLE_SETTINGS = {
+    "attention", "kernel", "dropout", "attention_dropout", "ngram_model", "ngram_weight"
+}  # fmt: skip
+NGRAM_TEXT = "ngram_model.text"  # tensor with the ids of the training text
+REMOVED_SETTINGS = {"ngram_dropout": 0.0}  # of the model, and the value that had no effect
 FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",
@@ -70,7 +75,8 @@ class Checkpoint:
 
     `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model, ema
     (if the run has one), exp_avg, exp_avg_sq and momentum, and the parameters as in
-    `GPT.named_slices`: they do not depend on the attention layout.
+    `GPT.named_slices`: they do not depend on the attention layout. With an n-gram model there is
+    also NGRAM_TEXT.
 
     Raises CheckpointError for a field of the wrong type. `restore` and `build_model` check the
     names and shapes of the tensors against a model.
@@ -134,6 +140,9 @@ def capture(run: Run, events: dict[str, int]) -> Checkpoint:
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
                 "the weights are no longer finite"
             )
+    if run.ngram_model is not None:
+        dtype = ngram_text_dtype(run.model.vocab_size)
+        tensors[NGRAM_TEXT] = torch.tensor(run.ngram_model.ids, dtype=dtype)
     if run.scaler.is_enabled():
         scaler = run.scaler.state_dict()
         run.progress.record_loss_scale(scaler["scale"], scaler["_growth_tracker"])
@@ -157,7 +166,9 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     _check_fixed_settings(saved, config)
     _check_saved_model_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
-    named, tensors = _tensors_of(run), saved.tensors
+    named = _tensors_of(run)
+    # the run has counted the n-grams of its training text, which may have changed
+    tensors = {name: each for name, each in saved.tensors.items() if name != NGRAM_TEXT}
     if run.ema_model is None:
         tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
     elif not saved.has_ema:  # the EMA starts now, from the weights
@@ -188,7 +199,7 @@ def check_has_optimizer_state(saved: Checkpoint) -> None:
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """Build the model of a checkpoint, with its EMA weights if it has them.
 
-    `config` may differ from the saved one in layout, kernel and dropout. Raises CheckpointError
+    `config` may differ from the saved one in CHANGEABLE_SETTINGS. Raises CheckpointError
     unless every weight fits.
     """
     _check_saved_model_size(saved)
@@ -199,6 +210,30 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
         check_tensors(saved.shown_path, tensors, named)
     model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
     return model
+
+
+def build_eval_model(saved: Checkpoint, config: ModelConfig) -> GPT | NgramMixture:
+    """Build the model to evaluate and sample: that of `build_model`, mixed with an n-gram model.
+
+    Raises CheckpointError unless every weight fits, and the n-gram model's text fits the
+    vocabulary.
+    """
+    gpt, text = build_model(saved, config), saved.tensors.get(NGRAM_TEXT)
+    if not config.ngram_model:
+        return gpt
+    dtype, V = ngram_text_dtype(len(saved.vocabulary)), len(saved.vocabulary)
+    valid = text is not None and text.dtype == dtype and text.dim() == 1 and len(text)
+    if not valid or not 0 <= text.min() <= text.max() < V:
+        raise CheckpointError(
+            f"{saved.shown_path}: its config describes an n-gram model, but {NGRAM_TEXT} is not a "
+            "text in its vocabulary"
+        )
+    return NgramMixture(gpt, NgramModel(text.numpy(), config.ngram_model, V))
+
+
+def ngram_text_dtype(vocab_size: int) -> torch.dtype:
+    """Return the dtype of the ids in NGRAM_TEXT."""
+    return torch.uint8 if vocab_size <= 256 else torch.int32
 
 
 def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
@@ -344,6 +379,10 @@ def load(path: Path) -> Checkpoint:
                 f"{shown_path}: {name} must be {'a string' if kind is str else 'a mapping'}, "
                 f"but is {brief(parts[name])}"
             )
+    model_settings = parts["config"].get("model")
+    for name, value in REMOVED_SETTINGS.items():
+        if type(model_settings) is dict and model_settings.get(name) == value:
+            del model_settings[name]
     try:
         config = from_dict(parts["config"])
     except ConfigError as error:
@@ -421,18 +460,24 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     }
 
 
-def validation_text_differs(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether the best loss of a checkpoint is for a different validation text."""
-    return _validation_text(saved.config, saved.data) != _validation_text(
-        config, _data_facts(corpus)
-    )
+def best_loss_differs(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+    """Return whether the best loss of a checkpoint is not comparable with those of this run.
+
+    It is for a different validation text, or for another mixture with an n-gram model.
+    """
+    facts = _data_facts(corpus)
+    return _best_loss_conditions(saved.config, saved.data) != _best_loss_conditions(config, facts)
 
 
-def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
-    """Identify a validation text: by its own SHA-256, or as a fraction of the source text."""
-    sha256 = facts.get("val_sha256")
+def _best_loss_conditions(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
+    """Return what a best loss depends on, besides the weights.
+
+    The validation text is identified by its own SHA-256, or as a fraction of the source text.
+    """
+    sha256, model = facts.get("val_sha256"), config.model
     split = () if sha256 else (facts["sha256"], config.data.val_fraction)
-    return (sha256, *split, config.data.encoding, config.data.newlines)
+    mixture = (model.ngram_model, model.ngram_weight) if model.ngram_model else ()
+    return (sha256, *split, config.data.encoding, config.data.newlines, *mixture)
 
 
 def _shown(value: object) -> str:

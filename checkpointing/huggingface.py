@@ -33,6 +33,7 @@ CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means suc
     "positions": "learned",
     "token_shifts": 0,
     "ngram_embeddings": 0,
+    "ngram_model": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,

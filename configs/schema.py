@@ -125,9 +125,6 @@ class ModelConfig(Checked):
         "a hash table of its own; 0: none",
         "[0, 16]",
     )
-    ngram_dropout: float = setting(
-        0.0, "dropout probability of an n-gram's whole embedding", "[0, 1)"
-    )
     norm: str = setting(
         "layernorm", "normalization before each branch", choices=("layernorm", "rmsnorm")
     )
@@ -153,6 +150,16 @@ class ModelConfig(Checked):
         "scaled",
         "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2)",
         choices=("scaled", "zero"),
+    )
+
+    ngram_model: int = setting(
+        0,
+        "n-gram model of the training text, mixed with the GPT in evaluation and sampling: the "
+        "length of its longest n-grams; 0: none",
+        "[0, 16]",
+    )
+    ngram_weight: float = setting(
+        0.3, "weight of the n-gram model's probabilities in the mixture", "[0, 1]"
     )
 
     @property

@@ -43,6 +43,12 @@ class Report:
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             f"device      {run.runtime}; attention kernel: {run.config.model.kernel}",
         ]
+        if run.ngram_model is not None:
+            ngrams, size = run.ngram_model.size
+            lines.append(
+                f"n-grams     {ngrams:,} with up to {run.ngram_model.order} characters, "
+                f"{size / 1e6:.1f} MB; the n-gram model has weight {run.config.model.ngram_weight}"
+            )
         if run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         for line in lines:

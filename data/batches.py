@@ -33,6 +33,10 @@ class Split:
     def __len__(self) -> int:
         return sum(end - start for start, end in self.segments)
 
+    def text(self) -> np.ndarray:
+        """Return the ids of all segments, one after the other."""
+        return np.concatenate([self.ids[start:end] for start, end in self.segments])
+
     def head(self, predictions: int) -> "Split":
         """Return the beginning of this split that has this many predictions, at least one."""
         segments, left = [], max(1, predictions)

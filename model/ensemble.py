@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from model.fast_decode import FastDecoder
 from model.gpt import GPT
 from model.kv_cache import KVCache
+from model.ngram_model import NgramMixture, NgramMixtureDecoder
 
 
 class Ensemble(nn.Module):
@@ -22,7 +23,7 @@ class Ensemble(nn.Module):
     mean probabilities, so sampling filters apply to the average.
     """
 
-    def __init__(self, models: Sequence[GPT]):
+    def __init__(self, models: Sequence[GPT | NgramMixture]):
         super().__init__()
         self.models = nn.ModuleList(models)
         self.config = models[0].config  # its block_size is that of all
@@ -47,11 +48,11 @@ class Ensemble(nn.Module):
 
 
 class EnsembleDecoder:
-    """A `FastDecoder` for each model of an ensemble, called as one."""
+    """A decoder for each model of an ensemble, called as one."""
 
     def __init__(self, ensemble: Ensemble):
         self.ensemble = ensemble
-        self.decoders = [FastDecoder(model) for model in ensemble.models]
+        self.decoders = [build_decoder(model) for model in ensemble.models]
         self.threads = max(decoder.threads for decoder in self.decoders)
         self.caches, self.caches_by_model = None, []
 
@@ -61,6 +62,17 @@ class EnsembleDecoder:
             self.caches, self.caches_by_model = caches, self.ensemble.split(caches)
         pairs = zip(self.decoders, self.caches_by_model, strict=True)
         return log_mean_probs([torch.from_numpy(each(ids, own)) for each, own in pairs]).numpy()
+
+
+def build_decoder(
+    model: GPT | NgramMixture | Ensemble,
+) -> FastDecoder | NgramMixtureDecoder | EnsembleDecoder:
+    """Build the fast decoder of a model: it computes one token for one text, on a CPU."""
+    if isinstance(model, Ensemble):
+        return EnsembleDecoder(model)
+    if isinstance(model, NgramMixture):
+        return NgramMixtureDecoder(model)
+    return FastDecoder(model)
 
 
 def log_mean_probs(logits: Sequence[Tensor]) -> Tensor:

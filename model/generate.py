@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.ensemble import Ensemble, EnsembleDecoder
-from model.fast_decode import FastDecoder
+from model.ensemble import Ensemble, build_decoder
 from model.gpt import GPT
 from model.kv_cache import KVCache
+from model.ngram_model import NgramMixture
 
 GREEDY_BELOW = 1e-6  # temperature
 FAST_TOLERANCE = 1e-4  # allowed difference between its logits and the model's; usually 6e-6
@@ -137,7 +137,7 @@ class Generation:
 
     def __init__(
         self,
-        model: GPT | Ensemble,
+        model: GPT | NgramMixture | Ensemble,
         sampler: Sampler,
         *,
         cache: bool = True,
@@ -154,8 +154,7 @@ class Generation:
         weight = next(model.parameters())
         float32_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
         use_fast = fast and cache and len(self.ids) == 1 and float32_on_cpu
-        decoder_type = EnsembleDecoder if isinstance(model, Ensemble) else FastDecoder
-        self.decoder = decoder_type(model) if use_fast else None
+        self.decoder = build_decoder(model) if use_fast else None
         self.decoder_checked = False
 
     def append(self, ids: np.ndarray) -> None:
@@ -222,7 +221,7 @@ class Generation:
 
 
 def generate(
-    model: GPT | Ensemble,
+    model: GPT | NgramMixture | Ensemble,
     prompt: Tensor,
     sampler: Sampler,
     max_new_tokens: int,

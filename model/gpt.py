@@ -175,12 +175,7 @@ class GPT(nn.Module):
             hashed = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
             codes = self.ngram_codes[ids]
             ngrams = [embedding(hash_ngrams(codes, n)[:, start:]) for n, embedding in hashed]
-            ngrams = torch.stack(ngrams, dim=2)  # (B, T, tables, width)
-            # Dropout of whole embeddings: the model must also predict without a long n-gram, which
-            # it could otherwise memorize.
-            ones = torch.ones_like(ngrams[..., :1])
-            ngrams = ngrams * dropout(ones, self.config.ngram_dropout, self.training)
-            x = x + self.ngram_projection(ngrams.flatten(2))
+            x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         return dropout(x, self.config.dropout, self.training)

@@ -30,6 +30,7 @@ BASE = {
     "n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "batch_size": 4, "max_iters": 20,
     "warmup_iters": 2, "eval_interval": 10, "sample_chars": 5, "device": "cpu",
     "dtype": "float32", "schedule": "trapezoid", "optimizer": "muon",
+    "ngram_model": 2,
 }  # fmt: skip
 BEST_DEVICE = runtime.select_runtime("auto", "auto").device
 FIXED = {  # settings of the model that decide what its weights mean, and another value of each
@@ -77,6 +78,16 @@ def texts(run):
     ]
 
 
+def ngram_weight(run):
+    """The weight of the n-gram model in the evaluated model, measured by its predictions."""
+    ids = torch.from_numpy(run.corpus.train.text()[None, :8].astype("int64"))
+    with torch.inference_mode():
+        models = (run.eval_model, run.eval_gpt)
+        both, gpt = (model.eval()(ids).double().softmax(-1) for model in models)
+    ngrams = torch.from_numpy(run.ngram_model.probs(ids.numpy(), 8))
+    return round(((both - gpt) / (ngrams - gpt)).median().item(), 3)
+
+
 # setting: the changed value, and what is measured in the running objects: (run) -> value, expected
 EFFECTS = {
     "data.sources": ("other.txt", lambda run: texts(run)[0][:5], "Zweil"),
@@ -92,7 +103,8 @@ EFFECTS = {
                                         block(run).mlp.dropout,
                                         block(run).attention.attention_dropout), (0.7,) * 4),
     "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
-    "model.ngram_dropout": (0.7, lambda run: run.model.config.ngram_dropout, 0.7),
+    "model.ngram_model": (3, lambda run: run.ngram_model.order, 3),
+    "model.ngram_weight": (1.0, lambda run: ngram_weight(run), 1),
     "train.batch_size": (6, lambda run: len(TrainStep(run, print).batches(0)[0]), 6),
     "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run, print)().tokens, 3 * 4 * 8),
     "train.max_iters": (15, lambda run: due(run, "evaluation_due") or rates(run)[14] < 0.5, True),
@@ -110,7 +122,7 @@ EFFECTS = {
     "train.schedule": ("constant", lambda run: rates(run)[-1], 1.0),
     "train.warmup_iters": (5, lambda run: rates(run)[0], 1 / 6),
     "train.cooldown_iters": (15, lambda run: rates(run)[6] < 1, True),
-    "train.ema": (0.5, lambda run: run.eval_model is run.ema_model is not None, True),
+    "train.ema": (0.5, lambda run: run.eval_gpt is run.ema_model is not None, True),
     "train.on_nonfinite": ("skip", losses_after_nan, True),
     "train.patience": (3, lambda run: patience_of(run), 3),
     "train.eval_interval": (5, lambda run: due(run, "evaluation_due"), True),
@@ -264,7 +276,8 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
         *rest, *changed, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change",
         "--max_iters=6", "--eval_interval=2", "--patience=3",
     )  # fmt: skip
-    assert code == 0 and "; a different validation text, so the best loss is reset" in output
+    reset = "; the validation text or the n-gram model differs, so the best loss is reset"
+    assert code == 0 and reset in output
     assert "; the best so far" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best["step"] in (4, 6) and best["best_loss"] > 1

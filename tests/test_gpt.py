@@ -72,24 +72,6 @@ def test_each_ngram_is_added_from_its_row_of_its_own_table():
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
 
 
-def test_ngram_dropout_drops_whole_embeddings_in_training_mode_only():
-    model = build(ngram_embeddings=5, ngram_dropout=0.5, positions="rope").double()
-    tables, seen = model.ngram_embeddings, []
-    with torch.no_grad():
-        for table in tables:
-            table.weight.fill_(1.0)
-    model.ngram_projection.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    model(IDS.repeat(40, 1))
-    (dropped,) = (each.unflatten(2, (3, -1)) for each in seen)  # (B, T, tables, width)
-    assert torch.equal(dropped, dropped[..., :1].expand_as(dropped))
-    assert dropped.unique().tolist() == [0, 2]
-    assert dropped.mean(dim=(0, 1, 3)).tolist() == pytest.approx([1, 1, 1], abs=0.15)
-    first, second = dropped[:, :, 0, 0].flatten(), dropped[:, :, 1, 0].flatten()
-    assert (first * second).mean().item() == pytest.approx(1, abs=0.2)  # independent
-    model.eval()(IDS)
-    assert torch.equal(seen[1], torch.ones_like(seen[1]))
-
-
 def test_an_ngram_has_one_row_wherever_it_is_and_few_share_it():
     ids = torch.randint(65, (1, 5000), generator=torch.Generator().manual_seed(0))
     ids[0, 4000:] = ids[0, 1000:2000]

@@ -214,6 +214,7 @@ NOT_CLASSIC = {
     "positions": ("rope", "positions 'rope' (GPT-2: 'learned')"),
     "token_shifts": (2, "token_shifts 2 (GPT-2: 0)"),
     "ngram_embeddings": (4, "ngram_embeddings 4 (GPT-2: 0)"),
+    "ngram_model": (3, "ngram_model 3 (GPT-2: 0)"),
     "norm": ("rmsnorm", "norm 'rmsnorm' (GPT-2: 'layernorm')"),
     "mlp": ("swiglu", "mlp 'swiglu' (GPT-2: 'gelu')"),
     "qk_norm": (True, "qk_norm true (GPT-2: false)"),
@@ -240,7 +241,7 @@ def test_all_settings_in_the_way_are_named_at_once(tmp_path):
 def test_every_setting_of_the_model_is_exported_or_refused():
     """A new choice of ModelConfig must enter the list of what GPT-2 has, or the exported files."""
     exported = {"bias", "tied"}
-    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys()
+    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys() | {"ngram_model"}
 
 
 @pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])

@@ -17,6 +17,7 @@ from data.batches import evaluation_windows
 from model.ensemble import Ensemble
 from model.generate import Sampler, generate
 from model.gpt import GPT
+from model.ngram_model import NgramMixture
 from training import health
 from training.runtime import Runtime
 from training.state import Run
@@ -114,7 +115,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 @torch.inference_mode()
 def loss_sums_by_position(
-    model: GPT | Ensemble, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT | NgramMixture | Ensemble,
+    windows: Iterable[tuple[np.ndarray, np.ndarray]],
+    runtime: Runtime,
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
@@ -135,7 +138,9 @@ def loss_sums_by_position(
 
 
 def exact_loss(
-    model: GPT | Ensemble, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT | NgramMixture | Ensemble,
+    windows: Iterable[tuple[np.ndarray, np.ndarray]],
+    runtime: Runtime,
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
     nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)
@@ -158,7 +163,7 @@ def run_probe(run: Run) -> Probe:
     length = min(PROBE_LENGTH, run.config.model.block_size, end - start)
     ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
     on_device = torch.from_numpy(ids).to(run.runtime.device)
-    maps = [weights.float().cpu() for weights in run.eval_model.attention_maps(on_device)]
+    maps = [weights.float().cpu() for weights in run.eval_gpt.attention_maps(on_device)]
     with torch.inference_mode():
         logits = run.eval_model(on_device[None])[0, -1]  # (V,)
     return Probe(run.corpus.tokenizer.decode(ids), maps, logits.float().softmax(-1).cpu())

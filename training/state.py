@@ -11,14 +11,17 @@ from functools import cached_property
 
 import torch
 
+from common.errors import ConfigError
 from configs.schema import Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
+from model.ngram_model import NgramMixture, NgramModel
 from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
 
+MAX_NGRAM_TEXT = 10_000_000  # characters; the n-gram model and every checkpoint store the text
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
@@ -86,12 +89,16 @@ class Progress:
 
 
 class Run:
-    """A model in training with its settings, text, optimizers and progress, which starts at 0."""
+    """A model in training with its settings, text, optimizers and progress, which starts at 0.
+
+    Raises ConfigError for an n-gram model of a text that is too long for one.
+    """
 
     def __init__(self, model: GPT, config: Config, corpus: Corpus, runtime: Runtime):
         self.config, self.corpus, self.runtime = config, corpus, runtime
         self.model = model.to(runtime.device)
         self.ema_model = copy.deepcopy(self.model) if config.train.ema else None
+        self.ngram_model = build_ngram_model(config, corpus)
         self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
         self.progress = Progress()
         scaled = runtime.dtype == torch.float16 and runtime.device.type == "cuda"
@@ -112,9 +119,16 @@ class Run:
         return self.batches.epochs(batches)
 
     @property
-    def eval_model(self) -> GPT:
-        """The model to evaluate and sample: the EMA if there is one."""
+    def eval_gpt(self) -> GPT:
+        """The GPT to evaluate and sample: the EMA if there is one."""
         return self.model if self.ema_model is None else self.ema_model
+
+    @property
+    def eval_model(self) -> GPT | NgramMixture:
+        """The model to evaluate and sample: `eval_gpt`, mixed with the n-gram model if it is on."""
+        if self.ngram_model is None:
+            return self.eval_gpt
+        return NgramMixture(self.eval_gpt, self.ngram_model)
 
     @property
     def evaluation_due(self) -> bool:
@@ -145,9 +159,13 @@ class Run:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """An upper bound on a checkpoint's size: weights, at most two moments, and the EMA."""
+        """An upper bound on a checkpoint's size.
+
+        It has weights, at most two moments, the EMA, and the text of the n-gram model.
+        """
         copies = 3 + (self.ema_model is not None)
-        return copies * sum(parameter.nbytes for parameter in self.model.parameters())
+        text = 0 if self.ngram_model is None else 4 * len(self.ngram_model.ids)
+        return copies * sum(parameter.nbytes for parameter in self.model.parameters()) + text
 
     @torch.no_grad()
     def update_ema(self) -> None:
@@ -157,3 +175,15 @@ class Run:
         pairs = zip(self.ema_model.parameters(), self.model.parameters(), strict=True)
         for average, parameter in pairs:
             average.lerp_(parameter, 1 - decay)
+
+
+def build_ngram_model(config: Config, corpus: Corpus) -> NgramModel | None:
+    """Count the n-grams of the training text, if the settings ask for an n-gram model."""
+    if not config.model.ngram_model:
+        return None
+    if len(corpus.train) > MAX_NGRAM_TEXT:
+        raise ConfigError(
+            f"model.ngram_model: the training text has {len(corpus.train):,} characters; at most "
+            f"{MAX_NGRAM_TEXT:,} are allowed; set it to 0"
+        )
+    return NgramModel(corpus.train.text(), config.model.ngram_model, len(corpus.tokenizer))

@@ -1,0 +1,185 @@
+"""Reference marks: losses of several kinds of models on one text: python -m benchmarks.marks
+
+    python -m benchmarks.marks out/best1 out/best2 --ensemble out/best1 out/best2
+
+Prints a table for each class, in nats per character of the same validation text:
+
+- fixed models: n-grams with modified Kneser-Ney smoothing, each checkpoint, and their ensemble
+- the same models with overlapping windows, so that no context is shorter than half a window
+- models that learn as they read: PPMd and zpaq, and each checkpoint by dynamic evaluation
+
+Classes are not comparable with each other. PPMd needs the package pyppmd, zpaq the program zpaq; a
+mark that is not installed is left out, and named. Every model has learned from the training text.
+"""
+
+import argparse
+import math
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from checkpointing import checkpoint
+from data.batches import Split, evaluation_windows
+from data.corpus import load_corpus
+from model.ensemble import Ensemble
+from model.gpt import GPT
+from model.ngram_model import NgramMixture, NgramModel
+from training import runtime
+from training.evaluate import BATCH_SIZE, cross_entropy, exact_loss, loss_sums_by_position
+
+TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
+LONGEST_NGRAM = 8
+PIECE = 10_000  # characters that an n-gram model predicts at a time
+LEARNING_RATE = 0.1  # of dynamic evaluation: plain SGD
+PPMD_ORDERS = (4, 5, 6, 8)
+ZPAQ_METHOD = "5"  # the strongest: context mixing
+
+
+def load_model(folder: str, vocabulary: str) -> GPT | NgramMixture:
+    """Load the best model of a run, or a checkpoint; exit for another vocabulary than the text's."""
+    path, _ = checkpoint.resolve(Path(folder), "best")
+    saved = checkpoint.load(path)
+    if saved.vocabulary != vocabulary:
+        raise SystemExit(f"error: {folder} has another vocabulary than the text")
+    return checkpoint.build_eval_model(saved, saved.config.model).eval()
+
+
+def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:
+    """Return the loss of an n-gram model, in nats per character."""
+    nats = 0.0
+    for start in range(0, len(ids) - 1, PIECE):
+        y = ids[start + 1 : start + PIECE + 1]
+        x = ids[max(0, start + 1 - model.order) : start + len(y)]
+        probs = model.probs(x[None], len(y))[0]
+        nats -= np.log(probs[np.arange(len(y)), y], dtype=np.float64).sum()
+    return nats / (len(ids) - 1)
+
+
+def overlapping_loss(model: GPT | NgramMixture | Ensemble, ids: np.ndarray) -> float:
+    """Return the loss with windows that overlap by half, in nats per character.
+
+    Except in the first window, only the second half of each is counted: there, a prediction has at
+    least block_size / 2 characters of context.
+    """
+    float32, T = runtime.select_runtime("cpu", "float32"), model.config.block_size
+    half = max(1, T // 2)
+    windows = evaluation_windows(Split(ids, ((0, min(T + 1, len(ids))),)), T, 1)
+    sums = [loss_sums_by_position(model, windows, float32)]
+    starts = range(half, len(ids) - 1 - (T - half), half)
+    segments = Split(ids, tuple((start, min(start + T + 1, len(ids))) for start in starts))
+    if starts:
+        windows = evaluation_windows(segments, T, BATCH_SIZE)
+        sums.append(loss_sums_by_position(model, windows, float32)[:, T - half :])
+    nats, counts = (sum(each[i].sum() for each in sums) for i in (0, 1))
+    assert counts == len(ids) - 1, "each prediction is counted once"
+    return float(nats / counts)
+
+
+def dynamic_loss(model: GPT | NgramMixture, ids: np.ndarray, learning_rate: float) -> float:
+    """Return the loss of a model that takes a step of SGD on each window after its prediction.
+
+    Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", without its decay. Dropout
+    is off. The weights of `model` change. The n-gram model of a mixture does not learn.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    nats = 0.0
+    for x, y in evaluation_windows(Split(ids, ((0, len(ids)),)), model.config.block_size, 1):
+        y = torch.from_numpy(y)
+        loss = cross_entropy(model(torch.from_numpy(x)), y)
+        nats += loss.item() * y.numel()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return nats / (len(ids) - 1)
+
+
+def compressed_loss(size: Callable[[bytes], int], train: bytes, val: bytes) -> float:
+    """Return what `val` adds to the compressed size of `train`, in nats per character."""
+    added = size(train + val) - size(train)  # bytes
+    return 8 * math.log(2) * added / len(val.decode())
+
+
+def zpaq_size(text: bytes) -> int:
+    """Return the size of a text in a zpaq archive, in bytes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text").write_bytes(text)
+        command = ["zpaq", "add", "text.zpaq", "text", f"-m{ZPAQ_METHOD}"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        return (folder / "text.zpaq").stat().st_size
+
+
+def compressors() -> Iterator[tuple[str, Callable[[bytes], int]]]:
+    """Yield the compressors that are installed: a name, and a function from a text to its size."""
+    try:
+        import pyppmd
+    except ImportError:
+        print("PPMd: not installed (pip install pyppmd)")
+    else:
+        for order in PPMD_ORDERS:
+            yield (
+                f"PPMd, order {order}",
+                lambda text, order=order: len(
+                    pyppmd.compress(text, max_order=order, mem_size=1 << 28)
+                ),
+            )
+    if shutil.which("zpaq"):
+        yield f"zpaq -m{ZPAQ_METHOD}", zpaq_size
+    else:
+        print("zpaq: not installed")
+
+
+def print_table(title: str, rows: Iterator[tuple[str, float]]) -> None:
+    print(f"\n| {title} | loss |\n| --- | ---: |")
+    for name, loss in rows:
+        print(f"| {name} | {loss:.4f} |", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("ckpt", nargs="*", help="run folders or checkpoints, one row each")
+    parser.add_argument("--ensemble", nargs="+", default=[], metavar="CKPT", help="one more row")
+    parser.add_argument("--text", type=Path, default=TEXT, help="its last tenth is predicted")
+    options = parser.parse_args(arguments)
+    corpus = load_corpus([str(options.text)], notify=print)
+    vocabulary = corpus.tokenizer.vocabulary
+    train, val = (each.ids[slice(*each.segments[0])] for each in (corpus.train, corpus.val))
+    models = {name: load_model(name, vocabulary) for name in options.ckpt}
+    if options.ensemble:
+        members = [load_model(name, vocabulary) for name in options.ensemble]
+        models[f"mean of {len(members)}: {', '.join(options.ensemble)}"] = Ensemble(members)
+    float32 = runtime.select_runtime("cpu", "float32")
+
+    def fixed() -> Iterator[tuple[str, float]]:
+        for order in range(1, LONGEST_NGRAM + 1):
+            loss = ngram_loss(NgramModel(train, order, len(vocabulary)), val)
+            yield f"modified Kneser-Ney, order {order}", loss
+        for name, model in models.items():
+            windows = evaluation_windows(
+                Split(val, ((0, len(val)),)), model.config.block_size, BATCH_SIZE
+            )
+            yield name, exact_loss(model, windows, float32)
+
+    def learning() -> Iterator[tuple[str, float]]:
+        texts = [corpus.tokenizer.decode(ids).encode() for ids in (train, val)]
+        for name, size in compressors():
+            yield name, compressed_loss(size, *texts)
+        for name in options.ckpt:
+            yield f"{name}, dynamic evaluation", dynamic_loss(models[name], val, LEARNING_RATE)
+
+    print_table("fixed models", fixed())
+    if models:
+        print_table(
+            "overlapping windows",
+            ((name, overlapping_loss(model, val)) for name, model in models.items()),
+        )
+    print_table("models that learn as they read", learning())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""An n-gram model of the training text, and the mixture of a GPT with it.
+
+A network must learn even a fixed phrase from gradients. An n-gram model has counted it. The mixture
+uses both: its probabilities are a weighted mean of theirs. The network is trained alone.
+
+B batch, T new tokens, S total tokens, V vocabulary
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from model.fast_decode import FastDecoder
+from model.gpt import GPT
+from model.kv_cache import KVCache
+
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where counts do not define the discounts; those of KenLM
+MAX_NUMBER = 2**53  # n-grams are numbers below this limit: JavaScript's numbers are exact to here
+
+
+@dataclass(frozen=True, eq=False)
+class NgramTable:
+    """The n-grams of one length n: contexts of n - 1 characters, and the characters after them.
+
+    contexts    each context as a number, sorted
+    starts      entries starts[i] to starts[i + 1] - 1 belong to context i
+    characters  of each entry: a character seen after the context
+    probs       of each entry: the discounted probability of the character
+    backoffs    of each context: the probability that is left to the lower order
+    """
+
+    contexts: np.ndarray
+    starts: np.ndarray
+    characters: np.ndarray
+    probs: np.ndarray
+    backoffs: np.ndarray
+
+
+class NgramModel:
+    """An n-gram model with modified Kneser-Ney smoothing, interpolated.
+
+    (Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling",
+    section 3.) The longest n-grams have `order` characters. For a large vocabulary they are
+    shorter: vocab_size^order must not exceed MAX_NUMBER.
+
+    Each order discounts its counts and gives what it has left to the order below:
+
+        p_n(c | context) = discounted(count of context + c) / count of context
+                           + backoff(context) * p_(n-1)(c | context without its first character)
+
+    Below the highest order, an n-gram's count is the number of different characters before it.
+    """
+
+    def __init__(self, ids: np.ndarray, order: int, vocab_size: int):
+        """Count the n-grams of ids (N,), which must not be empty."""
+        self.ids, self.vocab_size = ids, vocab_size
+        while order > 1 and (vocab_size**order > MAX_NUMBER or order > len(ids)):
+            order -= 1
+        self.tables: list[NgramTable] = []  # [n - 1] has the n-grams of length n
+        ngrams, counts = np.unique(self._numbers(ids[None], order), return_counts=True)
+        for n in range(order, 0, -1):
+            self.tables.insert(0, build_table(ngrams, counts, vocab_size))
+            # without its first character; once for each character that is seen there
+            ngrams, counts = np.unique(ngrams % vocab_size ** (n - 1), return_counts=True)
+
+    @property
+    def order(self) -> int:
+        """The length of the longest n-grams."""
+        return len(self.tables)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of n-grams of all lengths, and of bytes in memory."""
+        arrays = [array for table in self.tables for array in vars(table).values()]
+        return sum(len(table.probs) for table in self.tables), sum(each.nbytes for each in arrays)
+
+    def probs(self, ids: np.ndarray, new: int) -> np.ndarray:
+        """Return the probabilities after each of the last `new` tokens of ids (B, S): (B, T, V).
+
+        Contexts do not reach beyond the beginning of `ids`.
+        """
+        V, ids = self.vocab_size, ids[:, -(new + self.order - 1) :]
+        probs = np.full((len(ids) * new, V), 1 / V, np.float32)
+        rows = np.arange(len(probs)).reshape(len(ids), new)  # (B, T)
+        for n, table in enumerate(self.tables[: ids.shape[1] + 1], 1):
+            contexts = self._numbers(ids, n - 1)[:, -new:]  # the first tokens may lack a context
+            row = rows[:, new - contexts.shape[1] :].ravel()
+            i = np.searchsorted(table.contexts, contexts.ravel())
+            i[i == len(table.contexts)] = 0
+            known = table.contexts[i] == contexts.ravel()
+            row, i = row[known], i[known]
+            probs[row] *= table.backoffs[i, None]
+            # the entries of all known contexts, one after the other
+            counts = table.starts[i + 1] - table.starts[i]
+            ends = np.cumsum(counts)
+            entries = np.arange(counts.sum()) + np.repeat(table.starts[i + 1] - ends, counts)
+            probs[np.repeat(row, counts), table.characters[entries]] += table.probs[entries]
+        return probs.reshape(len(ids), new, V)
+
+    def _numbers(self, ids: np.ndarray, n: int) -> np.ndarray:
+        """Return every n-gram of ids (B, S) as a number with base V: (B, S - n + 1), int64."""
+        last = ids.shape[1] - n + 1
+        numbers = np.zeros((len(ids), last), np.int64)
+        for i in range(n):
+            numbers = numbers * self.vocab_size + ids[:, i : last + i]
+        return numbers
+
+
+def build_table(ngrams: np.ndarray, counts: np.ndarray, vocab_size: int) -> NgramTable:
+    """Build the table of one order from its sorted n-grams, as numbers, and their counts."""
+    discounts = np.array([0.0, *kneser_ney_discounts(counts)])[np.minimum(counts, 3)]
+    contexts, starts = np.unique(ngrams // vocab_size, return_index=True)
+    totals = np.add.reduceat(counts, starts)
+    entries = np.diff(starts, append=len(ngrams))
+    return NgramTable(
+        contexts=contexts,
+        starts=np.append(starts, len(ngrams)),
+        characters=(ngrams % vocab_size).astype(np.int32),
+        probs=((counts - discounts) / np.repeat(totals, entries)).astype(np.float32),
+        backoffs=(np.add.reduceat(discounts, starts) / totals).astype(np.float32),
+    )
+
+
+def kneser_ney_discounts(counts: np.ndarray) -> tuple[float, ...]:
+    """Return the discounts of count 1, 2, and 3 or more (Chen and Goodman 1998, equation 26)."""
+    n1, n2, n3, n4 = (int((counts == k).sum()) for k in (1, 2, 3, 4))
+    if not (n1 and n2 and n3):
+        return FALLBACK_DISCOUNTS
+    y = n1 / (n1 + 2 * n2)
+    discounts = 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3
+    return discounts if min(discounts) >= 0 else FALLBACK_DISCOUNTS
+
+
+class NgramMixture(nn.Module):
+    """A GPT and an n-gram model whose probabilities are mixed, used in place of the GPT.
+
+    It has what evaluation and generation need of a `GPT`. Its logits are the logarithms of
+
+        (1 - ngram_weight) * the GPT's probabilities + ngram_weight * the n-gram model's
+    """
+
+    def __init__(self, gpt: GPT, ngram_model: NgramModel):
+        super().__init__()
+        self.gpt, self.ngram_model = gpt, ngram_model
+        self.config, self.new_caches = gpt.config, gpt.new_caches
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.gpt.blocks
+
+    def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
+        """Compute the logits (B, T, V) of what follows each of the T new tokens of ids (B, S).
+
+        Arguments and errors are those of `GPT.forward`.
+        """
+        return self.mix(self.gpt(ids, caches), ids.cpu().numpy())
+
+    def mix(self, logits: Tensor, ids: np.ndarray) -> Tensor:
+        """Mix the GPT's logits (B, T, V) after the last T tokens of ids (B, S).
+
+        The result is float32, or float64 if the logits are.
+        """
+        ngram_probs = torch.from_numpy(self.ngram_model.probs(ids, logits.size(1)))
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        probs = logits.softmax(-1, dtype=dtype)
+        weight = self.config.ngram_weight
+        return ((1 - weight) * probs + weight * ngram_probs.to(logits.device, dtype)).log()
+
+
+class NgramMixtureDecoder:
+    """The `FastDecoder` of a mixture's GPT, with the n-gram model mixed in."""
+
+    def __init__(self, mixture: NgramMixture):
+        self.mixture, self.decoder = mixture, FastDecoder(mixture.gpt)
+        self.threads = self.decoder.threads
+
+    def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
+        """Return the logits (1, V) after the last token of ids (S,); `caches` hold the others."""
+        logits = torch.from_numpy(self.decoder(ids, caches))
+        return self.mixture.mix(logits[None], ids[None])[0].numpy()
