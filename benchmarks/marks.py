@@ -41,7 +41,7 @@ ZPAQ_METHOD = "5"  # the strongest: context mixing
 
 
 def load_model(folder: str, vocabulary: str) -> GPT | NgramMixture:
-    """Load the best model of a run, or a checkpoint; exit for another vocabulary than the text's."""
+    """Load the best model of a run, or a checkpoint; the text must have its vocabulary."""
     path, _ = checkpoint.resolve(Path(folder), "best")
     saved = checkpoint.load(path)
     if saved.vocabulary != vocabulary:

@@ -120,7 +120,7 @@ def mixture(dtype=torch.float64, seed=0, **settings):
     gpt = GPT(config, V, seed)
     with torch.no_grad():
         for parameter in gpt.parameters():
-            parameter.mul_(20)  # initial predictions are almost uniform
+            parameter.mul_(10 if parameter.dim() == 2 else 1)  # initially almost uniform
     return NgramMixture(gpt.to(dtype), NgramModel(text_of(400, seed), 3, V)).eval()
 
 
