@@ -1,15 +1,19 @@
-"""Reference marks: losses of several kinds of models on one text: python -m benchmarks.marks
+"""Baselines: losses of several kinds of models on one text: python -m benchmarks.marks
 
     python -m benchmarks.marks out/best1 out/best2 --ensemble out/best1 out/best2
 
-Prints a table for each class, in nats per character of the same validation text:
+Prints one table per evaluation protocol, in nats per character of the same validation text:
 
-- fixed models: n-grams with modified Kneser-Ney smoothing, each checkpoint, and their ensemble
-- the same models with overlapping windows, so that no context is shorter than half a window
-- models that learn as they read: PPMd and zpaq, and each checkpoint by dynamic evaluation
+- fixed models: n-grams with modified Kneser-Ney smoothing, each checkpoint, and an ensemble. The
+  n-grams read the text without windows.
+- the same checkpoints with overlapping windows: after the first window, every prediction has at
+  least half a window of context
+- adaptive models, which learn from the validation text after predicting it: PPMd, zpaq, and each
+  checkpoint by dynamic evaluation
 
-Classes are not comparable with each other. PPMd needs the package pyppmd, zpaq the program zpaq; a
-mark that is not installed is left out, and named. Every model has learned from the training text.
+Losses of different protocols are not comparable. PPMd needs the package pyppmd, zpaq the program
+zpaq; tools that are not installed are skipped with a note. All models are trained on the training
+text alone; a checkpoint with another training text is refused.
 """
 
 import argparse
@@ -18,14 +22,16 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from checkpointing import checkpoint
+from configs.schema import DataConfig
 from data.batches import Split, evaluation_windows
-from data.corpus import load_corpus
+from data.corpus import Corpus, load_corpus
 from model.ensemble import Ensemble
 from model.gpt import GPT
 from model.ngram_model import NgramMixture, NgramModel
@@ -34,26 +40,27 @@ from training.evaluate import BATCH_SIZE, cross_entropy, exact_loss, loss_sums_b
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
 LONGEST_NGRAM = 8
-PIECE = 10_000  # characters that an n-gram model predicts at a time
+CHUNK = 10_000  # characters that an n-gram model predicts at a time
 LEARNING_RATE = 0.1  # of dynamic evaluation: plain SGD
 PPMD_ORDERS = (4, 5, 6, 8)
 ZPAQ_METHOD = "5"  # the strongest: context mixing
 
 
-def load_model(folder: str, vocabulary: str) -> GPT | NgramMixture:
-    """Load the best model of a run, or a checkpoint; the text must have its vocabulary."""
+def load_model(folder: str, corpus: Corpus) -> GPT | NgramMixture:
+    """Load the best model of a run, or a checkpoint; exit if it was trained on another text."""
     path, _ = checkpoint.resolve(Path(folder), "best")
     saved = checkpoint.load(path)
-    if saved.vocabulary != vocabulary:
-        raise SystemExit(f"error: {folder} has another vocabulary than the text")
+    settings = replace(saved.config.data, sources=DataConfig().sources)
+    if saved.data["sha256"] != corpus.sha256 or settings != DataConfig():
+        raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
     return checkpoint.build_eval_model(saved, saved.config.model).eval()
 
 
 def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:
     """Return the loss of an n-gram model, in nats per character."""
     nats = 0.0
-    for start in range(0, len(ids) - 1, PIECE):
-        y = ids[start + 1 : start + PIECE + 1]
+    for start in range(0, len(ids) - 1, CHUNK):
+        y = ids[start + 1 : start + CHUNK + 1]
         x = ids[max(0, start + 1 - model.order) : start + len(y)]
         probs = model.probs(x[None], len(y))[0]
         nats -= np.log(probs[np.arange(len(y)), y], dtype=np.float64).sum()
@@ -143,34 +150,42 @@ def print_table(title: str, rows: Iterator[tuple[str, float]]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("ckpt", nargs="*", help="run folders or checkpoints, one row each")
-    parser.add_argument("--ensemble", nargs="+", default=[], metavar="CKPT", help="one more row")
-    parser.add_argument("--text", type=Path, default=TEXT, help="its last tenth is predicted")
+    parser.add_argument(
+        "--ensemble", nargs="+", default=[], metavar="CKPT", help="add a row for their ensemble"
+    )
+    parser.add_argument(
+        "--text", type=Path, default=TEXT, help="a file; its last tenth is predicted"
+    )
     options = parser.parse_args(arguments)
+    if not options.text.is_file():
+        parser.error(f"--text: {options.text} is not a file")
     corpus = load_corpus([str(options.text)], notify=print)
     vocabulary = corpus.tokenizer.vocabulary
-    train, val = (each.ids[slice(*each.segments[0])] for each in (corpus.train, corpus.val))
-    models = {name: load_model(name, vocabulary) for name in options.ckpt}
+    train, val = corpus.train.text(), corpus.val.text()
+    models = {name: load_model(name, corpus) for name in options.ckpt}
     if options.ensemble:
-        members = [load_model(name, vocabulary) for name in options.ensemble]
-        models[f"mean of {len(members)}: {', '.join(options.ensemble)}"] = Ensemble(members)
+        members = [load_model(name, corpus) for name in options.ensemble]
+        models[f"ensemble of {', '.join(options.ensemble)}"] = Ensemble(members)
     float32 = runtime.select_runtime("cpu", "float32")
 
     def fixed() -> Iterator[tuple[str, float]]:
         for order in range(1, LONGEST_NGRAM + 1):
-            loss = ngram_loss(NgramModel(train, order, len(vocabulary)), val)
-            yield f"modified Kneser-Ney, order {order}", loss
+            model = NgramModel(train, order, len(vocabulary))
+            if model.order == order:  # it is lower for a large vocabulary
+                yield f"modified Kneser-Ney, order {order}", ngram_loss(model, val)
         for name, model in models.items():
             windows = evaluation_windows(
                 Split(val, ((0, len(val)),)), model.config.block_size, BATCH_SIZE
             )
             yield name, exact_loss(model, windows, float32)
 
-    def learning() -> Iterator[tuple[str, float]]:
+    def adaptive() -> Iterator[tuple[str, float]]:
         texts = [corpus.tokenizer.decode(ids).encode() for ids in (train, val)]
         for name, size in compressors():
             yield name, compressed_loss(size, *texts)
         for name in options.ckpt:
-            yield f"{name}, dynamic evaluation", dynamic_loss(models[name], val, LEARNING_RATE)
+            model = load_model(name, corpus)  # its weights change
+            yield f"{name}, dynamic evaluation", dynamic_loss(model, val, LEARNING_RATE)
 
     print_table("fixed models", fixed())
     if models:
@@ -178,7 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
             "overlapping windows",
             ((name, overlapping_loss(model, val)) for name, model in models.items()),
         )
-    print_table("models that learn as they read", learning())
+    print_table("adaptive models", adaptive())
 
 
 if __name__ == "__main__":

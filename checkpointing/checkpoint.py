@@ -56,9 +56,9 @@ REQUIRED = {  # entries of these parts that every checkpoint must have
 }
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
 # new value takes effect. (A new residual_init would not: the weights are already initialized.)
-CHANGEABLE_SETTINGS = {
+CHANGEABLE_SETTINGS = (
     "attention", "kernel", "dropout", "attention_dropout", "ngram_model", "ngram_weight"
-}  # fmt: skip
+)  # fmt: skip
 NGRAM_TEXT = "ngram_model.text"  # tensor with the ids of the training text
 REMOVED_SETTINGS = {"ngram_dropout": 0.0}  # of the model, and the value that had no effect
 FIXED_ON_RESUME = {
@@ -225,8 +225,8 @@ def build_eval_model(saved: Checkpoint, config: ModelConfig) -> GPT | NgramMixtu
     valid = text is not None and text.dtype == dtype and text.dim() == 1 and len(text)
     if not valid or not 0 <= text.min() <= text.max() < V:
         raise CheckpointError(
-            f"{saved.shown_path}: its config describes an n-gram model, but {NGRAM_TEXT} is not a "
-            "text in its vocabulary"
+            f"{saved.shown_path}: its n-gram model needs the ids of the training text, but "
+            f"{NGRAM_TEXT} is missing or invalid"
         )
     return NgramMixture(gpt, NgramModel(text.numpy(), config.ngram_model, V))
 
@@ -463,7 +463,7 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
 def best_loss_differs(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
     """Return whether the best loss of a checkpoint is not comparable with those of this run.
 
-    It is for a different validation text, or for another mixture with an n-gram model.
+    Then the validation text differs, or the n-gram model in the mixture.
     """
     facts = _data_facts(corpus)
     return _best_loss_conditions(saved.config, saved.data) != _best_loss_conditions(config, facts)
@@ -476,7 +476,10 @@ def _best_loss_conditions(config: Config, facts: Mapping[str, Plain]) -> tuple[P
     """
     sha256, model = facts.get("val_sha256"), config.model
     split = () if sha256 else (facts["sha256"], config.data.val_fraction)
-    mixture = (model.ngram_model, model.ngram_weight) if model.ngram_model else ()
+    mixture = ()
+    if model.ngram_model:
+        text = (facts["sha256"], config.data.val_fraction)
+        mixture = (model.ngram_model, model.ngram_weight, *text)
     return (sha256, *split, config.data.encoding, config.data.newlines, *mixture)
 
 
@@ -495,8 +498,8 @@ def check_same_model(path: object, saved: Config, config: Config) -> None:
     if other:
         raise CheckpointError(
             f"{escape(path)}: the config describes a different model from the checkpoint's "
-            f"({'; '.join(other)}); only model.attention, model.kernel and the dropouts may "
-            "differ; set the rest back, or start a new run"
+            f"({'; '.join(other)}); only {', '.join(sorted(changeable))} may differ; set the rest "
+            "back, or start a new run"
         )
 
 

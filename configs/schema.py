@@ -154,12 +154,12 @@ class ModelConfig(Checked):
 
     ngram_model: int = setting(
         0,
-        "n-gram model of the training text, mixed with the GPT in evaluation and sampling: the "
-        "length of its longest n-grams; 0: none",
+        "order of an n-gram model of the training text (lowered for large vocabularies), mixed "
+        "with the GPT in evaluation and sampling; 0: none",
         "[0, 16]",
     )
     ngram_weight: float = setting(
-        0.3, "weight of the n-gram model's probabilities in the mixture", "[0, 1]"
+        0.3, "weight of the n-gram model's probabilities in the mixture", "(0, 1]"
     )
 
     @property

@@ -17,19 +17,19 @@ from model.fast_decode import FastDecoder
 from model.gpt import GPT
 from model.kv_cache import KVCache
 
-FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where counts do not define the discounts; those of KenLM
-MAX_NUMBER = 2**53  # n-grams are numbers below this limit: JavaScript's numbers are exact to here
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where counts do not define the discounts; KenLM's defaults
+MAX_CODE = 2**63  # n-grams are encoded as base-V integers below this limit
 
 
 @dataclass(frozen=True, eq=False)
 class NgramTable:
-    """The n-grams of one length n: contexts of n - 1 characters, and the characters after them.
+    """The n-grams of one length n: contexts of n - 1 characters, and an entry for each next one.
 
-    contexts    each context as a number, sorted
+    contexts    contexts as base-V integers, sorted
     starts      entries starts[i] to starts[i + 1] - 1 belong to context i
-    characters  of each entry: a character seen after the context
-    probs       of each entry: the discounted probability of the character
-    backoffs    of each context: the probability that is left to the lower order
+    characters  the next character of each entry
+    probs       the discounted probability of each entry
+    backoffs    the backoff weight of each context: the probability mass freed by discounting
     """
 
     contexts: np.ndarray
@@ -44,27 +44,31 @@ class NgramModel:
 
     (Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling",
     section 3.) The longest n-grams have `order` characters. For a large vocabulary they are
-    shorter: vocab_size^order must not exceed MAX_NUMBER.
+    shorter: vocab_size^order must not exceed MAX_CODE.
 
-    Each order discounts its counts and gives what it has left to the order below:
+    Each order discounts its counts, and interpolates with the order below by the freed mass:
 
-        p_n(c | context) = discounted(count of context + c) / count of context
+        p_n(c | context) = (count(context + c) - discount) / sum of the counts after context
                            + backoff(context) * p_(n-1)(c | context without its first character)
 
-    Below the highest order, an n-gram's count is the number of different characters before it.
+    Order 1 interpolates with the uniform distribution. Below the highest order, the count is the
+    continuation count: the number of distinct characters that precede the n-gram.
     """
 
     def __init__(self, ids: np.ndarray, order: int, vocab_size: int):
         """Count the n-grams of ids (N,), which must not be empty."""
         self.ids, self.vocab_size = ids, vocab_size
-        while order > 1 and (vocab_size**order > MAX_NUMBER or order > len(ids)):
+        while order > 1 and (vocab_size**order > MAX_CODE or order > len(ids)):
             order -= 1
         self.tables: list[NgramTable] = []  # [n - 1] has the n-grams of length n
-        ngrams, counts = np.unique(self._numbers(ids[None], order), return_counts=True)
+        ngrams, counts = np.unique(self._encode(ids[None], order), return_counts=True)
         for n in range(order, 0, -1):
             self.tables.insert(0, build_table(ngrams, counts, vocab_size))
-            # without its first character; once for each character that is seen there
+            # Drop the first character; the new count is the number of distinct predecessors.
             ngrams, counts = np.unique(ngrams % vocab_size ** (n - 1), return_counts=True)
+        unigrams = self.tables[0]
+        self.unigram_probs = np.full(vocab_size, unigrams.backoffs[0] / vocab_size)  # (V,)
+        self.unigram_probs[unigrams.characters] += unigrams.probs
 
     @property
     def order(self) -> int:
@@ -80,37 +84,37 @@ class NgramModel:
     def probs(self, ids: np.ndarray, new: int) -> np.ndarray:
         """Return the probabilities after each of the last `new` tokens of ids (B, S): (B, T, V).
 
-        Contexts do not reach beyond the beginning of `ids`.
+        Contexts do not extend before the first token of `ids`.
         """
-        V, ids = self.vocab_size, ids[:, -(new + self.order - 1) :]
-        probs = np.full((len(ids) * new, V), 1 / V, np.float32)
+        ids = ids[:, -(new + self.order - 1) :]
+        probs = np.tile(self.unigram_probs.astype(np.float32), (len(ids) * new, 1))  # (B T, V)
         rows = np.arange(len(probs)).reshape(len(ids), new)  # (B, T)
-        for n, table in enumerate(self.tables[: ids.shape[1] + 1], 1):
-            contexts = self._numbers(ids, n - 1)[:, -new:]  # the first tokens may lack a context
+        for n, table in enumerate(self.tables[1 : ids.shape[1] + 1], 2):
+            contexts = self._encode(ids, n - 1)[:, -new:]  # the first tokens may lack a context
             row = rows[:, new - contexts.shape[1] :].ravel()
             i = np.searchsorted(table.contexts, contexts.ravel())
-            i[i == len(table.contexts)] = 0
+            i[i == len(table.contexts)] = 0  # larger than all contexts, so not equal to the first
             known = table.contexts[i] == contexts.ravel()
             row, i = row[known], i[known]
             probs[row] *= table.backoffs[i, None]
-            # the entries of all known contexts, one after the other
+            # the entries of all known contexts, one context after the other
             counts = table.starts[i + 1] - table.starts[i]
             ends = np.cumsum(counts)
             entries = np.arange(counts.sum()) + np.repeat(table.starts[i + 1] - ends, counts)
             probs[np.repeat(row, counts), table.characters[entries]] += table.probs[entries]
-        return probs.reshape(len(ids), new, V)
+        return probs.reshape(len(ids), new, self.vocab_size)
 
-    def _numbers(self, ids: np.ndarray, n: int) -> np.ndarray:
-        """Return every n-gram of ids (B, S) as a number with base V: (B, S - n + 1), int64."""
-        last = ids.shape[1] - n + 1
-        numbers = np.zeros((len(ids), last), np.int64)
+    def _encode(self, ids: np.ndarray, n: int) -> np.ndarray:
+        """Encode every n-gram of ids (B, S) as a base-V integer: (B, S - n + 1), int64."""
+        count = ids.shape[1] - n + 1
+        codes = np.zeros((len(ids), count), np.int64)
         for i in range(n):
-            numbers = numbers * self.vocab_size + ids[:, i : last + i]
-        return numbers
+            codes = codes * self.vocab_size + ids[:, i : count + i]
+        return codes
 
 
 def build_table(ngrams: np.ndarray, counts: np.ndarray, vocab_size: int) -> NgramTable:
-    """Build the table of one order from its sorted n-grams, as numbers, and their counts."""
+    """Build the table of one order from its sorted n-grams (base-V integers) and their counts."""
     discounts = np.array([0.0, *kneser_ney_discounts(counts)])[np.minimum(counts, 3)]
     contexts, starts = np.unique(ngrams // vocab_size, return_index=True)
     totals = np.add.reduceat(counts, starts)
@@ -125,13 +129,16 @@ def build_table(ngrams: np.ndarray, counts: np.ndarray, vocab_size: int) -> Ngra
 
 
 def kneser_ney_discounts(counts: np.ndarray) -> tuple[float, ...]:
-    """Return the discounts of count 1, 2, and 3 or more (Chen and Goodman 1998, equation 26)."""
+    """Return the discounts of counts 1, 2, and 3 or more.
+
+    All are above 0, so that every context leaves some mass to the lower order.
+    """
     n1, n2, n3, n4 = (int((counts == k).sum()) for k in (1, 2, 3, 4))
     if not (n1 and n2 and n3):
         return FALLBACK_DISCOUNTS
     y = n1 / (n1 + 2 * n2)
     discounts = 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3
-    return discounts if min(discounts) >= 0 else FALLBACK_DISCOUNTS
+    return discounts if min(discounts) > 0 else FALLBACK_DISCOUNTS
 
 
 class NgramMixture(nn.Module):

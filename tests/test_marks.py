@@ -1,4 +1,4 @@
-"""benchmarks.marks: each kind of loss against a plain computation, and the whole command."""
+"""The baselines: each kind of loss against a plain computation, and the whole command."""
 
 import math
 import zlib
@@ -68,7 +68,7 @@ def test_ngram_loss_is_that_of_the_whole_text_at_once(monkeypatch):
     probs = model.probs(ids[None, :-1], 89)[0]
     expected = -np.log(probs[np.arange(89), ids[1:]]).mean()
     for piece in (1, 2, 13, 1000):
-        monkeypatch.setattr(marks, "PIECE", piece)
+        monkeypatch.setattr(marks, "CHUNK", piece)
         assert marks.ngram_loss(model, ids) == pytest.approx(expected, abs=1e-6)
 
 
@@ -94,12 +94,16 @@ def test_the_command_prints_a_table_for_each_class(tmp_path, capsys):
     for table in capsys.readouterr().out.split("\n\n"):
         rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line[:1] == "|"]
         tables[rows[0][0] if rows else ""] = dict(rows[2:])
-    both = f"mean of 2: {', '.join(runs)}"
+    both = f"ensemble of {', '.join(runs)}"
     fixed, overlapping = tables["fixed models"], tables["overlapping windows"]
     losses = [float(fixed[f"modified Kneser-Ney, order {n}"]) for n in range(1, 9)]
     assert losses[0] > losses[1] > losses[2]
     assert list(fixed)[8:] == list(overlapping) == [*runs, both]
     assert float(fixed[both]) < max(float(fixed[run]) for run in runs)
-    learning = tables["models that learn as they read"]
+    adaptive = tables["adaptive models"]
     for run in runs:
-        assert float(learning[f"{run}, dynamic evaluation"]) < float(fixed[run]) + 0.1
+        assert float(adaptive[f"{run}, dynamic evaluation"]) < float(fixed[run]) + 0.1
+    other = tmp_path / "other.txt"
+    other.write_text((tmp_path / "text.txt").read_text() + "the end")
+    with pytest.raises(SystemExit, match="was not trained on the first nine tenths"):
+        marks.main([*runs, f"--text={other}"])

@@ -47,7 +47,7 @@ class PlainKneserNey:
             return [0, 0.5, 1, 1.5]
         y = of_count[1] / (of_count[1] + 2 * of_count[2])
         found = [0] + [k - (k + 1) * y * of_count[k + 1] / of_count[k] for k in (1, 2, 3)]
-        return found if min(found) >= 0 else [0, 0.5, 1, 1.5]
+        return found if min(found[1:]) > 0 else [0, 0.5, 1, 1.5]
 
     def prob(self, context, character):
         """The probability of a character after a context shorter than the longest n-gram."""
@@ -95,9 +95,15 @@ def test_the_last_new_tokens_have_the_probabilities_that_they_have_in_the_whole(
 
 def test_the_longest_ngrams_are_shorter_for_a_large_vocabulary_or_a_short_text():
     assert NgramModel(text_of(500), 16, V).order == 16
-    assert NgramModel(np.arange(300) % 256, 8, 256).order == 6  # 2^(8 * 6) <= 2^53
+    assert NgramModel(np.arange(300) % 256, 8, 256).order == 7  # 2^(8 * 7) <= 2^63
     assert NgramModel(np.array([1, 2, 3]), 7, V).order == 3
     assert NgramModel(np.array([1]), 7, V).probs(np.array([[1, 1]]), 2).sum() == pytest.approx(2)
+
+
+def test_no_character_is_impossible_where_the_formula_gives_a_discount_of_zero():
+    text = "1002002220202020020221 0".replace(" ", "")
+    ids = np.array([int(character) for character in text[:23]])
+    assert NgramModel(ids, 2, 4).probs(np.array([[1]]), 1).min() > 0
 
 
 def test_a_longer_ngram_model_predicts_a_play_better():
@@ -253,7 +259,7 @@ def test_a_checkpoint_with_an_invalid_text_is_refused(runs, text):
     if text is not None:
         tensors[checkpoint.NGRAM_TEXT] = text
     saved = dataclasses.replace(saved, tensors=tensors)
-    with pytest.raises(CheckpointError, match=r"ngram_model\.text is not a text in its vocabulary"):
+    with pytest.raises(CheckpointError, match=r"ngram_model\.text is missing or invalid"):
         checkpoint.build_eval_model(saved, saved.config.model)
 
 

@@ -72,7 +72,7 @@ class Progress:
         return improved
 
     def forget_best(self) -> None:
-        """Reset the best loss, because the validation text has changed."""
+        """Reset the best loss, because later losses are not comparable with it."""
         new = Progress()
         for name in BEST_FIELDS:
             setattr(self, name, getattr(new, name))
@@ -178,7 +178,10 @@ class Run:
 
 
 def build_ngram_model(config: Config, corpus: Corpus) -> NgramModel | None:
-    """Count the n-grams of the training text, if the settings ask for an n-gram model."""
+    """Count the n-grams of the training text, if the settings ask for an n-gram model.
+
+    Its files are joined, so that a few n-grams cross from one file into the next.
+    """
     if not config.model.ngram_model:
         return None
     if len(corpus.train) > MAX_NGRAM_TEXT:
