@@ -13,11 +13,12 @@ from pathlib import Path
 from tests.campaigns.common import run_campaign, small_run_args, start, step_of
 
 STEPS = 2
+FULL_RUNS = 1000
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "train.py"]
 
 
 def campaign(full: bool) -> str:
-    total = 1000 if full else 2
+    total = FULL_RUNS if full else 2
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runs = _runs(folder, total)
