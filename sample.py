@@ -254,7 +254,7 @@ class Session:
         options, prompt = self.options, self.tokenizer.decode(self.encode(prompt))
         model = self.model
         if self.saved.config.model.ngram_model:
-            notify("a page has no n-gram model: it runs the GPT alone, unlike sample.py")
+            notify("the page runs the GPT alone, without its n-gram model, so its text differs")
             model = self.model.gpt
         size = write_page(Path(options.html), self.saved, model, options, prompt)
         half = "; --html-dtype=float16 halves it" * (options.html_dtype == "float32")

@@ -237,7 +237,7 @@ def test_a_page_has_the_gpt_alone_and_says_so(runs, tmp_path, capsys):
     for name in ("with", "without"):
         path = tmp_path / f"{name}.html"
         assert sample.main([f"--ckpt={runs / name}", f"--html={path}"]) == 0
-        assert ("a page has no n-gram model" in capsys.readouterr().err) == (name == "with")
+        assert ("the page runs the GPT alone" in capsys.readouterr().err) == (name == "with")
         pages.append(path.read_text(encoding="utf-8"))
     assert '"loss": null' in pages[0] and '"loss": null' not in pages[1]
 
