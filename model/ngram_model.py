@@ -97,11 +97,10 @@ class NgramModel:
             known = table.contexts[i] == contexts.ravel()
             row, i = row[known], i[known]
             probs[row] *= table.backoffs[i, None]
-            # the entries of all known contexts, one context after the other
-            counts = table.starts[i + 1] - table.starts[i]
-            ends = np.cumsum(counts)
-            entries = np.arange(counts.sum()) + np.repeat(table.starts[i + 1] - ends, counts)
-            probs[np.repeat(row, counts), table.characters[entries]] += table.probs[entries]
+            starts, ends = table.starts[i], table.starts[i + 1]
+            entries = concatenate_ranges(starts, ends)
+            row_of_entry = np.repeat(row, ends - starts)
+            probs[row_of_entry, table.characters[entries]] += table.probs[entries]
         return probs.reshape(len(ids), new, self.vocab_size)
 
     def _encode(self, ids: np.ndarray, n: int) -> np.ndarray:
@@ -111,6 +110,13 @@ class NgramModel:
         for i in range(n):
             codes = codes * self.vocab_size + ids[:, i : count + i]
         return codes
+
+
+def concatenate_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the integers from starts[0] to ends[0] - 1, from starts[1] to ends[1] - 1, ..."""
+    lengths = ends - starts
+    first = np.cumsum(lengths) - lengths  # index of each range's first integer in the result
+    return np.arange(lengths.sum()) + np.repeat(starts - first, lengths)
 
 
 def build_table(ngrams: np.ndarray, counts: np.ndarray, vocab_size: int) -> NgramTable:
