@@ -212,7 +212,7 @@ def build_run(
             *checkpoints.environment_changes(saved, corpus, runtime),
         ]
         run = checkpoints.restore(saved, config, corpus, runtime)
-        if checkpoints.best_loss_differs(saved, config, corpus):
+        if not checkpoints.best_loss_is_comparable(saved, config, corpus):
             run.progress.forget_best()
             changes.append(
                 "the validation text or the n-gram model differs, so the best loss is reset"

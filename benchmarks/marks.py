@@ -174,9 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
             if model.order == order:  # it is lower for a large vocabulary
                 yield f"modified Kneser-Ney, order {order}", ngram_loss(model, val)
         for name, model in models.items():
-            windows = evaluation_windows(
-                Split(val, ((0, len(val)),)), model.config.block_size, BATCH_SIZE
-            )
+            windows = evaluation_windows(corpus.val, model.config.block_size, BATCH_SIZE)
             yield name, exact_loss(model, windows, float32)
 
     def adaptive() -> Iterator[tuple[str, float]]:

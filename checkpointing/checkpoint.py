@@ -460,13 +460,13 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     }
 
 
-def best_loss_differs(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether the best loss of a checkpoint is not comparable with those of this run.
+def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+    """Return whether the best loss of a checkpoint is comparable with the losses of this run.
 
-    Then the validation text differs, or the n-gram model in the mixture.
+    It is not if the validation text differs, or the n-gram model that is mixed with the GPT.
     """
     facts = _data_facts(corpus)
-    return _best_loss_conditions(saved.config, saved.data) != _best_loss_conditions(config, facts)
+    return _best_loss_conditions(saved.config, saved.data) == _best_loss_conditions(config, facts)
 
 
 def _best_loss_conditions(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:

@@ -67,7 +67,8 @@ class NgramModel:
             # Drop the first character; the new count is the number of distinct predecessors.
             ngrams, counts = np.unique(ngrams % vocab_size ** (n - 1), return_counts=True)
         unigrams = self.tables[0]
-        self.unigram_probs = np.full(vocab_size, unigrams.backoffs[0] / vocab_size)  # (V,)
+        uniform = np.full(vocab_size, 1 / vocab_size, np.float32)
+        self.unigram_probs = unigrams.backoffs[0] * uniform  # (V,)
         self.unigram_probs[unigrams.characters] += unigrams.probs
 
     @property
@@ -87,7 +88,7 @@ class NgramModel:
         Contexts do not extend before the first token of `ids`.
         """
         ids = ids[:, -(new + self.order - 1) :]
-        probs = np.tile(self.unigram_probs.astype(np.float32), (len(ids) * new, 1))  # (B T, V)
+        probs = np.tile(self.unigram_probs, (len(ids) * new, 1))  # (B T, V)
         rows = np.arange(len(probs)).reshape(len(ids), new)  # (B, T)
         for n, table in enumerate(self.tables[1 : ids.shape[1] + 1], 2):
             contexts = self._encode(ids, n - 1)[:, -new:]  # the first tokens may lack a context
@@ -162,6 +163,7 @@ class NgramMixture(nn.Module):
 
     @property
     def blocks(self) -> nn.ModuleList:
+        """The GPT's blocks, each of which has a cache."""
         return self.gpt.blocks
 
     def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
