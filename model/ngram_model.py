@@ -104,6 +104,24 @@ class NgramModel:
             probs[row_of_entry, table.characters[entries]] += table.probs[entries]
         return probs.reshape(len(ids), new, self.vocab_size)
 
+    def next_probs(self, ids: np.ndarray) -> np.ndarray:
+        """Return the probabilities after the last token of ids (S,): (V,), like `probs`.
+
+        It is several times as fast for a single text, because it has no arrays of contexts.
+        """
+        probs = self.unigram_probs.copy()
+        context, place_value = 0, 1  # the last n - 1 characters as a base-V integer
+        for table, character in zip(self.tables[1:], ids[::-1].tolist(), strict=False):
+            context += character * place_value
+            place_value *= self.vocab_size
+            i = table.contexts.searchsorted(context)
+            if i == len(table.contexts) or table.contexts[i] != context:
+                break  # longer contexts are unknown too
+            entries = slice(table.starts[i], table.starts[i + 1])
+            probs *= table.backoffs[i]
+            probs[table.characters[entries]] += table.probs[entries]
+        return probs
+
     def _encode(self, ids: np.ndarray, n: int) -> np.ndarray:
         """Encode every n-gram of ids (B, S) as a base-V integer: (B, S - n + 1), int64."""
         count = ids.shape[1] - n + 1
@@ -194,5 +212,9 @@ class NgramMixtureDecoder:
 
     def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
         """Return the logits (1, V) after the last token of ids (S,); `caches` hold the others."""
-        logits = torch.from_numpy(self.decoder(ids, caches))
-        return self.mixture.mix(logits[None], ids[None])[0].numpy()
+        logits = self.decoder(ids, caches)
+        probs = np.exp(logits - logits.max())
+        probs /= probs.sum()
+        ngram_probs = self.mixture.ngram_model.next_probs(ids)
+        weight = self.mixture.config.ngram_weight
+        return np.log((1 - weight) * probs + weight * ngram_probs)

@@ -93,6 +93,15 @@ def test_the_last_new_tokens_have_the_probabilities_that_they_have_in_the_whole(
         assert np.array_equal(model.probs(ids, new), whole[:, -new:])
 
 
+@pytest.mark.parametrize("order", [1, 2, 4, 5])
+def test_the_probabilities_of_one_text_are_those_of_a_batch(order):
+    model, ids = NgramModel(text_of(500), order, V), np.random.default_rng(0).integers(0, V, 200)
+    for start in range(190):
+        for tokens in range(1, 8):
+            text = ids[start : start + tokens]
+            assert np.array_equal(model.next_probs(text), model.probs(text[None], 1)[0, 0])
+
+
 def test_the_longest_ngrams_are_shorter_for_a_large_vocabulary_or_a_short_text():
     assert NgramModel(text_of(500), 16, V).order == 16
     assert NgramModel(np.arange(300) % 256, 8, 256).order == 7  # 2^(8 * 7) <= 2^63
