@@ -40,10 +40,9 @@ NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
     "n_layer": 4,
     "n_head": 4,
     "n_embd": 128,
-    "max_iters": 2000,
-    "lr_decay_iters": 2000,
     "dropout": 0.0,
 }
+NANOGPT_STEPS = 2000
 SHORTENED = [
     "--n_layer=2",
     "--n_embd=192",
@@ -79,7 +78,9 @@ def run_training(config: str, *options: str) -> TrainingResult:
     return TrainingResult(seconds, curve.seconds[-1], curve.losses[-1])
 
 
-def run_nanogpt_training(folder: Path, compiled: bool) -> TrainingResult:
+def run_nanogpt_training(
+    folder: Path, compiled: bool, max_iters: int = NANOGPT_STEPS
+) -> TrainingResult:
     """Run the train.py of a nanoGPT checkout, and measure the loss of its last checkpoint.
 
     Its time per step includes the evaluations, so `step_seconds` is the median step times the
@@ -88,6 +89,8 @@ def run_nanogpt_training(folder: Path, compiled: bool) -> TrainingResult:
     with tempfile.TemporaryDirectory() as out_dir:
         settings = NANOGPT_OPTIONS | {
             "compile": compiled,
+            "max_iters": max_iters,
+            "lr_decay_iters": max_iters,
             "out_dir": out_dir,
             "always_save_checkpoint": True,
         }
@@ -98,7 +101,7 @@ def run_nanogpt_training(folder: Path, compiled: bool) -> TrainingResult:
         seconds = time.perf_counter() - began
         saved = torch.load(f"{out_dir}/ckpt.pt", weights_only=True)
     milliseconds = [float(each) for each in re.findall(r"time ([\d.]+)ms", done.stdout)]
-    step_seconds = statistics.median(milliseconds) / 1000 * NANOGPT_OPTIONS["max_iters"]
+    step_seconds = statistics.median(milliseconds) / 1000 * max_iters
     return TrainingResult(seconds, step_seconds, nanogpt_loss(folder, saved))
 
 

@@ -14,6 +14,7 @@ of the training text to choose settings: the validation text then stays unseen.
 import argparse
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,11 +29,16 @@ def load_results(path: Path) -> dict[tuple[str, ...], TrainingResult]:
     return {tuple(run.pop("command")): TrainingResult(**run) for run in runs}
 
 
-def run_trial(command: tuple[str, ...], path: Path) -> TrainingResult:
-    """Return the result of a command line: of the results file, or of a new run, appended to it."""
+def run_trial(
+    run: Callable[..., TrainingResult], command: tuple[str, ...], path: Path
+) -> TrainingResult:
+    """Return the result of a command line: from the results file, or of `run(*command)`.
+
+    The result of a new run is appended to the file.
+    """
     results = load_results(path)
     if command not in results:
-        results[command] = run_training(*command)
+        results[command] = run(*command)
         with path.open("a") as file:
             file.write(json.dumps({"command": command, **asdict(results[command])}) + "\n")
     return results[command]
@@ -53,7 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
     print("| trial | loss | lowest to highest | seconds of steps |\n| --- | ---: | ---: | ---: |")
     for name in options.names or table["trials"]:
         command = (*table["train.py"], *table["trials"][name])
-        runs = [run_trial((*command, f"--seed={seed}"), path) for seed in options.seeds]
+        runs = [
+            run_trial(run_training, (*command, f"--seed={seed}"), path) for seed in options.seeds
+        ]
         losses = [run.loss for run in runs]
         seconds = statistics.mean(run.step_seconds for run in runs)
         spread = f"{min(losses):.4f} to {max(losses):.4f}"
