@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from common.errors import ConfigError
-from configs.schema import Config
+from configs.schema import NGRAM_LABEL_ORDER, Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
@@ -98,7 +98,13 @@ class Run:
         self.config, self.corpus, self.runtime = config, corpus, runtime
         self.model = model.to(runtime.device)
         self.ema_model = copy.deepcopy(self.model) if config.train.ema else None
-        self.ngram_model = build_ngram_model(config, corpus)
+        order = config.model.ngram_model
+        self.ngram_model = build_ngram_model(corpus, order, "model.ngram_model") if order else None
+        self.ngram_targets = None  # the n-gram model of ngram_label_smoothing
+        if config.train.ngram_label_smoothing:
+            self.ngram_targets = build_ngram_model(
+                corpus, NGRAM_LABEL_ORDER, "train.ngram_label_smoothing"
+            )
         self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
         self.progress = Progress()
         scaled = runtime.dtype == torch.float16 and runtime.device.type == "cuda"
@@ -177,16 +183,14 @@ class Run:
             average.lerp_(parameter, 1 - decay)
 
 
-def build_ngram_model(config: Config, corpus: Corpus) -> NgramModel | None:
-    """Count the n-grams of the training text, if the settings ask for an n-gram model.
+def build_ngram_model(corpus: Corpus, order: int, setting: str) -> NgramModel:
+    """Count the n-grams of the training text. `setting` is the setting that asks for it.
 
     Its files are joined, so that a few n-grams cross from one file into the next.
     """
-    if not config.model.ngram_model:
-        return None
     if len(corpus.train) > MAX_NGRAM_TEXT:
         raise ConfigError(
-            f"model.ngram_model: the training text has {len(corpus.train):,} characters; at most "
+            f"{setting}: the training text has {len(corpus.train):,} characters; at most "
             f"{MAX_NGRAM_TEXT:,} are allowed; set it to 0"
         )
-    return NgramModel(corpus.train.text(), config.model.ngram_model, len(corpus.tokenizer))
+    return NgramModel(corpus.train.text(), order, len(corpus.tokenizer))

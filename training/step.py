@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from common.errors import NonFiniteError
 from data.batches import IGNORED
@@ -98,24 +99,38 @@ class TrainStep:
         """Accumulate the gradients of the micro-batches; return this rank's part of the loss.
 
         The mean of these parts over the ranks is the mean loss over all `tokens` of the step, even
-        if padding gives the ranks unequal numbers of them.
+        if padding gives the ranks unequal numbers of them. Label smoothing affects the gradients,
+        but not the returned loss, which stays comparable with that of an evaluation.
         """
         run, loss = self.run, 0.0
         run.model.train()
         for i in micro_batches:
             x, y = self.batches(i, self.rows)  # (B, T)
             part_tokens = np.count_nonzero(y != IGNORED)  # predicted by this rank, micro-batch i
+            ngram_probs = self._ngram_probs(x)
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
             with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
                 # Weight the mean over these tokens by their share of the step's tokens. The factor
                 # world.size is there because DDP divides the gradients by it.
-                mean = evaluate.cross_entropy(logits, y)
-                part = mean * (part_tokens * self.world.size / tokens)
-                run.scaler.scale(part).backward()
+                share = part_tokens * self.world.size / tokens
+                part = evaluate.cross_entropy(logits, y) * share
+                objective = part  # what the gradients are of
+                if ngram_probs is not None:
+                    weight = run.config.train.ngram_label_smoothing
+                    smoothing = expected_cross_entropy(logits, ngram_probs, y) * share
+                    objective = (1 - weight) * part + weight * smoothing
+                run.scaler.scale(objective).backward()
             loss += part.item()
         return loss
+
+    def _ngram_probs(self, x: np.ndarray) -> Tensor | None:
+        """Return the n-gram model's prediction after each token (B, T, V), for label smoothing."""
+        if self.run.ngram_targets is None:
+            return None
+        probs = self.run.ngram_targets.probs(x, new=x.shape[1])
+        return torch.from_numpy(probs).to(self.run.runtime.device)
 
     def _update(self, finite: bool) -> bool:
         """Update the weights if loss and gradient are finite, and clear the gradients.
@@ -141,3 +156,13 @@ class TrainStep:
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
                 f"loss {loss}, gradient norm {grad_norm}; both must be finite"
             )
+
+
+def expected_cross_entropy(logits: Tensor, probs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the mean cross-entropy between `probs` and the logits (both (B, T, V)), in float32.
+
+    Positions whose target is IGNORED do not count. The cross-entropy with smoothed labels
+    (Szegedy et al. 2016, section 7) is a weighted mean of this and the one with `targets` (B, T).
+    """
+    nats = -(probs * logits.float().log_softmax(dim=-1)).sum(dim=-1)  # (B, T)
+    return nats[targets != IGNORED].mean()
