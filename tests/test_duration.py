@@ -30,16 +30,16 @@ def test_without_another_max_iters_nothing_is_scaled(path):
 
 
 def test_lengths_scale_with_max_iters_and_one_line_lists_them():
-    command = load([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=320"])
+    command = load([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=350"])
     train = command.config.train
-    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 275, 40)
+    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 300, 50)
     assert command.scaling_note == (
-        "max_iters is 320; scaled in proportion: warmup_iters 5, cooldown_iters 275, "
-        "eval_interval 40"
+        "max_iters is 350; scaled in proportion: warmup_iters 5, cooldown_iters 300, "
+        "eval_interval 50"
     )
 
 
-@pytest.mark.parametrize(("max_iters", "interval"), [(1, 1), (5, 5), (20, 10), (80, 10), (88, 11)])
+@pytest.mark.parametrize(("max_iters", "interval"), [(1, 1), (5, 5), (20, 10), (70, 10), (77, 11)])
 def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interval):
     command = load([str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"])
     assert command.config.train.eval_interval == interval
@@ -48,11 +48,11 @@ def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interva
 
 
 def test_lengths_that_are_given_are_not_scaled():
-    options = ["--max_iters=640", "--warmup_iters=7", "--eval_interval=100"]
+    options = ["--max_iters=700", "--warmup_iters=7", "--eval_interval=100"]
     command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
     train = command.config.train
-    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 550, 100)
-    assert command.scaling_note == "max_iters is 640; scaled in proportion: cooldown_iters 550"
+    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 600, 100)
+    assert command.scaling_note == "max_iters is 700; scaled in proportion: cooldown_iters 600"
 
 
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
