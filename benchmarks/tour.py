@@ -68,13 +68,17 @@ BLUE, RED, GREEN, GREY = "#285ea3", "#b5402a", "#2e7d4f", "#888888"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: its name in the legend, and its points in the units of the axes."""
+    """A line of a chart: its name in the legend, and its points in the units of the axes.
+
+    `dots` marks the points.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     color: str
     dashed: bool = False
+    dots: bool = False
 
 
 def line_chart(
@@ -108,6 +112,10 @@ def line_chart(
     shapes.append(text(left, top - 4, y_name, color=GREY))
     for i, line in enumerate(lines):
         shapes.append(stroke(at_x(line.x), at_y(line.y), line.color, 2, line.dashed))
+        if line.dots:
+            shapes += [
+                dot(x, y, line.color) for x, y in zip(at_x(line.x), at_y(line.y), strict=True)
+            ]
         y = top + 10 + 20 * i
         shapes.append(stroke([width - right + 14, width - right + 38], [y, y], line.color, 2,
                              line.dashed))  # fmt: skip
@@ -145,6 +153,10 @@ def stroke(x, y, color, width, dashed=False) -> str:
     return (
         f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"{dashes}/>'
     )
+
+
+def dot(x, y, color) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>'
 
 
 def svg(width: int, height: int, shapes: Sequence[str]) -> str:

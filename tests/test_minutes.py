@@ -1,35 +1,42 @@
 """The campaign of losses against minutes: its runs, its table and its picture."""
 
+import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 
-from benchmarks import minutes
+from benchmarks import minutes, time_to_loss
 from benchmarks.time_to_loss import TrainingResult
+
+BEST = "configs/best.yaml"
 
 
 @pytest.fixture
 def campaign(tmp_path, monkeypatch):
-    """Run `minutes` with training commands that are only recorded; also return these and the SVG.
+    """Return a function that runs `minutes`, the list of its training runs, and its picture's path.
 
-    A recorded run of m minutes takes 60 m seconds; nanoGPT starts in 3 s and makes 20 steps/s.
+    The runs are only recorded. One of m minutes takes 66 m seconds. nanoGPT starts in 3 s and makes
+    20 steps a second.
     """
-    runs, picture = [], tmp_path / "minutes.svg"
+    runs = []
 
-    def run_training(config, option):
-        runs.append((config, option))
+    def run_training(config, option, *text):
+        runs.append((config, option, *text))
         planned = float(option.removeprefix("--minutes="))
-        return TrainingResult(60 * planned, 50 * planned, 1.9 - 0.01 * planned)
+        return TrainingResult(66 * planned, 50 * planned, 1.9 - 0.01 * planned)
 
     def run_nanogpt_training(folder, compiled, max_iters):
-        runs.append((folder.name, max_iters))
+        assert not compiled
+        runs.append(("nanoGPT", max_iters))
         return TrainingResult(3 + max_iters / 20, max_iters / 20, 1.75)
 
     monkeypatch.setattr(minutes, "run_training", run_training)
     monkeypatch.setattr(minutes, "run_nanogpt_training", run_nanogpt_training)
-    monkeypatch.setattr(minutes, "PICTURE", picture)
-    results = str(tmp_path / "results.jsonl")
-    return lambda *arguments: minutes.main([results, *arguments]), runs, picture
+    minutes.nanogpt_speed.cache_clear()
+    results = tmp_path / "results.jsonl"
+    run = lambda *arguments: minutes.main([str(results), *arguments])  # noqa: E731
+    return run, runs, results.with_suffix(".svg")
 
 
 def test_every_config_is_trained_for_every_number_of_minutes(campaign):
@@ -37,30 +44,54 @@ def test_every_config_is_trained_for_every_number_of_minutes(campaign):
     run()
     assert len(runs) == 18
     assert runs[:3] == [(config, "--minutes=0.5") for config in minutes.CONFIGS]
-    assert runs[-1] == ("configs/best.yaml", "--minutes=30")
+    assert runs[-1] == (BEST, "--minutes=30")
 
 
-def test_nanogpt_gets_the_steps_that_fit(campaign):
+def test_nanogpt_gets_the_steps_that_fit_and_reads_the_same_text(campaign, tmp_path):
     run, runs, _ = campaign
-    run("--nanogpt=somewhere", "--minutes", "1", "2", "5", "--configs")
+    run(f"--nanogpt={tmp_path}", "--minutes", "1", "2", "5", "--configs", BEST)
+    text = f"--data.sources={tmp_path}/data/shakespeare_char/input.txt"
     assert runs == [
-        *(("somewhere", steps) for steps in (250, 750, 20 * (60 - 3))),
-        *(("somewhere", steps) for steps in (250, 750, 20 * (300 - 3))),
+        (BEST, "--minutes=1", text),
+        ("nanoGPT", 250),  # these two measure its speed
+        ("nanoGPT", 750),
+        ("nanoGPT", 1250),  # 20 * (60 - 3) is 1140
+        (BEST, "--minutes=2", text),
+        (BEST, "--minutes=5", text),
+        ("nanoGPT", 6000),  # 20 * (300 - 3) is 5940
     ]
 
 
-def test_finished_runs_are_not_repeated_and_stay_in_table_and_picture(campaign, capsys):
+def test_finished_runs_are_not_repeated_and_stay_in_table_and_picture(campaign, tmp_path, capsys):
     run, runs, picture = campaign
-    run("--minutes", "5", "--configs", "configs/best.yaml")
-    run("--nanogpt=somewhere", "--minutes", "1", "5", "--configs", "configs/best.yaml")
-    assert runs.count(("configs/best.yaml", "--minutes=5")) == 1
-    table = capsys.readouterr().out.splitlines()[-4:]
-    assert table == [
-        "| nanoGPT | 1 | 1.00 | 1.7500 |",
-        "| nanoGPT | 5 | 5.00 | 1.7500 |",
-        "| best.yaml | 1 | 1.00 | 1.8900 |",
-        "| best.yaml | 5 | 5.00 | 1.8500 |",
+    run("--minutes", "5", "--configs", BEST)
+    run(f"--nanogpt={tmp_path}", "--minutes", "10", "1", "5", "--configs", BEST)
+    assert [each[1] for each in runs if each[0] == BEST].count("--minutes=5") == 1
+    assert capsys.readouterr().out.splitlines()[-5:] == [
+        "| nanoGPT | 1 | 1.09 | 1.7500 |",
+        "| nanoGPT | 5 | 5.05 | 1.7500 |",
+        "| best.yaml | 1 | 1.10 | 1.8900 |",
+        "| best.yaml | 5 | 5.50 | 1.8500 |",
+        "| best.yaml | 10 | 11.00 | 1.8000 |",
     ]
     shapes = list(ET.fromstring(picture.read_text(encoding="utf-8")))
-    lines = [shape.get("points") for shape in shapes if shape.get("stroke") == minutes.RED]
-    assert len(lines) == 2 and len(lines[0].split()) == 2  # the curve, and the legend's
+    dots = [shape for shape in shapes if shape.get("fill") == minutes.RED]
+    x, y = ([float(dot.get(name)) for dot in dots] for name in ("cx", "cy"))
+    assert len(dots) == 3 and x == sorted(x) and y == sorted(y)  # a lower loss is drawn lower
+    # the axis is logarithmic: 1.1 to 5.5 minutes are a factor of 5, 5.5 to 11 one of 2
+    assert (x[1] - x[0]) / (x[2] - x[1]) == pytest.approx(2.3219, abs=0.01)
+
+
+def test_the_learning_rate_of_nanogpt_falls_over_the_whole_run(monkeypatch, tmp_path):
+    def run(command, **_):
+        (folder,) = (word.partition("=")[2] for word in command if word.startswith("--out_dir="))
+        torch.save({}, f"{folder}/ckpt.pt")
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout="iter 1: loss 2, time 10.00ms")
+
+    commands = []
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(time_to_loss, "nanogpt_loss", lambda folder, saved: 1.5)
+    result = time_to_loss.run_nanogpt_training(tmp_path, compiled=False, max_iters=750)
+    assert {"--max_iters=750", "--lr_decay_iters=750", "--compile=False"} <= set(commands[0])
+    assert result.step_seconds == pytest.approx(7.5) and result.loss == 1.5
