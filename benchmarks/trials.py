@@ -32,9 +32,9 @@ def load_results(path: Path) -> dict[tuple[str, ...], TrainingResult]:
 def run_trial(
     run: Callable[..., TrainingResult], command: tuple[str, ...], path: Path
 ) -> TrainingResult:
-    """Return the result of a command line: from the results file, or of `run(*command)`.
+    """Return the result of a command line, from the results file if it is there.
 
-    The result of a new run is appended to the file.
+    Otherwise call `run(*command)` and append its result to the file.
     """
     results = load_results(path)
     if command not in results:

@@ -40,7 +40,7 @@ SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
 NGRAM_ROWS = 4096  # of each table of n-gram embeddings
-NGRAM_LABEL_ORDER = 4  # longer n-grams are nearly certain about a text that they have counted
+NGRAM_LABEL_ORDER = 4  # longer n-grams predict the text that they have counted too well
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
 
 
@@ -231,8 +231,8 @@ class TrainConfig(Checked):
     )
     ngram_label_smoothing: float = setting(
         0.0,
-        "label smoothing: the weight, in each training target, of the prediction of an n-gram "
-        f"model of the training text, of order {NGRAM_LABEL_ORDER}; 0: off",
+        f"label smoothing: weight of a {NGRAM_LABEL_ORDER}-gram model's predictions in the "
+        "training targets; 0: off",
         "[0, 1)",
     )
     grad_clip: float = setting(1.0, "clip the gradient norm to this value; 0: off", "[0, 1e6]")

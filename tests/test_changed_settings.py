@@ -118,7 +118,7 @@ EFFECTS = {
     "train.weight_decay": (0.5, lambda run: (groups(run)["hidden"]["weight_decay"],
                                              groups(run)["embeddings"]["weight_decay"]),
                            (0.5, 0.5)),
-    "train.ngram_label_smoothing": (0.5, lambda run: run.ngram_targets is not None, True),
+    "train.ngram_label_smoothing": (0.5, lambda run: getattr(run.label_ngram_model, "order", 0), 4),
     "train.grad_clip": (1e-9, lambda run: weights_move_less_than(run, 1e-4), True),
     "train.schedule": ("constant", lambda run: rates(run)[-1], 1.0),
     "train.warmup_iters": (5, lambda run: rates(run)[0], 1 / 6),

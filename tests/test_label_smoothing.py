@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from checkpointing import checkpoint
 from common.errors import ConfigError
 from configs.cli import load
 from configs.schema import NGRAM_LABEL_ORDER
@@ -12,6 +13,7 @@ from data.batches import IGNORED
 from data.corpus import load_corpus
 from model.gpt import GPT
 from model.ngram_model import NgramModel
+from tests.campaigns.common import at_step, same_runs, small_run_args, train
 from tests.conftest import ROOT
 from training import state
 from training.runtime import select_runtime
@@ -70,10 +72,31 @@ def test_the_gradients_are_those_of_the_mixed_targets(lengths, tmp_path, monkeyp
 
 
 def test_without_smoothing_nothing_is_counted(tmp_path):
-    assert run_of(tmp_path).ngram_targets is None
+    assert run_of(tmp_path).label_ngram_model is None
 
 
 def test_a_text_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(state, "MAX_NGRAM_TEXT", 2000)
-    with pytest.raises(ConfigError, match=r"^train\.ngram_label_smoothing: .* set it to 0$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^(train\.ngram_label_smoothing): .* set \1 to 0$",
+    ):
         run_of(tmp_path, ngram_label_smoothing=0.1)
+
+
+def test_the_labels_have_an_ngram_model_of_their_own(tmp_path):
+    run = run_of(tmp_path, ngram_label_smoothing=0.1, ngram_model=6)
+    assert (run.ngram_model.order, run.label_ngram_model.order) == (6, NGRAM_LABEL_ORDER)
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped_and_saves_no_text(tmp_path, monkeypatch):
+    options = [*small_run_args(tmp_path), "--ngram_label_smoothing=0.3"]
+    runs = [tmp_path / name for name in ("whole", "resumed", "plain")]
+    assert train(*options, f"--out_dir={runs[0]}")[0] == 0
+    assert train(*options[:-1], f"--out_dir={runs[2]}")[0] == 0
+    with monkeypatch.context() as patch:
+        at_step(patch, 13, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert train(*options, f"--out_dir={runs[1]}")[0] == 130
+    assert train(*options, f"--out_dir={runs[1]}", "--resume")[0] == 0
+    assert same_runs(runs[0], runs[1]) and not same_runs(runs[0], runs[2])
+    assert checkpoint.NGRAM_TEXT not in checkpoint.load(runs[0] / "last.safetensors").tensors

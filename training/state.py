@@ -21,7 +21,7 @@ from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
 
-MAX_NGRAM_TEXT = 10_000_000  # characters; the n-gram model and every checkpoint store the text
+MAX_NGRAM_TEXT = 10_000_000  # characters; counting takes seconds, and memory for the whole text
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
@@ -100,9 +100,9 @@ class Run:
         self.ema_model = copy.deepcopy(self.model) if config.train.ema else None
         order = config.model.ngram_model
         self.ngram_model = build_ngram_model(corpus, order, "model.ngram_model") if order else None
-        self.ngram_targets = None  # the n-gram model of ngram_label_smoothing
+        self.label_ngram_model = None  # for ngram_label_smoothing
         if config.train.ngram_label_smoothing:
-            self.ngram_targets = build_ngram_model(
+            self.label_ngram_model = build_ngram_model(
                 corpus, NGRAM_LABEL_ORDER, "train.ngram_label_smoothing"
             )
         self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
@@ -191,6 +191,6 @@ def build_ngram_model(corpus: Corpus, order: int, setting: str) -> NgramModel:
     if len(corpus.train) > MAX_NGRAM_TEXT:
         raise ConfigError(
             f"{setting}: the training text has {len(corpus.train):,} characters; at most "
-            f"{MAX_NGRAM_TEXT:,} are allowed; set it to 0"
+            f"{MAX_NGRAM_TEXT:,} are allowed; set {setting} to 0"
         )
     return NgramModel(corpus.train.text(), order, len(corpus.tokenizer))

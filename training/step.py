@@ -100,7 +100,7 @@ class TrainStep:
 
         The mean of these parts over the ranks is the mean loss over all `tokens` of the step, even
         if padding gives the ranks unequal numbers of them. Label smoothing affects the gradients,
-        but not the returned loss, which stays comparable with that of an evaluation.
+        but not the returned loss, which stays comparable with the validation loss.
         """
         run, loss = self.run, 0.0
         run.model.train()
@@ -116,20 +116,23 @@ class TrainStep:
                 # world.size is there because DDP divides the gradients by it.
                 share = part_tokens * self.world.size / tokens
                 part = evaluate.cross_entropy(logits, y) * share
-                objective = part  # what the gradients are of
+                objective = part  # differentiated; only `part` is logged
                 if ngram_probs is not None:
                     weight = run.config.train.ngram_label_smoothing
-                    smoothing = expected_cross_entropy(logits, ngram_probs, y) * share
+                    smoothing = soft_cross_entropy(logits, ngram_probs, y != IGNORED) * share
                     objective = (1 - weight) * part + weight * smoothing
                 run.scaler.scale(objective).backward()
             loss += part.item()
         return loss
 
     def _ngram_probs(self, x: np.ndarray) -> Tensor | None:
-        """Return the n-gram model's prediction after each token (B, T, V), for label smoothing."""
-        if self.run.ngram_targets is None:
+        """Return the n-gram model's probabilities of the next token (B, T, V), after each of x.
+
+        Without label smoothing, return None.
+        """
+        if self.run.label_ngram_model is None:
             return None
-        probs = self.run.ngram_targets.probs(x, new=x.shape[1])
+        probs = self.run.label_ngram_model.probs(x, new=x.shape[1])
         return torch.from_numpy(probs).to(self.run.runtime.device)
 
     def _update(self, finite: bool) -> bool:
@@ -158,11 +161,13 @@ class TrainStep:
             )
 
 
-def expected_cross_entropy(logits: Tensor, probs: Tensor, targets: Tensor) -> Tensor:
-    """Compute the mean cross-entropy between `probs` and the logits (both (B, T, V)), in float32.
+def soft_cross_entropy(logits: Tensor, probs: Tensor, counted: Tensor) -> Tensor:
+    """Compute the mean cross-entropy with the targets `probs` under the logits, in float32.
 
-    Positions whose target is IGNORED do not count. The cross-entropy with smoothed labels
-    (Szegedy et al. 2016, section 7) is a weighted mean of this and the one with `targets` (B, T).
+    Both are (B, T, V). Only positions where `counted` (B, T) is True count.
+
+    The loss with smoothed labels is (1 - weight) * cross_entropy + weight * soft_cross_entropy
+    (Szegedy et al. 2016, section 7, with uniform `probs`).
     """
     nats = -(probs * logits.float().log_softmax(dim=-1)).sum(dim=-1)  # (B, T)
-    return nats[targets != IGNORED].mean()
+    return nats[counted].mean()
