@@ -263,7 +263,7 @@ class Session:
     def score(self, text: str) -> None:
         """Print the exact loss of a text, under autocast to --dtype."""
         from data.batches import Split, evaluation_windows
-        from training.evaluate import BATCH_SIZE, BITS_PER_NAT, exact_loss
+        from training.evaluate import BITS_PER_NAT, batch_size_for, exact_loss
 
         ids = self.encode(text)
         if len(ids) < 2:
@@ -271,7 +271,8 @@ class Session:
                 f"{escape(self.options.score)}: {len(ids)} known characters; at least 2 are needed"
             )
         split = Split(ids, ((0, len(ids)),))
-        windows = evaluation_windows(split, self.model.config.block_size, BATCH_SIZE)
+        block_size = self.model.config.block_size
+        windows = evaluation_windows(split, block_size, batch_size_for(block_size))
         nats = exact_loss(self.model, windows, self.runtime)
         output(
             f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "

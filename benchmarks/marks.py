@@ -36,7 +36,12 @@ from model.ensemble import Ensemble
 from model.gpt import GPT
 from model.ngram_model import NgramMixture, NgramModel
 from training import runtime
-from training.evaluate import BATCH_SIZE, cross_entropy, exact_loss, loss_sums_by_position
+from training.evaluate import (
+    batch_size_for,
+    cross_entropy,
+    exact_loss,
+    loss_sums_by_position,
+)
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
 LONGEST_NGRAM = 8
@@ -80,7 +85,7 @@ def overlapping_loss(model: GPT | NgramMixture | Ensemble, ids: np.ndarray) -> f
     starts = range(half, len(ids) - 1 - (T - half), half)
     segments = Split(ids, tuple((start, min(start + T + 1, len(ids))) for start in starts))
     if starts:
-        windows = evaluation_windows(segments, T, BATCH_SIZE)
+        windows = evaluation_windows(segments, T, batch_size_for(T))
         sums.append(loss_sums_by_position(model, windows, float32)[:, T - half :])
     nats, counts = (sum(each[i].sum() for each in sums) for i in (0, 1))
     assert counts == len(ids) - 1, "each prediction is counted once"
@@ -174,7 +179,8 @@ def main(arguments: list[str] | None = None) -> None:
             if model.order == order:  # it is lower for a large vocabulary
                 yield f"modified Kneser-Ney, order {order}", ngram_loss(model, val)
         for name, model in models.items():
-            windows = evaluation_windows(corpus.val, model.config.block_size, BATCH_SIZE)
+            T = model.config.block_size
+            windows = evaluation_windows(corpus.val, T, batch_size_for(T))
             yield name, exact_loss(model, windows, float32)
 
     def adaptive() -> Iterator[tuple[str, float]]:

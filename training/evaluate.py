@@ -23,7 +23,7 @@ from training.runtime import Runtime
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
-BATCH_SIZE = 64
+TOKENS_PER_BATCH = 4096  # what fits the CPU's caches is faster: 2.4 times, with context 512
 TRAIN_DIVISOR = 10  # the training loss is measured on a tenth as many characters as val_loss
 PROBE_LENGTH = 32  # characters
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
@@ -70,10 +70,11 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     Raises Interrupted, and records nothing, if a stop is requested during the evaluation.
     """
     progress, train, val = run.progress, run.corpus.train, run.corpus.val
+    block_size = run.config.model.block_size
     train_part = train.head(len(val) // TRAIN_DIVISOR)
     sums = []
     for split in (val, train_part):
-        windows = evaluation_windows(split, run.config.model.block_size, BATCH_SIZE)
+        windows = evaluation_windows(split, block_size, batch_size_for(block_size))
         windows = stop.interruptible(windows)
         sums.append(loss_sums_by_position(run.eval_model, windows, run.runtime))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
@@ -106,6 +107,11 @@ def _warnings(run: Run, train_loss: float, probe: Probe | None) -> Iterable[heal
     late = max(MIN_STEPS_FOR_DEAD_HEADS, run.config.train.max_iters // 2)
     if probe and progress.step >= late:
         yield from health.check_attention(probe.attention)
+
+
+def batch_size_for(block_size: int) -> int:
+    """Return how many windows of `block_size` tokens to evaluate at once."""
+    return max(1, TOKENS_PER_BATCH // block_size)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
