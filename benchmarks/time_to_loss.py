@@ -5,7 +5,7 @@ Whole training commands, alternating, on the same text:
 - nanoGPT's recipe for a CPU, by the train.py in FOLDER, a checkout of nanoGPT with
   data/shakespeare_char prepared; without FOLDER, configs/nanogpt_cpu.yaml in float32
 - configs/fast.yaml, made to reach the loss of that recipe
-- configs/shakespeare.yaml, shortened to less time than that recipe takes
+- configs/shakespeare.yaml, with less context and shortened to less time than that recipe takes
 
 Each recipe trains for a fixed number of steps: compare the losses before the times. Losses are
 exact, over the whole validation text; "training" is the time of the training steps alone.
@@ -44,6 +44,9 @@ NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
 }
 NANOGPT_STEPS = 2000
 SHORTENED = [
+    "--block_size=128",
+    "--batch_size=16",
+    "--ngram_label_smoothing=0",
     "--n_layer=2",
     "--n_embd=192",
     "--max_iters=1000",
