@@ -79,6 +79,8 @@ def draw(runs: Runs) -> str:
         for recipe, pairs in runs.items()
     ]
     losses = [loss for line in lines for loss in line.y]
+    longest = max(minutes for line in lines for minutes in line.x)
+    last_tick = min((tick for tick in TICKS if tick >= longest), default=TICKS[-1])
     tenths = range(math.floor(10 * min(losses)), math.ceil(10 * max(losses)) + 1)
     return line_chart(
         "Validation loss by the time of the whole command, on 2 CPU cores",
@@ -86,7 +88,7 @@ def draw(runs: Runs) -> str:
         "nats per character",
         lines,
         y_ticks=[tenth / 10 for tenth in tenths],
-        x_ticks=TICKS,
+        x_ticks=[tick for tick in TICKS if tick <= last_tick],
         log_x=True,
     )
 

@@ -8,6 +8,7 @@ import torch
 
 from benchmarks import minutes, time_to_loss
 from benchmarks.time_to_loss import TrainingResult
+from tests.conftest import ROOT
 
 BEST = "configs/best.yaml"
 
@@ -95,3 +96,9 @@ def test_the_learning_rate_of_nanogpt_falls_over_the_whole_run(monkeypatch, tmp_
     result = time_to_loss.run_nanogpt_training(tmp_path, compiled=False, max_iters=750)
     assert {"--max_iters=750", "--lr_decay_iters=750", "--compile=False"} <= set(commands[0])
     assert result.step_seconds == pytest.approx(7.5) and result.loss == 1.5
+
+
+def test_the_picture_in_the_repository_shows_every_recipe():
+    drawn = (ROOT / "docs" / "pictures" / "minutes.svg").read_text(encoding="utf-8")
+    for recipe in minutes.COLORS:
+        assert f">{recipe.removeprefix('configs/')}</text>" in drawn
