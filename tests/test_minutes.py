@@ -99,6 +99,6 @@ def test_the_learning_rate_of_nanogpt_falls_over_the_whole_run(monkeypatch, tmp_
 
 
 def test_the_picture_in_the_repository_shows_every_recipe():
-    drawn = (ROOT / "docs" / "pictures" / "minutes.svg").read_text(encoding="utf-8")
+    drawn = (ROOT / "docs" / "minutes.svg").read_text(encoding="utf-8")
     for recipe in minutes.COLORS:
         assert f">{recipe.removeprefix('configs/')}</text>" in drawn
