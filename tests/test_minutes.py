@@ -36,7 +36,10 @@ def campaign(tmp_path, monkeypatch):
     monkeypatch.setattr(minutes, "run_nanogpt_training", run_nanogpt_training)
     minutes.nanogpt_speed.cache_clear()
     results = tmp_path / "results.jsonl"
-    run = lambda *arguments: minutes.main([str(results), *arguments])  # noqa: E731
+
+    def run(*arguments):
+        minutes.main([str(results), *arguments])
+
     return run, runs, results.with_suffix(".svg")
 
 
