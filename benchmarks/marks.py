@@ -36,12 +36,7 @@ from model.ensemble import Ensemble
 from model.gpt import GPT
 from model.ngram_model import NgramMixture, NgramModel
 from training import runtime
-from training.evaluate import (
-    batch_size_for,
-    cross_entropy,
-    exact_loss,
-    loss_sums_by_position,
-)
+from training.evaluate import batch_size_for, cross_entropy, exact_loss, loss_sums_by_position
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
 LONGEST_NGRAM = 8

@@ -96,11 +96,8 @@ def draw(runs: Runs) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("results", type=Path, help="JSON Lines file of the runs; may not exist yet")
-    parser.add_argument(
-        "--nanogpt",
-        type=Path,
-        help="folder of a checkout of nanoGPT: for 1, 5 and 30 minutes",
-    )
+    nanogpt_help = "folder of a checkout of nanoGPT, which is trained for 1, 5 and 30 minutes"
+    parser.add_argument("--nanogpt", type=Path, help=nanogpt_help)
     parser.add_argument("--minutes", type=float, nargs="+", choices=MINUTES, default=MINUTES)
     parser.add_argument("--configs", nargs="*", choices=CONFIGS, default=CONFIGS)
     options = parser.parse_args(arguments)

@@ -9,7 +9,7 @@ import torch
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from training.evaluate import BITS_PER_NAT, exact_loss
+from training.evaluate import BITS_PER_NAT, TOKENS_PER_BATCH, batch_size_for, exact_loss
 from training.runtime import select_runtime
 
 CPU = select_runtime("cpu", "float32")
@@ -40,6 +40,11 @@ def test_batch_size_changes_exact_loss_only_by_rounding():
     model = GPT(MODEL, 7)
     losses = [exact_loss(model, evaluation_windows(SPLIT, 8, batch), CPU) for batch in (1, 2, 64)]
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-6)
+
+
+def test_a_batch_has_at_most_the_given_tokens_but_at_least_one_window():
+    sizes = [batch_size_for(block_size) for block_size in (1, 512, 513, TOKENS_PER_BATCH, 10**6)]
+    assert sizes == [TOKENS_PER_BATCH, TOKENS_PER_BATCH // 512, TOKENS_PER_BATCH // 513, 1, 1]
 
 
 def test_evaluation_does_not_change_the_random_state():

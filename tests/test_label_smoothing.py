@@ -77,10 +77,7 @@ def test_without_smoothing_nothing_is_counted(tmp_path):
 
 def test_a_text_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(state, "MAX_NGRAM_TEXT", 2000)
-    with pytest.raises(
-        ConfigError,
-        match=r"^(train\.ngram_label_smoothing): .* set \1 to 0$",
-    ):
+    with pytest.raises(ConfigError, match=r"^(train\.ngram_label_smoothing): .* set \1 to 0$"):
         run_of(tmp_path, ngram_label_smoothing=0.1)
 
 

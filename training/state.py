@@ -21,7 +21,7 @@ from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
 
-MAX_NGRAM_TEXT = 10_000_000  # characters; counting takes seconds, and memory for the whole text
+MAX_NGRAM_TEXT = 10_000_000  # characters; counting more would take too long and too much memory
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
