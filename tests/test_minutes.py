@@ -18,8 +18,8 @@ BEST = "configs/best.yaml"
 def campaign(tmp_path, monkeypatch):
     """Return a function that runs `minutes`, the list of its training runs, and its picture's path.
 
-    The runs are only recorded. One of m minutes takes 60 m + 6 seconds. nanoGPT starts in 3 s and makes
-    20 steps a second.
+    The runs are only recorded. One of m minutes takes 60 m + 6 seconds. nanoGPT starts in 3 s and
+    makes 20 steps a second.
     """
     runs = []
 
