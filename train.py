@@ -139,39 +139,44 @@ def train(command: Command, stop: Stop, world: World) -> None:
 def resolve_settings(
     command: Command, source: Path | None, runtime: "Runtime", stop: Stop
 ) -> Command:
-    """Replace `kernel: auto` with a kernel, and --minutes with the max_iters that fits the time.
+    """Replace `kernel: auto` with a kernel, and --minutes with the iterations that fit the time.
 
-    A run that is resumed from the checkpoint `source` already has its max_iters.
+    A run that is resumed from the checkpoint `source` already has its max_iters and eval_interval.
     """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
-    from training.duration import fit_max_iters, measure_speed
+    from training.duration import fit, measure_speed
     from training.runtime import resolve_kernel
 
     def with_kernel(command: Command) -> Command:
         model = resolve_kernel(command.config.model, runtime)
         return replace(command, config=replace(command.config, model=model))
 
-    def with_max_iters(max_iters: int) -> Command:
-        return with_kernel(load(command.arguments, max_iters))
+    def with_lengths(max_iters: int, max_evaluations: int | None = None) -> Command:
+        return with_kernel(load(command.arguments, max_iters, max_evaluations))
 
     if not command.minutes:
         return with_kernel(command)
     if source:
-        return with_max_iters(checkpoints.load(source).config.train.max_iters)
+        saved = checkpoints.load(source).config.train
+        return with_lengths(saved.max_iters, max_evaluations=saved.evaluations)
     began, seconds = time.monotonic(), 60 * command.minutes
-    trial, _, _ = build_run(with_max_iters(TRIAL_ITERS), None, runtime)
+    trial, _, _ = build_run(with_lengths(TRIAL_ITERS), None, runtime)
     build_seconds = time.monotonic() - began
     speed = measure_speed(trial, seconds, stop)
     left = seconds - (time.monotonic() - stop.started) - build_seconds
-    max_iters = runtime.world.on_rank_0(
-        fit_max_iters, speed, left, lambda n: with_max_iters(n).config.train
+    max_iters, max_evaluations = runtime.world.on_rank_0(
+        fit, speed, left, lambda *lengths: with_lengths(*lengths).config.train
     )
+    fitted = with_lengths(max_iters, max_evaluations)
+    same_run = f"--max_iters={max_iters}"
+    if fitted.config != with_lengths(max_iters).config:
+        same_run += f" --eval_interval={fitted.config.train.eval_interval}"
     info(
         f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training {max_iters} steps (--max_iters={max_iters} repeats this run exactly)"
+        f"evaluation; training {max_iters} steps ({same_run} repeats this run exactly)"
     )
-    return with_max_iters(max_iters)
+    return fitted
 
 
 def build_run(

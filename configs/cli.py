@@ -7,6 +7,7 @@ argparse would not do: `--resume[=PATH]` must not consume the next argument, and
 one line that names the nearest option.
 """
 
+import math
 import textwrap
 from collections import Counter
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -118,11 +119,14 @@ class Command(CommandLineOptions):
         return self.config.out_dir
 
 
-def load(argv: list[str], max_iters: int | None = None) -> Command:
+def load(
+    argv: list[str], max_iters: int | None = None, max_evaluations: int | None = None
+) -> Command:
     """Parse the arguments of train.py: a config file and the options that override it.
 
-    `max_iters` is the number of iterations that fits into --minutes. If an option or --minutes
-    changes max_iters, the settings in the file that count iterations are scaled in proportion.
+    `max_iters` and `max_evaluations` are the numbers of iterations and evaluations that fit into
+    --minutes. If an option or --minutes changes max_iters, the settings in the file that count
+    iterations are scaled to match. An eval_interval from the options is never changed.
     """
     from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
 
@@ -141,7 +145,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
         )
     own = {name: values.pop(name) for name in settings_of(CommandLineOptions) if name in values}
     written = read_config(words[0])
-    scaled = _scaled_iterations(written, values)
+    scaled = _scaled_iterations(written, values, max_evaluations)
     nested = {}
     for name, value in (written | scaled | values).items():
         section, _, key = name.rpartition(".")
@@ -154,8 +158,7 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     if scaled:
         iterations = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
         scaling_note = (
-            f"max_iters is {config.train.max_iters:,}; scaled in proportion: "
-            f"{', '.join(iterations)}"
+            f"max_iters is {config.train.max_iters:,}; scaled to match: {', '.join(iterations)}"
         )
     return Command(
         config_file=words[0],
@@ -167,23 +170,33 @@ def load(argv: list[str], max_iters: int | None = None) -> Command:
     )
 
 
-def _scaled_iterations(written: dict[str, object], values: dict[str, object]) -> dict[str, int]:
+def _scaled_iterations(
+    written: dict[str, object], values: dict[str, object], max_evaluations: int | None
+) -> dict[str, int]:
     """Scale the file's settings that count iterations to a max_iters from the options.
 
-    Settings that the options set, and those that are `auto`, are not scaled.
+    They are scaled in proportion, but eval_interval is at least MIN_EVAL_INTERVAL, and longer if
+    there would be more than `max_evaluations`. Settings that the options set, and those that are
+    `auto`, are not scaled.
     """
     settings = settings_of(Config)
     before, after = (
         each.get("train.max_iters", settings["train.max_iters"].default)
         for each in (written, written | values)
     )
+    if before == after and not max_evaluations:
+        return {}
     scaled = {}
     for name in ITERATION_SETTINGS:
         length = written.get(name, settings[name].default)
-        if before != after and name not in values and length != "auto":
-            scaled[name] = length * after // before
-        if name in scaled and name == "train.eval_interval":
-            scaled[name] = max(scaled[name], min(MIN_EVAL_INTERVAL, length, after))
+        if name in values or length == "auto":
+            continue
+        scaled[name] = length * after // before
+        if name == "train.eval_interval":
+            in_proportion = math.ceil(length * after / before)  # as many evaluations as before
+            fewest_steps = min(MIN_EVAL_INTERVAL, length, after)
+            affordable = math.ceil(after / max_evaluations) if max_evaluations else 1
+            scaled[name] = max(in_proportion, fewest_steps, affordable)
     return scaled
 
 

@@ -5,6 +5,7 @@ setting is one line here. Nothing here imports torch, so a wrong setting is repo
 """
 
 import codecs
+import math
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -275,6 +276,11 @@ class TrainConfig(Checked):
     def cooldown(self) -> int:
         """`cooldown_iters`, with the value that auto stands for."""
         return round(0.4 * self.max_iters) if self.cooldown_iters == "auto" else self.cooldown_iters
+
+    @property
+    def evaluations(self) -> int:
+        """The number of evaluations in a whole run: every eval_interval, and at the end."""
+        return math.ceil(self.max_iters / self.eval_interval)
 
     def __post_init__(self):
         super().__post_init__()

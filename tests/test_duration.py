@@ -10,7 +10,7 @@ from configs.schema import TrainConfig
 from tests.campaigns.common import same_runs, small_run_args, step_of, train
 from tests.campaigns.signals import send_at
 from tests.conftest import ROOT
-from training.duration import TARGET, Speed, fit_max_iters
+from training.duration import EVALUATION_FRACTION, TARGET, Speed, fit
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -34,8 +34,7 @@ def test_lengths_scale_with_max_iters_and_one_line_lists_them():
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 300, 50)
     assert command.scaling_note == (
-        "max_iters is 350; scaled in proportion: warmup_iters 5, cooldown_iters 300, "
-        "eval_interval 50"
+        "max_iters is 350; scaled to match: warmup_iters 5, cooldown_iters 300, eval_interval 50"
     )
 
 
@@ -47,12 +46,18 @@ def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interva
     assert smoke.config.train.eval_interval == 10  # 4 in proportion
 
 
+@pytest.mark.parametrize("max_iters", [898, 1399, 1984, 100_001])
+def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
+    arguments = [str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"]
+    assert load(arguments).config.train.evaluations == 7
+
+
 def test_lengths_that_are_given_are_not_scaled():
     options = ["--max_iters=700", "--warmup_iters=7", "--eval_interval=100"]
     command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 600, 100)
-    assert command.scaling_note == "max_iters is 700; scaled in proportion: cooldown_iters 600"
+    assert command.scaling_note == "max_iters is 700; scaled to match: cooldown_iters 600"
 
 
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
@@ -66,16 +71,39 @@ def test_minutes_and_another_limit_are_refused_together(other):
 def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, evaluation):
     speed = Speed(step=0.2, evaluation=evaluation)
 
-    def with_max_iters(max_iters):
-        return TrainConfig(
-            max_iters=max_iters, warmup_iters=0, eval_interval=max(1, max_iters // 8)
-        )
+    def settings(max_iters, max_evaluations):
+        interval = max(1, max_iters // 8, -(-max_iters // max_evaluations))
+        return TrainConfig(max_iters=max_iters, warmup_iters=0, eval_interval=interval)
 
-    fitted = fit_max_iters(speed, seconds, with_max_iters)
-    taken = speed.seconds(with_max_iters(fitted))
+    fitted, max_evaluations = fit(speed, seconds, settings)
+    taken = speed.seconds(settings(fitted, max_evaluations))
     assert fitted == 1 or taken <= TARGET * seconds
-    more = speed.seconds(with_max_iters(fitted + 1))
+    more = speed.seconds(settings(fitted + 1, max_evaluations))
     assert more > TARGET * seconds - 2 * evaluation
+    assert max_evaluations == 1 or max_evaluations * evaluation <= EVALUATION_FRACTION * seconds
+
+
+@pytest.mark.parametrize(
+    ("max_evaluations", "options", "interval"),
+    [
+        (1, [], 350),
+        (3, [], 117),
+        (100, [], 50),  # in proportion: 7 evaluations
+        (3, ["--eval_interval=20"], 20),
+    ],
+)
+def test_there_are_no_more_evaluations_than_fit(max_evaluations, options, interval):
+    arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1", *options]
+    train = load(arguments, 350, max_evaluations).config.train
+    assert (train.max_iters, train.eval_interval) == (350, interval)
+    again = load(arguments, 350, train.evaluations).config.train
+    assert again == train
+
+
+def test_evaluations_are_limited_where_max_iters_is_that_of_the_file():
+    arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1"]
+    train = load(arguments, 1400, 2).config.train
+    assert (train.eval_interval, train.warmup_iters, train.cooldown_iters) == (700, 20, 1200)
 
 
 @pytest.fixture
@@ -89,18 +117,18 @@ def options(tmp_path):
 
 
 def chosen(output):
-    """Return the option that a run with --minutes prints as equal to it."""
-    (option,) = re.findall(r"\((--max_iters=\d+) repeats this run exactly\)", output)
-    return option
+    """Return the options that a run with --minutes prints as equal to it."""
+    (options,) = re.findall(r"\((--max_iters=.*) repeats this run exactly\)", output)
+    return options.split()
 
 
 def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tmp_path):
     timed, repeated = tmp_path / "timed", tmp_path / "repeated"
     code, output = train(*options, "--minutes=0.02", f"--out_dir={timed}")
     assert code == 0
-    assert train(*options, chosen(output), f"--out_dir={repeated}")[0] == 0
+    assert train(*options, *chosen(output), f"--out_dir={repeated}")[0] == 0
     assert same_runs(timed, repeated)
-    assert f"--max_iters={step_of(timed)}" == chosen(output)
+    assert chosen(output) == [f"--max_iters={step_of(timed)}"]  # eval_interval is in the options
 
 
 def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch):
@@ -110,5 +138,23 @@ def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch
         code, output = train(*options, "--minutes=0.02", f"--out_dir={stopped}")
     assert code == 143
     assert train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")[0] == 0
-    assert train(*options, chosen(output), f"--out_dir={uninterrupted}")[0] == 0
+    assert train(*options, *chosen(output), f"--out_dir={uninterrupted}")[0] == 0
+    assert same_runs(stopped, uninterrupted)
+
+
+def test_a_run_whose_evaluations_take_long_has_fewer_and_resumes_with_as_few(
+    options, tmp_path, monkeypatch
+):
+    stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
+    options = [each for each in options if "eval_interval" not in each]
+    speed = Speed(step=0.1, evaluation=0.6)
+    monkeypatch.setattr("training.duration.measure_speed", lambda *arguments: speed)
+    with monkeypatch.context() as patch:
+        send_at("step", "SIGTERM", 20, patch.setattr)
+        code, output = train(*options, "--minutes=0.2", f"--out_dir={stopped}")
+    assert code == 143
+    max_iters, eval_interval = (int(each.partition("=")[2]) for each in chosen(output))
+    assert max_iters == eval_interval > 100  # one evaluation
+    assert train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")[0] == 0
+    assert train(*options, *chosen(output), f"--out_dir={uninterrupted}")[0] == 0
     assert same_runs(stopped, uninterrupted)
