@@ -2,9 +2,11 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
+from checkpointing.checkpoint import check_same_model
 from configs.cli import load, load_sample
 from tests.conftest import ROOT
 
@@ -40,6 +42,14 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
         load_sample(arguments)
     else:
         assert script == "-m" and (ROOT / f"{arguments[0].replace('.', '/')}.py").exists()
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if "--init_from" in each])
+def test_a_run_with_init_from_has_the_model_of_the_run_that_it_names(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    fine_tune = load(shlex.split(command, comments=True)[2:])
+    parent = load([f"configs/{Path(fine_tune.init_from).name}.yaml"])
+    check_same_model(fine_tune.init_from, parent.config, fine_tune.config)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
