@@ -141,40 +141,42 @@ def resolve_settings(
 ) -> Command:
     """Replace `kernel: auto` with a kernel, and --minutes with the iterations that fit the time.
 
-    A run that is resumed from the checkpoint `source` already has its max_iters and eval_interval.
+    A run that is resumed from the checkpoint `source` has its numbers of iterations from there.
     """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
-    from training.duration import fit, measure_speed
+    from training.duration import fit_to_time, measure_speed
     from training.runtime import resolve_kernel
 
     def with_kernel(command: Command) -> Command:
         model = resolve_kernel(command.config.model, runtime)
         return replace(command, config=replace(command.config, model=model))
 
-    def with_lengths(max_iters: int, max_evaluations: int | None = None) -> Command:
-        return with_kernel(load(command.arguments, max_iters, max_evaluations))
+    def with_limits(max_iters: int, max_evaluations: int | None = None) -> Command:
+        return with_kernel(load(command.arguments, {"train.max_iters": max_iters}, max_evaluations))
 
     if not command.minutes:
         return with_kernel(command)
     if source:
         saved = checkpoints.load(source).config.train
-        return with_lengths(saved.max_iters, max_evaluations=saved.evaluations)
+        names = ("max_iters", "eval_interval", "save_interval")
+        fitted = {f"train.{name}": getattr(saved, name) for name in names}
+        return with_kernel(load(command.arguments, fitted))
     began, seconds = time.monotonic(), 60 * command.minutes
-    trial, _, _ = build_run(with_lengths(TRIAL_ITERS), None, runtime)
+    trial, _, _ = build_run(with_limits(TRIAL_ITERS), None, runtime)
     build_seconds = time.monotonic() - began
     speed = measure_speed(trial, seconds, stop)
     left = seconds - (time.monotonic() - stop.started) - build_seconds
-    max_iters, max_evaluations = runtime.world.on_rank_0(
-        fit, speed, left, lambda *lengths: with_lengths(*lengths).config.train
+    limits = runtime.world.on_rank_0(
+        fit_to_time, speed, left, lambda *limits: with_limits(*limits).config.train
     )
-    fitted = with_lengths(max_iters, max_evaluations)
-    same_run = f"--max_iters={max_iters}"
-    if fitted.config != with_lengths(max_iters).config:
-        same_run += f" --eval_interval={fitted.config.train.eval_interval}"
+    fitted, unlimited = with_limits(*limits), with_limits(limits[0])
+    train, other = vars(fitted.config.train), vars(unlimited.config.train)
+    options = [f"--max_iters={limits[0]}"]
+    options += [f"--{name}={value}" for name, value in train.items() if value != other[name]]
     info(
         f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training {max_iters} steps ({same_run} repeats this run exactly)"
+        f"evaluation; training {limits[0]} steps (to repeat this run exactly: {' '.join(options)})"
     )
     return fitted
 

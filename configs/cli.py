@@ -10,6 +10,7 @@ one line that names the nearest option.
 import math
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
@@ -46,8 +47,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
-MIN_EVAL_INTERVAL = 10  # scaled down; an evaluation can take as long as several steps
-ITERATION_SETTINGS = ("train.warmup_iters", "train.cooldown_iters", "train.eval_interval")
+MIN_EVAL_INTERVAL = 10  # steps; not scaled below this, as an evaluation costs several steps
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
 --key=value, and a dash is the same as an underscore. A setting that is true or false needs no
@@ -81,7 +81,8 @@ class CommandLineOptions(Checked):
     time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
     minutes: float | None = setting(
         None,
-        "minutes that the run should take: choose max_iters by timing the first steps",
+        "minutes that the run should take: time some steps and an evaluation, then choose "
+        "max_iters, and eval_interval so that evaluations take at most a tenth of the time",
         "(0, 1e6]",
     )
 
@@ -120,21 +121,23 @@ class Command(CommandLineOptions):
 
 
 def load(
-    argv: list[str], max_iters: int | None = None, max_evaluations: int | None = None
+    argv: list[str],
+    fitted: Mapping[str, object] | None = None,
+    max_evaluations: int | None = None,
 ) -> Command:
     """Parse the arguments of train.py: a config file and the options that override it.
 
-    `max_iters` and `max_evaluations` are the numbers of iterations and evaluations that fit into
-    --minutes. If an option or --minutes changes max_iters, the settings in the file that count
-    iterations are scaled to match. An eval_interval from the options is never changed.
+    `fitted` has the settings that --minutes chooses, by full name. They override the file, but not
+    the options. If max_iters is not that of the file, the settings in the file that count
+    iterations are scaled with it. With `max_evaluations`, the file's eval_interval is lengthened
+    until there are at most so many evaluations.
     """
     from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
 
     words, values = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
-    if max_iters:
-        values["train.max_iters"] = max_iters
+    values = {**(fitted or {}), **values}
     if len(words) != 1:
         given = brief(tuple(words)) if words else "none"
         raise ConfigError(
@@ -158,7 +161,7 @@ def load(
     if scaled:
         iterations = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
         scaling_note = (
-            f"max_iters is {config.train.max_iters:,}; scaled to match: {', '.join(iterations)}"
+            f"max_iters is {config.train.max_iters:,}; scaled with it: {', '.join(iterations)}"
         )
     return Command(
         config_file=words[0],
@@ -175,29 +178,28 @@ def _scaled_iterations(
 ) -> dict[str, int]:
     """Scale the file's settings that count iterations to a max_iters from the options.
 
-    They are scaled in proportion, but eval_interval is at least MIN_EVAL_INTERVAL, and longer if
-    there would be more than `max_evaluations`. Settings that the options set, and those that are
-    `auto`, are not scaled.
+    Return those that change. They are scaled in proportion, but eval_interval is at least
+    MIN_EVAL_INTERVAL, and long enough for at most `max_evaluations`. Where this limit lengthens it,
+    save_interval: auto becomes the interval without the limit. Settings that the options set, and
+    those that are `auto`, are not scaled.
     """
     settings = settings_of(Config)
-    before, after = (
-        each.get("train.max_iters", settings["train.max_iters"].default)
-        for each in (written, written | values)
-    )
-    if before == after and not max_evaluations:
-        return {}
+    file = {name: written.get(name, each.default) for name, each in settings.items()}
+    before, after = file["train.max_iters"], values.get("train.max_iters", file["train.max_iters"])
     scaled = {}
-    for name in ITERATION_SETTINGS:
-        length = written.get(name, settings[name].default)
-        if name in values or length == "auto":
-            continue
-        scaled[name] = length * after // before
-        if name == "train.eval_interval":
-            in_proportion = math.ceil(length * after / before)  # as many evaluations as before
-            fewest_steps = min(MIN_EVAL_INTERVAL, length, after)
-            affordable = math.ceil(after / max_evaluations) if max_evaluations else 1
-            scaled[name] = max(in_proportion, fewest_steps, affordable)
-    return scaled
+    for name in ("train.warmup_iters", "train.cooldown_iters"):
+        if name not in values and file[name] != "auto":
+            scaled[name] = file[name] * after // before
+    if "train.eval_interval" not in values:
+        # rounded up, so that the last interval is not followed by a short one
+        interval = math.ceil(file["train.eval_interval"] * after / before)
+        interval = max(interval, min(MIN_EVAL_INTERVAL, file["train.eval_interval"], after))
+        shortest = math.ceil(after / max_evaluations) if max_evaluations else 1
+        scaled["train.eval_interval"] = max(interval, shortest)
+        saves_with_evaluations = (file | values)["train.save_interval"] == "auto"
+        if shortest > interval and saves_with_evaluations:
+            scaled["train.save_interval"] = interval
+    return {name: value for name, value in scaled.items() if value != file[name]}
 
 
 def load_sample(argv: list[str]) -> SampleConfig:

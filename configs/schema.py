@@ -278,8 +278,8 @@ class TrainConfig(Checked):
         return round(0.4 * self.max_iters) if self.cooldown_iters == "auto" else self.cooldown_iters
 
     @property
-    def evaluations(self) -> int:
-        """The number of evaluations in a whole run: every eval_interval, and at the end."""
+    def n_evaluations(self) -> int:
+        """The number of evaluations without early stopping: every eval_interval, and at the end."""
         return math.ceil(self.max_iters / self.eval_interval)
 
     def __post_init__(self):

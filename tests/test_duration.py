@@ -10,7 +10,7 @@ from configs.schema import TrainConfig
 from tests.campaigns.common import same_runs, small_run_args, step_of, train
 from tests.campaigns.signals import send_at
 from tests.conftest import ROOT
-from training.duration import EVALUATION_FRACTION, TARGET, Speed, fit
+from training.duration import EVALUATION_FRACTION, TARGET, Speed, fit_to_time
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -34,7 +34,7 @@ def test_lengths_scale_with_max_iters_and_one_line_lists_them():
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 300, 50)
     assert command.scaling_note == (
-        "max_iters is 350; scaled to match: warmup_iters 5, cooldown_iters 300, eval_interval 50"
+        "max_iters is 350; scaled with it: warmup_iters 5, cooldown_iters 300, eval_interval 50"
     )
 
 
@@ -49,7 +49,7 @@ def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interva
 @pytest.mark.parametrize("max_iters", [898, 1399, 1984, 100_001])
 def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
     arguments = [str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"]
-    assert load(arguments).config.train.evaluations == 7
+    assert load(arguments).config.train.n_evaluations == 7
 
 
 def test_lengths_that_are_given_are_not_scaled():
@@ -57,7 +57,7 @@ def test_lengths_that_are_given_are_not_scaled():
     command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 600, 100)
-    assert command.scaling_note == "max_iters is 700; scaled to match: cooldown_iters 600"
+    assert command.scaling_note == "max_iters is 700; scaled with it: cooldown_iters 600"
 
 
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
@@ -75,7 +75,7 @@ def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, e
         interval = max(1, max_iters // 8, -(-max_iters // max_evaluations))
         return TrainConfig(max_iters=max_iters, warmup_iters=0, eval_interval=interval)
 
-    fitted, max_evaluations = fit(speed, seconds, settings)
+    fitted, max_evaluations = fit_to_time(speed, seconds, settings)
     taken = speed.seconds(settings(fitted, max_evaluations))
     assert fitted == 1 or taken <= TARGET * seconds
     more = speed.seconds(settings(fitted + 1, max_evaluations))
@@ -84,26 +84,35 @@ def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, e
 
 
 @pytest.mark.parametrize(
-    ("max_evaluations", "options", "interval"),
+    ("max_iters", "max_evaluations", "interval", "save_interval"),
     [
-        (1, [], 350),
-        (3, [], 117),
-        (100, [], 50),  # in proportion: 7 evaluations
-        (3, ["--eval_interval=20"], 20),
+        (350, 1, 350, 50),
+        (350, 3, 117, 50),
+        (350, 100, 50, "auto"),  # in proportion: 7 evaluations
+        (1400, 2, 700, 200),  # max_iters is that of the file
+        (1400, 7, 200, "auto"),
     ],
 )
-def test_there_are_no_more_evaluations_than_fit(max_evaluations, options, interval):
-    arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1", *options]
-    train = load(arguments, 350, max_evaluations).config.train
-    assert (train.max_iters, train.eval_interval) == (350, interval)
-    again = load(arguments, 350, train.evaluations).config.train
-    assert again == train
-
-
-def test_evaluations_are_limited_where_max_iters_is_that_of_the_file():
+def test_evaluations_are_limited_but_saves_are_not(
+    max_iters, max_evaluations, interval, save_interval
+):
     arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1"]
-    train = load(arguments, 1400, 2).config.train
-    assert (train.eval_interval, train.warmup_iters, train.cooldown_iters) == (700, 20, 1200)
+    command = load(arguments, {"train.max_iters": max_iters}, max_evaluations)
+    train = command.config.train
+    assert (train.max_iters, train.eval_interval) == (max_iters, interval)
+    assert train.save_interval == save_interval
+    changed = max_iters != 1400 or interval != 200
+    assert (command.scaling_note is not None) == changed
+
+
+@pytest.mark.parametrize("given", ["--eval_interval=20", "--save_interval=9"])
+def test_a_given_interval_is_not_limited(given):
+    arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1", given]
+    train = load(arguments, {"train.max_iters": 350}, 3).config.train
+    assert given in (
+        f"--eval_interval={train.eval_interval}",
+        f"--save_interval={train.save_interval}",
+    )
 
 
 @pytest.fixture
@@ -117,8 +126,8 @@ def options(tmp_path):
 
 
 def chosen(output):
-    """Return the options that a run with --minutes prints as equal to it."""
-    (options,) = re.findall(r"\((--max_iters=.*) repeats this run exactly\)", output)
+    """Return the options that repeat a run with --minutes, from its output."""
+    (options,) = re.findall(r"\(to repeat this run exactly: (.*)\)", output)
     return options.split()
 
 
@@ -142,9 +151,7 @@ def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch
     assert same_runs(stopped, uninterrupted)
 
 
-def test_a_run_whose_evaluations_take_long_has_fewer_and_resumes_with_as_few(
-    options, tmp_path, monkeypatch
-):
+def test_slow_evaluations_are_limited_also_after_resuming(options, tmp_path, monkeypatch):
     stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
     options = [each for each in options if "eval_interval" not in each]
     speed = Speed(step=0.1, evaluation=0.6)
@@ -153,7 +160,7 @@ def test_a_run_whose_evaluations_take_long_has_fewer_and_resumes_with_as_few(
         send_at("step", "SIGTERM", 20, patch.setattr)
         code, output = train(*options, "--minutes=0.2", f"--out_dir={stopped}")
     assert code == 143
-    max_iters, eval_interval = (int(each.partition("=")[2]) for each in chosen(output))
+    max_iters, eval_interval, *_ = (int(each.partition("=")[2]) for each in chosen(output))
     assert max_iters == eval_interval > 100  # one evaluation
     assert train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")[0] == 0
     assert train(*options, *chosen(output), f"--out_dir={uninterrupted}")[0] == 0

@@ -45,7 +45,7 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if "--init_from" in each])
-def test_a_run_with_init_from_has_the_model_of_the_run_that_it_names(command, monkeypatch):
+def test_every_init_from_example_has_the_model_of_its_checkpoint(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     fine_tune = load(shlex.split(command, comments=True)[2:])
     parent = load([f"configs/{Path(fine_tune.init_from).name}.yaml"])

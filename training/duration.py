@@ -14,7 +14,7 @@ WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
 MIN_TIMED_STEPS = 3
 TIMED_FRACTION = 0.05  # of the given time, spent on timed steps
 TARGET = 0.96  # fraction of the given time to plan for, so that the run does not exceed it
-EVALUATION_FRACTION = 0.1  # of the given time, spent on evaluations, unless a single one is longer
+EVALUATION_FRACTION = 0.1  # at most, of the given time; but there is always one evaluation
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Speed:
 
     def seconds(self, train: TrainConfig) -> float:
         """Return the time that all steps and evaluations of a run take."""
-        return train.max_iters * self.step + train.evaluations * self.evaluation
+        return train.max_iters * self.step + train.n_evaluations * self.evaluation
 
 
 def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
@@ -50,19 +50,19 @@ def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
     return Speed(step_seconds, evaluation_seconds)
 
 
-def fit(
-    speed: Speed, seconds: float, settings: Callable[[int, int], TrainConfig]
+def fit_to_time(
+    speed: Speed, seconds: float, settings_for: Callable[[int, int], TrainConfig]
 ) -> tuple[int, int]:
     """Return max_iters and max_evaluations of a run that takes at most TARGET * seconds.
 
-    max_iters is the largest that fits, at least 1. `settings(max_iters, max_evaluations)` returns
-    the settings of a run with these numbers.
+    max_iters is the largest that fits, or 1 if none does. `settings_for(max_iters,
+    max_evaluations)` returns the settings of a run with these limits.
     """
     max_evaluations = int(EVALUATION_FRACTION * seconds / max(speed.evaluation, 1e-9))
     max_evaluations = max(1, max_evaluations)
     low, high = 1, max(2, int(TARGET * seconds / speed.step) + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        fits = speed.seconds(settings(middle, max_evaluations)) <= TARGET * seconds
+        fits = speed.seconds(settings_for(middle, max_evaluations)) <= TARGET * seconds
         low, high = (middle, high) if fits else (low, middle)
     return low, max_evaluations
