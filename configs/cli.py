@@ -191,7 +191,7 @@ def _scaled_iterations(
         if name not in values and file[name] != "auto":
             scaled[name] = file[name] * after // before
     if "train.eval_interval" not in values:
-        # rounded up, so that the last interval is not followed by a short one
+        # rounded up: rounding down could add an evaluation a few steps after the last interval
         interval = math.ceil(file["train.eval_interval"] * after / before)
         interval = max(interval, min(MIN_EVAL_INTERVAL, file["train.eval_interval"], after))
         shortest = math.ceil(after / max_evaluations) if max_evaluations else 1
