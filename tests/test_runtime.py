@@ -101,13 +101,31 @@ def test_auto_selects_the_fastest_available_device(simulate_devices, has, expect
 
 
 @pytest.mark.parametrize(
-    "has_instructions, dtype", [(True, torch.bfloat16), (False, torch.float32)]
+    "cpu, instructions, dtype",
+    [
+        ("AMD EPYC 9B14", [], torch.float32),
+        ("AMD EPYC 9B14", ["avx512_bf16"], torch.bfloat16),
+        ("Intel(R) Xeon(R) Processor", ["avx512_bf16"], torch.float32),
+        ("Intel(R) Xeon(R) Processor", ["avx512_bf16", "amx_bf16", "amx_tile"], torch.bfloat16),
+        ("Neoverse-V1", ["bf16"], torch.bfloat16),
+    ],
 )
-def test_auto_selects_bfloat16_only_with_native_instructions(
-    simulate_devices, monkeypatch, has_instructions, dtype
+@pytest.mark.parametrize("torch_lists_capabilities", [True, False])
+def test_auto_selects_bfloat16_only_with_fast_native_instructions(
+    simulate_devices, monkeypatch, cpu, instructions, dtype, torch_lists_capabilities
 ):
     simulate_devices("cuda")
-    monkeypatch.setattr(runtime, "_cpu_has_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr(runtime, "_cpu_name", lambda: cpu)
+    if torch_lists_capabilities:
+        capabilities = dict.fromkeys(instructions, True)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    elif "bf16" in instructions:
+        pytest.skip("torch before 2.11 cannot ask an Arm CPU")
+    else:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+        for name in ("amx_tile", "avx512_bf16"):
+            answer = name in instructions
+            monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda answer=answer: answer)
     assert runtime.select_runtime("cpu", "auto").dtype == dtype
     # the simulated GPU only emulates bfloat16
     assert runtime.select_runtime("cuda", "auto").dtype == torch.float32

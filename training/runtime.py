@@ -140,19 +140,27 @@ def _fast_dtype(device: str) -> tuple[str, str]:
             return "bfloat16", "this GPU has bfloat16 instructions"
         return "float32", "this GPU has no bfloat16 instructions"
     if device == "cpu":
-        if _cpu_has_bfloat16():
-            return "bfloat16", "this CPU has bfloat16 instructions"
-        return "float32", "this CPU has no bfloat16 instructions"
+        if _cpu_is_fast_in_bfloat16():
+            return "bfloat16", "this CPU has fast bfloat16 instructions"
+        return "float32", "this CPU has no fast bfloat16 instructions"
     return "float32", "the safe choice on this device"
 
 
-def _cpu_has_bfloat16() -> bool:
-    """Return whether the CPU multiplies bfloat16: AVX512-BF16 or AMX on x86, BF16 on Arm."""
+def _cpu_is_fast_in_bfloat16() -> bool:
+    """Return whether bfloat16 matrix products are faster than float32: with AMX, on Arm, on AMD.
+
+    Without AMX, Intel's bfloat16 products take twice as long as float32 ones (docs/results.md).
+    """
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
-        names = ("avx512_bf16", "amx_bf16", "amx_tile", "bf16")
-        return any(capabilities.get(name) for name in names)
-    return torch.cpu._is_avx512_bf16_supported()  # before torch 2.11 the only way to ask
+        if any(capabilities.get(name) for name in ("amx_bf16", "amx_tile", "bf16")):
+            return True
+        has_avx512_bf16 = bool(capabilities.get("avx512_bf16"))
+    else:  # before torch 2.11
+        if torch.cpu._is_amx_tile_supported():
+            return True
+        has_avx512_bf16 = torch.cpu._is_avx512_bf16_supported()
+    return has_avx512_bf16 and "Intel" not in _cpu_name()
 
 
 def _cpu_name() -> str:
