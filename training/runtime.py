@@ -62,7 +62,7 @@ class Runtime:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "device": self.device.type,
-            "device_name": torch.cuda.get_device_name() if cuda else _cpu_name(),
+            "device_name": torch.cuda.get_device_name() if cuda else _cpu_info("model name"),
             "dtype": dtype_name(self.dtype),
             "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -141,15 +141,16 @@ def _fast_dtype(device: str) -> tuple[str, str]:
         return "float32", "this GPU has no bfloat16 instructions"
     if device == "cpu":
         if _cpu_is_fast_in_bfloat16():
-            return "bfloat16", "this CPU has fast bfloat16 instructions"
-        return "float32", "this CPU has no fast bfloat16 instructions"
+            return "bfloat16", "faster than float32 on this CPU"
+        return "float32", "bfloat16 is not faster on this CPU"
     return "float32", "the safe choice on this device"
 
 
 def _cpu_is_fast_in_bfloat16() -> bool:
-    """Return whether bfloat16 matrix products are faster than float32: with AMX, on Arm, on AMD.
+    """Return whether the CPU has AMX, Arm's BF16, or AVX512-BF16 and is not made by Intel.
 
-    Without AMX, Intel's bfloat16 products take twice as long as float32 ones (docs/results.md).
+    On the Intel CPU without AMX that we measured, bfloat16 matrix products take twice as long as
+    float32 ones (docs/results.md). Arm CPUs have not been measured.
     """
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
@@ -160,14 +161,18 @@ def _cpu_is_fast_in_bfloat16() -> bool:
         if torch.cpu._is_amx_tile_supported():
             return True
         has_avx512_bf16 = torch.cpu._is_avx512_bf16_supported()
-    return has_avx512_bf16 and "Intel" not in _cpu_name()
+    return has_avx512_bf16 and "Intel" not in _cpu_info("vendor_id")
 
 
-def _cpu_name() -> str:
-    """Return the CPU's model name. Libraries choose their kernels by the CPU's model."""
+def _cpu_info(key: str) -> str:
+    """Return an entry of Linux's /proc/cpuinfo; on other systems, what Python calls the CPU.
+
+    Libraries choose their kernels by the CPU's "model name". On Windows, the fallback contains the
+    vendor too.
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
+            if line.startswith(key):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
