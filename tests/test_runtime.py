@@ -119,17 +119,29 @@ def test_auto_selects_bfloat16_only_with_fast_native_instructions(
     if torch_lists_capabilities:
         capabilities = dict.fromkeys(instructions, True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    elif "bf16" in instructions:
-        pytest.skip("torch before 2.11 cannot report the instructions of an Arm CPU")
     else:
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
         for name in ("amx_tile", "avx512_bf16"):
             answer = name in instructions
             monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda answer=answer: answer)
+        if "bf16" in instructions:  # torch before 2.11 cannot report the instructions of Arm
+            dtype = torch.float32
     assert runtime.select_runtime("cpu", "auto").dtype == dtype
     # the simulated GPU only emulates bfloat16
     assert runtime.select_runtime("cuda", "auto").dtype == torch.float32
     assert runtime.select_runtime("cpu", "float32").dtype == torch.float32
+
+
+def test_the_vendor_and_the_model_of_the_cpu_are_those_of_proc_cpuinfo(monkeypatch, tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("vendor_id\t: GenuineIntel\nmodel\t\t: 207\nmodel name\t: Xeon\n")
+    monkeypatch.setattr(runtime, "Path", lambda path: {"/proc/cpuinfo": cpuinfo}[path])
+    monkeypatch.setattr(platform, "processor", lambda: "processor of the platform")
+    assert runtime._cpu_info("vendor_id") == "GenuineIntel"
+    assert runtime._cpu_info("model name") == "Xeon"
+    assert runtime._cpu_info("CPU implementer") == "processor of the platform"
+    cpuinfo.unlink()
+    assert runtime._cpu_info("vendor_id") == "processor of the platform"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")

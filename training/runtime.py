@@ -165,10 +165,10 @@ def _cpu_is_fast_in_bfloat16() -> bool:
 
 
 def _cpu_info(key: str) -> str:
-    """Return an entry of Linux's /proc/cpuinfo; on other systems, what Python calls the CPU.
+    """Return the entry `key` of /proc/cpuinfo, or else platform.processor().
 
-    Libraries choose their kernels by the CPU's "model name". On Windows, the fallback contains the
-    vendor too.
+    On Windows, platform.processor() contains the vendor. The "model name" identifies the CPU in
+    checkpoints, because libraries choose their kernels by it.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
