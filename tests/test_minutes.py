@@ -102,7 +102,8 @@ def test_the_learning_rate_of_nanogpt_falls_over_the_whole_run(monkeypatch, tmp_
     assert result.step_seconds == pytest.approx(7.5) and result.loss == 1.5
 
 
-def test_the_picture_in_the_repository_shows_every_recipe():
-    drawn = (ROOT / "docs" / "minutes.svg").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["minutes.svg", "minutes_zen4.svg"])
+def test_the_pictures_in_the_repository_show_every_recipe(name):
+    drawn = (ROOT / "docs" / name).read_text(encoding="utf-8")
     for recipe in minutes.COLORS:
         assert f">{recipe.removeprefix('configs/')}</text>" in drawn
