@@ -32,13 +32,13 @@ def test_without_another_max_iters_nothing_is_scaled(path):
 def test_lengths_scale_with_max_iters_and_one_line_lists_them():
     command = load([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=350"])
     train = command.config.train
-    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 300, 50)
+    assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 300, 70)
     assert command.scaling_note == (
-        "max_iters is 350; scaled with it: warmup_iters 5, cooldown_iters 300, eval_interval 50"
+        "max_iters is 350; scaled with it: warmup_iters 5, cooldown_iters 300, eval_interval 70"
     )
 
 
-@pytest.mark.parametrize(("max_iters", "interval"), [(1, 1), (5, 5), (20, 10), (70, 10), (77, 11)])
+@pytest.mark.parametrize(("max_iters", "interval"), [(1, 1), (5, 5), (20, 10), (50, 10), (55, 11)])
 def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interval):
     command = load([str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"])
     assert command.config.train.eval_interval == interval
@@ -49,7 +49,7 @@ def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interva
 @pytest.mark.parametrize("max_iters", [898, 1399, 1984, 100_001])
 def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
     arguments = [str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"]
-    assert load(arguments).config.train.n_evaluations == 7
+    assert load(arguments).config.train.n_evaluations == 5
 
 
 def test_lengths_that_are_given_are_not_scaled():
@@ -86,11 +86,11 @@ def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, e
 @pytest.mark.parametrize(
     ("max_iters", "max_evaluations", "interval", "save_interval"),
     [
-        (350, 1, 350, 50),
-        (350, 3, 117, 50),
-        (350, 100, 50, "auto"),  # in proportion: 7 evaluations
-        (1400, 2, 700, 200),  # max_iters is that of the file
-        (1400, 7, 200, "auto"),
+        (350, 1, 350, 70),
+        (350, 3, 117, 70),
+        (350, 100, 70, "auto"),  # in proportion: 5 evaluations
+        (1400, 2, 700, 280),  # max_iters is that of the file
+        (1400, 5, 280, "auto"),
     ],
 )
 def test_evaluations_are_limited_but_saves_are_not(
@@ -101,7 +101,7 @@ def test_evaluations_are_limited_but_saves_are_not(
     train = command.config.train
     assert (train.max_iters, train.eval_interval) == (max_iters, interval)
     assert train.save_interval == save_interval
-    changed = max_iters != 1400 or interval != 200
+    changed = max_iters != 1400 or interval != 280
     assert (command.scaling_note is not None) == changed
 
 
