@@ -2,7 +2,8 @@
 
 Logging: in each log interval without an evaluation, the wall-clock time minus the time of the steps
 went to the log, the progress bar, TensorBoard and health checks. Checkpoints: the last one is saved
-and loaded again, in a temporary folder, and timed.
+and loaded again, in a temporary folder, and timed. Loading includes counting the n-grams of the
+training text, if the run needs them.
 """
 
 import argparse
@@ -11,14 +12,13 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.runs import characters_per_step, load_events
 from checkpointing import checkpoint
 from common.files import write_atomic
-from data.tokenizer import CharTokenizer
+from data.corpus import load_corpus
 from training.runtime import select_runtime
 
 
@@ -59,8 +59,12 @@ def logging_overhead(events: EventAccumulator, per_step: int) -> float:
 
 def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:
     """Return the median seconds to save a run, and to load and restore it."""
-    corpus = SimpleNamespace(
-        tokenizer=CharTokenizer(saved.vocabulary), val_sha256=None, **saved.data
+    corpus = load_corpus(
+        **vars(saved.config.data),
+        notify=print,
+        wanted_sha256=saved.data["sha256"],
+        wanted_val_sha256=saved.data.get("val_sha256"),
+        vocabulary=saved.vocabulary,
     )
     run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))
     saving, loading = [], []
