@@ -30,19 +30,24 @@ from common.errors import (
 )
 from common.files import check_path_spelling, read_regular
 from configs.cli import load_sample, sample_help
-from configs.fields import brief
+from configs.fields import brief, error_context
 from configs.schema import SampleConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from data.text_files import File
     from model.generate import Generation
+    from model.ngram_model import NgramModel
 
 # The products for a single token are too small to multithread. NumPy reads this at its import.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MAX_BATCH = 64  # samples
 MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
 MAX_FILE = 2**28  # bytes
+NGRAM_ORDER = 7  # longer n-grams predict no better
+MAX_NGRAM_TEXT = 10_000_000  # characters; counting more would take too long and too much memory
+LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 
@@ -63,7 +68,12 @@ def main(argv: list[str]) -> int:
 
         check_target(Path(options.html), options.overwrite)
     text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)
-    session = Session(options)
+    ngram_file = None
+    if options.ngrams:
+        from data.text_files import find_file
+
+        ngram_file = find_file(Path(options.ngrams))
+    session = Session(options, ngram_file)
     if options.html:
         session.write_page(text)
     elif options.score:
@@ -141,32 +151,37 @@ def interact(session: "Session", prompt: str) -> None:
 class Session:
     """The model and tokenizer, the sampling options, and the characters drawn.
 
-    Several checkpoints are one ensemble.
+    Several checkpoints are one mixture, and so is a checkpoint with the n-grams of `ngram_file`.
     """
 
-    def __init__(self, options: SampleConfig):
+    def __init__(self, options: SampleConfig, ngram_file: "File | None" = None):
         from checkpointing import checkpoint as checkpoints
         from data.tokenizer import CharTokenizer, UnknownCharacter
-        from model.ensemble import Ensemble
+        from model.mixture import Mixture
         from training import runtime
 
         self.options = options
         self.runtime = runtime.select_runtime(options.device, options.dtype)
-        models = []
+        gpts = []
         for ckpt in options.ckpt:
             path, note = checkpoints.resolve(Path(ckpt), "best")
             if note:
                 notify(note)
             saved = checkpoints.load(path)
-            if models:
+            if gpts:
                 checkpoints.check_can_average(saved, self.saved)
             chosen = {"attention": options.attention, "kernel": options.kernel}
             chosen = {name: value for name, value in chosen.items() if value != "saved"}
             config = dataclasses.replace(saved.config.model, **chosen)
-            models.append(checkpoints.build_eval_model(saved, config).to(self.runtime.device))
+            gpts.append(checkpoints.build_model(saved, config).to(self.runtime.device))
             self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
-        self.model = models[0] if len(models) == 1 else Ensemble(models)
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
+        self.model, self.ngram_model = gpts[0], None
+        if ngram_file:
+            self.ngram_model = self.count_ngrams(ngram_file)
+        if len(gpts) > 1 or ngram_file:
+            ngram_weight = options.ngram_weight if ngram_file else 0.0
+            self.model = Mixture(gpts, self.ngram_model, ngram_weight)
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         for stop in options.stop:
             try:
@@ -192,6 +207,23 @@ class Session:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
+
+    def count_ngrams(self, file: "File") -> "NgramModel":
+        """Count the n-grams of a file, which is read as the text of the checkpoint was."""
+        from data.text_files import read_text
+        from data.tokenizer import UNK
+        from model.ngram_model import NgramModel
+
+        data = self.saved.config.data
+        text = read_text(file, data.encoding, data.newlines, MAX_NGRAM_TEXT)
+        if not text:
+            raise DataError(f"--ngrams: {escape(file.path)}: the text is empty; use a longer text")
+        if data.min_count > 1 and UNK in self.tokenizer.vocabulary:
+            ids = self.tokenizer.encode(text, map_unknown=True)
+        else:
+            with error_context("--ngrams"):
+                ids = self.encode(text)
+        return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
         """Start these samples with the prompt, or with a start character if the prompt is empty."""
@@ -252,11 +284,7 @@ class Session:
         from page.export import write_page
 
         options, prompt = self.options, self.tokenizer.decode(self.encode(prompt))
-        model = self.model
-        if self.saved.config.model.ngram_model:
-            notify("the page runs the GPT alone, without its n-gram model, so its text differs")
-            model = self.model.gpt
-        size = write_page(Path(options.html), self.saved, model, options, prompt)
+        size = write_page(Path(options.html), self.saved, self.model, options, prompt)
         half = "; --html-dtype=float16 halves it" * (options.html_dtype == "float32")
         print(f"{escape(options.html)}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 
@@ -269,6 +297,11 @@ class Session:
         if len(ids) < 2:
             raise DataError(
                 f"{escape(self.options.score)}: {len(ids)} known characters; at least 2 are needed"
+            )
+        if self.ngram_model and self.ngram_model.has_read(ids, LEAK_LENGTH):
+            notify(
+                f"{escape(self.options.score)} has {LEAK_LENGTH} characters in a row that are in "
+                f"--ngrams {escape(self.options.ngrams)} too, so this loss is too low"
             )
         split = Split(ids, ((0, len(ids)),))
         block_size = self.model.config.block_size

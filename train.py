@@ -221,9 +221,7 @@ def build_run(
         run = checkpoints.restore(saved, config, corpus, runtime)
         if not checkpoints.best_loss_is_comparable(saved, config, corpus):
             run.progress.forget_best()
-            changes.append(
-                "the validation text or the n-gram model differs, so the best loss is reset"
-            )
+            changes.append("the validation text differs, so the best loss is reset")
         return run, saved, changes
     model = initial_model(config, parent, corpus.tokenizer.vocabulary)
     return Run(model, config, corpus, runtime), None, []

@@ -30,7 +30,6 @@ from configs.schema import (
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
-from model.ngram_model import NgramMixture, NgramModel
 from training.health import WARNINGS
 from training.runtime import Runtime
 from training.state import Progress, Run
@@ -56,11 +55,7 @@ REQUIRED = {  # entries of these parts that every checkpoint must have
 }
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
 # new value takes effect. (A new residual_init would not: the weights are already initialized.)
-CHANGEABLE_SETTINGS = (
-    "attention", "kernel", "dropout", "attention_dropout", "ngram_model", "ngram_weight"
-)  # fmt: skip
-NGRAM_TEXT = "ngram_model.text"  # tensor with the ids of the training text
-REMOVED_SETTINGS = {"ngram_dropout": 0.0}  # of the model, and the value that had no effect
+CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout")
 FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",
@@ -73,17 +68,16 @@ Plain = int | float | str | bool | None
 class Checkpoint:
     """A run at one step. It is all that sampling needs; resuming also needs the text.
 
-    `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model, ema
-    (if the run has one), exp_avg, exp_avg_sq and momentum, and the parameters as in
-    `GPT.named_slices`: they do not depend on the attention layout. With an n-gram model there is
-    also NGRAM_TEXT.
+    `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model,
+    exp_avg, exp_avg_sq and momentum, and the parameters as in `GPT.named_slices`: they do not
+    depend on the attention layout.
 
     Raises CheckpointError for a field of the wrong type. `restore` and `build_model` check the
     names and shapes of the tensors against a model.
     """
 
     config: Config
-    vocabulary: str  # distinct characters, sorted; a token id is an index into it
+    vocabulary: str  # distinct characters; a token id is an index into it
     data: dict[str, Plain]  # name, SHA-256 and length of the text
     progress: dict[str, Plain | list[Plain]]  # the fields of Progress
     environment: dict[str, Plain]  # what must be equal for a bit-exact resume
@@ -116,10 +110,6 @@ class Checkpoint:
             if key.startswith(prefix)
         }
 
-    @property
-    def has_ema(self) -> bool:
-        return any(name.startswith("ema.") for name in self.tensors)
-
     def _refuse(self, name: str, allowed: str, value: object):
         raise CheckpointError(f"{self.shown_path}: {name} must be {allowed}, but is {brief(value)}")
 
@@ -140,9 +130,6 @@ def capture(run: Run, events: dict[str, int]) -> Checkpoint:
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
                 "the weights are no longer finite"
             )
-    if run.ngram_model is not None:
-        dtype = ngram_text_dtype(run.model.vocab_size)
-        tensors[NGRAM_TEXT] = torch.tensor(run.ngram_model.ids, dtype=dtype)
     if run.scaler.is_enabled():
         scaler = run.scaler.state_dict()
         run.progress.record_loss_scale(scaler["scale"], scaler["_growth_tracker"])
@@ -166,17 +153,13 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     _check_fixed_settings(saved, config)
     _check_saved_model_size(saved)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
+    # the weights, and the moments of the optimizers
     named = _tensors_of(run)
-    # the run has counted the n-grams of its training text, which may have changed
-    tensors = {name: each for name, each in saved.tensors.items() if name != NGRAM_TEXT}
-    if run.ema_model is None:
-        tensors = {name: each for name, each in tensors.items() if not name.startswith("ema.")}
-    elif not saved.has_ema:  # the EMA starts now, from the weights
-        tensors = tensors | {f"ema.{name}": each for name, each in saved.role("model").items()}
-    check_tensors(saved.shown_path, tensors, named)
+    check_tensors(saved.shown_path, saved.tensors, named)
     with torch.no_grad():
         for name, slices in named.items():
-            copy_slices(tensors[name], slices)
+            copy_slices(saved.tensors[name], slices)
+    # the counters and losses, and the loss scale of float16
     run.progress = _restore_progress(saved)
     if run.scaler.is_enabled():
         state = {
@@ -197,72 +180,39 @@ def check_has_optimizer_state(saved: Checkpoint) -> None:
 
 
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
-    """Build the model of a checkpoint, with its EMA weights if it has them.
+    """Build the model of a checkpoint.
 
     `config` may differ from the saved one in CHANGEABLE_SETTINGS. Raises CheckpointError
     unless every weight fits.
     """
     _check_saved_model_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
-    for role in ("model", "ema") if saved.has_ema else ("model",):
-        tensors = {f"{role}.{name}": tensor for name, tensor in saved.role(role).items()}
-        named = {f"{role}.{name}": slices for name, slices in model.named_slices().items()}
-        check_tensors(saved.shown_path, tensors, named)
-    model.load_tensors(saved.role("ema" if saved.has_ema else "model"))
+    tensors = {f"model.{name}": tensor for name, tensor in saved.role("model").items()}
+    named = {f"model.{name}": slices for name, slices in model.named_slices().items()}
+    check_tensors(saved.shown_path, tensors, named)
+    model.load_tensors(saved.role("model"))
     return model
 
 
-def build_eval_model(saved: Checkpoint, config: ModelConfig) -> GPT | NgramMixture:
-    """Build the model to evaluate and sample: that of `build_model`, mixed with an n-gram model.
-
-    Raises CheckpointError unless every weight fits, and the n-gram model's text fits the
-    vocabulary.
-    """
-    gpt, text = build_model(saved, config), saved.tensors.get(NGRAM_TEXT)
-    if not config.ngram_model:
-        return gpt
-    dtype, V = ngram_text_dtype(len(saved.vocabulary)), len(saved.vocabulary)
-    valid = text is not None and text.dtype == dtype and text.dim() == 1 and len(text)
-    if not valid or not 0 <= text.min() <= text.max() < V:
-        raise CheckpointError(
-            f"{saved.shown_path}: its n-gram model needs the ids of the training text, but "
-            f"{NGRAM_TEXT} is missing or invalid"
-        )
-    return NgramMixture(gpt, NgramModel(text.numpy(), config.ngram_model, V))
-
-
-def ngram_text_dtype(vocab_size: int) -> torch.dtype:
-    """Return the dtype of the ids in NGRAM_TEXT."""
-    return torch.uint8 if vocab_size <= 256 else torch.int32
-
-
 def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
-    """Extend the vocabulary of a checkpoint, for `build_model`.
+    """Extend the vocabulary of a checkpoint, for `build_model`; the old one must be its beginning.
 
     Every matrix with one row per character gets a row for each new character, with the weights that
-    a new model of this seed has there. The rows of the old characters and all other weights stay
-    the same. Raises CheckpointError unless every weight fits.
+    a new model of this seed has there. All other weights stay the same. Raises CheckpointError
+    unless every weight fits.
     """
     build_model(saved)  # checks names and shapes
-    new_model = GPT(saved.config.model, len(vocabulary), seed)
-    old_ids = torch.from_numpy(CharTokenizer(vocabulary).encode(saved.vocabulary)).long()
     tensors = {}
-    for name, slices in new_model.named_slices().items():
-        for role in ("model", "ema") if saved.has_ema else ("model",):
-            old, new = saved.tensors[f"{role}.{name}"], torch.cat(slices).detach()
-            if new.shape == old.shape:
-                new = old
-            else:
-                new[old_ids] = old
-            tensors[f"{role}.{name}"] = new
+    for name, slices in GPT(saved.config.model, len(vocabulary), seed).named_slices().items():
+        old, new = saved.tensors[f"model.{name}"], torch.cat(slices).detach()
+        new[: len(old)] = old
+        tensors[f"model.{name}"] = new
     return replace(saved, vocabulary=vocabulary, tensors=tensors)
 
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all tensors of a checkpoint by name, as slices that are views of the run's memory."""
     named = {f"model.{name}": slices for name, slices in run.model.named_slices().items()}
-    if run.ema_model is not None:
-        named |= {f"ema.{name}": slices for name, slices in run.ema_model.named_slices().items()}
     for optimizer in run.optimizers:
         named |= optimizer.named_slices(run.model)
     return named
@@ -335,8 +285,7 @@ def _restore_progress(saved: Checkpoint) -> Progress:
     }
     if not wrong:
         progress = Progress(**saved.progress)
-        in_order = progress.best_step <= progress.last_eval_step <= progress.step
-        if in_order and progress.skipped_in_a_row <= progress.skipped <= progress.step:
+        if progress.best_step <= progress.last_eval_step <= progress.step:
             return progress
     names = ", ".join(sorted(wrong)) or "its steps contradict each other"
     raise CheckpointError(f"{saved.shown_path}: invalid progress: {escape(names)}")
@@ -379,10 +328,6 @@ def load(path: Path) -> Checkpoint:
                 f"{shown_path}: {name} must be {'a string' if kind is str else 'a mapping'}, "
                 f"but is {brief(parts[name])}"
             )
-    model_settings = parts["config"].get("model")
-    for name, value in REMOVED_SETTINGS.items():
-        if type(model_settings) is dict and model_settings.get(name) == value:
-            del model_settings[name]
     try:
         config = from_dict(parts["config"])
     except ConfigError as error:
@@ -461,26 +406,16 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
 
 
 def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether the best loss of a checkpoint is comparable with the losses of this run.
-
-    It is not if the validation text differs, or the n-gram model that is mixed with the GPT.
-    """
+    """Return whether the best loss of a checkpoint was measured on this run's validation text."""
     facts = _data_facts(corpus)
-    return _best_loss_conditions(saved.config, saved.data) == _best_loss_conditions(config, facts)
+    return _validation_text(saved.config, saved.data) == _validation_text(config, facts)
 
 
-def _best_loss_conditions(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
-    """Return what a best loss depends on, besides the weights.
-
-    The validation text is identified by its own SHA-256, or as a fraction of the source text.
-    """
-    sha256, model = facts.get("val_sha256"), config.model
+def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
+    """Return what identifies a validation text: its SHA-256, or a fraction of the source text."""
+    sha256 = facts.get("val_sha256")
     split = () if sha256 else (facts["sha256"], config.data.val_fraction)
-    mixture = ()
-    if model.ngram_model:
-        text = (facts["sha256"], config.data.val_fraction)
-        mixture = (model.ngram_model, model.ngram_weight, *text)
-    return (sha256, *split, config.data.encoding, config.data.newlines, *mixture)
+    return (sha256, *split, config.data.encoding, config.data.newlines)
 
 
 def _shown(value: object) -> str:
@@ -504,20 +439,22 @@ def check_same_model(path: object, saved: Config, config: Config) -> None:
 
 
 def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
-    """Raise CheckpointError with the difference if two models cannot be in one ensemble."""
+    """Raise CheckpointError with the difference if two models cannot be averaged."""
     lost = first_few(describe(each) for each in other.vocabulary if each not in saved.vocabulary)
     new = first_few(describe(each) for each in saved.vocabulary if each not in other.vocabulary)
     sizes = [each.config.model.block_size for each in (saved, other)]
     if lost or new:
         parts = [f"without {lost}"] * bool(lost) + [f"with {new}"] * bool(new)
         difference = f"its vocabulary differs from {other.shown_path}'s: {', '.join(parts)}"
+    elif saved.vocabulary != other.vocabulary:
+        difference = f"its vocabulary has the characters of {other.shown_path}'s in another order"
     elif sizes[0] != sizes[1]:
         difference = f"its block_size is {sizes[0]}, {other.shown_path}'s is {sizes[1]}"
     else:
         return
     raise CheckpointError(
         f"{saved.shown_path}: {difference}; models can be averaged if they have the same "
-        "vocabulary and block_size; leave one of them out"
+        "vocabulary, in the same order, and the same block_size; leave one of them out"
     )
 
 

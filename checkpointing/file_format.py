@@ -23,7 +23,7 @@ from torch import Tensor
 from common.errors import CheckpointError, ResourceError, escape
 from common.files import read_regular
 
-VERSION = 2  # current format version; version 1, before the first release, was a PyTorch archive
+VERSION = 3  # current format version; all earlier ones were before the first release
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -213,9 +213,10 @@ def _read_verified(path: Path) -> bytearray:
     if content[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
     if int(version[1]) != VERSION:
+        older = int(version[1]) < VERSION
         raise CheckpointError(
             f"written in format version {int(version[1])}; this program reads version {VERSION}; "
-            "upgrade this program"
+            f"{'train again' if older else 'upgrade this program'}"
         )
     return content
 

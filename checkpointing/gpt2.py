@@ -93,9 +93,8 @@ def import_model(
     """Build the checkpoint of a model with GPT-2's names and linear layers (out, in).
 
     `settings` are those of ModelConfig: n_layer, n_head, n_embd, block_size, dropout. Whether the
-    model has biases and tied weights follows from its tensors. `ids` maps each character to its id
-    in that model; the checkpoint has the characters in order of code point. `shown_path` is the
-    path of the model, for messages.
+    model has biases and tied weights follows from its tensors. `ids` maps each character to its id,
+    which stays the same. `shown_path` is the path of the model, for messages.
 
     Raises CheckpointError unless every setting, tensor and character fits.
     """
@@ -107,7 +106,7 @@ def import_model(
     embedding, lm_head = tensors.get(TOKEN_EMBEDDING, EMPTY), tensors.get(LM_HEAD, EMPTY)
     if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
         tensors.pop(LM_HEAD, None)  # tied
-    vocabulary, order = sort_characters(shown_path, ids)
+    vocabulary = vocabulary_of(shown_path, ids)
     if embedding.dim() == 2 and len(embedding) != len(vocabulary):
         raise CheckpointError(
             f"{shown_path}: the model has {len(embedding):,} tokens, the vocabulary "
@@ -116,8 +115,7 @@ def import_model(
     model = _build_model(shown_path, settings, tensors, len(vocabulary))
     with torch.no_grad():
         for name, slices in gpt2_slices(model).items():
-            per_character = name in (TOKEN_EMBEDDING, LM_HEAD)
-            copy_slices(tensors[name][order] if per_character else tensors[name], slices)
+            copy_slices(tensors[name], slices)
         weights = {
             f"model.{name}": torch.cat(slices) for name, slices in model.named_slices().items()
         }
@@ -148,8 +146,8 @@ def _build_model(
     return model
 
 
-def sort_characters(shown_path: str, ids: Mapping[str, int]) -> tuple[str, list[int]]:
-    """Return the characters sorted by code point, and the id of each.
+def vocabulary_of(shown_path: str, ids: Mapping[str, int]) -> str:
+    """Return the characters in the order of their ids.
 
     Raises CheckpointError unless the keys are single characters and the ids are 0, 1, 2 and so on.
     """
@@ -163,8 +161,7 @@ def sort_characters(shown_path: str, ids: Mapping[str, int]) -> tuple[str, list[
     numbers = ids.values()
     if any(type(number) is not int for number in numbers) or set(numbers) != set(range(len(ids))):
         raise CheckpointError(f"{shown_path}: the ids of the vocabulary must be 0, 1, 2 and so on")
-    vocabulary = "".join(sorted(ids))
-    return vocabulary, [ids[character] for character in vocabulary]
+    return "".join(sorted(ids, key=ids.get))
 
 
 def write_run(folder: Path, saved: Checkpoint) -> None:

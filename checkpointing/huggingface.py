@@ -33,7 +33,6 @@ CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means suc
     "positions": "learned",
     "token_shifts": 0,
     "ngram_embeddings": 0,
-    "ngram_model": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,
@@ -95,7 +94,7 @@ def main(argv: list[str]) -> int:
 
 
 def export_run(source: Path, folder: Path) -> None:
-    """Export the best checkpoint of a run, with its EMA weights if it has them.
+    """Export the best checkpoint of a run.
 
     Raises ConfigError for a model that is not a GPT-2, and for a folder that already holds a model.
     """

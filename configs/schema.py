@@ -41,7 +41,6 @@ SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
 NGRAM_ROWS = 4096  # of each table of n-gram embeddings
-NGRAM_LABEL_ORDER = 4  # longer n-grams predict the text that they have counted too well
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
 
 
@@ -154,15 +153,10 @@ class ModelConfig(Checked):
         choices=("scaled", "zero"),
     )
 
-    ngram_model: int = setting(
-        0,
-        "order of an n-gram model of the training text (lowered for large vocabularies), mixed "
-        "with the GPT in evaluation and sampling; 0: none",
-        "[0, 16]",
-    )
-    ngram_weight: float = setting(
-        0.3, "weight of the n-gram model's probabilities in the mixture", "(0, 1]"
-    )
+    @property
+    def attention_dropout_p(self) -> float:
+        """`attention_dropout`, with the value that auto stands for."""
+        return self.dropout if self.attention_dropout == "auto" else self.attention_dropout
 
     @property
     def ngram_sizes(self) -> range:
@@ -230,12 +224,6 @@ class TrainConfig(Checked):
     weight_decay: float = setting(
         0.1, "decoupled weight decay, on matrices and embeddings", "[0, 100]"
     )
-    ngram_label_smoothing: float = setting(
-        0.0,
-        f"label smoothing: weight of a {NGRAM_LABEL_ORDER}-gram model's predictions in the "
-        "training targets; 0: off",
-        "[0, 1)",
-    )
     grad_clip: float = setting(1.0, "clip the gradient norm to this value; 0: off", "[0, 1e6]")
     schedule: str = setting(
         "cosine", "learning-rate schedule", choices=("cosine", "trapezoid", "constant")
@@ -246,14 +234,6 @@ class TrainConfig(Checked):
         "trapezoid: iterations of linear cooldown, at the end; auto: 40 % of max_iters",
         "[0, 1e9]",
         choices=("auto",),
-    )
-    ema: float = setting(
-        0.0, "decay of the exponential moving average of the weights; 0: off", "[0, 1)"
-    )
-    on_nonfinite: str = setting(
-        "stop",
-        "if loss or gradient is infinite or NaN: stop the run, or skip the update",
-        choices=("stop", "skip"),
     )
     patience: int = setting(
         0, "stop early after this many evaluations without a better loss; 0: off", "[0, 1e9]"
@@ -323,6 +303,14 @@ class SampleConfig(Checked):
         "checkpoint file, or run folder; required; may be repeated, to average the probabilities "
         "of models with the same vocabulary and block_size",
         repeatable=True,
+    )
+    ngrams: str | None = setting(
+        None,
+        "text file, such as the training text: average the model's probabilities with those of an "
+        "n-gram model of it",
+    )
+    ngram_weight: float = setting(
+        0.3, "with --ngrams: weight of the n-gram model in the average", "(0, 1)"
     )
     prompt: str = setting(
         "",
@@ -417,6 +405,12 @@ class SampleConfig(Checked):
                 raise ConfigError(
                     f"--interactive and --{other} contradict each other; give one of them"
                 )
+        if self.ngrams and self.html:
+            raise ConfigError(
+                "--html and --ngrams contradict each other: a page runs one GPT; give one of them"
+            )
+        if self.ngram_weight != SampleConfig.ngram_weight and not self.ngrams:
+            raise ConfigError("--ngram_weight only applies together with --ngrams")
         single = {"html": self.html, "attention": self.attention, "kernel": self.kernel}
         for other, value in single.items():
             if len(self.ckpt) > 1 and value not in (None, "saved"):

@@ -43,12 +43,6 @@ class Report:
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             f"device      {run.runtime}; attention kernel: {run.config.model.kernel}",
         ]
-        if run.ngram_model is not None:
-            ngrams, size = run.ngram_model.size
-            lines.append(
-                f"n-grams     {ngrams:,} with up to {run.ngram_model.order} characters, "
-                f"{size / 1e6:.1f} MB; the n-gram model has weight {run.config.model.ngram_weight}"
-            )
         if run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         for line in lines:
@@ -72,16 +66,11 @@ class Report:
             )
 
     def log_step(self, result: StepResult) -> None:
-        """Report skipped steps, loss spikes and warnings, and scalars every log_interval steps."""
+        """Report loss spikes and warnings, and scalars every log_interval steps."""
         run, progress = self.run, self.run.progress
         step, settings = progress.step, run.config.train
         self.tokens += result.tokens
         self.seconds += result.seconds
-        if result.skipped:
-            info(
-                f"step {step:,}: loss {result.loss}, gradient norm {result.grad_norm}: skipped "
-                f"({progress.skipped:,} skipped so far)"
-            )
         if result.spike:
             info(
                 f"step {step:,}: loss {result.loss:.3f} is far above the mean of the last "
@@ -158,7 +147,6 @@ class Report:
             "train/tokens_per_sec": tokens_per_sec,
             "train/epoch": run.epochs,
             "train/spikes": progress.spikes,
-            "train/skipped": progress.skipped,
             "train/lr": run.lr,
             **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},
         }

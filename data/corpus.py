@@ -195,7 +195,8 @@ def _tokenizer_for(
 ) -> CharTokenizer:
     """Build the tokenizer of a text.
 
-    A given vocabulary must contain the text's characters; `add_characters` adds those it lacks.
+    A given vocabulary must contain the text's characters; `add_characters` appends those it lacks,
+    so that no id changes.
     """
     if not counts:
         raise DataError(f"{escape(path)}: the text is empty; use a longer text")
@@ -208,9 +209,9 @@ def _tokenizer_for(
             f"{escape(path)}: nothing to learn: {describe(*own)} is the only character{often}; "
             "use another text"
         )
+    missing = sorted(own - set(vocabulary or ""))
     if vocabulary is None or add_characters:
-        return CharTokenizer("".join(sorted(own.union(vocabulary or ""))))
-    missing = sorted(own - set(vocabulary))
+        return CharTokenizer((vocabulary or "") + "".join(missing))
     if missing and not (min_count > 1 and UNK in vocabulary):
         raise CheckpointError(
             f"{escape(path)}: {len(missing)} of its characters are not in the checkpoint's "

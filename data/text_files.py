@@ -211,6 +211,12 @@ def _file(path: Path) -> File:
         return File(path, path.stat().st_size, hashlib.file_digest(opened, "sha256").digest(), head)
 
 
+def find_file(path: Path) -> File:
+    """Return the file at a path; raise DataError if there is none, or it cannot be read."""
+    with _data_errors(path):
+        return _file(path)
+
+
 # ----------------------------------------------------------------------------------------- decoding
 
 
@@ -252,6 +258,20 @@ def decoded(
         on_read(len(chunk))
         if piece:
             yield piece
+
+
+def read_text(file: File, encoding: str, newlines: str, max_characters: int) -> str:
+    """Return the text of a file (see `decoded`); raise DataError for more than max_characters."""
+    pieces, length = [], 0
+    for piece in decoded(file, encoding, newlines, on_read=lambda _: None):
+        pieces.append(piece)
+        length += len(piece)
+        if length > max_characters:
+            raise DataError(
+                f"{escape(file.path)}: more than {max_characters:,} characters; at most so many "
+                "are allowed; use a part of the text"
+            )
+    return "".join(pieces)
 
 
 def _likely_encodings(content: bytes) -> str:

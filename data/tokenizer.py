@@ -1,4 +1,4 @@
-"""The character tokenizer: a character's id is its index in the sorted vocabulary."""
+"""The character tokenizer: a character's id is its index in the vocabulary."""
 
 import numpy as np
 
@@ -14,21 +14,19 @@ class UnknownCharacter(UserError):
 class CharTokenizer:
     """A mapping between characters and ids, defined by the string `vocabulary` alone.
 
-    Raises ValueError for a vocabulary that is empty, not sorted by code point, or contains a
-    duplicate or a surrogate.
+    A new vocabulary is sorted by code point; characters that are added to it later come after them.
+    Raises ValueError for a vocabulary that is empty, or contains a duplicate or a surrogate.
     """
 
     def __init__(self, vocabulary: str):
         codes = code_points(vocabulary)
-        if not vocabulary or (codes[1:] <= codes[:-1]).any():
-            raise ValueError(
-                "the vocabulary must be one or more distinct characters, sorted by code point"
-            )
+        if not vocabulary or len(set(vocabulary)) < len(vocabulary):
+            raise ValueError("the vocabulary must be one or more distinct characters")
         self.vocabulary = vocabulary
         self._codes = codes
         self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest unsigned type for all ids
         # Code point -> id, -1 if unknown; the last entry stands for all higher code points.
-        self._ids = np.full(int(codes[-1]) + 2, -1, dtype=np.int32)
+        self._ids = np.full(int(codes.max()) + 2, -1, dtype=np.int32)
         self._ids[codes] = np.arange(len(codes))
 
     @classmethod

@@ -1,6 +1,6 @@
 """One decoding step for one text: what `GPT.forward` computes with caches and T = 1, faster.
 
-`GPT.forward` is the reference implementation of a step. For a single token all products are
+`prefill` lets `GPT.forward` read a text; each `step` then reads one more token. For a single token all products are
 matrix-vector products: there is little to compute, and the time goes into calling functions and
 reading weights. So everything that can be prepared is prepared once:
 
@@ -26,7 +26,6 @@ from torch.nn import functional as F
 
 from configs.schema import NGRAM_ROWS
 from model.gpt import GPT, HASH_MULTIPLIER, Block
-from model.kv_cache import KVCache
 
 LARGE = 2**22  # number of weights (16 MB); a larger matrix does not fit into the CPU's caches
 PANEL = 16  # columns of a panel, the unit in which `build_matvecs` stores a large matrix
@@ -36,8 +35,8 @@ EPS = torch.finfo(torch.float32).eps  # as in nn.RMSNorm
 class FastDecoder:
     """A model's weights, copied into the form that is fastest for one token in float32 on a CPU.
 
-    The biases are an extra row of each matrix, norm weights and scale factors are multiplied into
-    the matrices, and all buffers are allocated once.
+    It has the keys and values of the tokens that it has read, up to block_size of them. `threads`
+    is the number of PyTorch threads that is fastest for it.
     """
 
     @torch.no_grad()
@@ -45,8 +44,10 @@ class FastDecoder:
         config, mlp = model.config, model.blocks[0].mlp
         rotary = model.blocks[0].attention.rotary
         C, H, D, V = config.n_embd, config.n_head, config.n_embd // config.n_head, model.vocab_size
-        self.config = config
-        self.caches, self.cache_arrays = None, []
+        self.model, self.config = model, config
+        self.ids = np.zeros(config.block_size, np.int64)  # the tokens that were read
+        self.length = 0  # how many
+        self.keys_values: list[tuple[np.ndarray, np.ndarray]] = []  # of each layer
 
         # embeddings
         self.token_embedding = self._centered(model.token_embedding.weight).numpy()  # (V, C)
@@ -55,7 +56,6 @@ class FastDecoder:
         ]
         self.ngram_embeddings = []  # (n, the embeddings of n-grams, projected)
         if config.ngram_sizes:
-            self.ngram_codes = model.ngram_codes.numpy()
             parts = model.ngram_projection.weight.split(config.ngram_width, dim=1)
             tables = zip(config.ngram_sizes, model.ngram_embeddings, parts, strict=True)
             self.ngram_embeddings = [
@@ -139,15 +139,21 @@ class FastDecoder:
             return rows - rows.mean(dim=1, keepdim=True)
         return rows
 
-    def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
-        """Return the logits (1, V) after the last token of ids (S,); `caches` hold the others.
+    @torch.inference_mode()
+    def prefill(self, ids: np.ndarray) -> np.ndarray:
+        """Read ids (T,), in place of what was read before; return the logits (1, V) after them."""
+        caches = self.model.new_caches()
+        logits = self.model(torch.from_numpy(ids)[None], caches)[:, -1]  # (1, V)
+        # of each layer: keys (H, D, block_size), values (H, block_size, D)
+        self.keys_values = [(c.keys[0].mT.numpy(), c.values[0].numpy()) for c in caches]
+        self.length = len(ids)
+        self.ids[: self.length] = ids
+        return logits.numpy()
 
-        The caches must have been filled by `GPT.forward`, with at least one token.
-        """
-        if caches is not self.caches:
-            self.caches = caches
-            self.cache_arrays = [(c.keys[0].mT.numpy(), c.values[0].numpy()) for c in caches]
-        residual, position = self.residual, caches[0].length
+    def step(self, token: int) -> np.ndarray:
+        """Read one more token, after a prefill; return the logits (1, V) that follow it."""
+        residual, position, ids = self.residual, self.length, self.ids
+        ids[position], self.length = token, position + 1
         scores = torch.empty(len(self.heads), 1, position + 1)  # (H, 1, S)
         weights = scores.numpy()
 
@@ -157,13 +163,11 @@ class FastDecoder:
             residual += embedding[ids[position - n]]
         for n, embedding in self.ngram_embeddings:
             ngram = ids[max(0, position + 1 - n) : position + 1]
-            residual += embedding[hash_ngram(self.ngram_codes[ngram])]
+            residual += embedding[hash_ngram(ngram)]
         if self.position_embedding is not None:
             residual += self.position_embedding[position]
 
-        for products, (keys, values), cache in zip(
-            self.blocks, self.cache_arrays, caches, strict=True
-        ):
+        for products, (keys, values) in zip(self.blocks, self.keys_values, strict=True):
             project_qkv, project_out, project_up, project_down = products
             # attention norm
             self._norm()
@@ -174,9 +178,8 @@ class FastDecoder:
             # RoPE on q and k
             if self.cos_sin is not None:
                 self._apply_rope(*self.cos_sin[:, position])
-            # append k and v to the cache
+            # store k and v
             keys[:, :, position], values[:, position] = self.k[:, 0], self.v[:, 0]
-            cache.length += 1
             # attention: scores, softmax, weighted sum of the values, for all heads
             np.matmul(self.q, keys[:, :, : position + 1], weights)  # (H, 1, D) @ (H, D, S)
             torch.softmax(scores, -1, out=scores)
@@ -233,11 +236,11 @@ class FastDecoder:
         activated *= x
 
 
-def hash_ngram(codes: np.ndarray) -> int:
+def hash_ngram(ids: np.ndarray) -> int:
     """Hash an n-gram (n,), or what the window has of it: the last value of `hash_ngrams`."""
     row = 0
-    for code in codes.tolist():
-        row = (HASH_MULTIPLIER * row + code) % NGRAM_ROWS
+    for token in ids.tolist():
+        row = (HASH_MULTIPLIER * row + token + 1) % NGRAM_ROWS
     return row
 
 

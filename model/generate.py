@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.ensemble import Ensemble, build_decoder
+from model.fast_decode import FastDecoder
 from model.gpt import GPT
 from model.kv_cache import KVCache
-from model.ngram_model import NgramMixture
+from model.mixture import Mixture, MixtureDecoder
 
 GREEDY_BELOW = 1e-6  # temperature
-FAST_TOLERANCE = 1e-4  # allowed difference between its logits and the model's; usually 6e-6
+# for the comparison of the fast decoder with its model
+COMPARED_TOKENS = 16
+FAST_TOLERANCE = 1e-4  # allowed difference between their logits; usually 6e-6
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
@@ -127,17 +129,16 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 
 
 class Generation:
-    """A batch of texts of equal length that grow, by supplied characters and by drawn ones.
+    """A batch of texts being written: prompts are appended, characters are drawn.
 
     Only the current window of the texts is stored. `cache` and `fast` change the speed; they change
-    the logits by rounding at most. `fast` allows the FastDecoder where it applies: for one sample
-    in float32 on a CPU. Its first logits are compared with the model's; if they differ, `notify`
-    gets one line and the model itself is used.
+    the logits by rounding at most. `fast` allows the fast decoder where there is one: for one
+    sample in float32 on a CPU. `notify` gets a line if it cannot be used (see `build_decoder`).
     """
 
     def __init__(
         self,
-        model: GPT | NgramMixture | Ensemble,
+        model: GPT | Mixture,
         sampler: Sampler,
         *,
         cache: bool = True,
@@ -150,12 +151,11 @@ class Generation:
         self.length = 0  # length of the texts
         self.start = 0  # where the window starts in the texts
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
-        self.caches: list[KVCache] | None = None  # they hold a prefix of the window
-        weight = next(model.parameters())
-        float32_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
-        use_fast = fast and cache and len(self.ids) == 1 and float32_on_cpu
-        self.decoder = build_decoder(model) if use_fast else None
-        self.decoder_checked = False
+        self.cached = 0  # how many tokens of the window have been read, and are in the cache
+        self.caches: list | None = None  # of the model
+        self.decoder = None  # the fast decoder, which has a cache of its own
+        if fast and cache and len(self.ids) == 1:
+            self.decoder = build_decoder(model, notify)
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
@@ -178,50 +178,64 @@ class Generation:
         start = window_start(self.length, self.model.config.block_size, self.window)
         self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
         if start != self.start:
-            self.start, self.caches = start, None
+            self.start, self.cached = start, 0  # the window has moved: read all of it again
 
     def _logits(self) -> np.ndarray:
         """Return the logits of the next character: (B, V)."""
+        cached, length = self.cached, self.ids.shape[1]
+        self.cached = length
+        # the fast decoder: one more token, or all of them
+        if self.decoder:
+            one_new = cached > 0 and length == cached + 1
+            ids = self.ids[0]
+            return self.decoder.step(ids[-1]) if one_new else self.decoder.prefill(ids)
+        # the model, without caches: all tokens
         if not self.cache:
-            return self._forward(self.ids)
-        if self.caches is None:
+            return forward(self.model, self.ids)
+        # the model, with caches: the tokens that are not in them
+        if cached == 0:
             self.caches = self.model.new_caches()
-        cached, length = self.caches[0].length, self.ids.shape[1]
-        one_new = 0 < cached == length - 1  # anything else is a prefill, which needs the model
-        if self.decoder and self.decoder_checked and one_new:
-            return self.decoder(self.ids[0], self.caches)
-        logits = self._forward(self.ids, self.caches)
-        if self.decoder and not self.decoder_checked and length > 1:
-            self._check_decoder(logits)
-        return logits
+        return forward(self.model, self.ids, self.caches)
 
-    def _check_decoder(self, expected: np.ndarray) -> None:
-        """Let the decoder read the last token again; it must return the model's logits (1, V)."""
-        self.decoder_checked = True
-        for cache in self.caches:
-            cache.length -= 1
-        difference = np.abs(self.decoder(self.ids[0], self.caches) - expected).max()
-        within_tolerance = difference <= FAST_TOLERANCE * max(1.0, np.abs(expected).max())
-        if not within_tolerance:  # also if it is NaN
-            self._fall_back(difference)
 
-    def _fall_back(self, difference: float) -> None:
-        self.decoder, self.caches = None, None
-        if self.notify:
-            self.notify(
-                f"the fast decoder's logits differ from the model's by {difference:.1e}; "
-                "continuing without it, more slowly"
-            )
+@torch.inference_mode()
+def forward(
+    model: GPT | Mixture, ids: np.ndarray, caches: Sequence[KVCache] | None = None
+) -> np.ndarray:
+    """Run the model on ids (B, S); return the logits (B, V) after the last one."""
+    ids = torch.from_numpy(ids).to(next(model.parameters()).device)
+    return model(ids, caches)[:, -1].cpu().double().numpy()
 
-    @torch.inference_mode()
-    def _forward(self, ids: np.ndarray, caches: list[KVCache] | None = None) -> np.ndarray:
-        """Run the model on ids (B, S); return the logits (B, V) after the last one."""
-        ids = torch.from_numpy(ids).to(next(self.model.parameters()).device)
-        return self.model(ids, caches)[:, -1].cpu().double().numpy()
+
+def build_decoder(
+    model: GPT | Mixture, notify: Callable[[str], None] | None = None
+) -> FastDecoder | MixtureDecoder | None:
+    """Build the fast decoder of a model; return None where it cannot take the model's place.
+
+    It computes in float32 on a CPU. It is compared with the model once, on a few tokens; if their
+    logits differ, because only one of them was changed, `notify` gets a line.
+    """
+    weight, block_size = next(model.parameters()), model.config.block_size
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
+        return None
+    decoder = MixtureDecoder(model) if isinstance(model, Mixture) else FastDecoder(model)
+    count = min(COMPARED_TOKENS, block_size)
+    ids = np.arange(count) * model.vocab_size // count  # from the whole vocabulary
+    decoder.prefill(ids[:-1])
+    expected = forward(model, ids[None])
+    difference = np.abs(decoder.step(ids[-1]) - expected).max()
+    if difference <= FAST_TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
+        return decoder
+    if notify:
+        notify(
+            f"the fast decoder's logits differ from the model's by {difference:.1e}; "
+            "continuing without it, more slowly"
+        )
+    return None
 
 
 def generate(
-    model: GPT | NgramMixture | Ensemble,
+    model: GPT | Mixture,
     prompt: Tensor,
     sampler: Sampler,
     max_new_tokens: int,

@@ -20,8 +20,7 @@ NORMS = {
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
 INIT_STD = 0.02
-HASH_MULTIPLIER = 31337
-MAX_CODE = 2047  # of a character, in n-grams; float16 holds these integers exactly
+HASH_MULTIPLIER = 31337  # odd, so n-grams that differ in a single character never share a row
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 
@@ -61,10 +60,6 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, rotary: Rotary | None):
         super().__init__()
-        if config.attention_dropout == "auto":
-            attention_dropout = config.dropout
-        else:
-            attention_dropout = config.attention_dropout
         self.attn_norm = NORMS[config.norm](config)
         self.attention = MultiHeadAttention(
             config.n_embd,
@@ -74,7 +69,7 @@ class Block(nn.Module):
             kernel="sdpa" if config.kernel == "auto" else config.kernel,
             bias=config.bias,
             dropout=config.dropout,
-            attention_dropout=attention_dropout,
+            attention_dropout=config.attention_dropout_p,
             rotary=rotary,
             qk_norm=config.qk_norm,
         )
@@ -108,10 +103,8 @@ class GPT(nn.Module):
         sizes, width = config.ngram_sizes, config.ngram_width
         self.ngram_embeddings = nn.ModuleList(nn.Embedding(NGRAM_ROWS, width) for _ in sizes)
         self.ngram_projection = nn.Linear(len(sizes) * width, C, bias=False) if sizes else None
-        # The number of each character in n-grams. It stays the same where a vocabulary grows and
-        # ids change; new characters get others, because these depend on the size.
-        codes = 1 + (torch.arange(V) + 31 * V) % MAX_CODE
-        self.register_buffer("ngram_codes", codes if sizes else None)
+        # how many earlier tokens the embedding of a token depends on
+        self.tokens_back = max(config.token_shifts, config.ngram_embeddings - 1)
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
@@ -153,9 +146,12 @@ class GPT(nn.Module):
                 f"ids has {end} tokens and the caches hold {start}; "
                 "pass all tokens of the context, with at least one new one"
             )
+        # embed the new tokens, which opens the residual stream
         x = self._embed(ids, start)  # (B, T, C)
+        # every block reads the stream and adds to it
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, cache)  # (B, T, C)
+        # turn the result into a score for every character
         logits = self.lm_head(self.final_norm(x))  # (B, T, V)
         cap = self.config.logit_softcap
         if cap:  # Gemma 2 (Riviere et al. 2024, section 2)
@@ -164,17 +160,18 @@ class GPT(nn.Module):
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
         """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
-        end = ids.size(1)
-        x = self.token_embedding(ids[:, start:])  # (B, T, C)
+        end, T = ids.size(1), ids.size(1) - start
+        # the new tokens, and those before them that they need
+        ids = ids[:, max(0, start - self.tokens_back) :]
+        x = self.token_embedding(ids)
+        # token shifts: add an embedding of the token n positions earlier; where there is none, zero
         for n, embedding in enumerate(self.previous_embeddings, 1):
-            # Token shift: add an embedding of the token n positions earlier; add zero to the first
-            # n tokens of the context, which have none.
-            before = embedding(ids[:, max(0, start - n) : max(0, end - n)])
-            x = x + F.pad(before, (0, 0, end - start - before.size(1), 0))
+            x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
+        x = x[:, -T:]  # (B, T, C)
+        # n-gram embeddings: one table for each length n
         if self.ngram_projection is not None:
-            hashed = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
-            codes = self.ngram_codes[ids]
-            ngrams = [embedding(hash_ngrams(codes, n)[:, start:]) for n, embedding in hashed]
+            tables = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
+            ngrams = [embedding(hash_ngrams(ids, n)[:, -T:]) for n, embedding in tables]
             x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
@@ -210,7 +207,7 @@ class GPT(nn.Module):
     def named_slices(
         self, tensor_of: Callable[[Tensor], Tensor] = identity
     ) -> dict[str, list[Tensor]]:
-        """Return every parameter, and `ngram_codes`, by name, as a list of slices of its rows.
+        """Return every parameter by name, as a list of slices of its rows.
 
         The names do not depend on the attention layout: they are paths of parameters without
         `.weight`, but attention has `query`, `key` and `value` instead of the layout's parameters.
@@ -232,8 +229,6 @@ class GPT(nn.Module):
                 heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
                 for part, per_head in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
                     slices[f"{block}.attention.{part}"] = list(per_head)
-        if self.ngram_codes is not None:
-            slices["ngram_codes"] = [tensor_of(self.ngram_codes)]
         return slices
 
     @torch.no_grad()
@@ -247,14 +242,17 @@ class GPT(nn.Module):
     ) -> list[list[Tensor]]:
         """Return the matrices of all blocks, which Muon updates, each as a list of slices.
 
-        The slices are those of `named_slices`.
+        The slices are those of `named_slices`: in every layout those of a matrix have two
+        dimensions, those of a bias or of a norm's weight have one.
         """
-        matrix_names = ("query", "key", "value", "out_proj", "up", "gate", "down")
-        named = self.named_slices(tensor_of)
-        return [slices for name, slices in named.items() if name.rpartition(".")[2] in matrix_names]
+        return [
+            slices
+            for name, slices in self.named_slices(tensor_of).items()
+            if name.startswith("blocks.") and slices[0].dim() == 2
+        ]
 
     def block_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters whose slices `block_matrices` returns."""
+        """Return the parameters that Muon updates."""
         views = [view for slices in self.block_matrices() for view in slices]
         storages = {view.untyped_storage().data_ptr() for view in views}
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
@@ -284,15 +282,15 @@ class GPT(nn.Module):
         return 6 * (self.parameter_count() - tables) + attention
 
 
-def hash_ngrams(codes: Tensor, n: int) -> Tensor:
-    """Hash the last n codes at each position of (B, S) to a row of a table: (B, S).
+def hash_ngrams(ids: Tensor, n: int) -> Tensor:
+    """Hash the last n tokens at each position of ids (B, S) to a row of a table: (B, S).
 
-    Before the start of the window, the code is 0. Different n-grams may share a row (Svenstrup et
-    al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
+    A token counts as id + 1, because 0 stands for a place before the window. Different n-grams may
+    share a row (Svenstrup et al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
     """
-    row = torch.zeros_like(codes)
-    for code in F.pad(codes, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # each (B, S)
-        row = (HASH_MULTIPLIER * row + code) % NGRAM_ROWS
+    row = torch.zeros_like(ids)
+    for token in F.pad(ids + 1, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # (B, S)
+        row = (HASH_MULTIPLIER * row + token) % NGRAM_ROWS
     return row
 
 

@@ -1,24 +1,15 @@
-"""An n-gram model of the training text, and the mixture of a GPT with it.
-
-A network must learn even a fixed phrase from gradients. An n-gram model has counted it. The mixture
-uses both: its probabilities are a weighted mean of theirs. The network is trained alone.
+"""An n-gram model of a text: it predicts a character from counts of what followed the last few.
 
 B batch, T new tokens, S total tokens, V vocabulary
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-
-from model.fast_decode import FastDecoder
-from model.gpt import GPT
-from model.kv_cache import KVCache
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where counts do not define the discounts; KenLM's defaults
-MAX_CODE = 2**63  # n-grams are encoded as base-V integers below this limit
+HASH_BASE = 0x9E3779B97F4A7C15  # of fingerprints: odd, its bits well mixed
+MAX_NGRAMS = 2**63  # n-grams are encoded as base-V integers below this limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +35,7 @@ class NgramModel:
 
     (Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling",
     section 3.) The longest n-grams have `order` characters. For a large vocabulary they are
-    shorter: vocab_size^order must not exceed MAX_CODE.
+    shorter: vocab_size^order must not exceed MAX_NGRAMS.
 
     Each order discounts its counts, and interpolates with the order below by the freed mass:
 
@@ -58,7 +49,7 @@ class NgramModel:
     def __init__(self, ids: np.ndarray, order: int, vocab_size: int):
         """Count the n-grams of ids (N,), which must not be empty."""
         self.ids, self.vocab_size = ids, vocab_size
-        while order > 1 and (vocab_size**order > MAX_CODE or order > len(ids)):
+        while order > 1 and (vocab_size**order > MAX_NGRAMS or order > len(ids)):
             order -= 1
         self.tables: list[NgramTable] = []  # [n - 1] has the n-grams of length n
         ngrams, counts = np.unique(self._encode(ids[None], order), return_counts=True)
@@ -81,6 +72,11 @@ class NgramModel:
         """The number of n-grams of all lengths, and of bytes in memory."""
         arrays = [array for table in self.tables for array in vars(table).values()]
         return sum(len(table.probs) for table in self.tables), sum(each.nbytes for each in arrays)
+
+    def has_read(self, ids: np.ndarray, length: int) -> bool:
+        """Return whether any `length` of ids (N,) in a row occur in the text that was counted."""
+        read, found = (fingerprints(each, length) for each in (self.ids, ids))
+        return bool(np.isin(found, read).any())
 
     def probs(self, ids: np.ndarray, new: int) -> np.ndarray:
         """Return the probabilities after each of the last `new` tokens of ids (B, S): (B, T, V).
@@ -132,6 +128,22 @@ class NgramModel:
         return codes
 
 
+def fingerprints(ids: np.ndarray, length: int) -> np.ndarray:
+    """Return a 64-bit hash of every `length` ids in a row: (N,) -> (N - length + 1,), or empty.
+
+    Polynomial hashes (Karp and Rabin 1987), by doubling: a window is two shorter ones, which
+    overlap in the last round.
+    """
+    if len(ids) < length:
+        return np.empty(0, np.uint64)
+    hashes, width = ids.astype(np.uint64), 1
+    while width < length:
+        step = min(width, length - width)
+        hashes = hashes[:-step] * np.uint64(pow(HASH_BASE, step, 2**64)) + hashes[step:]
+        width += step
+    return hashes
+
+
 def concatenate_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the integers from starts[0] to ends[0] - 1, from starts[1] to ends[1] - 1, ..."""
     lengths = ends - starts
@@ -165,57 +177,3 @@ def kneser_ney_discounts(counts: np.ndarray) -> tuple[float, ...]:
     y = n1 / (n1 + 2 * n2)
     discounts = 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3
     return discounts if min(discounts) > 0 else FALLBACK_DISCOUNTS
-
-
-class NgramMixture(nn.Module):
-    """A GPT and an n-gram model whose probabilities are mixed, used in place of the GPT.
-
-    It has what evaluation and generation need of a `GPT`. Its logits are the logarithms of
-
-        (1 - ngram_weight) * the GPT's probabilities + ngram_weight * the n-gram model's
-    """
-
-    def __init__(self, gpt: GPT, ngram_model: NgramModel):
-        super().__init__()
-        self.gpt, self.ngram_model = gpt, ngram_model
-        self.config, self.new_caches = gpt.config, gpt.new_caches
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The GPT's blocks, each of which has a cache."""
-        return self.gpt.blocks
-
-    def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Compute the logits (B, T, V) of what follows each of the T new tokens of ids (B, S).
-
-        Arguments and errors are those of `GPT.forward`.
-        """
-        return self.mix(self.gpt(ids, caches), ids.cpu().numpy())
-
-    def mix(self, logits: Tensor, ids: np.ndarray) -> Tensor:
-        """Mix the GPT's logits (B, T, V) after the last T tokens of ids (B, S).
-
-        The result is float32, or float64 if the logits are.
-        """
-        ngram_probs = torch.from_numpy(self.ngram_model.probs(ids, logits.size(1)))
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        probs = logits.softmax(-1, dtype=dtype)
-        weight = self.config.ngram_weight
-        return ((1 - weight) * probs + weight * ngram_probs.to(logits.device, dtype)).log()
-
-
-class NgramMixtureDecoder:
-    """The `FastDecoder` of a mixture's GPT, with the n-gram model mixed in."""
-
-    def __init__(self, mixture: NgramMixture):
-        self.mixture, self.decoder = mixture, FastDecoder(mixture.gpt)
-        self.threads = self.decoder.threads
-
-    def __call__(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
-        """Return the logits (1, V) after the last token of ids (S,); `caches` hold the others."""
-        logits = self.decoder(ids, caches)
-        probs = np.exp(logits - logits.max())
-        probs /= probs.sum()
-        ngram_probs = self.mixture.ngram_model.next_probs(ids)
-        weight = self.mixture.config.ngram_weight
-        return np.log((1 - weight) * probs + weight * ngram_probs)

@@ -33,8 +33,6 @@ IRRELEVANT = (
     "kernel",
     "dropout",
     "attention_dropout",
-    "ngram_model",  # a page has the GPT alone
-    "ngram_weight",
     "residual_init",
 )
 
@@ -115,13 +113,11 @@ def facts(saved: "Checkpoint", model: "GPT") -> dict[str, object]:
     """Return the facts about the model that the page shows, without any path."""
     progress = saved.progress
     step, best_step = progress.get("step", 0), progress.get("best_step", 0)
-    # the loss of a mixture with an n-gram model is not that of its GPT
-    known = best_step and not saved.config.model.ngram_model
     return {
         "parameters": model.parameter_count(),
         "text": re.split(r"[/\\]", str(saved.data["name"]))[-1],
         "steps": step,
-        "loss": progress["best_loss"] if known else None,
+        "loss": progress["best_loss"] if best_step else None,
         "loss_step": best_step,
     }
 

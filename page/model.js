@@ -129,8 +129,8 @@ class GPT {
 
   // Return the embedding (C) of the n-grams at the end of ids: rows of hash tables, projected.
   ngrams(ids) {
-    const [codes, size] = [this.weights.ngram_codes, Math.ceil(this.config.n_embd / 8)];
-    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + codes[id]) % 4096, 0);
+    const size = Math.ceil(this.config.n_embd / 8);
+    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + id + 1) % 4096, 0);
     const rows = Array.from({ length: this.config.ngram_embeddings - 2 }, (_, i) =>
       this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), size));
     return this.linear(Float32Array.from(rows.flatMap((row) => [...row])), "ngram_projection");

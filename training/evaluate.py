@@ -14,10 +14,9 @@ from torch.nn import functional as F
 
 from common.signals import Stop
 from data.batches import evaluation_windows
-from model.ensemble import Ensemble
 from model.generate import Sampler, generate
 from model.gpt import GPT
-from model.ngram_model import NgramMixture
+from model.mixture import Mixture
 from training import health
 from training.runtime import Runtime
 from training.state import Run
@@ -76,7 +75,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     for split in (val, train_part):
         windows = evaluation_windows(split, block_size, batch_size_for(block_size))
         windows = stop.interruptible(windows)
-        sums.append(loss_sums_by_position(run.eval_model, windows, run.runtime))
+        sums.append(loss_sums_by_position(run.model, windows, run.runtime))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
     nats, counts = sums[0]  # each (block_size,), of the validation text
     reached = counts > 0  # positions that the windows of a short text reach
@@ -121,9 +120,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 @torch.inference_mode()
 def loss_sums_by_position(
-    model: GPT | NgramMixture | Ensemble,
-    windows: Iterable[tuple[np.ndarray, np.ndarray]],
-    runtime: Runtime,
+    model: GPT | Mixture, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
@@ -144,9 +141,7 @@ def loss_sums_by_position(
 
 
 def exact_loss(
-    model: GPT | NgramMixture | Ensemble,
-    windows: Iterable[tuple[np.ndarray, np.ndarray]],
-    runtime: Runtime,
+    model: GPT | Mixture, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
     nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)
@@ -159,7 +154,7 @@ def generate_sample(run: Run, stop: Stop) -> str:
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
     length = run.config.train.sample_chars
-    ids = generate(run.eval_model, start.to(run.runtime.device), sampler, length)
+    ids = generate(run.model, start.to(run.runtime.device), sampler, length)
     return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.interruptible(ids))
 
 
@@ -169,7 +164,7 @@ def run_probe(run: Run) -> Probe:
     length = min(PROBE_LENGTH, run.config.model.block_size, end - start)
     ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
     on_device = torch.from_numpy(ids).to(run.runtime.device)
-    maps = [weights.float().cpu() for weights in run.eval_gpt.attention_maps(on_device)]
+    maps = [weights.float().cpu() for weights in run.model.attention_maps(on_device)]
     with torch.inference_mode():
-        logits = run.eval_model(on_device[None])[0, -1]  # (V,)
+        logits = run.model(on_device[None])[0, -1]  # (V,)
     return Probe(run.corpus.tokenizer.decode(ids), maps, logits.float().softmax(-1).cpu())

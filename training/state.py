@@ -1,9 +1,8 @@
 """The state of a run: everything that training changes.
 
-`Run` holds the model, its exponential moving average (EMA), the optimizers and `Progress`.
+`Run` holds one GPT, its optimizers and `Progress`.
 """
 
-import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,17 +10,14 @@ from functools import cached_property
 
 import torch
 
-from common.errors import ConfigError
-from configs.schema import NGRAM_LABEL_ORDER, Config
+from configs.schema import Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
-from model.ngram_model import NgramMixture, NgramModel
 from training import optimizers
 from training.health import SPIKE_WINDOW, HealthWarning, is_spike
 from training.runtime import Runtime
 
-MAX_NGRAM_TEXT = 10_000_000  # characters; counting more would take too long and too much memory
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
@@ -39,26 +35,17 @@ class Progress:
     warnings_given: list[str] = field(default_factory=list)  # names from health.WARNINGS
     recent_losses: list[float] = field(default_factory=list)  # the last SPIKE_WINDOW ones
     spikes: int = 0
-    skipped: int = 0  # steps whose loss or gradient was not finite
-    skipped_in_a_row: int = 0
     # In float16 the loss is multiplied by this scale, so that small gradients do not become 0.
     loss_scale: float = 65536.0
     loss_scale_growth_tracker: int = 0  # steps since the loss scale last changed
 
     def record_step(self, loss: float) -> bool:
-        """Record a step with a finite loss; return whether the loss is a spike."""
+        """Record a step and its loss; return whether the loss is a spike."""
         self.step += 1
-        self.skipped_in_a_row = 0
         spike = is_spike(loss, self.recent_losses)
         self.spikes += spike
         self.recent_losses = [*self.recent_losses[1 - SPIKE_WINDOW :], loss]
         return spike
-
-    def record_skipped_step(self) -> None:
-        """Record a step whose update was skipped because its loss or gradient was not finite."""
-        self.step += 1
-        self.skipped += 1
-        self.skipped_in_a_row += 1
 
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
@@ -89,24 +76,14 @@ class Progress:
 
 
 class Run:
-    """A model in training with its settings, text, optimizers and progress, which starts at 0.
-
-    Raises ConfigError for an n-gram model of a text that is too long for one.
-    """
+    """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(self, model: GPT, config: Config, corpus: Corpus, runtime: Runtime):
         self.config, self.corpus, self.runtime = config, corpus, runtime
         self.model = model.to(runtime.device)
-        self.ema_model = copy.deepcopy(self.model) if config.train.ema else None
-        order = config.model.ngram_model
-        self.ngram_model = build_ngram_model(corpus, order, "model.ngram_model") if order else None
-        self.label_ngram_model = None  # for ngram_label_smoothing
-        if config.train.ngram_label_smoothing:
-            self.label_ngram_model = build_ngram_model(
-                corpus, NGRAM_LABEL_ORDER, "train.ngram_label_smoothing"
-            )
         self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
         self.progress = Progress()
+        # float16 only: scales the loss, so that small gradients do not become 0
         scaled = runtime.dtype == torch.float16 and runtime.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=scaled)
 
@@ -123,18 +100,6 @@ class Run:
         """The average number of times that each training character has been read so far."""
         batches = self.progress.step * self.config.train.gradient_accumulation_steps
         return self.batches.epochs(batches)
-
-    @property
-    def eval_gpt(self) -> GPT:
-        """The GPT to evaluate and sample: the EMA if there is one."""
-        return self.model if self.ema_model is None else self.ema_model
-
-    @property
-    def eval_model(self) -> GPT | NgramMixture:
-        """The model to evaluate and sample: `eval_gpt`, mixed with the n-gram model if it is on."""
-        if self.ngram_model is None:
-            return self.eval_gpt
-        return NgramMixture(self.eval_gpt, self.ngram_model)
 
     @property
     def evaluation_due(self) -> bool:
@@ -165,32 +130,5 @@ class Run:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """An upper bound on a checkpoint's size.
-
-        It has weights, at most two moments, the EMA, and the text of the n-gram model.
-        """
-        copies = 3 + (self.ema_model is not None)
-        text = 0 if self.ngram_model is None else 4 * len(self.ngram_model.ids)
-        return copies * sum(parameter.nbytes for parameter in self.model.parameters()) + text
-
-    @torch.no_grad()
-    def update_ema(self) -> None:
-        """Update the EMA; early on its decay is lower, so that the initial weights fade quickly."""
-        step = self.progress.step
-        decay = min(self.config.train.ema, step / (step + 10))
-        pairs = zip(self.ema_model.parameters(), self.model.parameters(), strict=True)
-        for average, parameter in pairs:
-            average.lerp_(parameter, 1 - decay)
-
-
-def build_ngram_model(corpus: Corpus, order: int, setting: str) -> NgramModel:
-    """Count the n-grams of the training text. `setting` is the setting that asks for it.
-
-    Its files are joined, so that a few n-grams cross from one file into the next.
-    """
-    if len(corpus.train) > MAX_NGRAM_TEXT:
-        raise ConfigError(
-            f"{setting}: the training text has {len(corpus.train):,} characters; at most "
-            f"{MAX_NGRAM_TEXT:,} are allowed; set {setting} to 0"
-        )
-    return NgramModel(corpus.train.text(), order, len(corpus.tokenizer))
+        """An upper bound on a checkpoint's size: the weights and at most two moments."""
+        return 3 * sum(parameter.nbytes for parameter in self.model.parameters())
