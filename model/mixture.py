@@ -87,5 +87,6 @@ class MixtureDecoder:
     def _average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         ngram_probs = None
         if self.mixture.ngram_model is not None:
-            ngram_probs = torch.from_numpy(self.mixture.ngram_model.next_probs(self.ids))
+            probs = self.mixture.ngram_model.next_probs(self.ids)
+            ngram_probs = torch.from_numpy(probs)[None]
         return self.mixture.average(list(map(torch.from_numpy, logits)), ngram_probs).numpy()
