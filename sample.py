@@ -45,7 +45,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MAX_BATCH = 64  # samples
 MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
 MAX_FILE = 2**28  # bytes
-NGRAM_ORDER = 7  # longer n-grams predict no better
 MAX_NGRAM_TEXT = 10_000_000  # characters; counting more would take too long and too much memory
 LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
@@ -212,6 +211,7 @@ class Session:
         """Count the n-grams of a file, which is read as the text of the checkpoint was."""
         from data.text_files import read_text
         from data.tokenizer import UNK
+        from model.mixture import NGRAM_ORDER
         from model.ngram_model import NgramModel
 
         data = self.saved.config.data

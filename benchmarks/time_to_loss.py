@@ -46,7 +46,6 @@ NANOGPT_STEPS = 2000
 SHORTENED = [
     "--block_size=128",
     "--batch_size=16",
-    "--ngram_label_smoothing=0",
     "--n_layer=2",
     "--n_embd=192",
     "--max_iters=1000",

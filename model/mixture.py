@@ -19,6 +19,8 @@ from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.ngram_model import NgramModel
 
+NGRAM_ORDER = 7  # in a mixture, longer n-grams predict no better
+
 
 class Mixture(nn.Module):
     """The average of one or more GPTs, and of an n-gram model if there is one; used like a GPT.

@@ -1,12 +1,13 @@
-"""Baselines: losses of several kinds of models on one text: python -m benchmarks.marks
+"""Baselines: losses of several kinds of models on one text: python -m benchmarks.baselines
 
-    python -m benchmarks.marks out/best1 out/best2 --ensemble out/best1 out/best2
+    python -m benchmarks.baselines out/best1 out/best2 --mixture out/best1 out/best2
 
 Prints one table per evaluation protocol, in nats per character of the same validation text:
 
-- fixed models: n-grams with modified Kneser-Ney smoothing, each checkpoint, and an ensemble. The
-  n-grams read the text without windows.
-- the same checkpoints with overlapping windows: after the first window, every prediction has at
+- fixed models: n-grams with modified Kneser-Ney smoothing, which read the text without windows;
+  each checkpoint and the mixture of several, alone and with the n-grams of the training text, as
+  `sample.py --score --ngrams` averages them
+- the same models with overlapping windows: after the first window, every prediction has at
   least half a window of context
 - adaptive models, which learn from the validation text after predicting it: PPMd, zpaq, and each
   checkpoint by dynamic evaluation
@@ -29,12 +30,12 @@ import numpy as np
 import torch
 
 from checkpointing import checkpoint
-from configs.schema import DataConfig
+from configs.schema import DataConfig, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.corpus import Corpus, load_corpus
-from model.ensemble import Ensemble
 from model.gpt import GPT
-from model.ngram_model import NgramMixture, NgramModel
+from model.mixture import NGRAM_ORDER, Mixture
+from model.ngram_model import NgramModel
 from training import runtime
 from training.evaluate import batch_size_for, cross_entropy, exact_loss, loss_sums_by_position
 
@@ -46,14 +47,14 @@ PPMD_ORDERS = (4, 5, 6, 8)
 ZPAQ_METHOD = "5"  # the strongest: context mixing
 
 
-def load_model(folder: str, corpus: Corpus) -> GPT | NgramMixture:
-    """Load the best model of a run, or a checkpoint; exit if it was trained on another text."""
+def load_model(folder: str, corpus: Corpus) -> GPT:
+    """Load the best GPT of a run, or a checkpoint; exit if it was trained on another text."""
     path, _ = checkpoint.resolve(Path(folder), "best")
     saved = checkpoint.load(path)
     settings = replace(saved.config.data, sources=DataConfig().sources)
     if saved.data["sha256"] != corpus.sha256 or settings != DataConfig():
         raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
-    return checkpoint.build_eval_model(saved, saved.config.model).eval()
+    return checkpoint.build_model(saved).eval()
 
 
 def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:
@@ -67,7 +68,7 @@ def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:
     return nats / (len(ids) - 1)
 
 
-def overlapping_loss(model: GPT | NgramMixture | Ensemble, ids: np.ndarray) -> float:
+def overlapping_loss(model: GPT | Mixture, ids: np.ndarray) -> float:
     """Return the loss with windows that overlap by half, in nats per character.
 
     Except in the first window, only the second half of each is counted: there, a prediction has at
@@ -87,11 +88,11 @@ def overlapping_loss(model: GPT | NgramMixture | Ensemble, ids: np.ndarray) -> f
     return float(nats / counts)
 
 
-def dynamic_loss(model: GPT | NgramMixture, ids: np.ndarray, learning_rate: float) -> float:
+def dynamic_loss(model: GPT, ids: np.ndarray, learning_rate: float) -> float:
     """Return the loss of a model that takes a step of SGD on each window after its prediction.
 
     Krause et al. 2018, "Dynamic Evaluation of Neural Sequence Models", without its decay. Dropout
-    is off. The weights of `model` change. The n-gram model of a mixture does not learn.
+    is off. The weights of `model` change.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     nats = 0.0
@@ -151,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("ckpt", nargs="*", help="run folders or checkpoints, one row each")
     parser.add_argument(
-        "--ensemble", nargs="+", default=[], metavar="CKPT", help="add a row for their ensemble"
+        "--mixture", nargs="+", default=[], metavar="CKPT", help="add rows for their average"
     )
     parser.add_argument(
         "--text", type=Path, default=TEXT, help="a file; its last tenth is predicted"
@@ -162,10 +163,15 @@ def main(arguments: list[str] | None = None) -> None:
     corpus = load_corpus([str(options.text)], notify=print)
     vocabulary = corpus.tokenizer.vocabulary
     train, val = corpus.train.text(), corpus.val.text()
-    models = {name: load_model(name, corpus) for name in options.ckpt}
-    if options.ensemble:
-        members = [load_model(name, corpus) for name in options.ensemble]
-        models[f"ensemble of {', '.join(options.ensemble)}"] = Ensemble(members)
+    gpts = {name: [load_model(name, corpus)] for name in options.ckpt}
+    if options.mixture:
+        mixed = [load_model(name, corpus) for name in options.mixture]
+        gpts[f"mixture of {', '.join(options.mixture)}"] = mixed
+    ngram_model, weight = NgramModel(train, NGRAM_ORDER, len(vocabulary)), SampleConfig.ngram_weight
+    models = {}
+    for name, members in gpts.items():
+        models[name] = Mixture(members)
+        models[f"{name}, with n-grams"] = Mixture(members, ngram_model, weight)
     float32 = runtime.select_runtime("cpu", "float32")
 
     def fixed() -> Iterator[tuple[str, float]]:

@@ -1,0 +1,407 @@
+"""Mixtures of GPTs and an n-gram model: probabilities, generated text, scores, and sample.py."""
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import sample
+from checkpointing import checkpoint
+from common.errors import UserError, escape
+from common.files import write_atomic
+from configs.schema import Config, DataConfig, ModelConfig
+from data.batches import Split, evaluation_windows
+from data.text_files import find_file
+from data.tokenizer import UNK, CharTokenizer
+from model.fast_decode import FastDecoder
+from model.generate import Generation, Sampler, window_start
+from model.gpt import GPT
+from model.mixture import NGRAM_ORDER, Mixture, MixtureDecoder
+from model.ngram_model import NgramModel
+from tests.conftest import ROOT
+from tests.variants import concatenated
+from training.evaluate import exact_loss
+from training.runtime import select_runtime
+
+V = 11
+SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
+FILTERS = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 4},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"min_p": 0.2},
+]
+KINDS = ["three GPTs", "one GPT with n-grams", "three GPTs with n-grams"]
+
+
+def random_weights(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():  # the initial predictions are almost uniform
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.5)
+    return model
+
+
+def ids_of(rows, length, seed=4):
+    return np.random.default_rng(seed).integers(0, V, (rows, length))
+
+
+def mixture_of(kind, dtype=torch.float64):
+    """Build a mixture of GPTs that have only vocabulary and block_size in common."""
+    changes = [
+        {},
+        {"n_layer": 2, "n_embd": 24, "attention": "heads", "kernel": "loop", "mlp": "swiglu"},
+        {"positions": "rope", "token_shifts": 2, "ngram_embeddings": 4, "tied": False},
+    ]
+    gpts = [
+        random_weights(GPT(dataclasses.replace(SMALL, **each), V), seed).to(dtype).eval()
+        for seed, each in enumerate(changes)
+    ]
+    gpts = gpts if kind.startswith("three") else gpts[2:]
+    if not kind.endswith("n-grams"):
+        return Mixture(gpts)
+    return Mixture(gpts, NgramModel(ids_of(1, 400, 5)[0], 4, V), ngram_weight=0.4)
+
+
+def plain_probs(mixture, ids):
+    """Average the probabilities of what follows each of ids (B, T), in plain words: (B, T, V)."""
+    with torch.no_grad():
+        probs = [gpt(torch.from_numpy(ids)).double().softmax(-1).numpy() for gpt in mixture.gpts]
+    mean = sum(probs) / len(probs)
+    if mixture.ngram_model is None:
+        return mean
+    return 0.6 * mean + 0.4 * mixture.ngram_model.probs(ids, ids.shape[1]).astype(np.float64)
+
+
+def plain_loop(mixture, prompt, sampler, length, window="stepped"):
+    """Generate text from `plain_probs` of the window at each character: ids (B, length)."""
+    ids = prompt
+    sampler.advance(prompt.shape[1])
+    for n in range(prompt.shape[1], prompt.shape[1] + length):
+        probs = plain_probs(mixture, ids[:, window_start(n, SMALL.block_size, window) :])
+        ids = np.column_stack([ids, sampler(np.log(probs[:, -1]))])
+    return ids[:, prompt.shape[1] :]
+
+
+def generate(model, prompt, sampler, length, **options):
+    generation = Generation(model, sampler, **options)
+    generation.append(prompt)
+    return np.stack([generation.step() for _ in range(length)], axis=1)
+
+
+# ---------------------------------------------------------------------------------- probabilities
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype, error", [(torch.float64, 1e-7), (torch.float32, 1e-6)])
+def test_a_mixture_is_the_weighted_mean_of_the_probabilities_at_every_position(kind, dtype, error):
+    mixture, ids = mixture_of(kind, dtype), ids_of(3, 8)
+    with torch.no_grad():
+        probs = mixture(torch.from_numpy(ids)).exp().double().numpy()
+        alone = [gpt(torch.from_numpy(ids)).double().softmax(-1).numpy() for gpt in mixture.gpts]
+    assert probs.shape == (3, 8, V)
+    assert np.abs(probs.sum(-1) - 1).max() < error
+    assert np.abs(probs - plain_probs(mixture, ids)).max() < error
+    assert all(np.abs(probs - each).max() > 0.1 for each in alone)
+
+
+def test_a_mixture_of_bfloat16_models_is_averaged_in_float32():
+    with torch.no_grad():
+        log_probs = mixture_of(KINDS[2]).bfloat16()(torch.from_numpy(ids_of(2, 8)))
+    assert log_probs.dtype == torch.float32
+    assert (log_probs.exp().sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_a_character_that_one_model_finds_impossible_stays_possible():
+    logits = [torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, -1e30]])]
+    assert mixture_of(KINDS[0]).average(logits[:1] * 2 + logits[1:]).exp().tolist() == [
+        pytest.approx([2 / 3, 1 / 3])
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_caches_give_the_same_probabilities_and_each_gpt_has_its_own(kind):
+    mixture, ids = mixture_of(kind), torch.from_numpy(ids_of(2, 6))
+    caches = mixture.new_caches()
+    assert [len(each) for each in caches] == [gpt.config.n_layer for gpt in mixture.gpts]
+    with torch.no_grad():
+        parts = [mixture(ids[:, :end], caches) for end in (2, 3, 6)]
+        whole = mixture(ids)
+    assert all(cache.length == 6 for each in caches for cache in each)
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------ generation, scores
+
+
+@pytest.mark.parametrize("settings", FILTERS, ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_generated_text_equals_a_plain_loop_over_averaged_probabilities(kind, rows, settings):
+    mixture, prompt = mixture_of(kind), ids_of(rows, 3)
+    expected = plain_loop(mixture, prompt, Sampler(5, range(rows), **settings), 40)
+    for cache in (True, False):
+        sampler = Sampler(5, range(rows), **settings)
+        assert np.array_equal(generate(mixture, prompt, sampler, 40, cache=cache), expected)
+
+
+def test_generated_text_with_the_exact_window_equals_a_plain_loop():
+    mixture, prompt = mixture_of(KINDS[2]), ids_of(2, 3)
+    expected = plain_loop(mixture, prompt, Sampler(5, range(2)), 20, "exact")
+    result = generate(mixture, prompt, Sampler(5, range(2)), 20, window="exact")
+    assert np.array_equal(result, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fast_decoder_serves_every_gpt_of_a_mixture(kind, monkeypatch):
+    steps, step = [], FastDecoder.step
+    monkeypatch.setattr(
+        FastDecoder, "step", lambda self, token: steps.append(self) or step(self, token)
+    )
+    mixture, prompt = mixture_of(kind, torch.float32), ids_of(1, 2)
+    expected = plain_loop(mixture, prompt, Sampler(5), 40)
+    assert not steps
+    generation = Generation(mixture, Sampler(5))  # conftest.py: a fall-back is an error
+    generation.append(prompt)
+    assert [generation.step()[0] for _ in range(40)] == expected[0].tolist()
+    assert type(generation.decoder) is MixtureDecoder
+    gpts = len(mixture.gpts)
+    assert len(set(steps)) == gpts and len(steps) % gpts == 0 and len(steps) > gpts * 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exact_loss_is_an_independent_sum_over_the_averaged_probabilities(kind):
+    mixture, ids = mixture_of(kind), ids_of(1, 50)[0].astype(np.uint8)
+    nats = 0.0
+    for start in range(0, 49, 8):  # windows of 8 predictions
+        x, y = ids[start : start + 8][: 49 - start], ids[start + 1 : start + 9]
+        probs = plain_probs(mixture, x[None].astype(np.int64))[0]
+        nats -= np.log(probs[np.arange(len(y)), y]).sum()
+    windows = list(evaluation_windows(Split(ids, ((0, 50),)), 8, 4))
+    float32 = select_runtime("cpu", "float32")
+    assert exact_loss(mixture, windows, float32) == pytest.approx(nats / 49, abs=1e-6)
+    alone = [exact_loss(gpt, windows, float32) for gpt in mixture.gpts]
+    assert nats / 49 < np.mean(alone) - 0.1  # the logarithm is concave
+
+
+# --------------------------------------------------------------------------------------- sample.py
+
+
+@pytest.fixture(scope="session")
+def other_checkpoint(smoke, tmp_path_factory):
+    """Return a function that writes a random model of the smoke run's vocabulary, or of another."""
+    saved = checkpoint.load(smoke / "best.safetensors")
+
+    def write(name, vocabulary=saved.vocabulary, data=saved.config.data, **changes):
+        path = tmp_path_factory.mktemp("others") / f"{name}.safetensors"
+        config = dataclasses.replace(SMALL, **{"block_size": 64} | changes)
+        model = random_weights(GPT(config, len(vocabulary)), 3)
+        tensors = {f"model.{key}": each for key, each in concatenated(model.named_slices()).items()}
+        config = dataclasses.replace(Config(), model=config, data=data)
+        changed = {"config": config, "vocabulary": vocabulary, "tensors": tensors}
+        write_atomic(path, checkpoint.to_bytes(dataclasses.replace(saved, **changed)))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def play():
+    """The text whose n-grams are counted."""
+    return ROOT / "data" / "plays" / "admiral.txt"
+
+
+def load_gpt(path):
+    return checkpoint.build_model(checkpoint.load(path)).eval()
+
+
+def printed(capsys, *arguments):
+    """Run sample.py; return its standard output."""
+    assert sample.main(list(map(str, arguments))) == 0
+    return capsys.readouterr().out
+
+
+def test_sample_draws_from_several_checkpoints_and_n_grams(smoke, other_checkpoint, play, capsys):
+    other = other_checkpoint("other", n_layer=3)
+    tokenizer = CharTokenizer(checkpoint.load(other).vocabulary)
+    ngram_model = NgramModel(tokenizer.encode(play.read_text()), 7, len(tokenizer))
+    gpts = [load_gpt(smoke / "best.safetensors"), load_gpt(other)]
+    prompt = tokenizer.encode("So ")[None].astype(np.int64)
+    both = [f"--ckpt={smoke}", f"--ckpt={other}"]
+    cases = [
+        (both, Mixture(gpts)),
+        ([*both, f"--ngrams={play}"], Mixture(gpts, ngram_model, 0.3)),
+        ([both[0], f"--ngrams={play}", "--ngram-weight=0.6"], Mixture(gpts[:1], ngram_model, 0.6)),
+    ]
+    texts = set()
+    for words, mixture in cases:
+        sampler = Sampler(5, temperature=0.9, top_k=5)
+        result = generate(mixture, prompt, sampler, 90, cache=False)
+        expected = f"So {tokenizer.decode(result[0])}\n"
+        command = [*words, "--prompt=So ", "--max-new-tokens=90", "--seed=5", "--temperature=0.9"]
+        for more in ([], ["--no-cache"]):
+            assert printed(capsys, *command, "--top-k=5", *more) == expected
+        assert expected in printed(capsys, *command, "--top-k=5", "--num-samples=3")
+        texts.add(expected)
+    assert len(texts) == 3
+
+
+def test_sample_scores_with_averaged_probabilities(smoke, other_checkpoint, play, tmp_path, capsys):
+    text, other = "So it is, and so it was.\n" * 20, other_checkpoint("other")
+    (tmp_path / "text.txt").write_text(text)
+    tokenizer = CharTokenizer(checkpoint.load(other).vocabulary)
+    ngram_model = NgramModel(tokenizer.encode(play.read_text()), NGRAM_ORDER, len(tokenizer))
+    gpts, ids = [load_gpt(smoke / "best.safetensors"), load_gpt(other)], tokenizer.encode(text)
+    ids = ids.astype(np.int64)
+    nats = 0.0
+    for start in range(0, len(ids) - 1, 64):
+        y = ids[start + 1 : start + 65]
+        x = ids[None, start : start + len(y)]
+        with torch.no_grad():
+            probs = sum(gpt(torch.from_numpy(x)).softmax(-1).double() for gpt in gpts) / 2
+        probs = 0.8 * probs.numpy() + 0.2 * ngram_model.probs(x, len(y))
+        nats -= np.log(probs[0, np.arange(len(y)), y]).sum()
+    words = [f"--ckpt={smoke}", f"--ckpt={other}", f"--score={tmp_path / 'text.txt'}"]
+    words += [f"--ngrams={play}", "--ngram-weight=0.2", "--device=cpu"]
+    assert printed(capsys, *words).startswith(f"{nats / (len(ids) - 1):.4f} nats, ")
+
+
+def test_a_conversation_uses_the_n_grams(smoke, play, capsys, monkeypatch):
+    texts = []
+    for more in ([], [f"--ngrams={play}"], [f"--ngrams={play}", "--no-cache"]):
+        typed = io.TextIOWrapper(io.BytesIO(b"What now?\n\nCome, sir.\n"))
+        monkeypatch.setattr("sys.stdin", typed)
+        words = [f"--ckpt={smoke}", "--interactive", "--max-new-tokens=60", *more]
+        texts.append(printed(capsys, *words))
+    assert texts[0] != texts[1] == texts[2]
+
+
+def test_one_checkpoint_without_n_grams_is_used_as_it_is(smoke):
+    assert type(sample.Session(sample.load_sample([f"--ckpt={smoke}"])).model) is GPT
+
+
+def test_the_n_grams_are_read_with_the_encoding_newlines_and_min_count_of_the_run(
+    other_checkpoint, tmp_path
+):
+    text = "größe \r\nöl 1\r\n" * 30
+    for encoding, newlines, min_count, expected in (
+        ("cp1252", "unix", 5, f"größe \nöl {UNK}\n"),
+        ("utf-16-le", "keep", 1, "größe \r\nöl 1\r\n"),
+    ):
+        path = tmp_path / encoding
+        path.write_bytes(text.encode(encoding))
+        data = DataConfig(encoding=encoding, newlines=newlines, min_count=min_count)
+        ckpt = other_checkpoint(encoding, "".join(sorted(set(expected))), data)
+        words = [f"--ckpt={ckpt}", f"--ngrams={path}"]
+        session = sample.Session(sample.load_sample(words), find_file(path))
+        assert session.tokenizer.decode(session.ngram_model.ids) == expected * 30
+
+
+@pytest.mark.parametrize(
+    "content, options, code, message",
+    [
+        (None, [], 3, "cannot be read: No such file or directory"),
+        (b"", [], 3, "the text is empty; use a longer text"),
+        (b"a" * 10_000_001, [], 3, "more than 10,000,000 characters; at most so many are allowed"),
+        (b"So \xff", [], 3, "not UTF-8 at byte 3"),
+        ("So \xe9".encode(), [], 2, "--ngrams: not in the vocabulary: '\xe9' (U+00E9)"),
+        ("So \xe9".encode(), ["--unknown=skip"], 0, None),
+        (b"So", ["--ngram-weight=1"], 2, "must be a number in (0, 1)"),
+        (b"So", ["--html=page.html"], 2, "--html and --ngrams contradict each other"),
+    ],
+)
+def test_a_text_of_n_grams_that_cannot_be_used_gets_one_line(
+    smoke, tmp_path, content, options, code, message
+):
+    path = tmp_path / "ngrams.txt"
+    if content is not None:
+        path.write_bytes(content)
+    words = [f"--ckpt={smoke}", f"--ngrams={path}", "--max-new-tokens=2", *options]
+    if not code:
+        assert sample.main(words) == 0
+        return
+    with pytest.raises(UserError) as caught:
+        sample.main(words)
+    assert caught.value.exit_code == code and message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_weight_without_n_grams_is_refused(smoke):
+    with pytest.raises(UserError, match="--ngram_weight only applies together with --ngrams"):
+        sample.main([f"--ckpt={smoke}", "--ngram-weight=0.5"])
+
+
+@pytest.mark.parametrize(
+    "start, overlap, too_low", [(0, 200, True), (3000, 200, True), (3000, 199, False)]
+)
+def test_a_scored_text_that_is_in_the_n_grams_text_is_named(
+    smoke, play, tmp_path, capsys, start, overlap, too_low
+):
+    other = (ROOT / "data" / "plays" / "orchard.txt").read_text()[:500]
+    shared = play.read_text()[start : start + overlap]
+    # the next character differs from that of the play, so no run is longer
+    (tmp_path / "text.txt").write_text(f"{other}#{shared}#{other}".replace("#", "\n\n\n"))
+    words = [f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}", f"--ngrams={play}"]
+    assert sample.main(words) == 0
+    assert ("so this loss is too low" in capsys.readouterr().err) == too_low
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 200])
+def test_a_run_of_characters_in_both_texts_is_found_exactly(length):
+    rng, found = np.random.default_rng(length), []
+    for _ in range(50):
+        read, before, after = (rng.integers(0, 5, rng.integers(0, 300)) for _ in range(3))
+        start, copied = rng.integers(0, 100), length - rng.integers(0, 2)  # or one too few
+        read = np.concatenate([rng.integers(0, 5, 300), read])
+        ids = np.concatenate([before, read[start : start + copied], after])
+        windows = {tuple(read[i : i + length]) for i in range(len(read) - length + 1)}
+        shared = any(tuple(ids[i : i + length]) in windows for i in range(len(ids) - length + 1))
+        assert NgramModel(read, 2, 5).has_read(ids, length) == shared
+        found.append(shared)
+    assert any(found) and (length < 8 or not all(found))
+
+
+@pytest.mark.parametrize(
+    "vocabulary, block_size, difference",
+    [
+        (lambda known: known[1:], 64, "vocabulary differs from {first}'s: without '\\n' (U+000A);"),
+        (
+            lambda known: known + "\xe9",
+            64,
+            "vocabulary differs from {first}'s: with '\xe9' (U+00E9);",
+        ),
+        (
+            lambda known: known[1:] + "\xe9",
+            64,
+            "vocabulary differs from {first}'s: without '\\n' (U+000A), with '\xe9' (U+00E9);",
+        ),
+        (
+            lambda known: known[1:] + known[0],
+            64,
+            "vocabulary has the characters of {first}'s in another order;",
+        ),
+        (lambda known: known, 32, "block_size is 32, {first}'s is 64;"),
+    ],
+    ids=["fewer characters", "more characters", "other characters", "another order", "block_size"],
+)
+def test_models_that_cannot_be_averaged_are_refused_with_the_difference(
+    smoke, other_checkpoint, vocabulary, block_size, difference
+):
+    first = smoke / "best.safetensors"
+    known = checkpoint.load(first).vocabulary
+    other = other_checkpoint("other", vocabulary(known), block_size=block_size)
+    with pytest.raises(UserError) as caught:
+        sample.main([f"--ckpt={smoke}", f"--ckpt={other}"])
+    assert caught.value.exit_code == 4
+    message = str(caught.value)
+    assert message.startswith(f"{other}: its {difference.format(first=first)}"), message
+    assert escape(message) == message
+
+
+@pytest.mark.parametrize("option", ["--html=page.html", "--attention=heads", "--kernel=loop"])
+def test_options_for_one_model_are_refused_with_several_checkpoints(option):
+    with pytest.raises(UserError, match="takes one --ckpt, but 2 are given") as caught:
+        sample.main(["--ckpt=x", "--ckpt=y", option])
+    assert caught.value.exit_code == 2
