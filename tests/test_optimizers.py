@@ -6,9 +6,13 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
+from checkpointing import checkpoint
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
-from model.gpt import GPT
+from model import generate, gpt
+from model.gpt import GPT, Block
+from tests.campaigns.common import same_runs, small_run_args, stop_at, train
 from tests.variants import copy_optimizers, in_layout
 from training.optimizers import AdamW, Muon, build, orthogonalize, set_lr
 
@@ -53,6 +57,39 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
     C, L = MODEL.n_embd, MODEL.n_layer
     biases, norms = L * (3 * C + C + 4 * C + C), (2 * L + 1) * 2 * C  # q k v, output, MLP; norms
     assert without_decay == biases + norms
+
+
+class BlockWithMore(Block):
+    """A block with parameters of a user's own, of 0 to 3 dimensions, in each forward pass."""
+
+    def __init__(self, config, rotary):
+        super().__init__(config, rotary)
+        C = config.n_embd
+        self.gate = nn.Parameter(torch.ones(C))  # also the name of a matrix of SwiGLU
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.mixer = nn.Linear(C, C)
+        self.tables = nn.Parameter(torch.randn(2, C, C) / C)
+
+    def forward(self, x, cache=None):
+        x = super().forward(x, cache) * self.temperature + self.mixer(x) * self.gate
+        return x + x @ self.tables.sum(0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
+    optimizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gpt, "Block", BlockWithMore)
+    monkeypatch.setattr(generate, "build_decoder", lambda *_: None)  # it does not know them
+    options = [*small_run_args(tmp_path), f"--optimizer={optimizer}"]
+    assert train(*options, f"--out_dir={tmp_path}/whole")[0] == 0
+    stop_at(13, *options, f"--out_dir={tmp_path}/run")
+    assert train(*options, f"--out_dir={tmp_path}/run", "--resume")[0] == 0
+    assert same_runs(tmp_path / "whole", tmp_path / "run")
+    saved = checkpoint.load(tmp_path / "run" / "last.safetensors")
+    for name in ("gate", "temperature", "mixer", "mixer.bias", "tables"):
+        moment = "momentum" if optimizer == "muon" and name == "mixer" else "exp_avg"
+        assert saved.tensors[f"{moment}.blocks.0.{name}"].abs().max() > 0, name
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one():
