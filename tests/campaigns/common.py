@@ -32,7 +32,7 @@ SMALL = [
     "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=16", "--block_size=16",
     "--batch_size=4", f"--max_iters={STEPS}", "--warmup_iters=4", "--eval_interval=6",
     "--save_interval=4", "--log_interval=1", "--sample_chars=8", "--optimizer=muon",
-    "--schedule=trapezoid", "--ema=0.9", "--dropout=0.1", "--gradient_accumulation_steps=2",
+    "--schedule=trapezoid", "--dropout=0.1", "--gradient_accumulation_steps=2",
     "--patience=100",
 ]  # fmt: skip
 TIMES = {"train/tokens_per_sec", "train/share_of_peak"}

@@ -25,11 +25,10 @@ from tests.campaigns.common import (
 )
 
 SAVE_INTERVAL = 4
-# The small run has Muon, an average, dropout, accumulation and pictures; the full form changes them
-# in turn.
+# The small run has Muon, dropout, accumulation and pictures; the full form changes them in turn.
 MIXES = [
     [],
-    ["--optimizer=adamw", "--schedule=cosine", "--ema=0"],
+    ["--optimizer=adamw", "--schedule=cosine"],
     ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
     ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
     ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
