@@ -15,14 +15,21 @@ from hypothesis import strategies as st
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model import fast_decode
-from model.generate import Generation, Sampler, apply_top_p, generate, window_start
+from model import generate as generation_module
+from model.generate import (
+    Generation,
+    Sampler,
+    apply_top_p,
+    build_decoder,
+    generate,
+    window_start,
+)
 from model.gpt import GPT
 from tests.campaigns.cached_text import campaign, flips
 from tests.variants import CHOICES, in_layout
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
-FALL_BACK = Generation._fall_back  # conftest.py replaces it
 
 
 def build(**changes):
@@ -103,9 +110,11 @@ def test_generation_from_a_generated_prefix_gives_the_same_continuation(temperat
         assert torch.equal(continued, whole[:, cut:])
 
 
-def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text():
-    model, context = build(), np.empty((1, 0), np.int64)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["caches", "fast decoder"])
+def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text(dtype):
+    model, context = build().to(dtype), np.empty((1, 0), np.int64)
     generation = Generation(model, Sampler(3))
+    assert (generation.decoder is not None) == (dtype == torch.float32)
     for length in (3, 1, 9, 2, 20):  # past the window too
         appended = prompts(1, length, seed=length).numpy()
         generation.append(appended)
@@ -162,87 +171,60 @@ def test_the_fast_decoder_equals_gpt_forward_in_every_variant(monkeypatch, large
         model = build(**variant).eval()
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()
-            caches = model.new_caches()
-            model(ids[:, :2], caches)
-        step = fast_decode.FastDecoder(model)
-        result = np.concatenate([step(ids[0, : i + 1].numpy(), caches) for i in range(2, 8)])
-        np.testing.assert_allclose(result, expected[2:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
-        assert result.dtype == np.float32 and all(cache.length == 8 for cache in caches)
+        decoder = fast_decode.FastDecoder(model)
+        logits = [decoder.prefill(ids[0, :2].numpy()), *map(decoder.step, ids[0, 2:].tolist())]
+        result = np.concatenate(logits)
+        np.testing.assert_allclose(result, expected[1:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
+        assert result.dtype == np.float32 and decoder.length == 8
 
 
-def test_the_fast_decoder_is_checked_in_every_variant():
-    """Check at the second position and at the last one of the window.
-
-    The first position would tell little: its attention weight is 1, and RoPE does not rotate it.
-
-    A fall-back would be an error (see conftest.py).
-    """
+def test_the_fast_decoder_passes_its_comparison_with_the_model_in_every_variant():
     for values in itertools.product(*CHOICES.values()):
-        model = build(**dict(zip(CHOICES, values, strict=True))).float()
-        for prompt in (1, SMALL.block_size):
-            generation = Generation(model, Sampler(1))
-            generation.append(prompts(1, prompt).numpy())
-            generation.step()
-            assert generation.decoder_checked == (prompt > 1)
-            generation.step()
-            assert generation.decoder_checked
+        lines, variant = [], dict(zip(CHOICES, values, strict=True))
+        decoder = build_decoder(build(**variant).float(), lines.append)
+        assert decoder is not None and not lines, variant
 
 
-def test_a_decoder_that_differs_is_disabled_with_one_message(monkeypatch):
-    def fall_back(self, difference, real=FALL_BACK):
-        differences.append(difference)
-        real(self, difference)
+def perturb(monkeypatch, difference):
+    """Add a difference to all logits of the fast decoder's steps."""
+    step = fast_decode.FastDecoder.step
+    monkeypatch.setattr(
+        fast_decode.FastDecoder, "step", lambda self, token: step(self, token) + difference
+    )
 
-    def broken(self, ids, caches, real=fast_decode.FastDecoder.__call__):
-        return real(self, ids, caches) + 1e-3
 
-    differences, lines, model = [], [], build(block_size=8).float()
+def test_a_decoder_that_differs_is_not_used_and_gives_one_message(monkeypatch):
+    lines, model = [], build(block_size=8).float()
     expected = generate_ids(model, prompts(1, 2), Sampler(5), 20, cache=False)
-    monkeypatch.setattr(Generation, "_fall_back", fall_back)
-    monkeypatch.setattr(fast_decode.FastDecoder, "__call__", broken)
+    monkeypatch.setattr(generation_module, "build_decoder", build_decoder)  # undoes conftest.py
+    perturb(monkeypatch, 1e-3)
     generation = Generation(model, Sampler(5), notify=lines.append)
     generation.append(prompts(1, 2).numpy())
     result = [int(generation.step()[0]) for _ in range(20)]
-    assert result == expected[0].tolist()
-    assert generation.decoder is None and differences == [pytest.approx(1e-3, rel=1e-2)]
+    assert result == expected[0].tolist() and generation.decoder is None
     assert len(lines) == 1
     assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
 
 
 @pytest.mark.parametrize("difference", [1e-3, np.nan])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_the_tolerance_of_the_decoder_check_scales_with_the_logits(difference, scale, monkeypatch):
-    def fail(self, result):
-        raise ZeroDivisionError
-
-    def perturbed(self, ids, caches, real=fast_decode.FastDecoder.__call__):
-        return real(self, ids, caches) + difference
-
+def test_the_tolerance_of_the_comparison_scales_with_the_logits(difference, scale, monkeypatch):
     model = build(tied=False).float()
     with torch.no_grad():
         model.lm_head.weight.mul_(scale / model(prompts(1, 3)).abs().max())
-    monkeypatch.setattr(Generation, "_fall_back", fail)
-    monkeypatch.setattr(fast_decode.FastDecoder, "__call__", perturbed)
-    generation = Generation(model, Sampler(1))
-    generation.append(prompts(1, 2).numpy())
-    if scale == 100.0 and difference == 1e-3:
-        generation.step()
-    else:
-        with pytest.raises(ZeroDivisionError):
-            generation.step()
+    perturb(monkeypatch, difference)
+    assert (build_decoder(model) is not None) == (scale == 100.0 and difference == 1e-3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_fast_decoder_gives_the_same_logits_for_any_layout(layout):
     model, logits = build(bias=True).float().eval(), []
     for each in (model, in_layout(model, layout)):
-        caches = each.new_caches()
-        with torch.no_grad():
-            each(prompts(1, 2), caches)
-        for cache in caches:  # the prefill of another layout may round differently
-            cache.keys.fill_(0.5)
-            cache.values.fill_(0.5)
-        logits.append(fast_decode.FastDecoder(each)(prompts(1, 3)[0].numpy(), caches))
+        decoder = fast_decode.FastDecoder(each)
+        decoder.prefill(prompts(1, 2)[0].numpy())
+        for array in itertools.chain(*decoder.keys_values):
+            array.fill(0.5)  # the prefill of another layout may round differently
+        logits.append(decoder.step(3))
     assert np.array_equal(*logits)
 
 
@@ -273,31 +255,20 @@ def test_one_thread_is_used_if_all_threads_are_slower(seconds, expected):
         torch.set_num_threads(before)
 
 
-def test_gpt_forward_continues_from_the_caches_of_the_fast_decoder():
-    model, ids = build(positions="rope").float().eval(), prompts(1, 8)
-    caches = model.new_caches()
-    with torch.inference_mode():
-        model(ids[:, :3], caches)
-        step = fast_decode.FastDecoder(model)
-        for i in (3, 4):
-            step(ids[0, : i + 1].numpy(), caches)
-        result = model(ids, caches)
-        torch.testing.assert_close(result, model(ids)[:, 5:], rtol=1e-4, atol=1e-5)
-
-
 def test_the_fast_decoder_is_used_only_for_one_float32_sample_with_a_cache(monkeypatch):
-    steps, step = [], fast_decode.FastDecoder.__call__
+    steps, step = [], fast_decode.FastDecoder.step
     monkeypatch.setattr(
         fast_decode.FastDecoder,
-        "__call__",
-        lambda self, *arguments: steps.append(arguments) or step(self, *arguments),
+        "step",
+        lambda self, token: steps.append(token) or step(self, token),
     )
     for model, rows, options, fast_steps in (
-        (build().float(), 1, {}, 4),  # a check and 3 steps
+        (build().float(), 1, {}, 4),  # the comparison and 3 steps
         (build(), 1, {}, 0),
         (build().float(), 2, {}, 0),
         (build().float(), 1, {"cache": False}, 0),
         (build().bfloat16(), 1, {}, 0),
+        (build(block_size=1).float(), 1, {}, 0),
     ):
         steps.clear()
         generate_ids(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
