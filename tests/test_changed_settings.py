@@ -30,7 +30,6 @@ BASE = {
     "n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "batch_size": 4, "max_iters": 20,
     "warmup_iters": 2, "eval_interval": 10, "sample_chars": 5, "device": "cpu",
     "dtype": "float32", "schedule": "trapezoid", "optimizer": "muon",
-    "ngram_model": 2,
 }  # fmt: skip
 BEST_DEVICE = runtime.select_runtime("auto", "auto").device
 FIXED = {  # settings of the model that decide what its weights mean, and another value of each
@@ -57,18 +56,6 @@ def due(run, name):
     return getattr(run, name)
 
 
-def losses_after_nan(run):
-    """The number of steps that a run skips, of one whose loss is NaN."""
-    step = TrainStep(run, notify=print)
-    step._forward_backward = lambda *_: float("nan")
-    try:
-        return step().skipped
-    except ArithmeticError:
-        raise
-    except ValueError:
-        return False
-
-
 def texts(run):
     """The training and the validation text."""
     decode, corpus = run.corpus.tokenizer.decode, run.corpus
@@ -76,16 +63,6 @@ def texts(run):
         "".join(decode(split.ids[start:end]) for start, end in split.segments)
         for split in (corpus.train, corpus.val)
     ]
-
-
-def ngram_weight(run):
-    """The weight of the n-gram model in the evaluated model, measured by its predictions."""
-    ids = torch.from_numpy(run.corpus.train.text()[None, :8].astype("int64"))
-    with torch.inference_mode():
-        models = (run.eval_model, run.eval_gpt)
-        both, gpt = (model.eval()(ids).double().softmax(-1) for model in models)
-    ngrams = torch.from_numpy(run.ngram_model.probs(ids.numpy(), 8))
-    return round(((both - gpt) / (ngrams - gpt)).median().item(), 3)
 
 
 # setting: the changed value, and what is measured in the running objects: (run) -> value, expected
@@ -103,9 +80,7 @@ EFFECTS = {
                                         block(run).mlp.dropout,
                                         block(run).attention.attention_dropout), (0.7,) * 4),
     "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
-    "model.ngram_model": (3, lambda run: run.ngram_model.order, 3),
-    "model.ngram_weight": (1.0, lambda run: ngram_weight(run), 1),
-    "train.batch_size": (6, lambda run: len(TrainStep(run, print).batches(0)[0]), 6),
+    "train.batch_size": (6, lambda run: len(run.batches(0)[0]), 6),
     "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run, print)().tokens, 3 * 4 * 8),
     "train.max_iters": (15, lambda run: due(run, "evaluation_due") or rates(run)[14] < 0.5, True),
     "train.optimizer": ("adamw", lambda run: len(run.optimizers), 1),
@@ -118,13 +93,10 @@ EFFECTS = {
     "train.weight_decay": (0.5, lambda run: (groups(run)["hidden"]["weight_decay"],
                                              groups(run)["embeddings"]["weight_decay"]),
                            (0.5, 0.5)),
-    "train.ngram_label_smoothing": (0.5, lambda run: getattr(run.label_ngram_model, "order", 0), 4),
     "train.grad_clip": (1e-9, lambda run: weights_move_less_than(run, 1e-4), True),
     "train.schedule": ("constant", lambda run: rates(run)[-1], 1.0),
     "train.warmup_iters": (5, lambda run: rates(run)[0], 1 / 6),
     "train.cooldown_iters": (15, lambda run: rates(run)[6] < 1, True),
-    "train.ema": (0.5, lambda run: run.eval_gpt is run.ema_model is not None, True),
-    "train.on_nonfinite": ("skip", losses_after_nan, True),
     "train.patience": (3, lambda run: patience_of(run), 3),
     "train.eval_interval": (5, lambda run: due(run, "evaluation_due"), True),
     "train.save_interval": (5, lambda run: due(run, "save_due"), True),
@@ -132,7 +104,7 @@ EFFECTS = {
     "train.log": ("scalars", lambda run: Report(run, Logger(None, 0, 1)).pictures, False),
     "train.sample_chars": (3, lambda run: len(evaluate(run, Stop()).sample), 3),
     "out_dir": ("elsewhere", None, None),  # where train.py writes: test_train.py
-    "seed": (7, lambda run: TrainStep(run, print).batches._seed[0], 7),
+    "seed": (7, lambda run: run.batches._seed[0], 7),
     "device": ("auto", lambda run: run.runtime.device, BEST_DEVICE),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
     "compile": (True, lambda run: is_compiled(run), True),
@@ -277,8 +249,7 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
         *rest, *changed, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change",
         "--max_iters=6", "--eval_interval=2", "--patience=3",
     )  # fmt: skip
-    reset = "; the validation text or the n-gram model differs, so the best loss is reset"
-    assert code == 0 and reset in output
+    assert code == 0 and "; the validation text differs, so the best loss is reset" in output
     assert "; the best so far" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best["step"] in (4, 6) and best["best_loss"] > 1
@@ -291,7 +262,7 @@ def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
     best = load(tmp_path / "run/last.safetensors").progress["best_loss"]
     for _ in range(2):
         code, output = train(*resume, "--max_iters=4", "--learning_rate=0.5")
-        assert code == 0 and "begins anew" not in output
+        assert code == 0 and "the best loss is reset" not in output
     assert load(tmp_path / "run/last.safetensors").progress["best_loss"] == best
 
 

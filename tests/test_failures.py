@@ -36,7 +36,7 @@ from tests.campaigns.common import (
     train,
     train_and_copy,
 )
-from training import evaluate
+from training import evaluate, step
 from training.health import SPIKE_WINDOW, is_spike
 from training.optimizers import AdamW
 from training.state import Run
@@ -56,13 +56,10 @@ def run(tmp_path):
 
 def patch_losses(patch, change):
     """Replace each training loss by `change(loss, number)`, numbered from 0; a step has two."""
-    real, numbers = evaluate.cross_entropy, iter(range(10**6))
-
-    def changed(logits, targets, reduction="mean"):
-        loss = real(logits, targets, reduction)
-        return change(loss, next(numbers)) if reduction == "mean" else loss
-
-    patch.setattr(evaluate, "cross_entropy", changed)
+    real, numbers = step.cross_entropy, iter(range(10**6))
+    patch.setattr(
+        step, "cross_entropy", lambda logits, targets: change(real(logits, targets), next(numbers))
+    )
 
 
 def scale_losses(*numbers, factor=math.nan):
@@ -121,37 +118,6 @@ def test_the_suggested_command_completes_the_run(options, run, monkeypatch):
     assert code == 0 and "train.muon_learning_rate 0.02 -> 0.01" in output and step_of(run) == STEPS
 
 
-def test_on_nonfinite_skip_skips_and_counts_such_steps(options, run, tmp_path, monkeypatch):
-    patch_losses(monkeypatch, scale_losses(7, 11))
-    code, output = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
-    assert code == 0 and re.findall(
-        r"step (\d+): loss nan, gradient norm nan: skipped \((\d) skipped so far\)", output
-    ) == [("4", "1"), ("6", "2")]
-    assert scalars(run)["train/skipped"][-1] == (STEPS, 2.0)
-    progress = contents(run / LAST)["progress"]
-    counts = (progress["skipped"], progress["skipped_in_a_row"], len(progress["recent_losses"]))
-    assert counts == (2, 0, STEPS - 2)
-
-
-def test_a_skipped_step_changes_no_weight(options, run, monkeypatch):
-    patch_losses(monkeypatch, scale_losses(7))
-    options += ["--on_nonfinite=skip", "--save_interval=1", "--max_iters=4", "--schedule=constant"]
-    before = train_and_copy(run, 3, *options)
-    before, after = contents(before / LAST), contents(run / LAST)
-    assert (before["progress"]["step"], after["progress"]["step"]) == (3, 4)
-    assert equal(before["tensors"], after["tensors"])
-
-
-def test_more_than_ten_skipped_steps_in_a_row_end_the_run(options, run, monkeypatch):
-    patch_losses(monkeypatch, lambda loss, number: loss * math.nan if number >= 8 else loss)
-    code, output = train(*options, f"--out_dir={run}", "--on_nonfinite=skip")
-    assert (
-        code == 6
-        and output.count("skipped so far") == 10
-        and last_line(output).startswith("error: after step 14, ")
-    )
-
-
 def test_weights_made_non_finite_by_an_update_are_not_saved(options, run, monkeypatch):
     update = AdamW.step
 
@@ -188,10 +154,9 @@ def patch_grad_scaler(patch, scale, overflows=()):
 def test_an_overflow_that_lowers_the_loss_scale_is_no_error(options, run, monkeypatch):
     patch_grad_scaler(monkeypatch, 2.0**127)
     code, output = train(*options, f"--out_dir={run}")
-    assert code == 0 and "skipped so far" not in output
+    assert code == 0, output
     norms = [norm for _, norm in scalars(run)["train/grad_norm"]]
     assert not math.isfinite(norms[0]) and math.isfinite(norms[-1])
-    assert contents(run / LAST)["progress"]["skipped"] == 0
 
 
 @pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
@@ -565,9 +530,9 @@ def test_a_closed_terminal_does_not_raise_in_the_progress_bar(tmp_path, monkeypa
 
     monkeypatch.setattr("sys.stderr", Terminal())
     logger = Logger(tmp_path, 0, 10**6)
-    for step in range(100):
-        logger.progress(step * 1000, 1.0, 1.0)
-        Terminal.gone = step > 50
+    for number in range(100):
+        logger.progress(number * 1000, 1.0, 1.0)
+        Terminal.gone = number > 50
         time.sleep(0.002)
     assert "loss 1.000, 1 characters/s" in sys.stderr.getvalue()
     with pytest.raises(OSError, match="Broken pipe"):
