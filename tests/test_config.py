@@ -94,6 +94,8 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A7", "modle:\n  n_head: 4\n", ["unknown key 'modle'", "line 1", "did you mean model?"]),
     ("A7", "model.n_head: 4\n", ["unknown key 'model.n_head'", "line 1"]),
     ("A7", "data: {seed: 4}\n", ["unknown key 'seed'", "line 1", "did you mean seed?"]),
+    ("A7", "train: {ema: 0.9}\n", ["unknown key 'ema'", "line 1"]),  # once a setting
+    ("A7", "model: {ngram_model: 7}\n", ["unknown key 'ngram_model'", "line 1"]),  # too
     ("A7", "zzz: 4\n", ["unknown key 'zzz'", "line 1", "python train.py --help lists all"]),
     ("A8", "model: {attention: flsh}\n", ["line 1", ONE_OF_LAYOUTS, "'flsh'"]),
     ("A8", "model: {attention: Heads}\n", [ONE_OF_LAYOUTS, "'Heads'"]),

@@ -43,7 +43,6 @@ SCALARS = {
     "train/share_of_peak",
     "train/epoch",
     "train/spikes",
-    "train/skipped",
     "val/loss",
     "val/bpc",
     "val/gap",

@@ -64,7 +64,7 @@ def test_each_ngram_is_added_from_its_row_of_its_own_table():
             hashes = [0, 0, 0]
             for i, n in enumerate((3, 4, 5)):
                 for token in row[max(0, t + 1 - n) : t + 1]:
-                    hashes[i] = (31337 * hashes[i] + token + 1 + 31 * 11) % NGRAM_ROWS
+                    hashes[i] = (31337 * hashes[i] + token + 1) % NGRAM_ROWS
             ngrams = [table[number] for table, number in zip(tables, hashes, strict=True)]
             projected = model.ngram_projection(torch.cat(ngrams))
             residual.append(model.token_embedding.weight[row[t]] + projected)

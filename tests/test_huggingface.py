@@ -193,14 +193,6 @@ def test_tied_weights_are_those_of_the_embedding_as_in_transformers(tmp_path):
     assert found.config.model.tied and same_tensors(found.tensors, saved.tensors)
 
 
-def test_the_average_of_the_weights_is_exported_if_there_is_one(tmp_path):
-    saved = make_checkpoint()
-    ema = {f"ema.{name}": each + 1 for name, each in saved.role("model").items()}
-    folder = export(tmp_path, dataclasses.replace(saved, tensors=saved.tensors | ema))
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    assert torch.equal(weights["transformer.wte.weight"], ema["ema.token_embedding"])
-
-
 def test_the_weights_are_a_file_that_safetensors_reads(tmp_path):
     folder = export(tmp_path, make_checkpoint())
     with safetensors.safe_open(folder / "model.safetensors", "pt") as file:
@@ -214,7 +206,6 @@ NOT_CLASSIC = {
     "positions": ("rope", "positions 'rope' (GPT-2: 'learned')"),
     "token_shifts": (2, "token_shifts 2 (GPT-2: 0)"),
     "ngram_embeddings": (4, "ngram_embeddings 4 (GPT-2: 0)"),
-    "ngram_model": (3, "ngram_model 3 (GPT-2: 0)"),
     "norm": ("rmsnorm", "norm 'rmsnorm' (GPT-2: 'layernorm')"),
     "mlp": ("swiglu", "mlp 'swiglu' (GPT-2: 'gelu')"),
     "qk_norm": (True, "qk_norm true (GPT-2: false)"),
@@ -241,7 +232,7 @@ def test_all_settings_in_the_way_are_named_at_once(tmp_path):
 def test_every_setting_of_the_model_is_exported_or_refused():
     """A new choice of ModelConfig must enter the list of what GPT-2 has, or the exported files."""
     exported = {"bias", "tied"}
-    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys() | {"ngram_model"}
+    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys()
 
 
 @pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])

@@ -68,7 +68,9 @@ class BlockWithMore(Block):
         self.gate = nn.Parameter(torch.ones(C))  # also the name of a matrix of SwiGLU
         self.temperature = nn.Parameter(torch.ones(()))
         self.mixer = nn.Linear(C, C)
-        self.tables = nn.Parameter(torch.randn(2, C, C) / C)
+        nn.init.eye_(self.mixer.weight)
+        nn.init.zeros_(self.mixer.bias)
+        self.tables = nn.Parameter(torch.eye(C).expand(2, C, C).clone() / C)
 
     def forward(self, x, cache=None):
         x = super().forward(x, cache) * self.temperature + self.mixer(x) * self.gate

@@ -23,13 +23,10 @@ def test_logging_overhead_is_the_share_of_time_outside_the_steps_of_intervals_wi
     assert overhead.logging_overhead(events, per_step=10) == pytest.approx(0.7)
 
 
-@pytest.mark.parametrize(
-    "setting", ["--ngram_model=0", "--ngram_model=3", "--ngram_label_smoothing=0.1"]
-)
-def test_every_kind_of_run_can_be_measured(setting, tmp_path, monkeypatch, capsys):
+def test_a_finished_run_can_be_measured(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     lengths = ["--max_iters=12", "--eval_interval=6", "--log_interval=1"]
-    assert train(*small_run_args(tmp_path), setting, *lengths, f"--out_dir={folder}")[0] == 0
+    assert train(*small_run_args(tmp_path), *lengths, f"--out_dir={folder}")[0] == 0
     capsys.readouterr()
     monkeypatch.setattr("sys.argv", ["overhead", str(folder)])
     overhead.main()

@@ -7,14 +7,14 @@ import pytest
 from benchmarks import trials
 from benchmarks.time_to_loss import TrainingResult
 
-LOSSES = {"--ema=0.9": 1.5, "--ema=0.99": 1.25}
+LOSSES = {"--beta2=0.9": 1.5, "--beta2=0.99": 1.25}
 
 
 @pytest.fixture
 def campaign(tmp_path, monkeypatch):
     """Run `trials` on a small table with runs that only record their command lines."""
     table, runs = tmp_path / "table.json", []
-    settings = {"short": ["--ema=0.9"], "long": ["--ema=0.99"]}
+    settings = {"short": ["--beta2=0.9"], "long": ["--beta2=0.99"]}
     table.write_text(json.dumps({"train.py": ["configs/fast.yaml"], "trials": settings}))
 
     def run_training(*command):
@@ -33,7 +33,7 @@ def test_table(campaign, capsys):
         "| short | 1.5625 | 1.5000 to 1.6250 | 4.0 |",
         "| long | 1.3125 | 1.2500 to 1.3750 | 4.0 |",
     ]
-    assert runs[0] == ("configs/fast.yaml", "--ema=0.9", "--seed=1")
+    assert runs[0] == ("configs/fast.yaml", "--beta2=0.9", "--seed=1")
 
 
 def test_finished_runs_are_not_repeated(campaign, capsys):
@@ -42,8 +42,8 @@ def test_finished_runs_are_not_repeated(campaign, capsys):
     first = capsys.readouterr().out
     run()
     assert runs == [
-        ("configs/fast.yaml", "--ema=0.99", "--seed=1337"),
-        ("configs/fast.yaml", "--ema=0.9", "--seed=1337"),
+        ("configs/fast.yaml", "--beta2=0.99", "--seed=1337"),
+        ("configs/fast.yaml", "--beta2=0.9", "--seed=1337"),
     ]
     assert first.splitlines()[-1] == capsys.readouterr().out.splitlines()[-1]
 
@@ -53,7 +53,7 @@ def test_results_of_an_interrupted_campaign_stay(campaign, monkeypatch):
     record = trials.run_training
 
     def interrupted(*command):
-        if "--ema=0.99" in command:
+        if "--beta2=0.99" in command:
             raise KeyboardInterrupt
         return record(*command)
 
@@ -62,7 +62,7 @@ def test_results_of_an_interrupted_campaign_stay(campaign, monkeypatch):
         run()
     monkeypatch.setattr(trials, "run_training", record)
     run()
-    assert [command[1] for command in runs] == ["--ema=0.9", "--ema=0.99"]
+    assert [command[1] for command in runs] == ["--beta2=0.9", "--beta2=0.99"]
 
 
 def test_unknown_trial(campaign, capsys):
