@@ -130,11 +130,9 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB_SIZE, (1, model.config.block_size), generator=generator)
     expected = model(ids)[0]  # (block_size, V)
-    caches, decoder = model.new_caches(), FastDecoder(model)
-    rows = [model(ids[:, :1], caches)[0]]
-    for i in range(1, ids.size(1)):
-        rows.append(torch.from_numpy(decoder(ids[0, : i + 1].numpy(), caches)))  # (1, V)
-    logits = {"the fast decoder": torch.cat(rows)}
+    decoder, (first, *rest) = FastDecoder(model), ids[0].tolist()
+    rows = [decoder.prefill(np.array([first])), *map(decoder.step, rest)]  # (1, V) each
+    logits = {"the fast decoder": torch.from_numpy(np.concatenate(rows))}
     logits |= {name: call(ids) for name, call in others.items()}
     for name, found in logits.items():
         difference = (found - expected).abs().max()
