@@ -2,7 +2,6 @@
 same model after the way back.
 """
 
-import dataclasses
 import json
 import os
 

@@ -1,6 +1,5 @@
 """--new_characters=add: the vocabulary grows, and nothing changes for the old characters."""
 
-import dataclasses
 import shutil
 
 import pytest
@@ -15,7 +14,7 @@ from model.gpt import GPT
 from tests.campaigns.common import small_run_args, train
 from tests.variants import concatenated
 
-OLD, NEW = "\n abdyz", "\n !abcdyz\xe9\U0001f600"  # new ones before, between and after the old
+OLD, NEW = "\n abdyz", "\n abdyz!c\xe9\U0001f600"  # an old id stays the same
 MODERN = {"positions": "rope", "token_shifts": 2, "norm": "rmsnorm", "mlp": "relu2"}
 MODERN |= {"ngram_embeddings": 4, "qk_norm": True, "logit_softcap": 15.0}
 MODELS = {
@@ -29,18 +28,12 @@ MODELS = {
 
 
 def make_checkpoint(config):
-    """Return the checkpoint of a model with random weights, and as many of an average."""
-    tensors = {}
-    for role, seed in (("model", 1), ("ema", 2)):
-        weights = concatenated(GPT(config, len(OLD), seed).named_slices())
-        noise = torch.Generator().manual_seed(seed)
-        tensors |= {
-            f"{role}.{name}": each + 0.3 * torch.randn(each.shape, generator=noise)
-            for name, each in weights.items()
-            if name != "ngram_codes"
-        }
-        if config.ngram_embeddings:
-            tensors[f"{role}.ngram_codes"] = weights["ngram_codes"]
+    """Return the checkpoint of a model with random weights."""
+    noise = torch.Generator().manual_seed(1)
+    tensors = {
+        f"model.{name}": each + 0.3 * torch.randn(each.shape, generator=noise)
+        for name, each in concatenated(GPT(config, len(OLD), 1).named_slices()).items()
+    }
     return checkpoints.Checkpoint(
         config=Config(model=config),
         vocabulary=OLD,
@@ -60,15 +53,11 @@ def logits_of(saved, text):
     return dict(zip(saved.vocabulary, logits.T, strict=True))
 
 
-@pytest.mark.parametrize("has_ema", [False, True], ids=["weights", "average"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_logits_of_old_characters_over_old_text_stay_the_same(name, has_ema):
+def test_the_logits_of_old_characters_over_old_text_stay_the_same(name):
     saved = make_checkpoint(MODELS[name])
-    if not has_ema:
-        weights = {key: each for key, each in saved.tensors.items() if key.startswith("model.")}
-        saved = dataclasses.replace(saved, tensors=weights)
     grown = checkpoints.add_characters(saved, NEW, seed=3)
-    assert grown.vocabulary == NEW and grown.has_ema == has_ema
+    assert grown.vocabulary == NEW
     text = "bad day zz\nby a"
     before, after = logits_of(saved, text), logits_of(grown, text)
     assert list(after) == list(NEW)
@@ -84,28 +73,14 @@ def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(na
     grown = checkpoints.add_characters(saved, NEW, seed=3)
     fresh = concatenated(GPT(config, len(NEW), 3).named_slices())
     tables = {"token_embedding"} | {f"previous_embeddings.{i}" for i in range(config.token_shifts)}
-    tables |= {"ngram_codes"} if config.ngram_embeddings else set()
     tables |= set() if config.tied else {"lm_head"}
     assert grown.tensors.keys() == saved.tensors.keys()
     for full_name, tensor in grown.tensors.items():
         parameter = full_name.partition(".")[2]
-        if parameter not in tables:
-            assert torch.equal(tensor, saved.tensors[full_name]), full_name
-            continue
-        for i, character in enumerate(NEW):
-            if character in OLD:
-                expected = saved.tensors[full_name][OLD.index(character)]
-            else:
-                expected = fresh[parameter][i]
-            assert torch.equal(tensor[i], expected), (full_name, character)
-
-
-def test_the_codes_of_old_characters_stay_and_those_of_new_ones_are_others():
-    saved = make_checkpoint(MODELS["modern"])
-    grown = checkpoints.add_characters(saved, NEW, seed=3)
-    before, after = (each.tensors["model.ngram_codes"].tolist() for each in (saved, grown))
-    assert [after[NEW.index(character)] for character in OLD] == before
-    assert len(set(after)) == len(NEW)
+        if parameter in tables:
+            assert torch.equal(tensor[len(OLD) :], fresh[parameter][len(OLD) :]), full_name
+            tensor = tensor[: len(OLD)]
+        assert torch.equal(tensor, saved.tensors[full_name]), full_name
 
 
 # ------------------------------------------------------------------------------------ the command
@@ -140,10 +115,9 @@ def test_a_run_learns_new_characters_and_is_resumed(parent, text, tmp_path):
         in output
     )
     assert output.count("adding ") == 1
-    assert new.vocabulary == "".join(sorted({*old.vocabulary, *"\xe9\xf1\xf3\u2028"}))
-    rows = [new.vocabulary.index(character) for character in old.vocabulary]
-    moved = new.tensors["model.token_embedding"][rows] - old.tensors["ema.token_embedding"]
-    assert moved.abs().max() < 1e-6
+    assert new.vocabulary == old.vocabulary + "\xe9\xf1\xf3\u2028"
+    name, count = "model.token_embedding", len(old.vocabulary)
+    assert (new.tensors[name][:count] - old.tensors[name]).abs().max() < 1e-6
     code, output = train(*options, "--max_iters=8", f"--out_dir={tmp_path / 'new'}", "--resume")
     assert code == 0 and "adding" not in output, output
 
