@@ -20,11 +20,10 @@ def hostile_checkpoint(smoke, folder):
     saved = checkpoint.load(smoke / "best.safetensors")
     config = dataclasses.replace(saved.config, model=MODEL)
     tensors = GPT(config.model, len(HOSTILE)).named_slices()
-    vocabulary = "".join(sorted(HOSTILE))
     saved = dataclasses.replace(
         saved,
         config=config,
-        vocabulary=vocabulary,
+        vocabulary=HOSTILE,
         data=saved.data | {"name": f"/home/somebody/{NAME}"},
         tensors={f"model.{name}": torch.cat(rows).detach() for name, rows in tensors.items()},
     )

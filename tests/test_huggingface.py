@@ -273,7 +273,6 @@ def vocab(ids):
     return {"model": {"type": "WordLevel", "vocab": ids, "unk_token": "?"}}
 
 
-DEEP = {"x": json.loads("[" * 90 + "]" * 90)}
 WRONG_FILES = {  # file, changes, words
     "another model": ("config.json", {"model_type": "llama"}, "model_type 'llama'; allowed: mod"),
     "gelu_new": ("config.json", {"activation_function": "gelu_new"}, "allowed: activation_func"),

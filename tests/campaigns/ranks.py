@@ -37,8 +37,6 @@ from tests.campaigns.common import (
 from train import main
 from training import evaluate, runtime
 
-PLAIN = ["--dropout=0", "--batch_size=4", "--eval_interval=20", "--save_interval=10"]
-
 
 # -------------------------------------------------------- ranks without torchrun, for test_ranks.py
 
