@@ -37,7 +37,6 @@ from tests.campaigns.common import (
 from train import main
 from training import evaluate, runtime
 
-
 # -------------------------------------------------------- ranks without torchrun, for test_ranks.py
 
 
