@@ -180,6 +180,13 @@ def test_an_overflow_at_a_loss_scale_of_1_ends_the_run(options, run, monkeypatch
     )
 
 
+def test_a_non_finite_loss_is_no_overflow_at_any_loss_scale(options, run, monkeypatch):
+    patch_grad_scaler(monkeypatch, 4.0)
+    patch_losses(monkeypatch, scale_losses(11))
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 6 and last_line(output).startswith("error: after step 5, ")
+
+
 def test_a_non_finite_validation_loss_is_reported_and_never_the_best(options, run, monkeypatch):
     real, numbers = evaluate.loss_sums_by_position, iter(range(100))
     monkeypatch.setattr(
