@@ -179,8 +179,7 @@ class Session:
         if ngram_file:
             self.ngram_model = self.count_ngrams(ngram_file)
         if len(gpts) > 1 or ngram_file:
-            ngram_weight = options.ngram_weight if ngram_file else 0.0
-            self.model = Mixture(gpts, self.ngram_model, ngram_weight)
+            self.model = Mixture(gpts, self.ngram_model, options.ngram_weight)
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         for stop in options.stop:
             try:

@@ -141,26 +141,30 @@ class FastDecoder:
 
     @torch.inference_mode()
     def prefill(self, ids: np.ndarray) -> np.ndarray:
-        """Read ids (T,), in place of what was read before; return the logits (1, V) after them."""
+        """Forget the old context and read ids (T,); return the logits (1, V) after them."""
         caches = self.model.new_caches()
         logits = self.model(torch.from_numpy(ids)[None], caches)[:, -1]  # (1, V)
-        # of each layer: keys (H, D, block_size), values (H, block_size, D)
+        # views of each layer's cache, in which `step` stores more: keys (H, D, block_size),
+        # values (H, block_size, D)
         self.keys_values = [(c.keys[0].mT.numpy(), c.values[0].numpy()) for c in caches]
         self.length = len(ids)
         self.ids[: self.length] = ids
         return logits.numpy()
 
     def step(self, token: int) -> np.ndarray:
-        """Read one more token, after a prefill; return the logits (1, V) that follow it."""
+        """Read one more token, after a prefill; return the logits (1, V) that follow it.
+
+        The context, with this token, has at most block_size tokens.
+        """
         residual, position, ids = self.residual, self.length, self.ids
         ids[position], self.length = token, position + 1
         scores = torch.empty(len(self.heads), 1, position + 1)  # (H, 1, S)
-        weights = scores.numpy()
+        weights = scores.numpy()  # the same memory: the softmax is computed in place
 
-        # embeddings: of the token, token shifts, of n-grams, of the position
-        residual[:] = self.token_embedding[ids[position]]
-        for n, embedding in enumerate(self.previous_embeddings[:position], 1):
-            residual += embedding[ids[position - n]]
+        # embeddings of the token, of those before it (token shifts), of n-grams, of the position
+        residual[:] = self.token_embedding[token]
+        for distance, embedding in enumerate(self.previous_embeddings[:position], 1):
+            residual += embedding[ids[position - distance]]
         for n, embedding in self.ngram_embeddings:
             ngram = ids[max(0, position + 1 - n) : position + 1]
             residual += embedding[hash_ngram(ngram)]
@@ -180,7 +184,7 @@ class FastDecoder:
                 self._apply_rope(*self.cos_sin[:, position])
             # store k and v
             keys[:, :, position], values[:, position] = self.k[:, 0], self.v[:, 0]
-            # attention: scores, softmax, weighted sum of the values, for all heads
+            # attention: scores (the scale is in q), softmax, weighted sum of the values, all heads
             np.matmul(self.q, keys[:, :, : position + 1], weights)  # (H, 1, D) @ (H, D, S)
             torch.softmax(scores, -1, out=scores)
             np.matmul(weights, values[:, : position + 1], self.heads)  # (H, 1, S) @ (H, S, D)
@@ -195,7 +199,7 @@ class FastDecoder:
             project_down()
             residual += self.branch_out
 
-        # final norm, logits
+        # final norm, logits (with a soft-cap, the matrix divides them by it)
         self._norm()
         self.lm_head()
         cap = self.config.logit_softcap

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from model.fast_decode import FastDecoder
 from model.gpt import GPT
-from model.kv_cache import KVCache
 from model.mixture import Mixture, MixtureDecoder
 
 GREEDY_BELOW = 1e-6  # temperature
@@ -131,9 +130,9 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 class Generation:
     """A batch of texts being written: prompts are appended, characters are drawn.
 
-    Only the current window of the texts is stored. `cache` and `fast` change the speed; they change
-    the logits by rounding at most. `fast` allows the fast decoder where there is one: for one
-    sample in float32 on a CPU. `notify` gets a line if it cannot be used (see `build_decoder`).
+    Only the current window of the texts is stored (see `window_start`). `cache` and `fast` affect
+    only the speed, and the rounding of the logits. `fast` allows the fast decoder, for a batch of
+    one text in float32 on a CPU; `notify` is for a message of `build_decoder`.
     """
 
     def __init__(
@@ -147,13 +146,13 @@ class Generation:
         notify: Callable[[str], None] | None = None,
     ):
         self.model, self.sampler = model.eval(), sampler
-        self.cache, self.window, self.notify = cache, window, notify
-        self.length = 0  # length of the texts
+        self.cache, self.window = cache, window
+        self.length = 0  # length of the texts, with what lies before the window
         self.start = 0  # where the window starts in the texts
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
-        self.cached = 0  # how many tokens of the window have been read, and are in the cache
-        self.caches: list | None = None  # of the model
-        self.decoder = None  # the fast decoder, which has a cache of its own
+        self.read = 0  # how many tokens of the window the model has read into its caches
+        self.caches: list | None = None  # KV caches, unless the fast decoder is used
+        self.decoder = None  # the fast decoder, which has caches of its own
         if fast and cache and len(self.ids) == 1:
             self.decoder = build_decoder(model, notify)
 
@@ -178,30 +177,31 @@ class Generation:
         start = window_start(self.length, self.model.config.block_size, self.window)
         self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
         if start != self.start:
-            self.start, self.cached = start, 0  # the window has moved: read all of it again
+            self.start, self.read = start, 0  # the window has moved: read all of it again
 
     def _logits(self) -> np.ndarray:
-        """Return the logits of the next character: (B, V)."""
-        cached, length = self.cached, self.ids.shape[1]
-        self.cached = length
-        # the fast decoder: one more token, or all of them
-        if self.decoder:
-            one_new = cached > 0 and length == cached + 1
-            ids = self.ids[0]
-            return self.decoder.step(ids[-1]) if one_new else self.decoder.prefill(ids)
-        # the model, without caches: all tokens
+        """Let the model read what is new in the window; return the next logits (B, V)."""
+        # without a cache: read the whole window for every character
         if not self.cache:
             return forward(self.model, self.ids)
-        # the model, with caches: the tokens that are not in them
-        if cached == 0:
-            self.caches = self.model.new_caches()
-        return forward(self.model, self.ids, self.caches)
+        length = self.ids.shape[1]
+        if self.decoder and self.read and length == self.read + 1:
+            # the usual case for one text: read the character that was drawn last
+            logits = self.decoder.step(self.ids[0, -1])
+        elif self.decoder:
+            # a prompt, or a window that has moved
+            logits = self.decoder.prefill(self.ids[0])
+        else:
+            # the model reads what its caches lack
+            if self.read == 0:
+                self.caches = self.model.new_caches()
+            logits = forward(self.model, self.ids, self.caches)
+        self.read = length
+        return logits
 
 
 @torch.inference_mode()
-def forward(
-    model: GPT | Mixture, ids: np.ndarray, caches: Sequence[KVCache] | None = None
-) -> np.ndarray:
+def forward(model: GPT | Mixture, ids: np.ndarray, caches: list | None = None) -> np.ndarray:
     """Run the model on ids (B, S); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
     return model(ids, caches)[:, -1].cpu().double().numpy()
@@ -210,17 +210,18 @@ def forward(
 def build_decoder(
     model: GPT | Mixture, notify: Callable[[str], None] | None = None
 ) -> FastDecoder | MixtureDecoder | None:
-    """Build the fast decoder of a model; return None where it cannot take the model's place.
+    """Build the fast decoder of a model; return None if it cannot take the model's place.
 
-    It computes in float32 on a CPU. It is compared with the model once, on a few tokens; if their
-    logits differ, because only one of them was changed, `notify` gets a line.
+    It supports float32 on a CPU, and contexts of 2 tokens or more. It is compared with the model
+    once, on a few tokens. If their logits differ, as they do when somebody changes GPT.forward but
+    not this decoder, `notify` is called with a message.
     """
     weight, block_size = next(model.parameters()), model.config.block_size
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
         return None
     decoder = MixtureDecoder(model) if isinstance(model, Mixture) else FastDecoder(model)
     count = min(COMPARED_TOKENS, block_size)
-    ids = np.arange(count) * model.vocab_size // count  # from the whole vocabulary
+    ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
     decoder.prefill(ids[:-1])
     expected = forward(model, ids[None])
     difference = np.abs(decoder.step(ids[-1]) - expected).max()

@@ -1,10 +1,10 @@
 """A mixture: the weighted average of the probabilities of several predictors.
 
-A GPT must learn even a fixed phrase from gradients; an n-gram model has counted it. Two GPTs of
-different seeds err in different places. Their average is better than each of them. Only sampling and
-scoring use it; training knows one GPT.
+Predictors err in different places: GPTs of different seeds, and even more an n-gram model, which
+has counted the fixed phrases that a GPT must learn from gradients. So their average usually
+predicts better than each of them. Mixtures are for sampling and scoring; a run trains one GPT.
 
-B batch, T new tokens, S total tokens, V vocabulary
+B batch, T new tokens (not in the caches), S all tokens of the context, V vocabulary
 """
 
 import math
@@ -19,42 +19,43 @@ from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.ngram_model import NgramModel
 
-NGRAM_ORDER = 7  # in a mixture, longer n-grams predict no better
+NGRAM_ORDER = 7  # length of the n-grams to count for a mixture; longer ones did not improve it
 
 
 class Mixture(nn.Module):
     """The average of one or more GPTs, and of an n-gram model if there is one; used like a GPT.
 
-    The n-gram model has `ngram_weight`; the GPTs share the rest equally. All have one vocabulary
-    and one block_size. The n-gram model sees the window that the GPTs see.
+    The n-gram model has `ngram_weight`, between 0 and 1; the GPTs share the rest equally. All must
+    have the same vocabulary, and the GPTs the same block_size. The n-gram model sees no text before
+    the window of the GPTs. The logits of a mixture are log-probabilities.
     """
 
     def __init__(
-        self, gpts: Sequence[GPT], ngram_model: NgramModel | None = None, ngram_weight: float = 0.0
+        self, gpts: Sequence[GPT], ngram_model: NgramModel | None = None, ngram_weight: float = 0.3
     ):
         super().__init__()
         self.gpts, self.ngram_model = nn.ModuleList(gpts), ngram_model
-        self.gpt_weight = (1 - ngram_weight) / len(gpts)
-        self.ngram_weight = ngram_weight
+        self.ngram_weight = ngram_weight if ngram_model else 0.0
+        self.gpt_weight = (1 - self.ngram_weight) / len(gpts)
         self.config, self.vocab_size = gpts[0].config, gpts[0].vocab_size
 
     def forward(self, ids: Tensor, caches: Sequence[list[KVCache]] | None = None) -> Tensor:
         """Compute the log-probabilities (B, T, V) of what follows each of the T new tokens.
 
-        `ids` (B, S) has all tokens of the context, as for `GPT.forward`; so do the errors.
+        `ids` (B, S) and the errors are those of `GPT.forward`; `caches` are those of `new_caches`.
         """
-        per_gpt = caches or [None] * len(self.gpts)
-        logits = [gpt(ids, own) for gpt, own in zip(self.gpts, per_gpt, strict=True)]
+        caches_of_gpts = caches or [None] * len(self.gpts)
+        logits = [gpt(ids, own) for gpt, own in zip(self.gpts, caches_of_gpts, strict=True)]
         if self.ngram_model is None:
             return self.average(logits)
-        probs = self.ngram_model.probs(ids.cpu().numpy(), new=logits[0].size(1))
-        return self.average(logits, torch.from_numpy(probs))
+        ngram_probs = self.ngram_model.probs(ids.cpu().numpy(), new=logits[0].size(1))
+        return self.average(logits, torch.from_numpy(ngram_probs))
 
     def average(self, logits: Sequence[Tensor], ngram_probs: Tensor | None = None) -> Tensor:
-        """Average the predictions: one (..., V) of logits per GPT, and the n-gram probabilities.
+        """Average the probabilities of all predictors; return log-probabilities (..., V).
 
-        The log-probabilities are float32, or float64 if the logits are. Computed as logarithms, so
-        that a character which one GPT finds impossible does not become so in the average.
+        `logits` has one tensor (..., V) per GPT. The result is float32, or float64 if they are. The
+        sum of probabilities is a logsumexp of their logarithms, in which none underflows to 0.
         """
         dtype = torch.promote_types(logits[0].dtype, torch.float32)
         terms = [each.log_softmax(-1, dtype) + math.log(self.gpt_weight) for each in logits]
@@ -74,10 +75,10 @@ class MixtureDecoder:
         self.mixture = mixture
         self.decoders = [FastDecoder(gpt) for gpt in mixture.gpts]
         self.threads = max(decoder.threads for decoder in self.decoders)
-        self.ids = np.empty(0, np.int64)  # the tokens that were read
+        self.ids = np.empty(0, np.int64)  # the context, for the n-gram model
 
     def prefill(self, ids: np.ndarray) -> np.ndarray:
-        """Read ids (T,), in place of what was read before; return log-probabilities (1, V)."""
+        """Forget the old context and read ids (T,); return log-probabilities (1, V)."""
         self.ids = ids
         return self._average([decoder.prefill(ids) for decoder in self.decoders])
 
@@ -89,6 +90,6 @@ class MixtureDecoder:
     def _average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         ngram_probs = None
         if self.mixture.ngram_model is not None:
-            probs = self.mixture.ngram_model.next_probs(self.ids)
-            ngram_probs = torch.from_numpy(probs)[None]
+            next_probs = self.mixture.ngram_model.next_probs(self.ids)  # (V,)
+            ngram_probs = torch.from_numpy(next_probs)[None]
         return self.mixture.average(list(map(torch.from_numpy, logits)), ngram_probs).numpy()
