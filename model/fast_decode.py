@@ -1,8 +1,8 @@
 """One decoding step for one text: what `GPT.forward` computes with caches and T = 1, faster.
 
-`prefill` lets `GPT.forward` read a text; each `step` then reads one more token. For a single token all products are
-matrix-vector products: there is little to compute, and the time goes into calling functions and
-reading weights. So everything that can be prepared is prepared once:
+`prefill` lets `GPT.forward` read a text; each `step` then reads one more token. For a single token
+all products are matrix-vector products: there is little to compute, and the time goes into calling
+functions and reading weights. So everything that can be prepared is prepared once:
 
 - Weights are stored as (in, out), with q, k and v side by side, and with norm weights and constant
   factors multiplied in. Inputs end in a 1, for which matrices have one more row: the bias.
