@@ -353,6 +353,8 @@ def test_a_run_of_characters_in_both_texts_is_found_exactly(length):
     rng, found = np.random.default_rng(length), []
     for _ in range(50):
         read, before, after = (rng.integers(0, 5, rng.integers(0, 300)) for _ in range(3))
+        if rng.random() < 0.2:
+            before = after = before[:0]  # as many characters as are copied, and no more
         start, copied = rng.integers(0, 100), length - rng.integers(0, 2)  # or one too few
         read = np.concatenate([rng.integers(0, 5, 300), read])
         ids = np.concatenate([before, read[start : start + copied], after])

@@ -19,13 +19,12 @@ from training.state import Run
 class StepResult:
     """The result of a step.
 
-    loss       mean over all predictions of the step, nats per character
-    grad_norm  gradient norm before clipping; not finite if a float16 gradient overflowed, in which
-               case the weights did not change
+    loss       mean over all tokens of the step, nats per character
+    grad_norm  gradient norm before clipping; not finite if a float16 gradient overflowed
     spike      whether the loss is far above the recent ones
-    tokens     number of tokens that were predicted, over all processes (ranks)
+    tokens     number of predicted tokens, without padding, over all processes (ranks)
     seconds    duration of the step
-    warnings   new ones, which this run has not given before
+    warnings   health warnings that this run has not given before
     """
 
     loss: float
@@ -37,52 +36,61 @@ class StepResult:
 
 
 class TrainStep:
-    """The optimization step of a run: each call makes one update and records it in `run.progress`.
+    """The optimization step of a run: each call makes one step and records it in `run.progress`.
 
     The batches depend only on the seed and the step, dropout only on the seed, step and rank. That
-    is why a resumed run repeats what an uninterrupted one would have done.
+    is why a resumed run repeats what an uninterrupted one would have done. `notify` gets a message
+    if compilation fails.
     """
 
     def __init__(self, run: Run, notify: Callable[[str], None]):
         self.run, self.world = run, run.runtime.world
-        self.rows = self.world.batch_slice(run.config.train.batch_size)  # of this rank
-        self.network = self.world.wrap_ddp(run.model)  # the model itself in a single process
-        self.forward = self.network  # compiled, with `compile: true`
+        # the rows of each micro-batch that this rank computes
+        self.rows = self.world.batch_slice(run.config.train.batch_size)
+        # the same parameters as `run.model`: wrapped by DDP with several ranks, and compiled
+        self.network = self.world.wrap_ddp(run.model)
+        self.forward = self.network
         if run.config.compile:
             self.forward = runtime.compile_or_fall_back(self.network, notify)
 
     def __call__(self) -> StepResult:
-        """Make one update; before it, raise NonFiniteError if loss or gradient is not finite."""
+        """Make one update.
+
+        Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
+        finite. A float16 gradient that overflows is no error: the update is skipped.
+        """
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
         torch.manual_seed(runtime.step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
-        # forward and backward, one micro-batch after another
+        # forward and backward, one micro-batch after another; they are numbered through the run
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
         tokens = sum(map(run.batches.predictions, micro_batches))
         loss = self._forward_backward(micro_batches, tokens)
-        # average the loss over the ranks, which also learn here if one of them was asked to stop
+        # average the loss over the ranks; the same message tells them if one was asked to stop
         loss = self.world.all_reduce_loss_and_stop_request(loss)
 
-        # clip; in float16, divide the gradients by the loss scale first
+        # undo the loss scale of float16, then clip
         for optimizer in run.optimizers:
             run.scaler.unscale_(optimizer)
         max_norm = train.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
         self._check_finite(loss, grad_norm)
 
-        # update the weights, but not from a float16 gradient that overflowed
+        # update; if one gradient overflowed, GradScaler would skip its optimizer alone: skip all
+        overflowed = not math.isfinite(grad_norm)
         for optimizer in run.optimizers:
-            if math.isfinite(grad_norm):
+            if not overflowed:
                 run.scaler.step(optimizer)
             optimizer.zero_grad()
         run.scaler.update()
 
-        # record
-        spike, warnings = progress.record_step(loss), []
-        if math.isfinite(grad_norm):
+        # record: from here on progress.step counts this step
+        spike = progress.record_step(loss)
+        warnings = []
+        if not overflowed:
             found = health.check_step(progress.step, loss, grad_norm, run.model.vocab_size)
             warnings = progress.new_warnings(found)
         seconds = time.perf_counter() - began
@@ -91,22 +99,23 @@ class TrainStep:
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
         """Accumulate the gradients of the micro-batches; return this rank's part of the loss.
 
-        Averaged over ranks this is the mean over all `tokens` of the step; padding may give ranks
-        unequal counts.
+        The mean of these parts over the ranks is the mean loss over all `tokens` of the step.
         """
         run, loss = self.run, 0.0
-        run.model.train()
+        run.model.train()  # an evaluation may have switched it
         for i in micro_batches:
             x, y = run.batches(i, self.rows)  # (B, T)
-            # Weight the mean over these tokens by their share of the step's tokens. The factor
-            # world.size is there because DDP divides the gradients by it.
-            share = np.count_nonzero(y != IGNORED) * self.world.size / tokens
+            # Parts are summed over micro-batches, and averaged over ranks, as DDP does with the
+            # gradients. So weight the mean over these tokens by their share of all tokens, times
+            # the number of ranks. Padding may give the ranks unequal shares.
+            weight = np.count_nonzero(y != IGNORED) * self.world.size / tokens
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
-            # the ranks average their gradients once, after the last micro-batch
-            with self.world.grad_sync(self.network, enabled=i == micro_batches[-1]):
+            # the ranks average their gradients once, in the last micro-batch
+            is_last = i == micro_batches[-1]
+            with self.world.grad_sync(self.network, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                part = cross_entropy(logits, y) * share
+                part = cross_entropy(logits, y) * weight
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss
@@ -114,11 +123,12 @@ class TrainStep:
     def _check_finite(self, loss: float, grad_norm: float) -> None:
         """Raise NonFiniteError unless the loss is finite, and the gradient too.
 
-        In float16 a gradient may overflow, because the loss is scaled: the GradScaler then halves
-        the scale. At a scale of 1, as in all other dtypes, scaling cannot be the cause.
+        A gradient may overflow because the loss was scaled, in float16: then GradScaler halves the
+        scale. At a scale of 1, as in all other dtypes, scaling cannot be the cause; nor can it be
+        the cause of a loss that is not finite.
         """
-        may_overflow = self.run.scaler.get_scale() > 1
-        if not math.isfinite(loss) or not (math.isfinite(grad_norm) or may_overflow):
+        scaling_may_be_cause = self.run.scaler.get_scale() > 1
+        if not math.isfinite(loss) or not (math.isfinite(grad_norm) or scaling_may_be_cause):
             raise NonFiniteError(
                 f"after step {self.run.progress.step:,}, at learning rate {self.run.lr:.3g}: "
                 f"loss {loss}, gradient norm {grad_norm}; both must be finite"
