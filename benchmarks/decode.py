@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.timing import median_ratio, time_interleaved
-from checkpointing.gpt2 import gpt2_tensors
-from checkpointing.huggingface import gpt2_config, gpt2_weights
 from configs.schema import ModelConfig
+from convert.gpt2 import gpt2_tensors
+from convert.huggingface import gpt2_config, gpt2_weights
 from model.fast_decode import FastDecoder
 from model.generate import Generation, Sampler
 from model.gpt import GPT

@@ -88,15 +88,6 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         return parse(_read_verified(path))
 
 
-def read_foreign(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file from another program; it has no digest to check.
-
-    Raises CheckpointError if it is missing or invalid.
-    """
-    with _checkpoint_errors(path):
-        return parse(read_regular(path, MAX_FILE))[1]
-
-
 def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the metadata and the tensors of any safetensors file; the tensors are views of it.
 
@@ -227,7 +218,7 @@ def _describe_foreign(content: bytearray) -> str:
         return "a checkpoint of format 1, from before the first release; train again"
     if content.startswith(b"PK\3\4") and b"model_args" in content:
         return (
-            "a nanoGPT checkpoint; import it with python -m checkpointing.nanogpt CKPT "
+            "a nanoGPT checkpoint; import it with python -m convert.nanogpt CKPT "
             "--meta=META --out_dir=DIR"
         )
     if content.startswith(b"PK\3\4"):

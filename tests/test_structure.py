@@ -14,7 +14,7 @@ LEVELS = [
     {"model", "data"},
     {"training"},
     {"checkpointing"},
-    {"dashboard", "page"},
+    {"dashboard", "page", "convert"},
     {"train", "sample"},
 ]
 PACKAGES = sorted(set.union(*LEVELS[:-1]))

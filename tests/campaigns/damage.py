@@ -26,7 +26,7 @@ from common.errors import CheckpointError
 from data.tokenizer import CharTokenizer
 from tests.campaigns.common import run_campaign, small_run_args, start, train
 from tests.test_file_format import FORGED, file_with_header
-from tests.test_foreign import FORGED_ARCHIVES
+from tests.test_nanogpt import PICKLES, archive_of
 from training.runtime import select_runtime
 
 MEMORY = 64_000_000  # bytes
@@ -131,7 +131,7 @@ def _foreign(_: bytes, rng: random.Random) -> bytes:
     stored = BytesIO()
     torch.save({"model": {"weight": torch.zeros(3)}, "iter_num": 7}, stored)
     noise = rng.randbytes(rng.randrange(2, 5000))
-    archive = FORGED_ARCHIVES[rng.choice(sorted(FORGED_ARCHIVES))][0]
+    archive = archive_of(PICKLES[rng.choice(sorted(PICKLES))])
     text = b"First Citizen:\n" * 100
     return rng.choice([noise, gzip.compress(noise), text, stored.getvalue(), archive])
 

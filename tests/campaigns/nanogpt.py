@@ -92,7 +92,7 @@ def check_model(nanogpt: Path, folder: Path, shape: tuple) -> float:
     run(nanogpt, "train.py", **settings)
     ckpt, data = folder / "theirs" / "ckpt.pt", nanogpt / "data" / "shakespeare_char"
     imported, again = folder / "imported", folder / "again"
-    bridge = ["-m", "checkpointing.nanogpt", ckpt]
+    bridge = ["-m", "convert.nanogpt", ckpt]
     command(*bridge, f"--meta={data / 'meta.pkl'}", f"--out_dir={imported}")
     command(*bridge, f"--vocabulary={data / 'input.txt'}", f"--out_dir={again}")
 
@@ -113,7 +113,7 @@ def check_model(nanogpt: Path, folder: Path, shape: tuple) -> float:
 
     # the run
     command("sample.py", f"--ckpt={imported}", "--max_new_tokens=20")
-    assert "python -m checkpointing.nanogpt" in command("sample.py", f"--ckpt={ckpt}", exit_code=4)
+    assert "python -m convert.nanogpt" in command("sample.py", f"--ckpt={ckpt}", exit_code=4)
     train = ["train.py", imported / "config.yaml", "--max_iters=2", "--warmup_iters=0"]
     command(*train, f"--init_from={imported}", f"--out_dir={folder / 'further'}")
     refused = command(*train, f"--out_dir={imported}", "--resume", exit_code=4)
@@ -129,7 +129,7 @@ def check_byte_pairs(nanogpt: Path, out_dir: Path) -> None:
     settings = COMMON | {"n_layer": 1, "n_head": 1, "n_embd": 4, "block_size": 8, "max_iters": 1}
     run(nanogpt, "train.py", **settings | {"eval_interval": 1, "compile": False}, out_dir=out_dir)
     options = [f"--meta={data / 'elsewhere.pkl'}", f"--out_dir={out_dir / 'imported'}"]
-    bridge = ["-m", "checkpointing.nanogpt", out_dir / "ckpt.pt", *options]
+    bridge = ["-m", "convert.nanogpt", out_dir / "ckpt.pt", *options]
     assert "GPT-2's BPE tokens" in command(*bridge, exit_code=4)
     assert not (out_dir / "imported").exists()
 

@@ -25,8 +25,8 @@ import yaml
 
 import sample
 import train
-from checkpointing import foreign
 from common.errors import CheckpointError, DataError, escape, path_word, shell_command
+from convert import nanogpt
 from data.corpus import load_corpus
 from tests.campaigns.fuzzing import Tally, call
 
@@ -135,7 +135,7 @@ def our_pickles(folder: Path) -> Path:
 
 
 def check_pickles(folder: Path) -> Tally:
-    """Load every file as a checkpoint, ours and foreign; watch what Python does meanwhile."""
+    """Load every file as a checkpoint, ours and nanoGPT's; watch what Python does meanwhile."""
     tally = Tally("pickles and archives", allowed={4})
     executed, watching = [], True
 
@@ -148,12 +148,12 @@ def check_pickles(folder: Path) -> Tally:
         for number, path in enumerate(path for path in sorted(folder.rglob("*")) if path.is_file()):
             tally.add("as ours", number, path, call(sample.main, f"--ckpt={path}"))
             try:
-                foreign.load(path)
+                nanogpt.read_checkpoint(path)
             except CheckpointError as error:
                 assert escape(error) == str(error) and len(str(error)) < 1000
-                tally.counts["foreign, refused", 4] += 1
+                tally.counts["as nanoGPT's, refused", 4] += 1
             else:
-                tally.counts["foreign, read as plain data", 0] += 1
+                tally.counts["as nanoGPT's, read as plain data", 0] += 1
             assert not executed, f"{path}: {executed}"
     finally:
         watching = False

@@ -1,0 +1,1 @@
+"""Conversion: character-level nanoGPT models in, GPT-2 models of Hugging Face out."""
