@@ -194,6 +194,28 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     return model
 
 
+def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
+    """Load the model of a checkpoint or a run folder, with its tokenizer, to use it in Python.
+
+        import torch
+        from checkpointing import load_model
+        from model.generate import Sampler, generate
+
+        model, tokenizer = load_model("out/shakespeare")
+        ids = torch.from_numpy(tokenizer.encode("To be, or not to be")).long()
+        logits = model(ids[None])[0]  # (T, V)
+        loss = torch.nn.functional.cross_entropy(logits[:-1], ids[1:])  # nats per character
+        new = generate(model, ids[None], Sampler(seed=1, temperature=0.8), max_new_tokens=200)
+        text = tokenizer.decode(torch.cat(list(new)))
+        maps = model.attention_maps(ids)  # of each layer: (H, T, T)
+
+    The model is on the CPU, in evaluation mode. From a run folder it is the best one; see `resolve`
+    for the errors. For the exact loss of a long text see `training.evaluate.exact_loss`.
+    """
+    saved = load(resolve(Path(path), "best")[0])
+    return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
+
+
 def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
     """Extend the vocabulary of a checkpoint, for `build_model`; the old one must be its beginning.
 

@@ -140,6 +140,14 @@ def test_greedy_text_is_the_same_in_transformers(transformers, tmp_path):
         assert tokenizer.decode(output[0]) == prompt + CharTokenizer(VOCABULARY).decode(ours)
 
 
+@pytest.mark.parametrize("attention, expected", [("auto", 0.1), (0.2, 0.2)])
+def test_training_in_transformers_has_the_dropout_of_the_run(attention, expected, tmp_path):
+    folder = export(tmp_path, make_checkpoint(dropout=0.1, attention_dropout=attention))
+    config = json.loads((folder / "config.json").read_text())
+    names = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    assert [config[name] for name in names] == [0.1, 0.1, expected]
+
+
 def test_the_weights_are_a_file_that_safetensors_reads(tmp_path):
     folder = export(tmp_path, make_checkpoint())
     with safetensors.safe_open(folder / "model.safetensors", "pt") as file:
