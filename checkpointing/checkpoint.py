@@ -31,6 +31,7 @@ from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
 from training.health import WARNINGS
+from training.optimizers import MOMENTS
 from training.runtime import Runtime
 from training.state import Progress, Run
 
@@ -60,6 +61,7 @@ FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",
 }
+MAX_STEP = 10**15
 MAX_EXCESS_BYTES = 2**22  # a config may describe this many more bytes than the file has
 Plain = int | float | str | bool | None
 
@@ -100,6 +102,8 @@ class Checkpoint:
             value = getattr(self, part).get(key)
             if type(value) is not kind:
                 self._refuse(name, f"of type {kind.__name__}", value)
+            if kind is int and value < 0:
+                self._refuse(name, "at least 0", value)
 
     def role(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of one role by parameter name, {} if there are none."""
@@ -187,8 +191,11 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """
     _check_saved_model_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
-    tensors = {f"model.{name}": tensor for name, tensor in saved.role("model").items()}
     named = {f"model.{name}": slices for name, slices in model.named_slices().items()}
+    # the moments of its parameters are not needed here; anything else does not belong there
+    moments = {f"{role}.{name}" for role in MOMENTS for name in model.named_slices()}
+    others = {*moments, "adamw_steps"}
+    tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in others}
     check_tensors(saved.shown_path, tensors, named)
     model.load_tensors(saved.role("model"))
     return model
@@ -317,7 +324,11 @@ def _is_valid(value: object, kind: type) -> bool:
     """Return whether a value has the type: a number of at least 0, a known warning, or a list."""
     if get_origin(kind) is list:
         return type(value) is list and all(_is_valid(each, *get_args(kind)) for each in value)
-    return type(value) is kind and (value in WARNINGS if kind is str else value >= 0)
+    if type(value) is not kind:
+        return False
+    if kind is str:
+        return value in WARNINGS
+    return 0 <= value <= MAX_STEP if kind is int else value >= 0
 
 
 # --------------------------------------------------------------------------------- writing, loading
@@ -358,9 +369,11 @@ def load(path: Path) -> Checkpoint:
     progress = parts["progress"] | {
         name: math.inf for name in losses if parts["progress"][name] is None
     }
-    return Checkpoint(
+    saved = Checkpoint(
         **parts | {"config": config, "progress": progress}, tensors=tensors, shown_path=shown_path
     )
+    _restore_progress(saved)  # checks it
+    return saved
 
 
 def _to_json(value: object) -> object:

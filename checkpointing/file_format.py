@@ -38,14 +38,16 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FILE = 2**36  # bytes
-MAX_HEADER = 2**22  # bytes
-# Commas in the header: enough for 40,000 tensors. This bounds the memory that parsing takes.
-MAX_COMMAS = 200_000
+# These bound the memory that parsing the header takes. They are enough for the most that settings
+# allow, 512 blocks and every character of Unicode, so all that is written can be read.
+MAX_HEADER = 2**23  # bytes
+MAX_COMMAS = 200_000  # 5 for a tensor; 512 blocks have up to 27,648 tensors
+MAX_NUMBERS = 2**48  # in a tensor
+HEAD = 2**20  # bytes at the start of a file, which tell what it is
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
 ZEROS = b"0" * 64
 AFTER_DIGEST = re.compile(rb'","hornbook_format":"([0-9]{1,9})"')
-OLD_FORMAT = b"hornbook checkpoint format 1 sha256 "  # near the end of a file in format 1
 
 
 def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
@@ -140,7 +142,7 @@ def _parse_entry(name: str, entry: object) -> tuple[torch.dtype, list[int], int,
     for numbers in (shape, offsets):
         if type(numbers) is not list or not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
             raise CheckpointError(f"{_quote(name)} has an invalid shape or offset")
-    if len(shape) > 8 or len(offsets) != 2:
+    if len(shape) > 8 or math.prod(max(n, 1) for n in shape) > MAX_NUMBERS or len(offsets) != 2:
         raise CheckpointError(f"{_quote(name)} has an invalid shape or offset")
     return DTYPES[dtype], shape, *offsets
 
@@ -194,13 +196,14 @@ def _digest(content: bytearray) -> bytes:
 
 
 def _read_verified(path: Path) -> bytearray:
-    """Read a file; check its digest, then its format version."""
-    content = read_regular(path, MAX_FILE)
-    if not content:
+    """Read a file; check its first bytes, then its digest, then its format version."""
+    head = read_regular(path, MAX_FILE, only_first=HEAD)
+    if not head:
         raise CheckpointError("empty file (interrupted save?)")
-    version = AFTER_DIGEST.match(content, DIGEST.stop)
-    if not content.startswith(BEFORE_DIGEST, 8) or not version:
-        raise CheckpointError(_describe_foreign(content))
+    version = AFTER_DIGEST.match(head, DIGEST.stop)
+    if not is_ours(head) or not version:
+        raise CheckpointError(_describe_foreign(head))
+    content = read_regular(path, MAX_FILE)
     if content[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
     if int(version[1]) != VERSION:
@@ -212,16 +215,19 @@ def _read_verified(path: Path) -> bytearray:
     return content
 
 
-def _describe_foreign(content: bytearray) -> str:
-    """Describe a file that is not a checkpoint of this format, for a message."""
-    if OLD_FORMAT in content[-128:]:
-        return "a checkpoint of format 1, from before the first release; train again"
-    if content.startswith(b"PK\3\4") and b"model_args" in content:
+def is_ours(head: bytes) -> bool:
+    """Return whether these are the first bytes of a checkpoint of this program, in any format."""
+    return head.startswith(BEFORE_DIGEST, 8)
+
+
+def _describe_foreign(head: bytearray) -> str:
+    """Describe a file that is not a checkpoint of this program by its first bytes."""
+    if head.startswith(b"PK\3\4") and b"model_args" in head:
         return (
             "a nanoGPT checkpoint; import it with python -m convert.nanogpt CKPT "
             "--meta=META --out_dir=DIR"
         )
-    if content.startswith(b"PK\3\4"):
+    if head.startswith(b"PK\3\4"):
         return "not a checkpoint of this program, but a PyTorch or zip file"
     return "not a checkpoint of this program"
 

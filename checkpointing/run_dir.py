@@ -145,6 +145,8 @@ def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
             f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite "
             "replaces it, another --out_dir leaves it alone"
         )
+    if overwrite:
+        _check_only_ours(folder)
     events = _all_event_files(folder)
     if events and not (is_in(source, folder) or overwrite or _has_marker(folder)):
         raise ConfigError(
@@ -153,6 +155,18 @@ def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
         )
     _check_writable(folder)
     return source, note
+
+
+def _check_only_ours(folder: Path) -> None:
+    """Raise ConfigError if a file with the name of a checkpoint was not written by this program."""
+    for path in (folder / name for name in CHECKPOINTS):
+        if path.is_file():
+            head = files.read_regular(path, file_format.MAX_FILE, only_first=file_format.HEAD)
+            if head and not file_format.is_ours(head):
+                raise ConfigError(
+                    f"out_dir: {escape(path)} is not a checkpoint of this program, and --overwrite "
+                    "would replace it; move it away, or choose another --out_dir"
+                )
 
 
 def _no_run(folder: Path) -> CheckpointError:

@@ -32,8 +32,8 @@ def check_path_spelling(path: str | Path) -> None:
         )
 
 
-def read_regular(path: str | Path, max_bytes: int) -> bytearray:
-    """Read a regular file of at most `max_bytes`.
+def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None) -> bytearray:
+    """Read a regular file of at most `max_bytes`, or only its first bytes.
 
     Raises OSError, whose `strerror` describes the problem. A larger file is an error, and so is a
     pipe or device, because reading it could block or never end.
@@ -44,18 +44,19 @@ def read_regular(path: str | Path, max_bytes: int) -> bytearray:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise OSError(EFBIG, f"{size:,} bytes; at most {max_bytes:,} are read", str(path))
-        content = bytearray(size)
+        content = bytearray(size if only_first is None else min(size, only_first))
         del content[file.readinto(content) :]
     return content
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, tag: str | None = None) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends without an exception.
 
     Until then it has a unique temporary name, so several processes may write to the same `path`.
+    With the process id as `tag`, `remove_stale` finds what a killed process left.
     """
-    with _temporary_path(path, os.urandom(8).hex()) as new:
+    with _temporary_path(path, tag or os.urandom(8).hex()) as new:
         with open(new, "xb") as file:
             yield file
             _sync(file)

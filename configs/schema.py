@@ -109,7 +109,7 @@ class ModelConfig(Checked):
         f"{MAX_BATCHED_CONTEXT:,}, otherwise sdpa",
         choices=("auto", *KERNELS),
     )
-    n_layer: int = setting(4, "number of blocks", "[1, 1000]")
+    n_layer: int = setting(4, "number of blocks", "[1, 512]")
     n_head: int = setting(4, "number of attention heads per block", "[1, 65536]")
     n_embd: int = setting(128, "embedding size: the width of the residual stream", "[1, 65536]")
     block_size: int = setting(64, "context length, in characters", "[1, 1048576]")

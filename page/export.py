@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import ConfigError, ResourceError, escape
-from common.files import atomic_file
+from common.files import atomic_file, read_regular, remove_stale
 from configs.schema import SampleConfig
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from model.gpt import GPT
 
 FOLDER = Path(__file__).parent
+TITLE, HEAD = b"<title>Hornbook</title>", 2**12  # every page has this title in its first bytes
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
@@ -43,6 +44,11 @@ def check_target(path: Path, overwrite: bool) -> None:
     if os.path.exists(path) and not (overwrite and is_file):
         remedy = "name another file, or give --overwrite" if is_file else "name a file"
         raise ConfigError(f"{escape(path)}: exists already; {remedy}")
+    if is_file and TITLE not in read_regular(path, sys.maxsize, only_first=HEAD):
+        raise ConfigError(
+            f"{escape(path)}: --overwrite replaces only pages, and this is not a page of this "
+            "program; name another file"
+        )
 
 
 def write_page(
@@ -66,7 +72,8 @@ def write_page(
     }
     page = fill_template(data, weights)
     try:
-        with atomic_file(path) as file:
+        remove_stale(path.parent, [path.name])
+        with atomic_file(path, tag=str(os.getpid())) as file:
             file.write(page)
     except OSError as error:
         raise ResourceError(

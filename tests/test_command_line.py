@@ -64,7 +64,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
     ("A16", ["--resume="], ["--resume: ", "must be a string", "''"]),
     ("A16", ["--out_dir="], ["must be a string", "''"]),
     ("A17", ["--dropout=nan"], ["'nan' is not finite"]),
-    ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 1000], but is -1"]),
+    ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 512], but is -1"]),
     (
         "A19",
         ["--n_embd=384", "--n_head=5"],

@@ -102,7 +102,7 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     (
         "A9",
         'model:\n  n_layer: "6"\n',
-        ["line 2", "must be an integer in [1, 1000]", "is a string", "remove the quotes"],
+        ["line 2", "must be an integer in [1, 512]", "is a string", "remove the quotes"],
     ),
     ("A9", "compile: 'true'\n", ["must be true or false", "is a string"]),
     ("A10", "model: {n_layer: 6.5}\n", ["must be an integer", "6.5"]),
@@ -124,7 +124,7 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ("A17", "train: {grad_clip: .inf}\n", ["'.inf' is not finite"]),
     ("A17", "train: {grad_clip: -Infinity}\n", ["'-Infinity' is not finite"]),
     ("A17", "train: {grad_clip: 1.0e+400}\n", ["inf, which is not finite"]),
-    ("A18", "model: {n_layer: 0}\n", ["must be an integer in [1, 1000], but is 0"]),
+    ("A18", "model: {n_layer: 0}\n", ["must be an integer in [1, 512], but is 0"]),
     ("A18", "model: {block_size: -1}\n", ["must be an integer in [1, 1048576], but is -1"]),
     ("A18", "train: {learning_rate: 0}\n", ["must be a number in (0, 10], but is 0.0"]),
     ("A18", "seed: 4294967296\n", ["in [0, 4294967295], but is 4294967296"]),
@@ -221,8 +221,8 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     ),
     (
         "A33",
-        "model: {n_layer: 1000, n_embd: 65536}\n",
-        ["51,539,611,746,304 parameters needs", "GB"],
+        "model: {n_layer: 512, n_embd: 65536}\n",
+        ["26,388,283,260,928 parameters needs", "GB"],
     ),
     (
         "A33",

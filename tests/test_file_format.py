@@ -189,13 +189,6 @@ def test_a_checkpoint_of_another_program_is_rejected(file):
     assert "not a checkpoint of this program" in error_message(file)
 
 
-def test_a_file_of_format_1_is_rejected_in_one_line(file):
-    file.write_bytes(b"PK\3\4" + bytes(500) + b"hornbook checkpoint format 1 sha256 " + b"0" * 64)
-    assert "a checkpoint of format 1, from before the first release; train again" in error_message(
-        file
-    )
-
-
 @pytest.mark.parametrize(
     "version, advice",
     [("2", "train again"), ("4", "upgrade this program"), ("17", "upgrade this program")],
@@ -315,6 +308,10 @@ FORGED = {
         valid_header(a=entry(shape=(5,), offsets=(0, 20))),
         "ends after the end of the file",
     ),
+    "a shape beyond memory": (
+        valid_header(a=entry(shape=[2**47, 2**47, 0], offsets=(0, 0))),
+        "an invalid shape or offset",
+    ),
     "negative offset": (valid_header(a=entry(offsets=(-8, 0))), "an invalid shape or offset"),
     "offset of 2^63": (
         valid_header(a=entry(offsets=(2**63, 2**63 + 8))),
@@ -337,7 +334,7 @@ FORGED = {
     "shape of 2^60": (valid_header(a=entry(shape=(2**60,))), "an invalid shape or offset"),
     "shape larger than the data": (
         valid_header(a=entry(shape=(2**40, 2**40))),
-        "has 8 bytes, but its shape and dtype need 4,835,",
+        "an invalid shape or offset",
     ),
     "nine dimensions": (valid_header(a=entry(shape=[1] * 8 + [2])), "an invalid shape or offset"),
     "shape is text": (valid_header(a=entry() | {"shape": "2"}), "an invalid shape or offset"),

@@ -401,16 +401,17 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
 # -------------------------------------------------------------------------------------- user errors
 
 
-def test_an_existing_file_is_only_replaced_on_request(smoke, tmp_path):
+def test_an_existing_page_is_only_replaced_on_request(smoke, tmp_path):
     path = tmp_path / "page.html"
-    path.write_text("mine")
+    old = "<!doctype html>\n<title>Hornbook</title>\nan old page"
+    path.write_text(old)
     for words, code in (([], 2), (["--overwrite"], 0)):
         try:
             assert sample.main([f"--ckpt={smoke}", f"--html={path}", *words]) == code
         except UserError as error:
-            assert error.exit_code == code and path.read_text() == "mine"
+            assert error.exit_code == code and path.read_text() == old
             assert "page.html: exists already" in str(error) and "--overwrite" in str(error)
-    assert path.read_text().startswith("<!doctype html>")
+    assert "an old page" not in path.read_text()
     with pytest.raises(ConfigError, match="exists already; name a file"):
         sample.main([f"--ckpt={smoke}", f"--html={tmp_path}", "--overwrite"])
 

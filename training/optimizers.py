@@ -12,6 +12,8 @@ from torch import Tensor
 from configs.schema import TrainConfig
 from model.gpt import GPT
 
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")  # of all optimizers
+
 
 class Optimizer:
     """Parameter groups with their hyperparameters, and the moments (running means) of parameters.
