@@ -215,13 +215,13 @@ class Session:
 
         data = self.saved.config.data
         text = read_text(file, data.encoding, data.newlines, MAX_NGRAM_TEXT)
-        if not text:
-            raise DataError(f"--ngrams: {escape(file.path)}: the text is empty; use a longer text")
         if data.min_count > 1 and UNK in self.tokenizer.vocabulary:
             ids = self.tokenizer.encode(text, map_unknown=True)
         else:
             with error_context("--ngrams"):
                 ids = self.encode(text)
+        if not len(ids):
+            raise DataError(f"--ngrams: {escape(file.path)}: no known characters; use another text")
         return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
