@@ -163,10 +163,9 @@ class Session:
         self.runtime = runtime.select_runtime(options.device, options.dtype)
         gpts = []
         for ckpt in options.ckpt:
-            path, note = checkpoints.resolve(Path(ckpt), "best")
+            saved, note = checkpoints.find(Path(ckpt), "best")
             if note:
                 notify(note)
-            saved = checkpoints.load(path)
             if gpts:
                 checkpoints.check_can_average(saved, self.saved)
             chosen = {"attention": options.attention, "kernel": options.kernel}

@@ -199,7 +199,9 @@ def build_run(
         checkpoints.check_has_optimizer_state(saved)
     parent = None
     if command.init_from:
-        parent = checkpoints.load(checkpoints.resolve(Path(command.init_from), "best")[0])
+        parent, note = checkpoints.find(Path(command.init_from), "best")
+        if note:
+            info(note)
     base = saved or parent
     if base:
         checkpoints.check_same_model(source or command.init_from, base.config, config)

@@ -85,7 +85,12 @@ class Checkpoint:
     environment: dict[str, Plain]  # what must be equal for a bit-exact resume
     events: dict[str, int]  # where the event files ended at this step; a resume cuts off the rest
     tensors: dict[str, Tensor]
-    shown_path: str = field(default="checkpoint", compare=False)  # path of the file, for messages
+    path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
+
+    @property
+    def shown_path(self) -> str:
+        """The path of the file, for messages."""
+        return escape(self.path)
 
     def __post_init__(self):
         try:
@@ -216,10 +221,10 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = model.attention_maps(ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. From a run folder it is the best one; see `resolve`
-    for the errors. For the exact loss of a long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode. From a run folder it is the best one; the errors are
+    those of `find`. For the exact loss of a long text see `training.evaluate.exact_loss`.
     """
-    saved = load(resolve(Path(path), "best")[0])
+    saved, _ = find(Path(path), "best")
     return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
 
 
@@ -370,7 +375,7 @@ def load(path: Path) -> Checkpoint:
         name: math.inf for name in losses if parts["progress"][name] is None
     }
     saved = Checkpoint(
-        **parts | {"config": config, "progress": progress}, tensors=tensors, shown_path=shown_path
+        **parts | {"config": config, "progress": progress}, tensors=tensors, path=path
     )
     _restore_progress(saved)  # checks it
     return saved
@@ -381,26 +386,23 @@ def _to_json(value: object) -> object:
     return None if value == math.inf else value
 
 
-def resolve(path: Path, prefer: str) -> tuple[Path, str | None]:
-    """Return the checkpoint to load, and a note if it is not the preferred one.
+def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
+    """Load the checkpoint of a run folder, or a single one; return also a note, if there is one.
 
-    `path` is a run folder or a checkpoint. In a folder, `prefer` selects last.safetensors or
-    best.safetensors; if that file is missing or damaged, another checkpoint in the folder is loaded
-    instead. A single checkpoint is loaded or refused. Raises CheckpointError, which lists the
-    undamaged checkpoints nearby.
+    In a folder, `prefer` selects last.safetensors or best.safetensors; if that file is missing or
+    damaged, another checkpoint in the folder is loaded instead, and the note says so. A single
+    checkpoint is loaded or refused. Raises CheckpointError, which lists the undamaged checkpoints
+    nearby.
     """
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
     for choice in choices:
         try:
-            file_format.verify(choice)
+            saved = load(choice)
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            return choice, f"{faults[0]}; using {escape(choice)} instead" if faults else None
-    renamed = path.with_suffix(SUFFIX)
-    if path.suffix == ".pt" and renamed.is_file():
-        raise CheckpointError(f"{'; '.join(faults)}; use {escape(renamed)}")
+            return saved, f"{faults[0]}; using {escape(choice)} instead" if faults else None
     good = [escape(each) for each in _nearby(path)]
     others = f", newest first: {', '.join(good)}" if good else ": none"
     raise CheckpointError(f"{'; '.join(faults)}; undamaged checkpoints nearby{others}")

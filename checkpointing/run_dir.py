@@ -134,7 +134,8 @@ def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
         note = f"nothing to resume in {shown_path}: starting from the beginning"
     elif resume:
         start = folder if resume == "auto" else Path(resume)
-        source, note = checkpoints.resolve(start, prefer="last")
+        saved, note = checkpoints.find(start, prefer="last")
+        source = saved.path
         if holds_run(folder) and not is_in(source, folder):
             raise ConfigError(
                 f"out_dir: {shown_path} holds a different run from that of "

@@ -85,11 +85,10 @@ def export_run(source: Path, folder: Path) -> None:
 
     Raises ConfigError for a model that is not a GPT-2, and for a folder that already holds a model.
     """
-    path, note = checkpoints.resolve(source, "best")
+    saved, note = checkpoints.find(source, "best")
     if note:
         print(note, file=sys.stderr)
-    saved = checkpoints.load(path)
-    check_classic(escape(path), saved.config.model)
+    check_classic(saved.shown_path, saved.config.model)
     model = checkpoints.build_model(saved)
     contents = exported_files(model, saved.vocabulary, str(folder))
     existing = [name for name in contents if (folder / name).exists()]
@@ -107,7 +106,7 @@ def export_run(source: Path, folder: Path) -> None:
         ) from error
     for name, content in contents.items():
         write_atomic(folder / name, content)
-    print(f"exported {escape(path)} to {escape(folder)}; its README.md shows how to load it")
+    print(f"exported {saved.shown_path} to {escape(folder)}; its README.md shows how to load it")
 
 
 def check_classic(shown_path: str, config: ModelConfig) -> None:

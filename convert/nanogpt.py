@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     else:
         vocabulary = vocabulary_of_text(Path(options.vocabulary))
     settings, tensors = read_checkpoint(Path(path))
-    saved = to_checkpoint(escape(path), settings, tensors, vocabulary)
+    saved = to_checkpoint(Path(path), settings, tensors, vocabulary)
     write_run(Path(options.out_dir), saved)
     folder = path_word(options.out_dir)
     command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])
@@ -137,13 +137,14 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, Tensor]]:
 
 
 def to_checkpoint(
-    shown_path: str, settings: dict[str, object], tensors: dict[str, Tensor], vocabulary: str
+    path: Path, settings: dict[str, object], tensors: dict[str, Tensor], vocabulary: str
 ) -> Checkpoint:
     """Build the checkpoint of a model with GPT-2's names and linear layers (out, in).
 
     Whether the model has biases and tied weights follows from its tensors. Raises CheckpointError
     unless every setting and every tensor fits.
     """
+    shown_path = escape(path)
     embedding, lm_head = (tensors.get(name, torch.empty(0)) for name in (TOKEN_EMBEDDING, LM_HEAD))
     if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
         tensors = {name: each for name, each in tensors.items() if name != LM_HEAD}  # tied
@@ -172,7 +173,7 @@ def to_checkpoint(
         environment={},
         events={"number": 0, "size": 0},
         tensors=weights,
-        shown_path=shown_path,
+        path=path,
     )
 
 

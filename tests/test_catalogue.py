@@ -216,7 +216,6 @@ CATALOGUE = {
     "C11 an older format": [
         "test_checkpoint.py::test_a_file_of_format_3_can_still_be_read",
         "test_file_format.py::test_another_format_is_rejected_before_its_header_is_parsed[2-",
-        "test_checkpoint.py::test_a_missing_pt_file_is_rejected_with_the_name_of_the_safetensors_file",
     ],
     "C12 missing or unknown parts": [
         f"{TENSOR}[model-missing]",

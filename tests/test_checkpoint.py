@@ -259,9 +259,10 @@ def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
 ):
     for name in damaged:
         DAMAGE[damage](run / name)
-    path, note = checkpoints.resolve(run, prefer)
+    saved, note = checkpoints.find(run, prefer)
+    path = saved.path
     assert path == run / (replacement or f"{prefer}.safetensors")
-    assert checkpoints.load(path).progress["step"] == (2 if path.name == "last.safetensors" else 1)
+    assert saved.progress["step"] == (2 if path.name == "last.safetensors" else 1)
     if replacement is None:
         assert note is None
     else:
@@ -272,9 +273,10 @@ def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
 def test_a_damaged_file_given_by_name_is_rejected_with_a_list_of_undamaged_ones(run, damage):
     for age, name in enumerate(("last.safetensors", "best.safetensors", "prev.safetensors")):
         os.utime(run / name, (10**9 - age, 10**9 - age))
-    assert checkpoints.resolve(run / "last.safetensors", "last") == (run / "last.safetensors", None)
+    saved, note = checkpoints.find(run / "last.safetensors", "last")
+    assert (saved.path, note) == (run / "last.safetensors", None)
     DAMAGE[damage](run / "last.safetensors")
-    message = error_message(checkpoints.resolve, run / "last.safetensors", "last")
+    message = error_message(checkpoints.find, run / "last.safetensors", "last")
     assert message.startswith(f"{run / 'last.safetensors'}: ")
     assert message.endswith(
         f"; undamaged checkpoints nearby, newest first: {run / 'best.safetensors'}, "
@@ -291,21 +293,21 @@ def test_a_missing_checkpoint_is_rejected_with_a_list_of_undamaged_ones_nearby(r
         tmp_path / "out" / "typo" / "last.safetensors",
         tmp_path / "out",
     ):
-        message = error_message(checkpoints.resolve, path, "last")
+        message = error_message(checkpoints.find, path, "last")
         assert message.startswith(str(path)) and "no such file" in message
         assert all(
             str(run / name) in message
             for name in ("last.safetensors", "prev.safetensors", "best.safetensors")
         )
     assert "undamaged checkpoints nearby: none" in error_message(
-        checkpoints.resolve, tmp_path / "a" / "b" / "c", "last"
+        checkpoints.find, tmp_path / "a" / "b" / "c", "last"
     )
 
 
 def test_a_run_with_damaged_last_and_prev_checkpoints_is_rejected(run):
     for name in ("last.safetensors", "prev.safetensors"):
         (run / name).write_bytes(b"")
-    message = error_message(checkpoints.resolve, run, "last")
+    message = error_message(checkpoints.find, run, "last")
     for name in ("last", "prev"):
         assert f"{run / name}.safetensors: empty file (interrupted save?)" in message
     assert message.endswith(
@@ -316,20 +318,13 @@ def test_a_run_with_damaged_last_and_prev_checkpoints_is_rejected(run):
 def test_control_characters_in_paths_are_escaped(tmp_path):
     folder = tmp_path / "a\nb\x1b[2J"
     folder.mkdir()
-    assert r"a\nb\x1b[2J" in error_message(checkpoints.resolve, folder, "last")
+    assert r"a\nb\x1b[2J" in error_message(checkpoints.find, folder, "last")
     write(folder / "last.safetensors", trained_checkpoint(step=1))
-    note = checkpoints.resolve(folder, "best")[1]
+    note = checkpoints.find(folder, "best")[1]
     assert "\n" not in note and "\x1b" not in note
     saved = checkpoints.load(folder / "last.safetensors")
     saved.tensors.pop("model.final_norm")
     assert r"a\nb\x1b[2J" in error_message(checkpoints.build_model, saved)
-
-
-def test_a_missing_pt_file_is_rejected_with_the_name_of_the_safetensors_file(run):
-    message = error_message(checkpoints.resolve, run / "best.pt", "best")
-    assert (
-        message == f"{run / 'best.pt'}: no such file or directory; use {run / 'best.safetensors'}"
-    )
 
 
 # ------------------------------------------------------------------------------ invalid checkpoints
@@ -522,4 +517,4 @@ def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
 
     monkeypatch.setattr(Path, "glob", gone)
     with pytest.raises(CheckpointError, match="undamaged checkpoints nearby: none"):
-        checkpoints.resolve(tmp_path / "last.safetensors", "last")
+        checkpoints.find(tmp_path / "last.safetensors", "last")

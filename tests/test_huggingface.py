@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 
 import pytest
 import safetensors.torch
@@ -18,6 +19,7 @@ from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
 from model.gpt import GPT
 from tests.variants import CHOICES, concatenated
+from training.state import Progress
 
 # controls, line ends, U+2028, spaces, combining marks, concatenated emoji, a byte order mark, what
 # normalization changes, and what looks like a token of other tokenizers
@@ -59,7 +61,7 @@ def make_checkpoint(n_layer=2, n_head=2, n_embd=16, block_size=64, **others):
         config=config,
         vocabulary=VOCABULARY,
         data={"name": "text", "sha256": "", "characters": 0},
-        progress={},
+        progress=asdict(Progress()),
         environment={},
         events={"number": 0, "size": 0},
         tensors={

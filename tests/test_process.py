@@ -12,7 +12,7 @@ import time
 import pytest
 
 from checkpointing import file_format
-from checkpointing.checkpoint import resolve
+from checkpointing.checkpoint import find
 from common.errors import MAX_MESSAGE, ResourceError, UserError, run_command, shorten
 from configs.schema import Config
 from tests.campaigns.common import (
@@ -199,12 +199,12 @@ def test_memory_that_does_not_suffice_for_an_import_is_one_line_and_exit_5(error
 
 
 def test_a_checkpoint_larger_than_memory_is_named_as_that(trained, monkeypatch, capsys):
-    def too_large(*_):
+    def too_large(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr(file_format, "read_regular", too_large)
     with pytest.raises(ResourceError) as caught:
-        resolve(trained, "best")
+        find(trained, "best")
     size = (trained / "best.safetensors").stat().st_size
     assert f"best.safetensors: its {size:,} bytes do not fit into memory" in str(caught.value)
 

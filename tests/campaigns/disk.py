@@ -18,7 +18,6 @@ import pytest
 from checkpointing import checkpoint
 from tests.campaigns.common import (
     at_step,
-    contents,
     run_campaign,
     same_runs,
     small_run_args,
@@ -52,8 +51,8 @@ def campaign(full: bool) -> str:
             assert (code, output.count("error: ")) in ((0, 0), (5, 1)), output
             assert code == 0 or "MB free at " in output.splitlines()[-1], output
             completed += code == 0
-            path, _ = checkpoint.resolve(out, "last")
-            assert contents(path)["progress"]["step"] == (12 if code == 0 else 8)
+            saved, _ = checkpoint.find(out, "last")
+            assert saved.progress["step"] == (12 if code == 0 else 8)
             assert not list(out.glob("*.tmp.*"))
             assert train(*options, f"--out_dir={out}", "--resume")[0] == 0
             # with code 0, events may be missing: the checkpoint fitted on the disk, the log did not

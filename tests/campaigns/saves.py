@@ -21,7 +21,6 @@ from checkpointing import checkpoint
 from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
-    contents,
     merged,
     run_campaign,
     same_runs,
@@ -55,8 +54,8 @@ def campaign(full: bool) -> str:
         assert step_of(at_step_8) == 8
 
         def check_resume(fault: str) -> None:
-            path, _ = checkpoint.resolve(other, "last")
-            assert contents(path)["progress"]["step"] in (8, 12), fault
+            saved, _ = checkpoint.find(other, "last")
+            assert saved.progress["step"] in (8, 12), fault
             assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, fault
             assert same_runs(uninterrupted, other), f"{fault}: differs from the uninterrupted run"
 
