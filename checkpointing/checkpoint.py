@@ -221,7 +221,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = model.attention_maps(ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. From a run folder it is the best one. The errors are
+    The model is on the CPU, in evaluation mode. From a run folder it is the best one. Errors are
     those of `find`. For the exact loss of a long text see `training.evaluate.exact_loss`.
     """
     saved, _ = find(Path(path), "best")
