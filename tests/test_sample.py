@@ -29,6 +29,7 @@ from tests.conftest import ROOT
 from tests.variants import concatenated
 from training import runtime
 from training.evaluate import exact_loss
+from training.state import Progress
 
 LONG = "a" * 200
 
@@ -126,7 +127,8 @@ def uniform_checkpoint(tmp_path_factory):
             parameter.zero_()
     text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
     tensors = {f"model.{name}": each for name, each in concatenated(model.named_slices()).items()}
-    parts = config, vocabulary, text, {}, {}, {"number": 0, "size": 0}, tensors
+    progress = asdict(Progress())
+    parts = config, vocabulary, text, progress, {}, {"number": 0, "size": 0}, tensors
     write_atomic(out, checkpoint.to_bytes(checkpoint.Checkpoint(*parts)))
     return out
 
