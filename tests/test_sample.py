@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
