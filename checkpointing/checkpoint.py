@@ -7,6 +7,7 @@ converts a checkpoint to the bytes of a file and back.
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -221,10 +222,13 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = model.attention_maps(ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. From a run folder it is the best one. Errors are
-    those of `find`. For the exact loss of a long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode. From a run folder it is the best one; if that is
+    damaged, another one, with a warning. The errors are those of `find`. For the exact loss of a
+    long text see `training.evaluate.exact_loss`.
     """
-    saved, _ = find(Path(path), "best")
+    saved, note = find(Path(path), "best")
+    if note:
+        warnings.warn(note, stacklevel=2)
     return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
 
 

@@ -1,8 +1,10 @@
 """Loading in Python: the example of `load_model` runs as it is written."""
 
 import re
+import shutil
 import textwrap
 
+import pytest
 import torch
 
 import sample
@@ -22,3 +24,12 @@ def test_the_example_in_the_docstring_runs_and_gives_what_sample_gives(smoke, tm
     assert capsys.readouterr().out.startswith(f"{found['loss'].item():.4f} nats, ")
     assert found["logits"].shape == (19, found["model"].vocab_size)
     assert [each.shape for each in found["maps"]] == [torch.Size([2, 19, 19])] * 2
+
+
+def test_a_damaged_best_checkpoint_is_replaced_with_a_warning(smoke, tmp_path):
+    copy = shutil.copytree(smoke, tmp_path / "copy")
+    (copy / "best.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"empty file .*; using .*last\.safetensors instead"):
+        model, _ = load_model(copy)
+    expected, _ = load_model(smoke / "last.safetensors")
+    assert torch.equal(model.lm_head.weight, expected.lm_head.weight)

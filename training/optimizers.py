@@ -12,8 +12,6 @@ from torch import Tensor
 from configs.schema import TrainConfig
 from model.gpt import GPT
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "momentum")  # of all optimizers
-
 
 class Optimizer:
     """Parameter groups with their hyperparameters, and the moments (running means) of parameters.
@@ -140,6 +138,9 @@ class Muon(Optimizer):
                 for view, part in zip(slices, parts, strict=True):
                     view.mul_(1 - lr * weight_decay)
                     view.add_(part, alpha=-lr * scale)
+
+
+MOMENTS = (*AdamW.moments, *Muon.moments)  # of all optimizers
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
