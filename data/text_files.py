@@ -268,8 +268,8 @@ def read_text(file: File, encoding: str, newlines: str, max_characters: int) -> 
         length += len(piece)
         if length > max_characters:
             raise DataError(
-                f"{escape(file.path)}: more than {max_characters:,} characters; at most so many "
-                "are allowed; use a part of the text"
+                f"{escape(file.path)}: more than {max_characters:,} characters, which is the most "
+                "allowed; use a part of the text"
             )
     return "".join(pieces)
 

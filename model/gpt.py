@@ -20,7 +20,8 @@ NORMS = {
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
 INIT_STD = 0.02
-HASH_MULTIPLIER = 31337  # odd, so n-grams that differ in a single character never share a row
+# Odd: with up to NGRAM_ROWS characters, n-grams that differ in one of them never share a row.
+HASH_MULTIPLIER = 31337
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 

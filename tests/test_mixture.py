@@ -305,7 +305,7 @@ def test_the_n_grams_are_read_with_the_encoding_newlines_and_min_count_of_the_ru
         (None, [], 3, "cannot be read: No such file or directory"),
         (b"", [], 3, "no known characters; use another text"),
         ("\xe9".encode(), ["--unknown=skip"], 3, "no known characters; use another text"),
-        (b"a" * 10_000_001, [], 3, "more than 10,000,000 characters; at most so many are allowed"),
+        (b"a" * 10_000_001, [], 3, "more than 10,000,000 characters, which is the most allowed"),
         (b"So \xff", [], 3, "not UTF-8 at byte 3"),
         ("So \xe9".encode(), [], 2, "--ngrams: not in the vocabulary: '\xe9' (U+00E9)"),
         ("So \xe9".encode(), ["--unknown=skip"], 0, None),
