@@ -38,8 +38,8 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FILE = 2**36  # bytes
-# These bound the memory that parsing the header takes. They are enough for 512 blocks, the most that
-# the settings allow, with 300,000 characters: so what is written can be read.
+# These bound the memory that parsing the header takes. They are enough for 512 blocks, the most
+# that the settings allow, with 300,000 characters: so what is written can be read.
 MAX_HEADER = 2**23  # bytes
 MAX_COMMAS = 200_000  # 5 for a tensor; 512 blocks have up to 27,648 tensors
 MAX_NUMBERS = 2**48  # in a tensor
