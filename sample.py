@@ -15,20 +15,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import (
-    ConfigError,
-    DataError,
-    ResourceError,
-    UserError,
-    check_address_space,
-    check_packages,
-    escape,
-    notify,
-    output,
+from common.console import (
+    print_error,
+    print_note,
+    print_result,
+    print_text,
     run_script,
     stdout_is_closed,
 )
+from common.errors import ConfigError, DataError, ResourceError, UserError
 from common.files import check_path_spelling, read_regular
+from common.packages import check_address_space, check_packages
 from configs.cli import load_sample, sample_help
 from configs.fields import brief, error_context
 from configs.schema import SampleConfig
@@ -52,7 +49,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        output(f"{sample_help()}\n")
+        print_text(sample_help())
         return 0
     check_packages()
     options = load_sample(argv)
@@ -83,7 +80,7 @@ def main(argv: list[str]) -> int:
         print_samples(session, text)
     if options.stats:
         rate = session.drawn / max(session.seconds, 1e-9)
-        notify(f"{session.drawn:,} characters, {rate:,.0f} a second")
+        print_note(f"{session.drawn:,} characters, {rate:,.0f} a second")
     return 0
 
 
@@ -92,7 +89,7 @@ def print_samples(session: "Session", prompt: str) -> None:
     options, ids = session.options, session.encode(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
-        notify(
+        print_note(
             f"the prompt has {len(ids):,} characters; the model sees at most the last "
             f"{block_size:,}"
         )
@@ -111,10 +108,10 @@ def print_samples(session: "Session", prompt: str) -> None:
             columns = zip(*steps, strict=True)
         for i, pieces in zip(samples, columns, strict=True):
             heading = f"---------- sample {i + 1} ----------\n" * (options.num_samples > 1)
-            write(heading + prompt)
+            print_text(heading + prompt)
             for piece in pieces:
-                write(piece)
-            write("\n")
+                print_text(piece)
+            print_text("\n")
 
 
 def interact(session: "Session", prompt: str) -> None:
@@ -126,13 +123,13 @@ def interact(session: "Session", prompt: str) -> None:
     ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
     generation = session.begin(samples, ids) if len(ids) else None
     shown = session.tokenizer.decode(ids)  # may contain the start of a stop string
-    write(shown)
+    print_text(shown)
     end_line(shown)
     while (line := read_line()) is not None:
         try:
             ids = session.encode(line)
         except UserError as error:
-            notify(f"error: {error}")
+            print_error(error)
             continue
         if generation is None:
             generation = session.begin(samples, ids)
@@ -141,7 +138,7 @@ def interact(session: "Session", prompt: str) -> None:
             shown += session.append_line(generation, ids)
         stop, reply = StopStrings(session.options.stop, shown), ""
         for (piece,) in session.generate(generation, [stop]):
-            write(piece)
+            print_text(piece)
             reply += piece
         end_line(reply)
         shown = "" if stop.reached else shown + reply
@@ -165,7 +162,7 @@ class Session:
         for ckpt in options.ckpt:
             saved, note = checkpoints.find(Path(ckpt), "best")
             if note:
-                notify(note)
+                print_note(note)
             if gpts:
                 checkpoints.check_can_average(saved, self.saved)
             chosen = {"attention": options.attention, "kernel": options.kernel}
@@ -198,7 +195,7 @@ class Session:
             known = "".join(c for c in text if c in vocabulary)
             if len(known) < len(text):
                 skipped = len(text) - len(known)
-                notify(f"skipped {skipped:,} characters not in the vocabulary")
+                print_note(f"skipped {skipped:,} characters not in the vocabulary")
             text = known
         try:
             return self.tokenizer.encode(text)
@@ -220,7 +217,7 @@ class Session:
             with error_context("--ngrams"):
                 ids = self.encode(text)
         if not len(ids):
-            raise DataError(f"--ngrams: {escape(file.path)}: no known characters; use another text")
+            raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
         return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
 
     def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
@@ -244,7 +241,7 @@ class Session:
             sampler,
             cache=options.cache,
             window=options.window,
-            notify=notify,
+            notify=print_note,
         )
         if generation.decoder:
             torch.set_num_threads(generation.decoder.threads)
@@ -284,7 +281,7 @@ class Session:
         options, prompt = self.options, self.tokenizer.decode(self.encode(prompt))
         size = write_page(Path(options.html), self.saved, self.model, options, prompt)
         half = "; --html-dtype=float16 halves it" * (options.html_dtype == "float32")
-        print(f"{escape(options.html)}: {size / 1e6:,.1f} MB{half}; open it in a browser")
+        print_result(f"{options.html}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 
     def score(self, text: str) -> None:
         """Print the exact loss of a text, under autocast to --dtype."""
@@ -294,20 +291,20 @@ class Session:
         ids = self.encode(text)
         if len(ids) < 2:
             raise DataError(
-                f"{escape(self.options.score)}: {len(ids)} known characters; at least 2 are needed"
+                f"{self.options.score}: {len(ids)} known characters; at least 2 are needed"
             )
         if self.ngram_model and self.ngram_model.has_read(ids, LEAK_LENGTH):
-            notify(
-                f"{escape(self.options.score)} has {LEAK_LENGTH} characters in a row that are in "
-                f"--ngrams {escape(self.options.ngrams)} too, so this loss is too low"
+            print_note(
+                f"{self.options.score} has {LEAK_LENGTH} characters in a row that are in "
+                f"--ngrams {self.options.ngrams} too, so this loss is too low"
             )
         split = Split(ids, ((0, len(ids)),))
         block_size = self.model.config.block_size
         windows = evaluation_windows(split, block_size, batch_size_for(block_size))
         nats = exact_loss(self.model, windows, self.runtime)
-        output(
+        print_result(
             f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "
-            f"over {len(ids) - 1:,} predictions\n"
+            f"over {len(ids) - 1:,} predictions"
         )
 
 
@@ -359,9 +356,7 @@ def read_text(name: str, error_type: type[UserError]) -> str:
     try:
         content = read_regular(name, MAX_FILE)
     except OSError as error:
-        raise error_type(
-            f"{escape(name)}: {error.strerror}; name a text file that can be read"
-        ) from None
+        raise error_type(f"{name}: {error.strerror}; name a text file that can be read") from None
     return decode(content, name, error_type)
 
 
@@ -371,7 +366,7 @@ def decode(content: bytes | bytearray, source: str, error_type: type[UserError])
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise error_type(
-            f"{escape(source)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+            f"{source}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
         ) from None
 
 
@@ -383,21 +378,16 @@ def unescape(text: str) -> str:
 def read_line() -> str | None:
     """Read the next line from standard input, with a prompt on a terminal; None at the end."""
     if sys.stdin.isatty():
-        write("> ")
+        print_text("> ")
     line = sys.stdin.buffer.readline()
     if not line and sys.stdin.isatty():
-        write("\n")
+        print_text("\n")
     return decode(line, "standard input", ConfigError).rstrip("\r\n") if line else None
-
-
-def write(text: str) -> None:
-    """Print at once: unchanged, but with control characters escaped on a terminal."""
-    output(escape(text, keep="\n\t") if sys.stdout.isatty() else text)
 
 
 def end_line(text: str) -> None:
     if text and not text.endswith("\n"):
-        write("\n")
+        print_text("\n")
 
 
 if __name__ == "__main__":

@@ -18,17 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import (
-    NonFiniteError,
-    check_address_space,
-    check_packages,
-    escape,
-    first_few,
-    output,
-    run_script,
-)
+from common.console import print_text, run_script
+from common.errors import NonFiniteError, first_few
 from common.files import check_path_spelling
 from common.lock import only_writer
+from common.packages import check_address_space, check_packages
 from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
 from training.distributed import World
@@ -47,7 +41,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        output(f"{train_help()}\n")
+        print_text(train_help())
         return 0
     check_packages()
     with Stop() as stop, World(stop, os.environ) as world:
@@ -55,7 +49,7 @@ def main(argv: list[str]) -> int:
         if command.print_config:
             from configs.strict_yaml import to_yaml
 
-            output(to_yaml(command.config))
+            print_text(to_yaml(command.config))
             return 0
         # before the slow imports, refuse a batch size that the number of processes does not divide
         world.batch_slice(command.config.train.batch_size)
@@ -114,7 +108,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     if source:
         if changes:
             changes += ["so the result will not be bit-identical to that of an uninterrupted run"]
-        line = f"resuming from {escape(source)} at step {run.progress.step:,}"
+        line = f"resuming from {source} at step {run.progress.step:,}"
         info("; ".join([line, *changes]))
 
     # training
@@ -131,7 +125,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
         loop(run, stop, report, manager)
     if stop.requested:
         resume_command = run_dir.resume_command(folder, world)
-        info(f"stopped and saved at step {run.progress.step:,}; to resume:\n  {resume_command}")
+        info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {resume_command}")
     else:
         report.log_end(folder, time.monotonic() - stop.started)
 

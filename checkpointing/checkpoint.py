@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from checkpointing import file_format
-from common.errors import CheckpointError, ConfigError, NonFiniteError, escape, first_few, shorten
+from common.console import shorten
+from common.errors import CheckpointError, ConfigError, NonFiniteError, first_few
 from configs.fields import brief
 from configs.schema import (
     Config,
@@ -88,21 +89,16 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
-    @property
-    def shown_path(self) -> str:
-        """The path of the file, for messages."""
-        return escape(self.path)
-
     def __post_init__(self):
         try:
             CharTokenizer(self.vocabulary)
         except ValueError as error:
-            raise CheckpointError(f"{self.shown_path}: invalid vocabulary: {error}") from error
+            raise CheckpointError(f"{self.path}: invalid vocabulary: {error}") from error
         for part in ("data", "progress", "environment", "events"):
             for key, value in getattr(self, part).items():
                 for each in value if type(value) is list else [value]:
                     if type(each) not in (int, float, str, bool, type(None)):
-                        self._refuse(f"{part}.{escape(key)}", "a number or a string", each)
+                        self._refuse(f"{part}.{key}", "a number or a string", each)
         for name, kind in REQUIRED.items():
             part, _, key = name.partition(".")
             value = getattr(self, part).get(key)
@@ -121,7 +117,7 @@ class Checkpoint:
         }
 
     def _refuse(self, name: str, allowed: str, value: object):
-        raise CheckpointError(f"{self.shown_path}: {name} must be {allowed}, but is {brief(value)}")
+        raise CheckpointError(f"{self.path}: {name} must be {allowed}, but is {brief(value)}")
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
@@ -165,7 +161,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
     # the weights, and the moments of the optimizers
     named = _tensors_of(run)
-    check_tensors(saved.shown_path, saved.tensors, named)
+    check_tensors(saved.path, saved.tensors, named)
     with torch.no_grad():
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
@@ -184,7 +180,7 @@ def check_has_optimizer_state(saved: Checkpoint) -> None:
     """Raise CheckpointError for an imported model: it has weights only."""
     if all(name.startswith("model.") for name in saved.tensors):
         raise CheckpointError(
-            f"{saved.shown_path}: an imported model, which has no optimizer state to resume from; "
+            f"{saved.path}: an imported model, which has no optimizer state to resume from; "
             "start a new run with --init_from"
         )
 
@@ -202,7 +198,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     moments = {f"{role}.{name}" for role in MOMENTS for name in model.named_slices()}
     others = {*moments, "adamw_steps"}
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in others}
-    check_tensors(saved.shown_path, tensors, named)
+    check_tensors(saved.path, tensors, named)
     model.load_tensors(saved.role("model"))
     return model
 
@@ -263,24 +259,24 @@ def _data_facts(corpus: Corpus) -> dict[str, str | int]:
 
 def _check_saved_model_size(saved: Checkpoint) -> None:
     weights = saved.role("model").values()
-    check_model_size(saved.shown_path, weights, saved.config.model, len(saved.vocabulary))
+    check_model_size(saved.path, weights, saved.config.model, len(saved.vocabulary))
 
 
 def check_model_size(
-    shown_path: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
+    path: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
 ) -> None:
     """Raise CheckpointError if the config describes a far larger model than the file has."""
     in_file = sum(tensor.nbytes for tensor in weights)
     implied = 4 * estimate_parameters(config, vocab_size)
     if implied > in_file + MAX_EXCESS_BYTES:
         raise CheckpointError(
-            f"{shown_path}: its weights have {in_file:,} bytes, but its config describes a "
+            f"{path}: its weights have {in_file:,} bytes, but its config describes a "
             f"model of {implied:,} bytes"
         )
 
 
 def check_tensors(
-    shown_path: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
+    path: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
 
@@ -289,9 +285,7 @@ def check_tensors(
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]
     if missing or unknown:
-        raise CheckpointError(
-            f"{shown_path}: missing: {_names(missing)}; unknown: {_names(unknown)}"
-        )
+        raise CheckpointError(f"{path}: missing: {_names(missing)}; unknown: {_names(unknown)}")
     for name, slices in expected.items():
         shape = (sum(map(len, slices)), *slices[0].shape[1:])
         have, want = (
@@ -299,14 +293,14 @@ def check_tensors(
             _describe(slices[0].dtype, shape),
         )
         if have != want:
-            raise CheckpointError(f"{shown_path}: {name} is {have}, its config describes {want}")
+            raise CheckpointError(f"{path}: {name} is {have}, its config describes {want}")
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
-        raise CheckpointError(f"{shown_path}: not finite: {_names(infinite)}")
+        raise CheckpointError(f"{path}: not finite: {_names(infinite)}")
 
 
 def _names(names: Sequence[str]) -> str:
-    return escape(first_few(names)) or "none"
+    return first_few(names) or "none"
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
@@ -326,7 +320,7 @@ def _restore_progress(saved: Checkpoint) -> Progress:
         if progress.best_step <= progress.last_eval_step <= progress.step:
             return progress
     names = ", ".join(sorted(wrong)) or "its steps contradict each other"
-    raise CheckpointError(f"{saved.shown_path}: invalid progress: {escape(names)}")
+    raise CheckpointError(f"{saved.path}: invalid progress: {names}")
 
 
 def _is_valid(value: object, kind: type) -> bool:
@@ -355,25 +349,25 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
 def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
-    shown_path, parts = escape(path), {}
+    parts = {}
     for name, kind in PARTS.items():
         try:
             parts[name] = file_format.parse_json(metadata[name])
         except KeyError:
             raise CheckpointError(
-                f"{shown_path}: not a checkpoint of this program: it has no {name}"
+                f"{path}: not a checkpoint of this program: it has no {name}"
             ) from None
         except CheckpointError as error:
-            raise CheckpointError(f"{shown_path}: {name}: {error}") from None
+            raise CheckpointError(f"{path}: {name}: {error}") from None
         if type(parts[name]) is not kind:
             raise CheckpointError(
-                f"{shown_path}: {name} must be {'a string' if kind is str else 'a mapping'}, "
+                f"{path}: {name} must be {'a string' if kind is str else 'a mapping'}, "
                 f"but is {brief(parts[name])}"
             )
     try:
         config = from_dict(parts["config"])
     except ConfigError as error:
-        raise CheckpointError(f"{shown_path}: invalid config: {error}") from error
+        raise CheckpointError(f"{path}: invalid config: {error}") from error
     losses = {"best_loss", "train_loss_at_best"} & parts["progress"].keys()
     progress = parts["progress"] | {
         name: math.inf for name in losses if parts["progress"][name] is None
@@ -406,8 +400,8 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            return saved, f"{faults[0]}; using {escape(choice)} instead" if faults else None
-    good = [escape(each) for each in _nearby(path)]
+            return saved, f"{faults[0]}; using {choice} instead" if faults else None
+    good = list(map(str, _nearby(path)))
     others = f", newest first: {', '.join(good)}" if good else ": none"
     raise CheckpointError(f"{'; '.join(faults)}; undamaged checkpoints nearby{others}")
 
@@ -460,8 +454,8 @@ def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain,
 
 
 def _shown(value: object) -> str:
-    """Escape and shorten a value from a checkpoint, for a message."""
-    return shorten(escape(value), 200)
+    """Shorten a value from a checkpoint, for a message."""
+    return shorten(str(value), 200)
 
 
 def check_same_model(path: object, saved: Config, config: Config) -> None:
@@ -473,7 +467,7 @@ def check_same_model(path: object, saved: Config, config: Config) -> None:
     ]
     if other:
         raise CheckpointError(
-            f"{escape(path)}: the config describes a different model from the checkpoint's "
+            f"{path}: the config describes a different model from the checkpoint's "
             f"({'; '.join(other)}); only {', '.join(sorted(changeable))} may differ; set the rest "
             "back, or start a new run"
         )
@@ -486,15 +480,15 @@ def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
     sizes = [each.config.model.block_size for each in (saved, other)]
     if lost or new:
         parts = [f"without {lost}"] * bool(lost) + [f"with {new}"] * bool(new)
-        difference = f"its vocabulary differs from {other.shown_path}'s: {', '.join(parts)}"
+        difference = f"its vocabulary differs from {other.path}'s: {', '.join(parts)}"
     elif saved.vocabulary != other.vocabulary:
-        difference = f"its vocabulary has the characters of {other.shown_path}'s in another order"
+        difference = f"its vocabulary has the characters of {other.path}'s in another order"
     elif sizes[0] != sizes[1]:
-        difference = f"its block_size is {sizes[0]}, {other.shown_path}'s is {sizes[1]}"
+        difference = f"its block_size is {sizes[0]}, {other.path}'s is {sizes[1]}"
     else:
         return
     raise CheckpointError(
-        f"{saved.shown_path}: {difference}; models can be averaged if they have the same "
+        f"{saved.path}: {difference}; models can be averaged if they have the same "
         "vocabulary, in the same order, and the same block_size; leave one of them out"
     )
 
@@ -505,7 +499,7 @@ def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
     for name, reason in FIXED_ON_RESUME.items():
         if then[name] != now[name]:
             raise CheckpointError(
-                f"{saved.shown_path}: its run used {name} {then[name]}, the config has "
+                f"{saved.path}: its run used {name} {then[name]}, the config has "
                 f"{now[name]}; {reason}; set it back, or start a new run with --init_from"
             )
 

@@ -4,14 +4,8 @@ from pathlib import Path
 
 from checkpointing.checkpoint import LAST, load
 from checkpointing.run_dir import holds_run, train_command
-from common.errors import (
-    CheckpointError,
-    NonFiniteError,
-    ResourceError,
-    escape,
-    is_out_of_memory,
-    path_word,
-)
+from common.console import path_word
+from common.errors import CheckpointError, NonFiniteError, ResourceError, is_out_of_memory
 from configs.cli import Command
 from training.distributed import World
 
@@ -54,7 +48,7 @@ def _last_checkpoint(command: Command, with_step: bool = False) -> str:
             step = f" of step {load(path).progress['step']:,}"
         except CheckpointError as error:
             return str(error)
-    return f"the last checkpoint is {escape(path)}{step}"
+    return f"the last checkpoint is {path}{step}"
 
 
 def _half_learning_rate(command: Command) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.errors import CheckpointError, ResourceError, escape
+from common.errors import CheckpointError, ResourceError
 from common.files import read_regular
 
 VERSION = 3  # current format version; all earlier ones were before the first release
@@ -238,17 +238,17 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"{escape(path)}: {error}") from None
+        raise CheckpointError(f"{path}: {error}") from None
     except MemoryError:
         raise ResourceError(
-            f"{escape(path)}: its {path.stat().st_size:,} bytes do not fit into memory; free some, "
+            f"{path}: its {path.stat().st_size:,} bytes do not fit into memory; free some, "
             "or raise the limit (ulimit -v)"
         ) from None
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise CheckpointError(f"{escape(path)}: {reason}") from error
+        raise CheckpointError(f"{path}: {reason}") from error
 
 
 def _quote(name: str) -> str:
     """Return a tensor's name for a message: short, and without control characters."""
-    return f"tensor '{escape(name[:80])}'"
+    return f"tensor '{name[:80]}'"

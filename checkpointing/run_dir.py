@@ -18,17 +18,8 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from common import files
-from common.errors import (
-    CheckpointError,
-    ConfigError,
-    ResourceError,
-    did_you_mean,
-    escape,
-    first_few,
-    path_word,
-    script,
-    shell_command,
-)
+from common.console import path_word, script, shell_command
+from common.errors import CheckpointError, ConfigError, ResourceError, did_you_mean, first_few
 from configs.cli import Command
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
@@ -109,7 +100,7 @@ class CheckpointManager:
             file_format.verify(last)
             prev.unlink()
         except CheckpointError as error:
-            raise CheckpointError(f"{error}; {escape(prev)} is kept; resume from it") from error
+            raise CheckpointError(f"{error}; {prev} is kept; resume from it") from error
         except (ResourceError, OSError):
             pass
 
@@ -126,24 +117,23 @@ def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
     without --overwrite, ResourceError if the folder is not writable.
     """
     folder, resume, overwrite = Path(command.out_dir), command.resume, command.overwrite
-    shown_path = escape(folder)
     source, note = None, None
     if resume == "auto" and not holds_run(folder):
         if command.out_dir_given:
             raise _no_run(folder)
-        note = f"nothing to resume in {shown_path}: starting from the beginning"
+        note = f"nothing to resume in {folder}: starting from the beginning"
     elif resume:
         start = folder if resume == "auto" else Path(resume)
         saved, note = checkpoints.find(start, prefer="last")
         source = saved.path
         if holds_run(folder) and not is_in(source, folder):
             raise ConfigError(
-                f"out_dir: {shown_path} holds a different run from that of "
-                f"{escape(source)}; choose another --out_dir"
+                f"out_dir: {folder} holds a different run from that of "
+                f"{source}; choose another --out_dir"
             )
     elif holds_run(folder) and not overwrite:
         raise ConfigError(
-            f"out_dir: {shown_path} already holds a run; --resume continues it, --overwrite "
+            f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
             "replaces it, another --out_dir leaves it alone"
         )
     if overwrite:
@@ -151,7 +141,7 @@ def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
     events = _all_event_files(folder)
     if events and not (is_in(source, folder) or overwrite or _has_marker(folder)):
         raise ConfigError(
-            f"out_dir: {shown_path} has {len(events)} event files of a run, but no checkpoint; "
+            f"out_dir: {folder} has {len(events)} event files of a run, but no checkpoint; "
             "a new run with --overwrite removes them, another --out_dir leaves them alone"
         )
     _check_writable(folder)
@@ -165,7 +155,7 @@ def _check_only_ours(folder: Path) -> None:
             head = files.read_regular(path, file_format.MAX_FILE, only_first=file_format.HEAD)
             if head and not file_format.is_ours(head):
                 raise ConfigError(
-                    f"out_dir: {escape(path)} is not a checkpoint of this program, and --overwrite "
+                    f"out_dir: {path} is not a checkpoint of this program, and --overwrite "
                     "would replace it; move it away, or choose another --out_dir"
                 )
 
@@ -173,10 +163,10 @@ def _check_only_ours(folder: Path) -> None:
 def _no_run(folder: Path) -> CheckpointError:
     """Return the error for a folder without a run to resume; it names those beside or in it."""
     near = [each for base in (folder.parent, folder) for each in sorted(base.glob("*"))]
-    runs = {each.name: escape(each) for each in near if holds_run(each)}
+    runs = {each.name: str(each) for each in near if holds_run(each)}
     others = f"runs nearby: {first_few(runs.values())}" if runs else "no run is nearby"
     return CheckpointError(
-        f"out_dir: {escape(folder)} holds no run to resume; without --resume a new one starts "
+        f"out_dir: {folder} holds no run to resume; without --resume a new one starts "
         f"there; {did_you_mean(folder.name, runs, others)}"
     )
 
@@ -245,7 +235,7 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
     if free < needed:
         raise ResourceError(
             f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, "
-            f"{free / 1e6:,.1f} MB are free at {escape(folder)}; "
+            f"{free / 1e6:,.1f} MB are free at {folder}; "
             "free some space or choose another --out_dir"
         )
 
@@ -277,8 +267,7 @@ def _check_writable(folder: Path) -> None:
             probe.unlink(missing_ok=True)
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "
-            "choose another --out_dir"
+            f"out_dir: cannot write to {folder} ({error.strerror}); choose another --out_dir"
         ) from error
 
 
@@ -297,7 +286,7 @@ def _remove_earlier_run(folder: Path) -> None:
             (folder / NO_CHECKPOINT_YET).write_bytes(MARKER_CONTENT)
     except OSError as error:
         raise ResourceError(
-            f"{escape(error.filename)}: cannot be removed or written ({error.strerror}); "
+            f"{error.filename}: cannot be removed or written ({error.strerror}); "
             "choose another --out_dir"
         ) from error
 

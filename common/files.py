@@ -11,7 +11,7 @@ from errno import EFBIG, EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import CheckpointError, ResourceError, escape
+from common.errors import CheckpointError, ResourceError
 
 
 def check_path_spelling(path: str | Path) -> None:
@@ -28,7 +28,7 @@ def check_path_spelling(path: str | Path) -> None:
     near = difflib.get_close_matches(path.name, [each.name for each in candidates], n=1)
     if near:
         raise CheckpointError(
-            f"{escape(path)}: no such file or folder; did you mean {escape(path.parent / near[0])}?"
+            f"{path}: no such file or folder; did you mean {path.parent / near[0]}?"
         )
 
 
@@ -79,8 +79,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             _sync_folder(path.parent)
     except OSError as error:
         raise ResourceError(
-            f"{escape(path)}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
-            f"{_free_space(path.parent)} at {escape(path.parent)}; earlier files are intact; "
+            f"{path}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
+            f"{_free_space(path.parent)} at {path.parent}; earlier files are intact; "
             "free some space or choose another --out_dir"
         ) from error
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import ResourceError, RunInUseError, escape
+from common.errors import ResourceError, RunInUseError
 
 # do not follow symbolic links, and do not wait for the other end of a pipe
 FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -72,8 +72,7 @@ def _open(folder: Path) -> BinaryIO:
         if os.path.islink(folder / ".lock"):
             raise _not_ours(folder) from error
         raise ResourceError(
-            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); "
-            "choose another --out_dir"
+            f"out_dir: cannot write to {folder} ({error.strerror}); choose another --out_dir"
         ) from error
     return os.fdopen(handle, "r+b", buffering=0)
 
@@ -106,14 +105,14 @@ def _is_in_place(path: Path, file: BinaryIO) -> bool:
 
 def _in_use(folder: Path, holder: str) -> RunInUseError:
     return RunInUseError(
-        f"out_dir: {escape(folder)} is in use by {holder}; a folder has one writer "
+        f"out_dir: {folder} is in use by {holder}; a folder has one writer "
         "at a time; wait for that process, stop it or choose another --out_dir"
     )
 
 
 def _not_ours(folder: Path) -> ResourceError:
     return ResourceError(
-        f"out_dir: {escape(folder / '.lock')} is not a lock of this program; "
+        f"out_dir: {folder / '.lock'} is not a lock of this program; "
         "remove it or choose another --out_dir"
     )
 
@@ -133,7 +132,7 @@ def _lock(file: BinaryIO) -> None:
 def _holder(file: BinaryIO) -> str:
     """Return what the holder of the lock wrote about itself."""
     time.sleep(0.1)  # the holder may have taken the lock just now, and not written yet
-    return escape(_read(file))
+    return _read(file)
 
 
 def _read(file: BinaryIO) -> str:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import get_args, get_origin
 
-from common.errors import ConfigError, escape
+from common.errors import ConfigError
 
 TYPE_NAMES = {
     int: "an integer",
@@ -204,7 +204,7 @@ def brief(value: object) -> str:
     if isinstance(value, (int, float)):
         return str(value) if math.isfinite(value) else f"{value}, which is not finite"
     if isinstance(value, str):
-        return f"'{escape(value if len(value) <= 80 else value[:77] + '...')}'"
+        return f"'{value if len(value) <= 80 else value[:77] + '...'}'"
     if isinstance(value, tuple):
         return f"[{', '.join(map(brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
     return CONTAINERS.get(type(value), f"a {type(value).__name__}")
@@ -217,4 +217,4 @@ def error_context(where: str):
         yield
     except ConfigError as error:
         short = where if len(where) <= 300 else f"{where[:140]}...{where[-140:]}"
-        raise ConfigError(f"{escape(short)}: {error}") from None
+        raise ConfigError(f"{short}: {error}") from None

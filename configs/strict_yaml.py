@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from common.errors import ConfigError, did_you_mean, escape
+from common.errors import ConfigError, did_you_mean
 from common.files import read_regular
 from configs.fields import RawValue, brief, error_context, parse_value, settings_of
 from configs.schema import Config, suggest_setting, to_dict
@@ -145,7 +145,7 @@ def _yaml_errors(text: str) -> Iterator[None]:
         hint = _missing_space(
             text, otherwise="check the brackets, quotes and indentation before it"
         )
-        raise ConfigError(f"line {line}: {escape(error.problem)}; {hint}") from None
+        raise ConfigError(f"line {line}: {error.problem}; {hint}") from None
     except Exception as error:
         raise ConfigError(f"not YAML ({type(error).__name__}); write lines of key: value") from None
 
@@ -163,7 +163,7 @@ def _read_text(path: str) -> str:
     except FileNotFoundError:
         names = {Path(name).stem: name for name in _configs_in(Path(path).parent, "configs")}
         siblings = Path(path).parent.parent.glob(f"*/{glob.escape(Path(path).name)}")
-        folders = {each.parent.name: escape(each) for each in siblings}  # in out/NAME/config.yaml
+        folders = {each.parent.name: str(each) for each in siblings}  # in out/NAME/config.yaml
         available = f"allowed: {', '.join(names.values())}"
         in_folder = did_you_mean(Path(path).parent.name, folders, available)
         hint = did_you_mean(Path(path).stem, names, in_folder)
@@ -186,5 +186,5 @@ def _read_text(path: str) -> str:
 
 def _configs_in(*folders: str | Path) -> list[str]:
     """Return the first few configs in the folders, or, if there are none, the README's."""
-    found = [escape(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
+    found = [str(file) for folder in folders for file in sorted(Path(folder).glob("*.yaml"))]
     return found[:12] or ["configs/shakespeare.yaml"]

@@ -15,7 +15,8 @@ from torch import Tensor
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
 from checkpointing.run_dir import holds_run
-from common.errors import ConfigError, ResourceError, escape, run_script
+from common.console import print_note, print_result, print_text, run_script
+from common.errors import ConfigError, ResourceError
 from common.files import write_atomic
 from configs.cli import command_help, load_conversion
 from configs.fields import Checked, brief, setting
@@ -73,7 +74,7 @@ class ExportOptions(Checked):
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(command_help(USAGE, ExportOptions))
+        print_text(command_help(USAGE, ExportOptions))
         return 0
     source, options = load_conversion(argv, ExportOptions, "run to export")
     export_run(Path(source), Path(options.out_dir))
@@ -87,29 +88,28 @@ def export_run(source: Path, folder: Path) -> None:
     """
     saved, note = checkpoints.find(source, "best")
     if note:
-        print(note, file=sys.stderr)
-    check_classic(saved.shown_path, saved.config.model)
+        print_note(note)
+    check_classic(saved.path, saved.config.model)
     model = checkpoints.build_model(saved)
     contents = exported_files(model, saved.vocabulary, str(folder))
     existing = [name for name in contents if (folder / name).exists()]
     if existing or holds_run(folder):
         raise ConfigError(
-            f"out_dir: {escape(folder)} already holds {existing[0] if existing else 'a run'}; "
+            f"out_dir: {folder} already holds {existing[0] if existing else 'a run'}; "
             "choose another --out_dir"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(
-            f"out_dir: cannot write to {escape(folder)} ({error.strerror}); choose another "
-            "--out_dir"
+            f"out_dir: cannot write to {folder} ({error.strerror}); choose another --out_dir"
         ) from error
     for name, content in contents.items():
         write_atomic(folder / name, content)
-    print(f"exported {saved.shown_path} to {escape(folder)}; its README.md shows how to load it")
+    print_result(f"exported {saved.path} to {folder}; its README.md shows how to load it")
 
 
-def check_classic(shown_path: str, config: ModelConfig) -> None:
+def check_classic(path: str, config: ModelConfig) -> None:
     """Raise ConfigError with the settings that differ, unless the model is a GPT-2."""
     others = [
         f"{name} {brief(getattr(config, name))} (GPT-2: {brief(value)})"
@@ -118,7 +118,7 @@ def check_classic(shown_path: str, config: ModelConfig) -> None:
     ]
     if others:
         raise ConfigError(
-            f"{shown_path}: transformers has no GPT-2 with {', '.join(others)}; models that can be "
+            f"{path}: transformers has no GPT-2 with {', '.join(others)}; models that can be "
             "exported are those of configs/nanogpt_cpu.yaml and nanogpt_gpu.yaml"
         )
 

@@ -18,19 +18,17 @@ from torch import Tensor
 from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
 from checkpointing.checkpoint import Checkpoint
-from common.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    escape,
-    first_few,
+from common.console import (
     path_word,
+    print_result,
+    print_text,
     program,
     run_script,
     script,
     shell_command,
     shorten,
 )
+from common.errors import CheckpointError, ConfigError, DataError, first_few
 from common.files import read_regular, write_atomic
 from common.lock import only_writer
 from configs.cli import command_help, load_conversion
@@ -78,7 +76,7 @@ class ImportOptions(Checked):
 
 def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
-        print(command_help(USAGE, ImportOptions))
+        print_text(command_help(USAGE, ImportOptions))
         return 0
     path, options = load_conversion(argv, ImportOptions, "ckpt.pt of nanoGPT")
     if options.meta:
@@ -91,9 +89,9 @@ def main(argv: list[str]) -> int:
     folder = path_word(options.out_dir)
     command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])
     parameters = checkpoints.build_model(saved).parameter_count()
-    print(
-        f"imported {escape(path)}: {parameters:,} parameters, {len(vocabulary):,} characters; "
-        f"now try:\n  {command}"
+    print_result(
+        f"imported {path}: {parameters:,} parameters, {len(vocabulary):,} characters; now try:",
+        f"  {command}",
     )
     return 0
 
@@ -106,7 +104,6 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, Tensor]]:
 
     Raises CheckpointError for a file that is not a nanoGPT checkpoint, and for a BPE model.
     """
-    shown_path = escape(path)
     try:
         file = io.BytesIO(read_regular(path, MAX_CKPT))
         with warnings.catch_warnings():  # of files that torch.save did not write
@@ -122,15 +119,14 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, Tensor]]:
         vocab_size = arguments.get("vocab_size")
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise CheckpointError(f"{shown_path}: {reason}") from error
+        raise CheckpointError(f"{path}: {reason}") from error
     except Exception as error:  # a foreign file may contain anything; torch raises a dozen types
         raise CheckpointError(
-            f"{shown_path}: not a nanoGPT checkpoint ({type(error).__name__}: "
-            f"{shorten(escape(str(error)), 100)})"
+            f"{path}: not a nanoGPT checkpoint ({type(error).__name__}: {shorten(str(error), 100)})"
         ) from error
     if type(vocab_size) is int and vocab_size in BPE_SIZES:
         raise CheckpointError(
-            f"{shown_path}: its {vocab_size:,} tokens are GPT-2's BPE tokens; only "
+            f"{path}: its {vocab_size:,} tokens are GPT-2's BPE tokens; only "
             "character-level models can be imported, such as one trained on data/shakespeare_char"
         )
     return settings, tensors
@@ -144,23 +140,22 @@ def to_checkpoint(
     Whether the model has biases and tied weights follows from its tensors. Raises CheckpointError
     unless every setting and every tensor fits.
     """
-    shown_path = escape(path)
     embedding, lm_head = (tensors.get(name, torch.empty(0)) for name in (TOKEN_EMBEDDING, LM_HEAD))
     if lm_head.dtype == embedding.dtype and torch.equal(lm_head, embedding):
         tensors = {name: each for name, each in tensors.items() if name != LM_HEAD}  # tied
     if embedding.dim() == 2 and len(embedding) != len(vocabulary):
         raise CheckpointError(
-            f"{shown_path}: the model has {len(embedding):,} tokens, the vocabulary "
+            f"{path}: the model has {len(embedding):,} tokens, the vocabulary "
             f"{len(vocabulary):,} characters; give the vocabulary of this model"
         )
     bias = any(name.endswith(".bias") for name in tensors)
     try:
         config = ModelConfig(**settings, bias=bias, tied=LM_HEAD not in tensors)
     except ConfigError as error:
-        raise CheckpointError(f"{shown_path}: {error}") from None
-    checkpoints.check_model_size(shown_path, tensors.values(), config, len(vocabulary))
+        raise CheckpointError(f"{path}: {error}") from None
+    checkpoints.check_model_size(path, tensors.values(), config, len(vocabulary))
     model = GPT(config, len(vocabulary))
-    checkpoints.check_tensors(shown_path, tensors, gpt2_slices(model))
+    checkpoints.check_tensors(path, tensors, gpt2_slices(model))
     with torch.no_grad():
         for name, slices in gpt2_slices(model).items():
             copy_slices(tensors[name], slices)
@@ -168,7 +163,7 @@ def to_checkpoint(
     return Checkpoint(
         config=Config(model=config),
         vocabulary=vocabulary,
-        data={"name": shown_path, "sha256": "", "characters": 0},
+        data={"name": str(path), "sha256": "", "characters": 0},
         progress=asdict(Progress()),
         environment={},
         events={"number": 0, "size": 0},
@@ -200,20 +195,20 @@ def read_meta(path: Path) -> str:
         vocabulary = "".join(in_order)
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
-        raise CheckpointError(f"{escape(path)}: {reason}") from error
+        raise CheckpointError(f"{path}: {reason}") from error
     except Exception as error:  # a foreign pickle may contain anything, and fail in many ways
         raise CheckpointError(
-            f"{escape(path)}: not a meta.pkl of characters ({type(error).__name__}: "
-            f"{shorten(escape(str(error)), 100)}); instead give --vocabulary=TEXT, the text that "
+            f"{path}: not a meta.pkl of characters ({type(error).__name__}: "
+            f"{shorten(str(error), 100)}); instead give --vocabulary=TEXT, the text that "
             "the model was trained on"
         ) from error
     if words:
         raise CheckpointError(
-            f"{escape(path)}: the vocabulary has tokens that are not single characters: "
+            f"{path}: the vocabulary has tokens that are not single characters: "
             f"{first_few(map(brief, words))}; only character-level models can be imported"
         )
     if not numbered:
-        raise CheckpointError(f"{escape(path)}: the ids of the characters must be 0, 1, 2, ...")
+        raise CheckpointError(f"{path}: the ids of the characters must be 0, 1, 2, ...")
     return vocabulary
 
 
@@ -226,10 +221,10 @@ def vocabulary_of_text(path: Path) -> str:
     try:
         text = read_regular(path, MAX_TEXT).decode()
     except OSError as error:
-        raise DataError(f"{escape(path)}: {error.strerror}; name a text file") from None
+        raise DataError(f"{path}: {error.strerror}; name a text file") from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{escape(path)}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+            f"{path}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
         ) from None
     return "".join(sorted(set(text.replace("\r\n", "\n").replace("\r", "\n"))))
 
@@ -244,9 +239,7 @@ def write_run(folder: Path, saved: Checkpoint) -> None:
     """
     with only_writer(folder):
         if run_dir.holds_run(folder):
-            raise ConfigError(
-                f"out_dir: {escape(folder)} already holds a run; choose another --out_dir"
-            )
+            raise ConfigError(f"out_dir: {folder} already holds a run; choose another --out_dir")
         run_dir.write_settings(folder, saved.config)
         content = checkpoints.to_bytes(saved)
         for name in (checkpoints.BEST, checkpoints.LAST):

@@ -17,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from checkpointing.run_dir import DESCRIPTION, EVENTS, event_files
-from common.errors import ResourceError, escape
+from common.errors import ResourceError
 from common.files import write_atomic
 
 MAX_NUMBER = 10**10 - 1  # ten digits, as in EVENTS
@@ -77,7 +77,7 @@ def truncate_events(folder: Path, position: dict[str, int]) -> None:
                     file.truncate(position["size"])
     except OSError as error:
         raise ResourceError(
-            f"{escape(error.filename or folder)}: cannot remove the events after the "
+            f"{error.filename or folder}: cannot remove the events after the "
             f"checkpoint ({error.strerror}); make the folder writable"
         ) from error
 

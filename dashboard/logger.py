@@ -12,14 +12,15 @@ from pathlib import Path
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
-from common.errors import ResourceError, escape
+from common.console import printable
+from common.errors import ResourceError
 from dashboard import event_file, summaries
 
 
-def info(line: str) -> None:
-    """Print a line above the progress bar; after standard output has failed, print nothing."""
+def info(*lines: object) -> None:
+    """Print lines above the progress bar; after standard output has failed, print nothing."""
     try:
-        tqdm.write(line, file=sys.stdout)
+        tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,7 +80,7 @@ class Logger:
         """Log a sample to the console and, as a code block, to TensorBoard."""
         block = summaries.code_block(text.split("\n"))
         self.summaries(step, [summaries.text("samples/text", block)])
-        info("\n".join(f"  | {escape(line)}" for line in text.strip("\n").split("\n")))
+        info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:
         """Write the buffered events to disk. If that fails, warn once; the next flush retries."""
@@ -87,7 +88,7 @@ class Logger:
             try:
                 self.events.flush()
             except OSError as error:
-                self._warn_once(f"{escape(self.events.path)}: not written ({error.strerror})")
+                self._warn_once(f"{self.events.path}: not written ({error.strerror})")
 
     def position(self) -> dict[str, int]:
         """Flush; return the current end of the event files, for a checkpoint."""

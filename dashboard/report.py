@@ -12,7 +12,7 @@ import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from checkpointing.run_dir import resume_command
-from common.errors import escape, path_word, program, script, shell_command
+from common.console import path_word, program, script, shell_command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
@@ -45,16 +45,14 @@ class Report:
         ]
         if run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
-        for line in lines:
-            info(line)
-        if (
-            self.pictures
-        ):  # scalars alone are for short runs, for which this measurement is too slow
+        info(*lines)
+        # scalars alone are for short runs, for which this measurement is too slow
+        if self.pictures:
             gflops = run.runtime.peak_flops / 1e9
             info(f"peak        {gflops:,.0f} GFLOP/s measured, with a large matrix product")
         if describe:
             settings = resolved_settings(run)
-            text = f"corpus      {escape(corpus.name)}, SHA-256 {corpus.sha256}"
+            text = f"corpus      {corpus.name}, SHA-256 {corpus.sha256}"
             config = summaries.table(settings, ("setting", "value"))
             self.logger.describe(
                 [
@@ -123,10 +121,12 @@ class Report:
         else:
             longer = f"--max_iters={2 * progress.step}"
             command = resume_command(folder, self.run.runtime.world, longer)
-            info(f"already finished, at step {progress.step:,}; to train longer:\n  {command}")
+            info(f"already finished, at step {progress.step:,}; to train longer:", f"  {command}")
         info(
-            f"{escape(folder)}: best validation loss {progress.best_loss:.4f} at step "
-            f"{progress.best_step:,}; now try:\n  {sample}\n  {tensorboard}"
+            f"{folder}: best validation loss {progress.best_loss:.4f} at step "
+            f"{progress.best_step:,}; now try:",
+            f"  {sample}",
+            f"  {tensorboard}",
         )
 
     def _early_stopping(self) -> str:
@@ -197,4 +197,4 @@ def top_next(probe: Probe, vocabulary: str) -> list[str]:
     probabilities, ids = probe.next_probs.sort(descending=True)
     rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
     lines = [f"{probability:6.1%}  {plots.name(vocabulary[i])}" for probability, i in rows]
-    return [f"after {escape(probe.text)}", *lines]
+    return [f"after {probe.text}", *lines]

@@ -25,6 +25,7 @@ from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.plugins.hparams.api_pb2 import Experiment, HParamInfo, MetricInfo, MetricName
 from tensorboard.plugins.text import metadata as texts
 
+from common.console import escape
 from configs.fields import settings_of
 from configs.schema import Config
 
@@ -64,8 +65,12 @@ def text(tag: str, markdown: str) -> Summary:
 
 
 def code_block(lines: Iterable[str]) -> str:
-    """Return Markdown that shows the lines unchanged."""
-    return "".join(f"    {line}\n" for line in lines)
+    """Return Markdown that shows the lines, with control characters escaped except tabs.
+
+    So no line can end the block: what follows a carriage return would be active Markdown.
+    """
+    escaped = [escape(line, keep="\t") for line in lines]
+    return "".join(f"    {line}\n" for line in escaped)
 
 
 def table(rows: dict[str, object], head: tuple[str, str]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import CheckpointError, DataError, escape, first_few, shorten
+from common.errors import CheckpointError, DataError, first_few
 from data.batches import Split
 from data.disk_cache import StoredIds
 from data.download import Unavailable
@@ -90,7 +90,7 @@ def load_corpus(
         train=train,
         val=val,
         summary=[
-            *(shorten(escape(line)) for line in chain(*map(_describe_choice, chosen, texts))),
+            *chain(*map(_describe_choice, chosen, texts)),
             *_note_rare_but_kept(total_counts(texts), min_count, vocabulary),
             *summarize(texts, tokenizer, train, val),
         ],
@@ -113,7 +113,7 @@ def check_sizes(corpus: Corpus, block_size: int) -> None:
             f"the largest block_size that fits is {max_block_size}; set that or use a longer text"
         )
     raise DataError(
-        f"{escape(corpus.name)}: the longest piece of {name} text has {longest_segment[name]:,} "
+        f"{corpus.name}: the longest piece of {name} text has {longest_segment[name]:,} "
         f"characters; block_size {block_size} needs {block_size + 1:,}; {remedy}"
     )
 
@@ -142,11 +142,11 @@ def _choose(
             return _Choice(setting, alternatives[0], source, text, unavailable)
         except Unavailable as reason:
             unavailable.append(f"{source.label} ({reason})")
-    reasons = escape(", ".join(unavailable))
+    reasons = ", ".join(unavailable)
     if wanted:
         raise CheckpointError(
             f"{setting}: the text has changed since the checkpoint, which was trained on SHA-256 "
-            f"{escape(wanted)}; found instead: {reasons}; restore that text, start a new run, or "
+            f"{wanted}; found instead: {reasons}; restore that text, start a new run, or "
             "continue with --allow-data-change"
         )
     hint = alternatives[-1].suggestion("name an existing file, folder or address")
@@ -199,14 +199,14 @@ def _tokenizer_for(
     so that no id changes.
     """
     if not counts:
-        raise DataError(f"{escape(path)}: the text is empty; use a longer text")
+        raise DataError(f"{path}: the text is empty; use a longer text")
     own = {character for character, count in counts.items() if count >= min_count}
     if len(own) < len(counts):
         own |= {UNK}
     if len(own) == 1:
         often = " that occurs at least data.min_count times" * (min_count > 1)
         raise DataError(
-            f"{escape(path)}: nothing to learn: {describe(*own)} is the only character{often}; "
+            f"{path}: nothing to learn: {describe(*own)} is the only character{often}; "
             "use another text"
         )
     missing = sorted(own - set(vocabulary or ""))
@@ -214,7 +214,7 @@ def _tokenizer_for(
         return CharTokenizer((vocabulary or "") + "".join(missing))
     if missing and not (min_count > 1 and UNK in vocabulary):
         raise CheckpointError(
-            f"{escape(path)}: {len(missing)} of its characters are not in the checkpoint's "
+            f"{path}: {len(missing)} of its characters are not in the checkpoint's "
             f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "
             "a new run with --init_from=CKPT --new_characters=add"
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ResourceError, escape
+from common.errors import ResourceError
 from common.files import atomic_file
 
 MAX_UNUSED_DAYS = 30
@@ -50,7 +50,7 @@ class Entry:
                 content += piece
         except OSError as error:
             raise ResourceError(
-                f"{escape(self.path)}: this cached text could not be read "
+                f"{self.path}: this cached text could not be read "
                 f"({error.strerror}); resume the run, which encodes the text again"
             ) from error
         return content
@@ -138,7 +138,7 @@ def put(name: str, size: int, write: Callable[[_HashingFile], object]) -> Entry:
     except OSError as error:
         raise ResourceError(
             f"the cache of large texts: {size / 1e6:,.1f} MB cannot be written to "
-            f"{escape(where)} ({error.strerror}); free some space, or set XDG_CACHE_HOME to a "
+            f"{where} ({error.strerror}); free some space, or set XDG_CACHE_HOME to a "
             "folder that has it"
         ) from error
 

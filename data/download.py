@@ -16,7 +16,6 @@ from urllib.request import HTTPRedirectHandler, build_opener
 
 from tqdm import tqdm
 
-from common.errors import escape
 from common.files import atomic_file
 
 STALL_TIMEOUT = 9.0  # seconds without a byte, even before the first one
@@ -42,7 +41,7 @@ def download(url: str, sha256: str, target: Path, notify: Callable[[str], None])
             bar.update(len(chunk))
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        notify(escape(f"{url}: received {len(content):,} bytes with SHA-256 {found}, not {sha256}"))
+        notify(f"{url}: received {len(content):,} bytes with SHA-256 {found}, not {sha256}")
         raise Unavailable("wrong SHA-256")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

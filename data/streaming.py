@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from common.errors import DataError, escape
+from common.errors import DataError
 from data import disk_cache
 from data.disk_cache import StoredIds
 from data.text_files import Text, byte_order_mark, decoded
@@ -94,7 +94,7 @@ class StreamedText:
             crlf += piece.count("\r\n")
         if counts[0xD800:0xE000].any():
             raise DataError(
-                f"{escape(self.text.path)}: contains surrogates, which {self.encoding.upper()} "
+                f"{self.text.path}: contains surrogates, which {self.encoding.upper()} "
                 "can encode but no text may contain; convert it: iconv -f ENCODING -t UTF-8"
             )
         present = {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}

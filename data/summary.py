@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from common.errors import escape, first_few
+from common.errors import first_few
 from data import disk_cache
 from data.batches import Split
 from data.streaming import StreamedText
@@ -30,11 +30,11 @@ def summarize(
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
     vocabulary = tokenizer.vocabulary
     return [
-        *(f"note: {escape(note)}" for note in _notes(texts, counts, vocabulary, train, val)),
+        *(f"note: {note}" for note in _notes(texts, counts, vocabulary, train, val)),
         f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
         f"{len(val):,} to validate on ({len(val) / total:.1%})",
         f"vocabulary  {len(vocabulary):,} characters: "
-        f"{escape(vocabulary[:100])}{'...' * (len(vocabulary) > 100)}",
+        f"{vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
     ]
 

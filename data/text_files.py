@@ -18,7 +18,7 @@ from io import IncrementalNewlineDecoder
 from itertools import chain
 from pathlib import Path
 
-from common.errors import ConfigError, DataError, did_you_mean, escape
+from common.errors import ConfigError, DataError, did_you_mean
 from data.download import Unavailable, download
 
 CHUNK_BYTES = 2**18  # a chunk and all that is computed from it fit into the CPU's cache
@@ -55,7 +55,7 @@ class Source:
             return cls(url, Path("data", name, "input.txt"), url, sha256.lower())
         if "://" in source:
             raise ConfigError(
-                f"data.sources: unusable address {escape(source)}; allowed: "
+                f"data.sources: unusable address {source}; allowed: "
                 "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; or give the path of a file"
             )
         if not source or "\0" in source:
@@ -98,7 +98,7 @@ class Source:
         except OSError:
             return otherwise
         known = {name: str(self.path.with_name(name)) for name in names}
-        return escape(did_you_mean(self.path.name, known, otherwise))
+        return did_you_mean(self.path.name, known, otherwise)
 
     def _paths(self) -> list[Path]:
         """Return the paths to try: `data/NAME/input.txt` may also be in $HORNBOOK_CORPORA."""
@@ -127,7 +127,7 @@ class File:
                 yield chunk
         if digest.digest() != self.digest:
             raise DataError(
-                f"{escape(self.path)}: changed while it was read; it must not change until "
+                f"{self.path}: changed while it was read; it must not change until "
                 "training begins; try again"
             )
 
@@ -163,7 +163,7 @@ def _data_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{escape(error.filename or path)}: cannot be read: {error.strerror}; "
+            f"{error.filename or path}: cannot be read: {error.strerror}; "
             "fix that, or name another source"
         ) from error
 
@@ -196,7 +196,7 @@ def _text_files(folder: Path) -> list[Path]:
     )
     if not files:
         raise DataError(
-            f"{escape(folder)}: contains no text; the texts of a folder are its *.txt files; "
+            f"{folder}: contains no text; the texts of a folder are its *.txt files; "
             "add one, or give a pattern such as 'FOLDER/*.md'"
         )
     return files
@@ -204,7 +204,7 @@ def _text_files(folder: Path) -> list[Path]:
 
 def _file(path: Path) -> File:
     if not stat.S_ISREG(path.stat().st_mode):  # before opening, which would block for a pipe
-        raise DataError(f"{escape(path)}: not a regular file; copy its content to one")
+        raise DataError(f"{path}: not a regular file; copy its content to one")
     with open(path, "rb") as opened:
         head = opened.read(HEAD_BYTES)
         opened.seek(0)
@@ -237,7 +237,7 @@ def decoded(
     mark = byte_order_mark(file)
     if not mark and codecs.lookup(encoding).name == "utf-8" and (order := _utf16_order(file.head)):
         raise DataError(
-            f"{escape(file.path)}: looks like UTF-16 without a byte order mark; {ALLOWED}; "
+            f"{file.path}: looks like UTF-16 without a byte order mark; {ALLOWED}; "
             f"set --data.encoding=utf-16-{order}, {CONVERT}"
         )
     encoding = MARKS.get(mark, encoding)
@@ -251,7 +251,7 @@ def decoded(
             position = bytes_before + len(chunk) - len(error.object) + error.start
             line = _line_number(file, encoding, position)
             raise DataError(
-                f"{escape(file.path)}: not {encoding.upper()} at byte {position} (line {line}); "
+                f"{file.path}: not {encoding.upper()} at byte {position} (line {line}); "
                 f"{ALLOWED}; set {_likely_encodings(error.object)}, {CONVERT}"
             ) from error
         skip, bytes_before = max(0, skip - len(chunk)), bytes_before + len(chunk)
@@ -268,7 +268,7 @@ def read_text(file: File, encoding: str, newlines: str, max_characters: int) -> 
         length += len(piece)
         if length > max_characters:
             raise DataError(
-                f"{escape(file.path)}: more than {max_characters:,} characters, which is the most "
+                f"{file.path}: more than {max_characters:,} characters, which is the most "
                 "allowed; use a part of the text"
             )
     return "".join(pieces)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from common.errors import UserError, escape
+from common.errors import UserError
 
 UNK = "\ufffd"  # the replacement character, for all characters that are too rare to learn
 
@@ -60,7 +60,7 @@ class CharTokenizer:
         return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
-        vocabulary = escape(self.vocabulary[:100]) + "..." * (len(self) > 100)
+        vocabulary = self.vocabulary[:100] + "..." * (len(self) > 100)
         return UnknownCharacter(
             f"not in the vocabulary: {describe(text[position])} at position {position}; "
             f"the {len(self)} known characters are: {vocabulary}; remove or replace that character"
@@ -69,7 +69,7 @@ class CharTokenizer:
 
 def describe(character: str) -> str:
     """Return a character as messages show it: `'é' (U+00E9)`."""
-    return f"'{escape(character)}' (U+{ord(character):04X})"
+    return f"'{character}' (U+{ord(character):04X})"
 
 
 def code_points(text: str, errors: str = "strict") -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.errors import ConfigError, ResourceError, escape
+from common.errors import ConfigError, ResourceError
 from common.files import atomic_file, read_regular, remove_stale
 from configs.schema import SampleConfig
 
@@ -43,10 +43,10 @@ def check_target(path: Path, overwrite: bool) -> None:
     is_file = os.path.isfile(path)
     if os.path.exists(path) and not (overwrite and is_file):
         remedy = "name another file, or give --overwrite" if is_file else "name a file"
-        raise ConfigError(f"{escape(path)}: exists already; {remedy}")
+        raise ConfigError(f"{path}: exists already; {remedy}")
     if is_file and TITLE not in read_regular(path, sys.maxsize, only_first=HEAD):
         raise ConfigError(
-            f"{escape(path)}: --overwrite replaces only pages, and this is not a page of this "
+            f"{path}: --overwrite replaces only pages, and this is not a page of this "
             "program; name another file"
         )
 
@@ -77,7 +77,7 @@ def write_page(
             file.write(page)
     except OSError as error:
         raise ResourceError(
-            f"{escape(path)}: not written ({error.strerror}); "
+            f"{path}: not written ({error.strerror}); "
             f"name a file in a folder with {len(page) / 1e6:,.1f} MB of free space"
         ) from error
     return len(page)

@@ -1,9 +1,11 @@
 """Fixtures and helpers of all tests: one thread, commands in a subprocess, a finished short run."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path.insert(0, str(ROOT))
+
+from common.console import escape, print_error  # noqa: E402
+
+
+def printed(error: Exception) -> str:
+    """Return what the console prints for an error after `error: `: one line, escaped."""
+    stderr = io.StringIO()
+    with redirect_stderr(stderr):
+        print_error(error)
+    line = stderr.getvalue().removeprefix("error: ").removesuffix("\n")
+    assert escape(line) == line
+    return line
 
 
 class Command:

@@ -263,7 +263,7 @@ CATALOGUE = {
         "test_checkpoint.py::test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line"
     ],
     "C23 names with control characters or ../": [
-        "test_checkpoint.py::test_control_characters_in_paths_are_escaped",
+        "test_checkpoint.py::test_control_characters_in_paths_are_escaped_where_they_are_printed",
         "test_security.py::test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped",
     ],
     "C24 read while it is replaced": [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError, escape
+from common.errors import ConfigError
 from configs.cli import (
     Command,
     CommandLineOptions,
@@ -19,7 +19,7 @@ from configs.cli import (
 )
 from configs.fields import settings_of
 from configs.schema import LAYOUTS, Config, SampleConfig
-from tests.conftest import ROOT
+from tests.conftest import ROOT, printed
 
 SMOKE = str(ROOT / "configs/smoke.yaml")
 
@@ -171,9 +171,8 @@ def names(rows):
 def error_message(load_arguments, argv) -> str:
     with pytest.raises(ConfigError) as caught:
         load_arguments(argv)
-    message = str(caught.value)
-    assert caught.value.exit_code == 2
-    assert escape(message) == message and len(message) < 1000
+    message = printed(caught.value)
+    assert caught.value.exit_code == 2 and len(message) < 1000
     return message
 
 

@@ -18,9 +18,10 @@ import pytest
 import data.download
 import data.streaming
 import data.summary
+from common.console import printable
 from common.errors import CheckpointError, ConfigError, DataError
 from data.corpus import check_sizes, load_corpus
-from tests.conftest import ROOT
+from tests.conftest import ROOT, printed
 
 TEXT = "To be, or not to be: that is the question.\n" * 20
 
@@ -48,7 +49,7 @@ def load(*sources, **settings):
     """Load a corpus; return it and all lines printed, including its summary."""
     lines = []
     corpus = load_corpus(sources, notify=lines.append, **settings)
-    return corpus, lines + corpus.summary
+    return corpus, printable(lines + corpus.summary).split("\n")
 
 
 def decoded_files(corpus):
@@ -60,8 +61,8 @@ def decoded_files(corpus):
 def error_message(error, *sources, **settings):
     with pytest.raises(error) as raised:
         load(*sources, **settings)
-    message = str(raised.value)
-    assert message.isprintable() and message.count("; ") >= 1
+    message = printed(raised.value)
+    assert message.count("; ") >= 1
     return message
 
 

@@ -17,7 +17,7 @@ import torch
 from checkpointing import checkpoint
 from checkpointing.checkpoint import LAST
 from common import files
-from common.errors import program
+from common.console import program
 from dashboard import event_file
 from dashboard.event_file import DESCRIPTION
 from dashboard.logger import Logger

@@ -16,6 +16,7 @@ import torch
 from checkpointing import file_format
 from common.errors import CheckpointError
 from common.files import write_atomic
+from tests.conftest import printed
 
 METADATA = {"config": '{"n": 1}', "vocabulary": '"\\n \\u00e9"'}
 TENSORS = {
@@ -30,8 +31,8 @@ def error_message(path):
     with pytest.raises(CheckpointError) as caught:
         file_format.read(path)
     assert caught.value.exit_code == 4
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ") and message.isprintable()
+    message = printed(caught.value)
+    assert message.startswith(f"{path}: ")
     return message
 
 

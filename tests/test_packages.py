@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from common import errors
+from common import packages
+from common.errors import ResourceError
 from tests.conftest import ROOT
 
 
@@ -21,14 +22,14 @@ from tests.conftest import ROOT
 def test_a_missing_or_old_package_is_named_with_the_command_that_installs_it(
     package, version, fault, monkeypatch
 ):
-    installed = errors._installed_version
+    installed = packages._installed_version
     monkeypatch.setattr(
-        errors,
+        packages,
         "_installed_version",
         lambda name: version if name == package else installed(name),
     )
-    with pytest.raises(errors.ResourceError) as caught:
-        errors.check_packages()
+    with pytest.raises(ResourceError) as caught:
+        packages.check_packages()
     message = str(caught.value)
     assert message.startswith(f"{sys.executable} {fault}")
     assert message.endswith(f"install it: {sys.executable} -m pip install -r requirements.txt")
@@ -39,7 +40,7 @@ def test_the_versions_of_the_installed_packages_are_found(package):
     from importlib import metadata
 
     release = metadata.version(package).partition("+")[0]
-    assert errors._installed_version(package) == release
+    assert packages._installed_version(package) == release
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import torch
 
 import sample
 from checkpointing import checkpoint
-from common.errors import ConfigError, UserError, escape
+from common.console import escape
+from common.errors import ConfigError, UserError
 from configs.schema import ModelConfig, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer

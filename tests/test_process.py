@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from checkpointing import file_format
 from checkpointing.checkpoint import find
-from common.errors import MAX_MESSAGE, ResourceError, UserError, run_command, shorten
+from common.console import MAX_LINE, print_note, print_result, run_command, shorten
+from common.errors import ResourceError, UserError
 from configs.schema import Config
 from tests.campaigns.common import (
     ENVIRONMENT,
@@ -99,7 +101,7 @@ def test_an_error_that_nobody_reads_has_its_exit_code(command):
 
 
 def test_ctrl_c_on_a_pipeline_whose_reader_has_gone_is_silent():
-    code = ("import time; from common.errors import run_script\n"
+    code = ("import time; from common.console import run_script\n"
             "def main(_):\n"
             "    time.sleep(0.5); print('text', end=''); raise KeyboardInterrupt\n"
             "import sys; sys.exit(run_script(main))")  # fmt: skip
@@ -141,7 +143,7 @@ def test_thirty_signals_end_a_run_with_the_code_of_one_and_nothing_is_lost(name,
 
 SHUTTING_DOWN = """
 import atexit, os, signal, sys, time
-from common.errors import run_script
+from common.console import run_script
 from common.signals import Stop
 
 def main(_):
@@ -222,9 +224,25 @@ def test_a_message_of_any_length_is_bounded_and_its_middle_left_out(capsys):
 
     assert run_command(main) == 2
     said = capsys.readouterr().err
-    assert len(said) < MAX_MESSAGE + 20
+    assert len(said) < MAX_LINE + 20
     assert said.startswith("error: begins") and said.endswith("ends\n") and " ... " in said
     assert shorten("abc", 3) == "abc" and shorten("abcdef", 4) == "ab ... ef"
+
+
+@pytest.mark.parametrize("stream", ["out", "err"])
+def test_each_line_is_escaped_and_a_newline_in_it_begins_no_other(stream, capsys):
+    print_lines = {"out": print_result, "err": print_note}[stream]
+    print_lines("a\nerror: b", "\x1b[2J\t\u202e", Path("c\rd"))
+    said = capsys.readouterr()
+    assert getattr(said, stream) == "a\\nerror: b\n\\x1b[2J\\t\\u202e\nc\\rd\n"
+
+
+def test_an_error_is_escaped_where_it_is_printed(capsys):
+    def main(_):
+        raise UserError("a\nerror: \x1b[2J")
+
+    assert run_command(main) == 2
+    assert capsys.readouterr().err == "error: a\\nerror: \\x1b[2J\n"
 
 
 LONG = "x" * 900_000
@@ -244,4 +262,4 @@ def test_an_argument_of_any_length_gets_a_short_answer(words, capsys, monkeypatc
     monkeypatch.setattr(sys, "argv", ["train.py", f"--out_dir={tmp_path / 'run'}", *words])
     assert run_command(script.main) in (2, 4, 5)
     out, err = capsys.readouterr()
-    assert len(out) + len(err) < MAX_MESSAGE + 20 and err.count("\n") == 1
+    assert len(out) + len(err) < MAX_LINE + 20 and err.count("\n") == 1

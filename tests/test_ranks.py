@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import ConfigError, ResourceError, program
+from common.console import program
+from common.errors import ConfigError, ResourceError
 from common.signals import Stop
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows

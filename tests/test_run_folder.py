@@ -25,7 +25,8 @@ from checkpointing.run_dir import (
     settings_file,
     write_settings,
 )
-from common.errors import ResourceError, escape, path_word, program, script, shell_command
+from common.console import escape, path_word, program, script, shell_command
+from common.errors import ResourceError
 from configs.cli import load
 from configs.schema import Config
 from dashboard.event_file import EventFile

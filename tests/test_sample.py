@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 
 import sample
 from checkpointing import checkpoint
-from common.errors import UserError, escape
+from common.console import escape
+from common.errors import UserError
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.kv_cache import KVCache
-from tests.conftest import ROOT
+from tests.conftest import ROOT, printed
 from tests.variants import concatenated
 from training import runtime
 from training.evaluate import exact_loss
@@ -151,7 +152,7 @@ def test_every_row_has_its_exit_code_and_one_line_on_stderr(
     try:
         exit_code, message = sample.main([f"--ckpt={smoke}", *arguments]), ""
     except UserError as error:
-        exit_code, message = error.exit_code, str(error)
+        exit_code, message = error.exit_code, printed(error)
     message += capsys.readouterr().err
     assert exit_code == code, message
     assert (

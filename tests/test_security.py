@@ -13,7 +13,7 @@ import pytest
 
 import sample
 import train
-from common.errors import escape
+from common.console import escape
 from tests.campaigns.common import contents, write_checkpoint
 from tests.conftest import ROOT
 
@@ -89,7 +89,7 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
 
 EXCEPTIONS = {
     # looks for packages without importing them
-    "common/errors.py": [
+    "common/packages.py": [
         "importlib.machinery.PathFinder",
         "importlib.machinery.PathFinder.find_spec",
         "importlib.machinery.PathFinder",

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from common.errors import program
+from common.console import program
 from common.signals import Interrupted, Stop
 from tests.campaigns.common import (
     STEPS,

@@ -92,10 +92,7 @@ def test_each_package_docstring_is_one_sentence(package):
     assert code == (load_model if package == "checkpointing" else []), "no code in __init__.py"
 
 
-def test_common_has_four_modules_and_does_not_import_torch():
-    assert sorted(path.stem for path in (ROOT / "common").glob("*.py")) == [
-        "__init__", "errors", "files", "lock", "signals",
-    ]  # fmt: skip
+def test_common_does_not_import_torch():
     for path in (ROOT / "common").glob("*.py"):
         assert not re.search(r"^\s*(import|from) torch", path.read_text(), re.MULTILINE)
 

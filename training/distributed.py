@@ -18,7 +18,8 @@ from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from common.errors import ConfigError, UserError, escape, program
+from common.console import program
+from common.errors import ConfigError, UserError
 from common.signals import Interrupted, Stop
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class World:
         try:
             distributed.init_process_group(backend, timeout=TIMEOUT)
         except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or wrong
-            raise ConfigError(f"{TORCHRUN}, but {escape(error)}; {REMEDY}") from error
+            raise ConfigError(f"{TORCHRUN}, but {error}; {REMEDY}") from error
         self.device, self.stop.global_request = device, 0
 
     def check_same(self, facts: dict[str, object]) -> None:
@@ -118,7 +119,7 @@ class World:
             if other:
                 raise ConfigError(
                     f"the settings or the text of process {rank} differ from those of process 0 "
-                    f"({escape('; '.join(other))}); all must be equal; run the same command on "
+                    f"({'; '.join(other)}); all must be equal; run the same command on "
                     "every machine"
                 )
 
@@ -221,7 +222,7 @@ def _variables(environment: Mapping[str, str]) -> list[int]:
     for name in VARIABLES:
         text = environment.get(name, "")
         if not re.fullmatch("[0-9]{1,9}", text, re.ASCII):
-            given = f"is '{escape(text[:80])}'" if name in environment else "is missing"
+            given = f"is '{text[:80]}'" if name in environment else "is missing"
             raise ConfigError(f"{TORCHRUN}, but {name} {given}; {REMEDY}")
         values.append(int(text))
     rank, size, local_rank, local_size, n_nodes = values

@@ -23,6 +23,7 @@ from common.files import write_atomic
 from configs.cli import CommandLineOptions, _options
 from configs.fields import kind
 from configs.schema import Config, TrainConfig
+from tests.conftest import printed
 from train import main
 from training import schedule
 
@@ -77,7 +78,7 @@ def train(*arguments: object) -> tuple[int, str]:
         with redirect_stdout(stdout):
             code = main(merged(arguments))
     except UserError as error:
-        return error.exit_code, f"{stdout.getvalue()}error: {error}\n"
+        return error.exit_code, f"{stdout.getvalue()}error: {printed(error)}\n"
     except SystemExit as system_exit:
         return system_exit.code, stdout.getvalue()
     except KeyboardInterrupt:

@@ -25,6 +25,7 @@ from checkpointing import checkpoint
 from common.errors import CheckpointError
 from data.tokenizer import CharTokenizer
 from tests.campaigns.common import run_campaign, small_run_args, start, train
+from tests.conftest import printed
 from tests.test_file_format import FORGED, file_with_header
 from tests.test_nanogpt import PICKLES, archive_of
 from training.runtime import select_runtime
@@ -89,7 +90,7 @@ def is_rejected(path: Path) -> bool:
         run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))
         model = checkpoint.build_model(saved)
     except CheckpointError as error:
-        assert str(error).startswith(f"{path}: ") and str(error).isprintable(), str(error)
+        assert printed(error).startswith(f"{path}: "), error
         return True
     moments = [
         each for o in run.optimizers for state in o.state.values() for each in state.values()

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 
-from common.errors import escape
+from common.console import escape
 from data.corpus import Corpus, check_sizes, load_corpus
 from tests.campaigns.fuzzing import (
     Result,

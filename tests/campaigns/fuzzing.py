@@ -20,7 +20,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from common.errors import run_command
+from common.console import run_command
 from tests.conftest import ROOT
 
 BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from common.errors import run_script
+from common.console import run_script
 from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,

@@ -102,7 +102,7 @@ def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:
-        from common.errors import run_script
+        from common.console import run_script
         from train import main
 
         phase, kind, call, *sys.argv[1:] = sys.argv[1:]

@@ -25,7 +25,7 @@ import yaml
 import sample
 import train
 from checkpointing import checkpoint as checkpoints
-from common.errors import escape, run_command
+from common.console import escape, run_command
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
