@@ -199,12 +199,12 @@ def build_run(
     base = saved or parent
     if base:
         checkpoints.check_same_model(source or command.init_from, base.config, config)
-    wanted = saved.data if saved and not command.allow_data_change else {}
+    wanted = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
     corpus = load_corpus(
         **vars(config.data),
         notify=info,
-        wanted_sha256=wanted.get("sha256"),
-        wanted_val_sha256=wanted.get("val_sha256"),
+        wanted_sha256=wanted.sha256,
+        wanted_val_sha256=wanted.val_sha256,
         vocabulary=base.vocabulary if base else None,
         add_characters=command.new_characters == "add",
     )

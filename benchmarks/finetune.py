@@ -89,8 +89,8 @@ def main() -> None:
         if not options.parent:
             train_parent(parent, [*sizes, *schedule_options(64)] if options.short else [])
         saved = checkpoint.load(parent / checkpoint.BEST)
-        loss, step = saved.progress["best_loss"], saved.progress["step"]
-        print(f"parent: {step:,} steps on {saved.data['name']}, loss {loss:.4f} there", flush=True)
+        loss, step = saved.progress.best_loss, saved.progress.step
+        print(f"parent: {step:,} steps on {saved.data.name}, loss {loss:.4f} there", flush=True)
         starts = {"fresh": []}
         starts |= {
             f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in options.rates

@@ -62,7 +62,7 @@ def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:
     corpus = load_corpus(
         **vars(saved.config.data),
         notify=print,
-        wanted_sha256=saved.data["sha256"],
+        wanted_sha256=saved.data.sha256,
         wanted_val_sha256=saved.data.get("val_sha256"),
         vocabulary=saved.vocabulary,
     )

@@ -5,57 +5,38 @@ converts a checkpoint to the bytes of a file and back.
 """
 
 import json
-import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import get_args, get_origin
 
 import torch
 from torch import Tensor
 
 from checkpointing import file_format
 from common.console import shorten
-from common.errors import CheckpointError, ConfigError, NonFiniteError, first_few
-from configs.fields import brief
+from common.errors import CheckpointError, NonFiniteError, first_few
+from configs.fields import Checked, error_context, setting
 from configs.schema import (
     Config,
     ModelConfig,
     estimate_parameters,
     flat_settings,
     from_dict,
-    to_dict,
 )
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
-from training.health import WARNINGS
 from training.optimizers import MOMENTS
-from training.runtime import Runtime
+from training.runtime import Environment, Runtime
 from training.state import Progress, Run
 
 SUFFIX = ".safetensors"
 LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
 # the checkpoint that is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
-PARTS = {  # field of Checkpoint -> its type in the JSON of the file
-    "config": dict,
-    "vocabulary": str,
-    "data": dict,
-    "progress": dict,
-    "environment": dict,
-    "events": dict,
-}
-REQUIRED = {  # entries of these parts that every checkpoint must have
-    "data.name": str,
-    "data.sha256": str,
-    "data.characters": int,
-    "events.number": int,
-    "events.size": int,
-}
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
 # new value takes effect. (A new residual_init would not: the weights are already initialized.)
 CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout")
@@ -63,9 +44,34 @@ FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",
 }
-MAX_STEP = 10**15
 MAX_EXCESS_BYTES = 2**22  # a config may describe this many more bytes than the file has
-Plain = int | float | str | bool | None
+
+
+@dataclass(frozen=True)
+class TextInfo(Checked):
+    """The text that a run is trained on."""
+
+    name: str = setting("", "for messages: plays, book.txt")
+    sha256: str | None = setting(None, "of the text, as data.text_files.Text defines it")
+    characters: int = setting(0, "in all files together", "[0, 1e15]")
+    val_sha256: str | None = setting(None, "of the validation text, if that is a text of its own")
+
+
+@dataclass(frozen=True)
+class EventPosition(Checked):
+    """The end of the event files when a checkpoint was saved; a resume cuts off the rest."""
+
+    number: int = setting(0, "of the event file that was written then", "[0, 1e10)")
+    size: int = setting(0, "of that file, in bytes", "[0, 1e15]")
+
+
+SECTIONS = {  # of the metadata of a file, beside the vocabulary
+    "config": Config,
+    "data": TextInfo,
+    "progress": Progress,
+    "environment": Environment,
+    "events": EventPosition,
+}
 
 
 @dataclass
@@ -74,38 +80,23 @@ class Checkpoint:
 
     `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model,
     exp_avg, exp_avg_sq and momentum, and the parameters as in `GPT.named_slices`: they do not
-    depend on the attention layout.
+    depend on the attention layout. `restore` and `build_model` check their names and shapes against
+    a model.
 
-    Raises CheckpointError for a field of the wrong type. `restore` and `build_model` check the
-    names and shapes of the tensors against a model.
+    Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
     config: Config
     vocabulary: str  # distinct characters; a token id is an index into it
-    data: dict[str, Plain]  # name, SHA-256 and length of the text
-    progress: dict[str, Plain | list[Plain]]  # the fields of Progress
-    environment: dict[str, Plain]  # what must be equal for a bit-exact resume
-    events: dict[str, int]  # where the event files ended at this step; a resume cuts off the rest
     tensors: dict[str, Tensor]
+    data: TextInfo = field(default_factory=TextInfo)
+    progress: Progress = field(default_factory=Progress)
+    environment: Environment = field(default_factory=Environment)
+    events: EventPosition = field(default_factory=EventPosition)
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
-        try:
-            CharTokenizer(self.vocabulary)
-        except ValueError as error:
-            raise CheckpointError(f"{self.path}: invalid vocabulary: {error}") from error
-        for part in ("data", "progress", "environment", "events"):
-            for key, value in getattr(self, part).items():
-                for each in value if type(value) is list else [value]:
-                    if type(each) not in (int, float, str, bool, type(None)):
-                        self._refuse(f"{part}.{key}", "a number or a string", each)
-        for name, kind in REQUIRED.items():
-            part, _, key = name.partition(".")
-            value = getattr(self, part).get(key)
-            if type(value) is not kind:
-                self._refuse(name, f"of type {kind.__name__}", value)
-            if kind is int and value < 0:
-                self._refuse(name, "at least 0", value)
+        CharTokenizer(self.vocabulary)  # checks it
 
     def role(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of one role by parameter name, {} if there are none."""
@@ -116,18 +107,12 @@ class Checkpoint:
             if key.startswith(prefix)
         }
 
-    def _refuse(self, name: str, allowed: str, value: object):
-        raise CheckpointError(f"{self.path}: {name} must be {allowed}, but is {brief(value)}")
-
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
 
 
-def capture(run: Run, events: dict[str, int]) -> Checkpoint:
-    """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite.
-
-    `events` is the current end of the event files, `EventFile.position`.
-    """
+def capture(run: Run, events: EventPosition) -> Checkpoint:
+    """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite."""
     tensors = {}
     for name, slices in _tensors_of(run).items():
         tensors[name] = torch.cat([view.detach() for view in slices])
@@ -142,8 +127,8 @@ def capture(run: Run, events: dict[str, int]) -> Checkpoint:
     return Checkpoint(
         config=run.config,
         vocabulary=run.corpus.tokenizer.vocabulary,
-        data=_data_facts(run.corpus),
-        progress=asdict(run.progress),
+        data=text_info(run.corpus),
+        progress=replace(run.progress),
         environment=run.runtime.environment(),
         events=events,
         tensors=tensors,
@@ -166,7 +151,7 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
     # the counters and losses, and the loss scale of float16
-    run.progress = _restore_progress(saved)
+    run.progress = replace(saved.progress)
     if run.scaler.is_enabled():
         state = {
             "scale": run.progress.loss_scale,
@@ -252,9 +237,8 @@ def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     return named
 
 
-def _data_facts(corpus: Corpus) -> dict[str, str | int]:
-    facts = {"name": corpus.name, "sha256": corpus.sha256, "characters": corpus.characters}
-    return facts | ({"val_sha256": corpus.val_sha256} if corpus.val_sha256 else {})
+def text_info(corpus: Corpus) -> TextInfo:
+    return TextInfo(corpus.name, corpus.sha256, corpus.characters, corpus.val_sha256)
 
 
 def _check_saved_model_size(saved: Checkpoint) -> None:
@@ -308,80 +292,27 @@ def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
-def _restore_progress(saved: Checkpoint) -> Progress:
-    """Return the saved progress; raise CheckpointError unless it is complete and consistent."""
-    kinds = {each.name: each.type for each in fields(Progress)}
-    wrong = kinds.keys() ^ saved.progress.keys()
-    wrong |= {
-        name for name in kinds.keys() - wrong if not _is_valid(saved.progress[name], kinds[name])
-    }
-    if not wrong:
-        progress = Progress(**saved.progress)
-        if progress.best_step <= progress.last_eval_step <= progress.step:
-            return progress
-    names = ", ".join(sorted(wrong)) or "its steps contradict each other"
-    raise CheckpointError(f"{saved.path}: invalid progress: {names}")
-
-
-def _is_valid(value: object, kind: type) -> bool:
-    """Return whether a value has the type: a number of at least 0, a known warning, or a list."""
-    if get_origin(kind) is list:
-        return type(value) is list and all(_is_valid(each, *get_args(kind)) for each in value)
-    if type(value) is not kind:
-        return False
-    if kind is str:
-        return value in WARNINGS
-    return 0 <= value <= MAX_STEP if kind is int else value >= 0
-
-
 # --------------------------------------------------------------------------------- writing, loading
 
 
 def to_bytes(checkpoint: Checkpoint) -> bytearray:
     """Serialize a checkpoint, for `write_atomic`."""
-    parts = {name: getattr(checkpoint, name) for name in PARTS}
-    parts["config"] = to_dict(checkpoint.config)
-    parts["progress"] = {name: _to_json(value) for name, value in checkpoint.progress.items()}
-    metadata = {name: json.dumps(part, allow_nan=False) for name, part in parts.items()}
+    metadata = {
+        name: json.dumps(asdict(getattr(checkpoint, name)), allow_nan=False) for name in SECTIONS
+    }
+    metadata["vocabulary"] = checkpoint.vocabulary
     return file_format.to_bytes(metadata, checkpoint.tensors)
 
 
 def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
-    parts = {}
-    for name, kind in PARTS.items():
-        try:
-            parts[name] = file_format.parse_json(metadata[name])
-        except KeyError:
-            raise CheckpointError(
-                f"{path}: not a checkpoint of this program: it has no {name}"
-            ) from None
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}: {name}: {error}") from None
-        if type(parts[name]) is not kind:
-            raise CheckpointError(
-                f"{path}: {name} must be {'a string' if kind is str else 'a mapping'}, "
-                f"but is {brief(parts[name])}"
-            )
-    try:
-        config = from_dict(parts["config"])
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: invalid config: {error}") from error
-    losses = {"best_loss", "train_loss_at_best"} & parts["progress"].keys()
-    progress = parts["progress"] | {
-        name: math.inf for name in losses if parts["progress"][name] is None
-    }
-    saved = Checkpoint(
-        **parts | {"config": config, "progress": progress}, tensors=tensors, path=path
-    )
-    _restore_progress(saved)  # checks it
-    return saved
-
-
-def _to_json(value: object) -> object:
-    """Replace an infinite loss, which means that there is none yet, with None (null in JSON)."""
-    return None if value == math.inf else value
+    with file_format.checkpoint_errors(path):
+        sections = {}
+        for name, section in SECTIONS.items():
+            with error_context(name):
+                sections[name] = from_dict(file_format.parse_json(metadata[name]), section)
+        return Checkpoint(**sections, vocabulary=metadata["vocabulary"], tensors=tensors, path=path)
 
 
 def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
@@ -442,15 +373,14 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
 
 def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
     """Return whether the best loss of a checkpoint was measured on this run's validation text."""
-    facts = _data_facts(corpus)
-    return _validation_text(saved.config, saved.data) == _validation_text(config, facts)
+    now = _validation_text(config, text_info(corpus))
+    return _validation_text(saved.config, saved.data) == now
 
 
-def _validation_text(config: Config, facts: Mapping[str, Plain]) -> tuple[Plain, ...]:
+def _validation_text(config: Config, text: TextInfo) -> tuple[object, ...]:
     """Return what identifies a validation text: its SHA-256, or a fraction of the source text."""
-    sha256 = facts.get("val_sha256")
-    split = () if sha256 else (facts["sha256"], config.data.val_fraction)
-    return (sha256, *split, config.data.encoding, config.data.newlines)
+    split = () if text.val_sha256 else (text.sha256, config.data.val_fraction)
+    return (text.val_sha256, *split, config.data.encoding, config.data.newlines)
 
 
 def _shown(value: object) -> str:
@@ -506,11 +436,14 @@ def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
 
 def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
     """Return `NAME SAVED -> NOW` for every difference in the environment and the text."""
-    facts = {f"data.{name}": value for name, value in _data_facts(corpus).items()}
-    now = runtime.environment() | facts
-    then = saved.environment | {f"data.{name}": value for name, value in saved.data.items()}
+    now = asdict(runtime.environment()) | _with_prefix(text_info(corpus))
+    then = asdict(saved.environment) | _with_prefix(saved.data)
     return [
-        f"{_shown(name)} {_shown(then.get(name))} -> {_shown(now.get(name))}"
-        for name in sorted(now.keys() | then.keys())
-        if then.get(name) != now.get(name)
+        f"{name} {_shown(then[name])} -> {_shown(now[name])}"
+        for name in sorted(now)
+        if then[name] != now[name]
     ]
+
+
+def _with_prefix(text: TextInfo) -> dict[str, object]:
+    return {f"data.{name}": value for name, value in asdict(text).items()}

@@ -45,7 +45,7 @@ def _last_checkpoint(command: Command, with_step: bool = False) -> str:
     step = ""
     if with_step:
         try:
-            step = f" of step {load(path).progress['step']:,}"
+            step = f" of step {load(path).progress.step:,}"
         except CheckpointError as error:
             return str(error)
     return f"the last checkpoint is {path}{step}"

@@ -54,7 +54,7 @@ class CheckpointManager:
         self,
         folder: Path,
         notify: Callable[[str], None],
-        event_position: Callable[[], dict[str, int]],
+        event_position: Callable[[], checkpoints.EventPosition],
         saved_progress: Progress | None,
     ):
         self.folder, self.notify, self.event_position = folder, notify, event_position

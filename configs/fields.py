@@ -15,8 +15,8 @@ TYPE_NAMES = {
     float: "a number",
     bool: "true or false",
     str: "a string",
-    tuple: "a list of strings",
 }
+LIST_NAMES = {str: "strings", float: "numbers"}
 CONTAINERS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
 RESERVED = ("auto", "saved", "null")  # choices beside the variants, and no value
@@ -43,10 +43,11 @@ def setting(
     """Declare a setting: a dataclass field with a meaning, an interval and choices.
 
     `within` is an interval such as "[0, 1)". A number may have choices too: `int | str` with
-    choices ("auto",). A setting whose default is MISSING is required; with None it may be omitted.
-    On the command line the setting also has its `aliases` (those that start with `no-` mean false),
-    and `bare_value` is its value when the option is given without one. A `repeatable` list is given
-    one string at a time, unchanged; other lists may be written as in YAML.
+    choices ("auto",). In a list, each item must be allowed. A setting whose default is MISSING is
+    required; with None it may be omitted. On the command line the setting also has its `aliases`
+    (those that start with `no-` mean false), and `bare_value` is its value when the option is given
+    without one. A `repeatable` list is given one string at a time, unchanged; other lists may be
+    written as in YAML.
     """
     metadata = {
         "meaning": meaning,
@@ -93,16 +94,24 @@ def settings_of(section: type) -> dict[str, Field]:
 
 
 def kind(field: Field) -> type:
-    """Return a setting's type without its choices: int, float, bool, str or tuple (of strings)."""
+    """Return a setting's type without its choices: int, float, bool, str or tuple."""
     origin = get_origin(field.type)
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
+
+
+def item_type(field: Field) -> type:
+    """Return the type of the items of a list, otherwise the type of the setting."""
+    return get_args(field.type)[0] if kind(field) is tuple else kind(field)
 
 
 def describe_allowed(field: Field) -> str:
     """Describe the values that a setting may have."""
     choices, within = field.metadata["choices"], field.metadata["within"]
+    interval = f" in {within}" if within else ""
+    if kind(field) is tuple:
+        items = f"any of {', '.join(choices)}" if choices else LIST_NAMES[item_type(field)]
+        return f"a list of {items}{interval}"
     if not choices or within:
-        interval = f" in {within}" if within else ""
         return " or ".join([*choices, TYPE_NAMES[kind(field)] + interval])
     return "one of " + ", ".join(choices)
 
@@ -114,32 +123,39 @@ def check_value(field: Field, value: object) -> object:
     """
     if value is field.default is None:
         return value
-    if isinstance(value, str) and value in field.metadata["choices"]:
-        return value
-    wanted = kind(field)
-    if wanted is int and type(value) is float and value.is_integer():
-        value = int(value)
-    if wanted is float and type(value) is int and abs(value) < 1e300:
-        value = float(value)
-    if wanted is tuple and isinstance(value, list):
-        value = tuple(value)
-    if type(value) is not wanted or not _in_range(field, value):
+    valid = False
+    if kind(field) is not tuple:
+        value = _convert(value, kind(field))
+        valid = _is_allowed(field, value)
+    elif isinstance(value, (list, tuple)):
+        value = tuple(_convert(item, item_type(field)) for item in value)
+        valid = all(_is_allowed(field, item) for item in value) and (value or field.default == ())
+    if not valid:
         raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
     return value
 
 
-def _in_range(field: Field, value: object) -> bool:
-    """Return whether a value of the right type is allowed.
+def _convert(value: object, wanted: type) -> object:
+    """Convert a number to the wanted type if that does not change it."""
+    if wanted is int and type(value) is float and value.is_integer():
+        return int(value)
+    if wanted is float and type(value) is int and abs(value) < 1e300:
+        return float(value)
+    return value
 
-    Strings and lists may be empty only if that is the default.
+
+def _is_allowed(field: Field, value: object) -> bool:
+    """Return whether a value, or an item of a list, has the right type and is in range.
+
+    A string may be empty only if that is the default.
     """
-    if isinstance(value, tuple):
-        texts = all(type(text) is str and text and is_valid_text(text) for text in value)
-        return texts and (value or field.default == ())
+    choices, interval = field.metadata["choices"], field.metadata["within"]
+    if isinstance(value, str) and value in choices:
+        return True
+    if type(value) is not item_type(field):
+        return False
     if isinstance(value, str):
-        free = not field.metadata["choices"]
-        return free and is_valid_text(value) and (value or field.default == "")
-    interval = field.metadata["within"]
+        return not choices and is_valid_text(value) and (value != "" or field.default == "")
     if not interval:
         return True
     low, high = map(float, interval[1:-1].split(","))

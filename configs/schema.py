@@ -455,7 +455,7 @@ def flat_settings(config: Config) -> dict[str, object]:
 def from_dict(mapping: object, section: type = Config):
     """Build a Config, or another section, from plain nested data; defaults fill in the rest."""
     if not isinstance(mapping, dict):
-        raise ConfigError(f"a config must be a mapping, but is {brief(mapping)}")
+        raise ConfigError(f"must be a mapping of names to values, but is {brief(mapping)}")
     known = {field.name: field for field in fields(section)}
     for key in mapping:
         if key not in known:

@@ -9,7 +9,7 @@ import pickle
 import re
 import sys
 import warnings
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
-from checkpointing.checkpoint import Checkpoint
+from checkpointing.checkpoint import Checkpoint, TextInfo
 from common.console import (
     path_word,
     print_result,
@@ -36,7 +36,6 @@ from configs.fields import Checked, brief, setting
 from configs.schema import Config, ModelConfig
 from convert.gpt2 import LM_HEAD, TOKEN_EMBEDDING, gpt2_slices
 from model.gpt import GPT, copy_slices
-from training.state import Progress
 
 USAGE = """\
 usage: python -m convert.nanogpt CKPT --meta=META|--vocabulary=TEXT --out_dir=DIR
@@ -163,11 +162,8 @@ def to_checkpoint(
     return Checkpoint(
         config=Config(model=config),
         vocabulary=vocabulary,
-        data={"name": str(path), "sha256": "", "characters": 0},
-        progress=asdict(Progress()),
-        environment={},
-        events={"number": 0, "size": 0},
         tensors=weights,
+        data=TextInfo(name=str(path)),
         path=path,
     )
 
@@ -193,6 +189,7 @@ def read_meta(path: Path) -> str:
         words = [token for token in in_order if len(token) != 1]
         numbered = [ids[token] for token in in_order] == list(range(len(ids)))
         vocabulary = "".join(in_order)
+        vocabulary.encode()  # refuses surrogates
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise CheckpointError(f"{path}: {reason}") from error

@@ -16,6 +16,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from checkpointing.checkpoint import EventPosition
 from checkpointing.run_dir import DESCRIPTION, EVENTS, event_files
 from common.errors import ResourceError
 from common.files import write_atomic
@@ -38,9 +39,9 @@ class EventFile:
         self.buffer = io.BytesIO()
 
     @property
-    def position(self) -> dict[str, int]:
+    def position(self) -> EventPosition:
         """The current end of the file, to which `truncate_events` can cut it back."""
-        return {"number": self.number, "size": self.size}
+        return EventPosition(self.number, self.size)
 
     def add(self, summary: Summary, step: int) -> None:
         if not self.size and not self.buffer.tell():
@@ -63,18 +64,18 @@ def write_description(folder: Path, summaries: Iterable[Summary]) -> None:
     write_atomic(folder / DESCRIPTION, _records(summaries))
 
 
-def truncate_events(folder: Path, position: dict[str, int]) -> None:
+def truncate_events(folder: Path, position: EventPosition) -> None:
     """Remove all events that a run wrote to its folder after `position` was saved.
 
     Changes only event files of this program. Raises ResourceError if they cannot be changed.
     """
     try:
         for number, path in event_files(folder):
-            if number > position["number"]:
+            if number > position.number:
                 path.unlink()
-            elif number == position["number"] and path.stat().st_size > position["size"]:
+            elif number == position.number and path.stat().st_size > position.size:
                 with open(path, "r+b") as file:
-                    file.truncate(position["size"])
+                    file.truncate(position.size)
     except OSError as error:
         raise ResourceError(
             f"{error.filename or folder}: cannot remove the events after the "

@@ -12,6 +12,7 @@ from pathlib import Path
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
+from checkpointing.checkpoint import EventPosition
 from common.console import printable
 from common.errors import ResourceError
 from dashboard import event_file, summaries
@@ -90,7 +91,7 @@ class Logger:
             except OSError as error:
                 self._warn_once(f"{self.events.path}: not written ({error.strerror})")
 
-    def position(self) -> dict[str, int]:
+    def position(self) -> EventPosition:
         """Flush; return the current end of the event files, for a checkpoint."""
         self.flush()
         return self.events.position

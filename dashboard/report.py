@@ -122,9 +122,11 @@ class Report:
             longer = f"--max_iters={2 * progress.step}"
             command = resume_command(folder, self.run.runtime.world, longer)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {command}")
+        best = "no validation loss was finite"
+        if progress.best_loss is not None:
+            best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
         info(
-            f"{folder}: best validation loss {progress.best_loss:.4f} at step "
-            f"{progress.best_step:,}; now try:",
+            f"{folder}: {best}; now try:",
             f"  {sample}",
             f"  {tensorboard}",
         )

@@ -119,13 +119,12 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
 def facts(saved: "Checkpoint", model: "GPT") -> dict[str, object]:
     """Return the facts about the model that the page shows, without any path."""
     progress = saved.progress
-    step, best_step = progress.get("step", 0), progress.get("best_step", 0)
     return {
         "parameters": model.parameter_count(),
-        "text": re.split(r"[/\\]", str(saved.data["name"]))[-1],
-        "steps": step,
-        "loss": progress["best_loss"] if best_step else None,
-        "loss_step": best_step,
+        "text": re.split(r"[/\\]", saved.data.name)[-1],
+        "steps": progress.step,
+        "loss": progress.best_loss,
+        "loss_step": progress.best_step,
     }
 
 

@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from configs.schema import LAYOUTS
@@ -59,7 +60,7 @@ def losses(name: str) -> list[float]:
 
 def environment(name: str) -> dict[str, str | int]:
     """Return the environment in which `losses` trains the run `name`."""
-    return runtime.select_runtime("cpu", dtype_of(name)).environment()
+    return asdict(runtime.select_runtime("cpu", dtype_of(name)).environment())
 
 
 def dtype_of(name: str) -> str:

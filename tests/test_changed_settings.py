@@ -252,18 +252,18 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
     assert code == 0 and "; the validation text differs, so the best loss is reset" in output
     assert "; the best so far" in output
     best = load(tmp_path / "run/best.safetensors").progress
-    assert best["step"] in (4, 6) and best["best_loss"] > 1
+    assert best.step in (4, 6) and best.best_loss > 1
 
 
 def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
     folder, options = saved
     shutil.copytree(folder / "run", tmp_path / "run")
     resume = [*options, f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change"]
-    best = load(tmp_path / "run/last.safetensors").progress["best_loss"]
+    best = load(tmp_path / "run/last.safetensors").progress.best_loss
     for _ in range(2):
         code, output = train(*resume, "--max_iters=4", "--learning_rate=0.5")
         assert code == 0 and "the best loss is reset" not in output
-    assert load(tmp_path / "run/last.safetensors").progress["best_loss"] == best
+    assert load(tmp_path / "run/last.safetensors").progress.best_loss == best
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

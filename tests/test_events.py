@@ -12,6 +12,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import masked_crc32c
 from torch.utils.tensorboard import SummaryWriter
 
+from checkpointing.checkpoint import EventPosition
 from common.errors import ResourceError
 from dashboard.event_file import DESCRIPTION, EventFile, truncate_events, write_description
 
@@ -61,7 +62,7 @@ def test_events_after_the_checkpoint_are_removed(tmp_path):
     write(tmp_path, [4, 5], events=events)
     truncate_events(tmp_path, saved)
     assert steps(tmp_path) == [1, 2, 3]
-    assert events.path.stat().st_size == saved["size"]
+    assert events.path.stat().st_size == saved.size
     truncate_events(tmp_path, saved)  # again, after a resume that was killed at once
     assert steps(tmp_path) == [1, 2, 3]
 
@@ -98,7 +99,7 @@ def test_a_file_with_nothing_to_remove_is_not_modified(tmp_path):
 
 
 def test_files_of_other_programs_are_never_modified(tmp_path):
-    saved = {"number": 1, "size": 0}
+    saved = EventPosition(1, 0)
     with SummaryWriter(tmp_path) as writer:
         writer.add_scalar("other", 1, 1)
     for name in (
@@ -131,7 +132,7 @@ def test_a_folder_that_cannot_be_changed_is_a_resource_error(tmp_path, monkeypat
 
     monkeypatch.setattr("pathlib.Path.unlink", deny)
     with pytest.raises(ResourceError, match="Permission denied") as caught:
-        truncate_events(tmp_path, {"number": 0, "size": 0})
+        truncate_events(tmp_path, EventPosition())
     assert str(events.path) in str(caught.value)
 
 
@@ -151,7 +152,7 @@ def test_the_description_is_one_file_that_is_read_first_and_replaced_as_a_unit(t
         events = EventAccumulator(str(tmp_path)).Reload()
         assert [event.value for event in events.Scalars("run/x")] == [value]
     assert names(tmp_path)[0] == DESCRIPTION and len(names(tmp_path)) == 2
-    truncate_events(tmp_path, {"number": 0, "size": 0})
+    truncate_events(tmp_path, EventPosition())
     assert names(tmp_path) == [DESCRIPTION]
 
 

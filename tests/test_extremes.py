@@ -1,7 +1,5 @@
 """Files at the limits: all that is written can be read, and only our own files are replaced."""
 
-from dataclasses import asdict
-
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from tests.campaigns.common import contents, train, write_checkpoint
 from tests.conftest import ROOT
-from training.state import Progress
 
 SMALL = {"n_embd": 2, "n_head": 1, "block_size": 1}
 # what makes the header long: many tensors with long names, and many characters
@@ -34,10 +31,6 @@ def test_a_checkpoint_with_the_longest_header_that_settings_allow_can_be_read(na
     saved = checkpoints.Checkpoint(
         config=Config(model=model.config),
         vocabulary="".join(chr(0x10000 + i) for i in range(size)),
-        data={"name": "text", "sha256": "", "characters": 0},
-        progress=asdict(Progress()),
-        environment={},
-        events={"number": 0, "size": 0},
         tensors=tensors,
     )
     path = tmp_path / "best.safetensors"

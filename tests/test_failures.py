@@ -499,7 +499,7 @@ def test_best_and_last_checkpoints_of_the_same_step_are_serialized_once(options,
     steps, to_bytes = [], checkpoint.to_bytes
 
     def recorded(saved):
-        steps.append(saved.progress["step"])
+        steps.append(saved.progress.step)
         return to_bytes(saved)
 
     monkeypatch.setattr(checkpoint, "to_bytes", recorded)

@@ -62,7 +62,7 @@ def file_with_header(header, data=b""):
 
 
 def valid_header(**tensors):
-    metadata = {"sha256": "0" * 64, "hornbook_format": "3"} | METADATA
+    metadata = {"sha256": "0" * 64, "hornbook_format": "1"} | METADATA
     return {"__metadata__": metadata, **tensors}
 
 
@@ -104,7 +104,7 @@ def test_the_safetensors_library_reads_our_file(file):
     )
     with safetensors.safe_open(file, "pt") as opened:
         metadata = opened.metadata()
-    assert metadata["hornbook_format"] == "3" and metadata["vocabulary"] == METADATA["vocabulary"]
+    assert metadata["hornbook_format"] == "1" and metadata["vocabulary"] == METADATA["vocabulary"]
 
 
 def test_parse_reads_a_file_of_the_safetensors_library(tmp_path):
@@ -190,18 +190,16 @@ def test_a_checkpoint_of_another_program_is_rejected(file):
     assert "not a checkpoint of this program" in error_message(file)
 
 
-@pytest.mark.parametrize(
-    "version, advice",
-    [("2", "train again"), ("4", "upgrade this program"), ("17", "upgrade this program")],
-)
-def test_another_format_is_rejected_before_its_header_is_parsed(version, advice, file):
+@pytest.mark.parametrize("version", ["0", "2", "17"])
+def test_another_format_is_rejected_before_its_header_is_parsed(version, file):
     header = b'{"__metadata__":{"sha256":"%s","hornbook_format":"%s"},[' % (
         b"0" * 64,
         version.encode(),
     )
     file.write_bytes(file_with_header(header, b"of another time"))
     assert error_message(file) == (
-        f"{file}: written in format version {version}; this program reads version 3; {advice}"
+        f"{file}: format {version}; this program reads format 1; upgrade this program, or train "
+        "again"
     )
 
 
@@ -230,40 +228,40 @@ FORGED = {
     "header is cut": (json.dumps(valid_header()).encode()[:-1], "not a checkpoint of this program"),
     "header is no JSON": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1] + b",}",
-        "invalid JSON in the header",
+        "its content is invalid (JSONDecodeError: ",
     ),
     "header is not UTF-8": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1] + b',"\xff":1}',
-        "invalid JSON in the header",
+        "its content is invalid (UnicodeDecodeError: ",
     ),
     "a duplicate tensor": (
         json.dumps(valid_header(a=entry()), separators=(",", ":")).encode()[:-1]
         + b',"a":'
         + json.dumps(entry()).encode()
         + b"}",
-        "invalid JSON in the header",
+        "its content is invalid (ValueError: a name occurs twice)",
     ),
     "duplicate metadata": (
-        b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'","hornbook_format":"3","a":"1","a":"1"}}',
-        "invalid JSON in the header",
+        b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'","hornbook_format":"1","a":"1","a":"1"}}',
+        "its content is invalid (ValueError: a name occurs twice)",
     ),
     "NaN": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1] + b',"a":NaN}',
-        "invalid JSON in the header",
+        "its content is invalid (TypeError: ",
     ),
     "infinity": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1] + b',"a":1e999}',
-        "invalid JSON in the header",
+        "its content is invalid (TypeError: ",
     ),
     "a number of 5,000 digits": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1]
         + b',"a":'
         + b"9" * 5000
         + b"}",
-        "invalid JSON in the header",
+        "its content is invalid (ValueError: Exceeds the limit",
     ),
     "metadata is a number": (
-        b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'","hornbook_format":"3","config":1}}',
+        b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'","hornbook_format":"1","config":1}}',
         "__metadata__ must map names to strings",
     ),
     "nested deeply": (
@@ -272,14 +270,14 @@ FORGED = {
         + b"[" * NESTED
         + b"]" * NESTED
         + b"}",
-        "invalid JSON in the header (RecursionError)",
+        "its content is invalid (RecursionError: ",
     ),
     "mappings nested deeply": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1]
         + b',"a":' * NESTED
         + b"1"
         + b"}" * NESTED,
-        "invalid JSON in the header",
+        "its content is invalid (JSONDecodeError: ",
     ),
     "millions of parts": (
         json.dumps(valid_header(), separators=(",", ":")).encode()[:-1]
@@ -292,14 +290,17 @@ FORGED = {
         json.dumps(valid_header(), separators=(",", ":")).encode() + b" " * 100_000_000,
         "the header has 100,000,",
     ),
-    "a gap": (valid_header(a=entry(offsets=(4, 12))), "tensor 'a' begins at byte 4, not 0"),
+    "a gap": (
+        valid_header(a=entry(offsets=(4, 12))),
+        "its offsets do not fit its shape, its dtype, the tensor before it",
+    ),
     "an overlap": (
         valid_header(a=entry(), b=entry(offsets=(4, 12))),
-        "tensor 'b' begins at byte 4, not 8",
+        "its offsets do not fit its shape, its dtype, the tensor before it",
     ),
     "unsorted": (
         valid_header(b=entry(offsets=(8, 16)), a=entry()),
-        "tensor 'b' begins at byte 8, not 0",
+        "its offsets do not fit its shape, its dtype, the tensor before it",
     ),
     "bytes after the last tensor": (
         valid_header(a=entry(shape=(1,), offsets=(0, 4))),
@@ -307,53 +308,78 @@ FORGED = {
     ),
     "beyond the file": (
         valid_header(a=entry(shape=(5,), offsets=(0, 20))),
-        "ends after the end of the file",
+        "tensor 'a': its offsets do not fit its shape, its dtype",
     ),
     "a shape beyond memory": (
         valid_header(a=entry(shape=[2**47, 2**47, 0], offsets=(0, 0))),
-        "an invalid shape or offset",
+        "its content is invalid (RuntimeError: ",
     ),
-    "negative offset": (valid_header(a=entry(offsets=(-8, 0))), "an invalid shape or offset"),
+    "negative offset": (
+        valid_header(a=entry(offsets=(-8, 0))),
+        "tensor 'a': invalid shape or offset",
+    ),
     "offset of 2^63": (
         valid_header(a=entry(offsets=(2**63, 2**63 + 8))),
-        "an invalid shape or offset",
+        "tensor 'a': its offsets do not fit its shape, its dtype",
     ),
     "an offset that is a float": (
         valid_header(a=entry(offsets=(0.0, 8.0))),
-        "an invalid shape or offset",
+        "tensor 'a': invalid shape or offset",
     ),
     "an offset that is true": (
         valid_header(a=entry(offsets=(False, 8))),
-        "an invalid shape or offset",
+        "tensor 'a': invalid shape or offset",
     ),
-    "three offsets": (valid_header(a=entry(offsets=(0, 4, 8))), "an invalid shape or offset"),
+    "three offsets": (
+        valid_header(a=entry(offsets=(0, 4, 8))),
+        "its content is invalid (ValueError: ",
+    ),
     "end before start": (
         valid_header(a=entry(offsets=(0, 8)), b=entry(offsets=(8, 0))),
-        "has -8 bytes, but its shape and dtype need 8",
+        "its offsets do not fit its shape, its dtype, the tensor before it",
     ),
-    "negative shape": (valid_header(a=entry(shape=(-2, -1))), "an invalid shape or offset"),
-    "shape of 2^60": (valid_header(a=entry(shape=(2**60,))), "an invalid shape or offset"),
+    "negative shape": (
+        valid_header(a=entry(shape=(-2, -1))),
+        "tensor 'a': invalid shape or offset",
+    ),
+    "shape of 2^60": (
+        valid_header(a=entry(shape=(2**60,))),
+        "tensor 'a': its offsets do not fit its shape, its dtype",
+    ),
     "shape larger than the data": (
         valid_header(a=entry(shape=(2**40, 2**40))),
-        "an invalid shape or offset",
+        "tensor 'a': its offsets do not fit its shape, its dtype",
     ),
-    "nine dimensions": (valid_header(a=entry(shape=[1] * 8 + [2])), "an invalid shape or offset"),
-    "shape is text": (valid_header(a=entry() | {"shape": "2"}), "an invalid shape or offset"),
-    "unknown dtype": (valid_header(a=entry(dtype="F7")), "tensor 'a' has an unknown dtype"),
-    "complex dtype": (valid_header(a=entry(dtype="C64")), "tensor 'a' has an unknown dtype"),
-    "dtype is a list": (valid_header(a=entry() | {"dtype": ["F32"]}), "an unknown dtype"),
+    "shape is text": (
+        valid_header(a=entry() | {"shape": "2"}),
+        "tensor 'a': invalid shape or offset",
+    ),
+    "unknown dtype": (valid_header(a=entry(dtype="F7")), "its content is invalid (KeyError: 'F7')"),
+    "complex dtype": (
+        valid_header(a=entry(dtype="C64")),
+        "its content is invalid (KeyError: 'C64')",
+    ),
+    "dtype is a list": (
+        valid_header(a=entry() | {"dtype": ["F32"]}),
+        "its content is invalid (TypeError: ",
+    ),
     "dtype of another size": (
         valid_header(a=entry(dtype="F16")),
-        "has 8 bytes, but its shape and dtype need 4",
+        "tensor 'a': its offsets do not fit its shape, its dtype",
     ),
     "no dtype": (
         valid_header(a={"shape": [2], "data_offsets": [0, 8]}),
-        "must have dtype, shape and",
+        "its content is invalid (KeyError: 'dtype')",
     ),
-    "something more": (valid_header(a=entry() | {"stride": [0]}), "must have dtype, shape and"),
-    "a tensor that is a number": (valid_header(a=1), "must have dtype, shape and data_offsets"),
-    "a name with an escape": (valid_header(**{"\x1b[2J": 1}), r"tensor '\x1b[2J' must have"),
-    "half a character": (valid_header(**{"\ud800": 1}), r"tensor '\ud800' must have"),
+    "a tensor that is a number": (valid_header(a=1), "its content is invalid (TypeError: "),
+    "a name with an escape": (
+        valid_header(**{"\x1b[2J": entry(offsets=(4, 12))}),
+        r"tensor '\x1b[2J': its offsets",
+    ),
+    "half a character": (
+        valid_header(**{"\ud800": entry(offsets=(4, 12))}),
+        r"tensor '\ud800': its offsets",
+    ),
 }
 
 
@@ -378,7 +404,9 @@ def test_a_forged_file_is_rejected_quickly_with_bounded_memory(name, file):
 
 
 def test_a_header_that_is_longer_than_the_file_is_an_error():
-    with pytest.raises(CheckpointError, match="100 bytes, which is beyond the end of the file"):
+    with pytest.raises(
+        CheckpointError, match="the header has 100 bytes; allowed: 8,388,608, within the file"
+    ):
         file_format.parse(bytearray((100).to_bytes(8, "little") + b"{}"))
 
 
@@ -389,14 +417,15 @@ def test_memory_is_bounded_for_the_header_with_the_most_objects(file):
     assert len(header) < file_format.MAX_HEADER
     file.write_bytes(file_with_header(header))
     message, peak = message_and_peak_memory(file)
-    assert "must have dtype" in message and 3e7 < peak <= file.stat().st_size + 64e6
+    assert (
+        "its content is invalid (TypeError: " in message
+        and 3e7 < peak <= file.stat().st_size + 64e6
+    )
 
 
-@pytest.mark.parametrize(
-    "text", ["[1,1e999]", "NaN", '{"a":1,"a":2}', "[" * 10**5, "", "1 2", '"\ud800']
-)
-def test_metadata_is_parsed_as_strictly_as_the_header(text):
-    with pytest.raises(CheckpointError, match="invalid JSON"):
+def test_an_entry_of_the_metadata_is_bounded_as_the_header_is():
+    text = "[" + ",".join(["[]"] * 1_300_000) + "]"  # its commas may be escaped in the header
+    with pytest.raises(CheckpointError, match="too many entries"):
         file_format.parse_json(text)
 
 

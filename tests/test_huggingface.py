@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import asdict
 
 import pytest
 import safetensors.torch
@@ -20,7 +19,6 @@ from model.generate import Generation, Sampler
 from model.gpt import GPT
 from tests.conftest import printed
 from tests.variants import CHOICES, concatenated
-from training.state import Progress
 
 # controls, line ends, U+2028, spaces, combining marks, concatenated emoji, a byte order mark, what
 # normalization changes, and what looks like a token of other tokenizers
@@ -61,10 +59,6 @@ def make_checkpoint(n_layer=2, n_head=2, n_embd=16, block_size=64, **others):
     return checkpoints.Checkpoint(
         config=config,
         vocabulary=VOCABULARY,
-        data={"name": "text", "sha256": "", "characters": 0},
-        progress=asdict(Progress()),
-        environment={},
-        events={"number": 0, "size": 0},
         tensors={
             f"model.{name}": each for name, each in concatenated(model.named_slices()).items()
         },

@@ -307,7 +307,10 @@ WRONG_META = {
     "ids with a gap": ({"stoi": {"a": 0, "b": 2}}, "must be 0, 1, 2, ..."),
     "an id twice": ({"stoi": {"a": 0, "b": 0}}, "must be 0, 1, 2, ..."),
     "no number": ({"stoi": {"a": "0"}}, "must be 0, 1, 2, ..."),
-    "a surrogate": (meta_of([*CHARACTERS[1:], "\ud800"]), "invalid vocabulary"),
+    "a surrogate": (
+        meta_of([*CHARACTERS[1:], "\ud800"]),
+        "not a meta.pkl of characters (UnicodeEncodeError",
+    ),
     "no characters": ({"stoi": {}}, "vocabulary 0 characters"),
     "no stoi": ({"vocab_size": 65}, "instead give --vocabulary=TEXT"),
     "no dict": ("text", "instead give --vocabulary=TEXT"),

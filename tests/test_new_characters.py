@@ -37,10 +37,6 @@ def make_checkpoint(config):
     return checkpoints.Checkpoint(
         config=Config(model=config),
         vocabulary=OLD,
-        data={"name": "text", "sha256": "", "characters": 0},
-        progress={},
-        environment={},
-        events={"number": 0, "size": 0},
         tensors=tensors,
     )
 

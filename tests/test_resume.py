@@ -310,7 +310,7 @@ INVALID_PROGRESS = {
     "step": -1,
     "last_eval_step": STEPS + 1,
     "best_step": STEPS,
-    "evals_since_best": 1.0,
+    "evals_since_best": 1.5,
     "best_loss": -1.0,
     "warnings_given": ["x"],
     "train_loss_at_best": -1.0,
@@ -327,5 +327,5 @@ def test_invalid_progress_is_rejected(name, options, tmp_path):
     saved["progress"][name] = INVALID_PROGRESS[name]
     write_checkpoint(run / LAST, saved)
     code, output = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 4 and re.search(r"error: \S+/last.safetensors: invalid progress: .+\n\Z", output)
+    assert code == 4 and re.search(r"error: \S+/last.safetensors: progress: .+\n\Z", output)
     assert "\x1b" not in output

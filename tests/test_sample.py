@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -31,7 +30,6 @@ from tests.conftest import ROOT, printed
 from tests.variants import concatenated
 from training import runtime
 from training.evaluate import exact_loss
-from training.state import Progress
 
 LONG = "a" * 200
 
@@ -127,11 +125,8 @@ def uniform_checkpoint(tmp_path_factory):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    text = {"name": "loud", "sha256": "0" * 64, "characters": 1}
     tensors = {f"model.{name}": each for name, each in concatenated(model.named_slices()).items()}
-    progress = asdict(Progress())
-    parts = config, vocabulary, text, progress, {}, {"number": 0, "size": 0}, tensors
-    write_atomic(out, checkpoint.to_bytes(checkpoint.Checkpoint(*parts)))
+    write_atomic(out, checkpoint.to_bytes(checkpoint.Checkpoint(config, vocabulary, tensors)))
     return out
 
 

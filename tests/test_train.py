@@ -37,7 +37,7 @@ def test_a_run_writes_its_config_checkpoints_and_events(smoke):
         "best.safetensors",
     }
     assert list(smoke.glob("events.out.tfevents.*"))
-    assert load(smoke / "last.safetensors").progress["step"] == 60
+    assert load(smoke / "last.safetensors").progress.step == 60
 
 
 def test_a_run_prints_its_data_model_and_results(smoke):
@@ -119,7 +119,7 @@ def test_stopping_and_resuming_is_bit_exact(tmp_path, monkeypatch, recipe):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(files, "write_atomic", save_and_stop)
             main([*options, f"--out_dir={parts}", *resume_if_saved(parts)])
-    assert load(parts / "last.safetensors").progress["step"] == 16
+    assert load(parts / "last.safetensors").progress.step == 16
     assert main([*options, f"--out_dir={parts}", "--resume"]) == 0
     assert_same_training(whole / "last.safetensors", parts / "last.safetensors")
 
@@ -141,7 +141,7 @@ def test_overwrite_starts_a_new_run(run, smoke, tmp_path):
         "--max_iters=3",
         "--warmup_iters=1",
     )
-    assert load(out / "last.safetensors").progress["step"] == 3
+    assert load(out / "last.safetensors").progress.step == 3
     assert max(step for step, _ in scalars(out)["train/loss"]) == 3
 
 
@@ -155,7 +155,7 @@ def test_resume_starts_a_run_in_the_empty_folder_of_a_config_prints_so_and_resum
     words = ["train.py", config, "--resume", "--max_iters=2", "--warmup_iters=1"]
     done = run(*words)
     note = f"nothing to resume in {out}: starting from the beginning\n"
-    assert note in done.stdout and load(out / "last.safetensors").progress["step"] == 2
+    assert note in done.stdout and load(out / "last.safetensors").progress.step == 2
     done = run(*words)
     assert f"resuming from {out / 'last.safetensors'} at step 2\n" in done.stdout
     assert note not in done.stdout
@@ -174,7 +174,7 @@ def test_resume_with_another_layout_and_kernel_converts_the_weights(run, smoke, 
         "--max_iters=62",
     )
     assert "model.attention" in done.stdout and "unrolled" in done.stdout
-    assert load(out / "last.safetensors").progress["step"] == 62
+    assert load(out / "last.safetensors").progress.step == 62
 
 
 def test_resume_with_another_architecture_is_rejected_with_the_difference(run, smoke):
@@ -268,7 +268,7 @@ def test_allow_data_change_resumes_with_a_changed_text_in_the_same_vocabulary(ru
         r"resuming from .* at step 60; .*data.sha256 \w{64} -> \w{64}.*not be bit-identical",
         done.stdout,
     )
-    assert load(out / "last.safetensors").progress["step"] == 61
+    assert load(out / "last.safetensors").progress.step == 61
     text.write_text("Encyclopædia.\n" * 200, encoding="utf-8")
     done = run(
         "train.py",
@@ -294,7 +294,7 @@ def test_resume_with_a_changed_validation_text_is_rejected(run, tmp_path):
         "--warmup_iters=0",
     ]
     run("train.py", *options)
-    assert load(tmp_path / "out" / "last.safetensors").data["val_sha256"]
+    assert load(tmp_path / "out" / "last.safetensors").data.val_sha256
     val.write_text("Less text.\n" * 20)
     done = run("train.py", *options, "--resume", check=4)
     assert (

@@ -49,10 +49,10 @@ def check_step(
 
 
 def check_losses(
-    evals_since_best: int, best_step: int, train_loss_at_best: float, train_loss: float
+    evals_since_best: int, best_step: int, train_loss_at_best: float | None, train_loss: float
 ) -> Iterator[HealthWarning]:
     """Compare an evaluation with the best one so far."""
-    if evals_since_best < 3:
+    if evals_since_best < 3 or train_loss_at_best is None:
         return
     if train_loss < train_loss_at_best - 0.01:
         yield HealthWarning(

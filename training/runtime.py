@@ -14,10 +14,25 @@ import numpy as np
 import torch
 
 from common.errors import ResourceError
+from configs.fields import Checked, setting
 from configs.schema import MAX_BATCHED_CONTEXT, ModelConfig
 from training.distributed import SINGLE_PROCESS, World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Environment(Checked):
+    """What must be the same for a bit-exact resume, beside the settings and the text."""
+
+    torch: str = setting("", "version of PyTorch")
+    python: str = setting("", "version of Python")
+    device: str = setting("", "type of the device: cpu, cuda or mps")
+    device_name: str = setting("", "model of the CPU or GPU")
+    dtype: str = setting("", "dtype of matrix products")
+    threads: int = setting(1, "threads of PyTorch on the CPU", "[1, 1e6]")
+    cpu_capability: str = setting("", "vector instructions that PyTorch uses on this CPU")
+    world_size: int = setting(1, "number of processes", "[1, 1e6]")
 
 
 @dataclass(frozen=True)
@@ -55,19 +70,19 @@ class Runtime:
             seconds.append(time.perf_counter() - began)
         return 2 * size**3 / min(seconds)
 
-    def environment(self) -> dict[str, str | int]:
-        """Return the facts that must be the same for a bit-exact resume."""
+    def environment(self) -> Environment:
+        """Return what must be the same for a bit-exact resume."""
         cuda = self.device.type == "cuda"
-        return {
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "device": self.device.type,
-            "device_name": torch.cuda.get_device_name() if cuda else _cpu_info("model name"),
-            "dtype": dtype_name(self.dtype),
-            "threads": torch.get_num_threads(),
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-            "world_size": self.world.size,
-        }
+        return Environment(
+            torch=str(torch.__version__),
+            python=platform.python_version(),
+            device=self.device.type,
+            device_name=torch.cuda.get_device_name() if cuda else _cpu_info("model name"),
+            dtype=dtype_name(self.dtype),
+            threads=torch.get_num_threads(),
+            cpu_capability=torch.backends.cpu.get_cpu_capability(),
+            world_size=self.world.size,
+        )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -5,52 +5,75 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
+from common.errors import ConfigError
+from configs.fields import Checked, setting
 from configs.schema import Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
 from training import optimizers
-from training.health import SPIKE_WINDOW, HealthWarning, is_spike
+from training.health import SPIKE_WINDOW, WARNINGS, HealthWarning, is_spike
 from training.runtime import Runtime
 
+STEPS, LOSS = "[0, 1e15]", "[0, inf)"  # ranges
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
 
 @dataclass
-class Progress:
-    """The counters and losses of a run. Only the methods of this class change them."""
+class Progress(Checked):
+    """The counters and losses of a run. Only the methods of this class change them.
 
-    step: int = 0  # steps done
-    last_eval_step: int = 0
-    best_loss: float = math.inf  # lowest validation loss so far, nats per character
-    best_step: int = 0
-    evals_since_best: int = 0
-    train_loss_at_best: float = math.inf
-    warnings_given: list[str] = field(default_factory=list)  # names from health.WARNINGS
-    recent_losses: list[float] = field(default_factory=list)  # the last SPIKE_WINDOW ones
-    spikes: int = 0
-    # In float16 the loss is multiplied by this scale, so that small gradients do not become 0.
-    loss_scale: float = 65536.0
-    loss_scale_growth_tracker: int = 0  # steps since the loss scale last changed
+    A checkpoint stores them, so each is declared and checked as a setting is. From the first
+    release on, fields may be added, never removed or renamed.
+    """
+
+    step: int = setting(0, "steps done", STEPS)
+    last_eval_step: int = setting(0, "step of the last evaluation", STEPS)
+    best_loss: float | None = setting(
+        None, "lowest validation loss so far, nats per character; None: there is none yet", LOSS
+    )
+    best_step: int = setting(0, "step of the lowest validation loss", STEPS)
+    evals_since_best: int = setting(0, "evaluations since then", STEPS)
+    train_loss_at_best: float | None = setting(None, "loss on training text at that step", LOSS)
+    warnings_given: tuple[str, ...] = setting(
+        (), "health warnings that the run has given", choices=WARNINGS
+    )
+    recent_losses: tuple[float, ...] = setting((), f"of the last {SPIKE_WINDOW} steps", LOSS)
+    spikes: int = setting(0, "steps whose loss was far above the recent ones", STEPS)
+    loss_scale: float = setting(
+        65536.0, "in float16: factor of the loss, so that small gradients do not become 0", LOSS
+    )
+    loss_scale_growth_tracker: int = setting(
+        0, "in float16: steps since the loss scale last changed", STEPS
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.best_step <= self.last_eval_step <= self.step:
+            raise ConfigError(
+                f"best_step {self.best_step}, last_eval_step {self.last_eval_step} and step "
+                f"{self.step} contradict each other; they must be in this order"
+            )
 
     def record_step(self, loss: float) -> bool:
         """Record a step and its loss; return whether the loss is a spike."""
         self.step += 1
         spike = is_spike(loss, self.recent_losses)
         self.spikes += spike
-        self.recent_losses = [*self.recent_losses[1 - SPIKE_WINDOW :], loss]
+        self.recent_losses = (*self.recent_losses[1 - SPIKE_WINDOW :], loss)
         return spike
 
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
-        improved = val_loss < self.best_loss
+        finite = math.isfinite(val_loss) and math.isfinite(train_loss)
+        improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
             self.best_loss, self.best_step = val_loss, self.step
             self.train_loss_at_best, self.evals_since_best = train_loss, 0
@@ -71,7 +94,7 @@ class Progress:
     def new_warnings(self, warnings: Iterable[HealthWarning]) -> list[HealthWarning]:
         """Return the warnings that this run has not given yet, and record that it gives them."""
         new = [warning for warning in warnings if warning.name not in self.warnings_given]
-        self.warnings_given = [*self.warnings_given, *(warning.name for warning in new)]
+        self.warnings_given += tuple(warning.name for warning in new)
         return new
 
 

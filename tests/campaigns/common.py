@@ -16,7 +16,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from checkpointing import file_format
-from checkpointing.checkpoint import BEST, LAST, PARTS
+from checkpointing.checkpoint import BEST, LAST, SECTIONS
 from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
@@ -142,13 +142,14 @@ def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
 def contents(path: Path) -> dict:
     """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
     metadata, tensors = file_format.read(path)
-    parts = {name: json.loads(metadata[name]) for name in PARTS if name in metadata}
-    return {**parts, "tensors": tensors}
+    sections = {name: json.loads(metadata[name]) for name in SECTIONS}
+    return {**sections, "vocabulary": metadata["vocabulary"], "tensors": tensors}
 
 
 def write_checkpoint(path: Path, changed: dict) -> None:
     """Write a checkpoint file with any contents and the correct digest."""
-    metadata = {name: json.dumps(part) for name, part in changed.items() if name != "tensors"}
+    metadata = {name: json.dumps(changed[name]) for name in SECTIONS if name in changed}
+    metadata["vocabulary"] = changed["vocabulary"]
     write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
 
 

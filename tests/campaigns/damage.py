@@ -186,9 +186,9 @@ def _parts(header: bytearray, data: bytearray, rng: random.Random) -> tuple[dict
     """Change a value somewhere in config, vocabulary, data, progress, environment or events."""
     tree = json.loads(header)
     metadata = tree["__metadata__"]
-    name = rng.choice(list(checkpoint.PARTS))
+    name = rng.choice([*checkpoint.SECTIONS, "vocabulary"])
     value = rng.choice([-1, 0, 10**30, 1.5, "x", "\x1b[2J", None, True, [], {}, [1, "x"], 2**20])
-    part = json.loads(metadata[name])
+    part = metadata[name] if name == "vocabulary" else json.loads(metadata[name])
     section = part
     while isinstance(section, dict) and section:
         key = rng.choice(list(section))

@@ -55,7 +55,7 @@ def campaign(full: bool) -> str:
 
         def check_resume(fault: str) -> None:
             saved, _ = checkpoint.find(other, "last")
-            assert saved.progress["step"] in (8, 12), fault
+            assert saved.progress.step in (8, 12), fault
             assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, fault
             assert same_runs(uninterrupted, other), f"{fault}: differs from the uninterrupted run"
 

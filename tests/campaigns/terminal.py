@@ -16,7 +16,6 @@ import sys
 import tempfile
 import tty
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -32,7 +31,6 @@ from model.gpt import GPT
 from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Result, Tally, main, rng_of
 from tests.conftest import ROOT
 from tests.variants import concatenated
-from training.state import Progress
 
 NEW = 3  # characters to generate
 VOCABULARY = "".join(sorted({*CONTROLS, *"abc é天"}))
@@ -68,10 +66,7 @@ def make_checkpoint(path: Path) -> None:
     saved = checkpoints.Checkpoint(
         config=Config(model=config),
         vocabulary=VOCABULARY,
-        data={"name": "\x1b[2J", "sha256": "0" * 64, "characters": 1},
-        progress=asdict(Progress()),
-        environment={},
-        events={"number": 0, "size": 0},
+        data=checkpoints.TextInfo(name="\x1b[2J", sha256="0" * 64, characters=1),
         tensors={
             f"model.{name}": each for name, each in concatenated(model.named_slices()).items()
         },
