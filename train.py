@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.console import print_text, run_script
-from common.errors import NonFiniteError, first_few
+from common.errors import CheckpointError, NonFiniteError, first_few
 from common.files import check_path_spelling
 from common.lock import only_writer
 from common.packages import check_address_space, check_packages
@@ -54,9 +54,11 @@ def main(argv: list[str]) -> int:
         # before the slow imports, refuse a batch size that the number of processes does not divide
         world.batch_slice(command.config.train.batch_size)
         check_address_space()
-        for path in (command.init_from, command.resume):
-            if path and path != "auto":
-                check_path_spelling(path)
+        paths = [command.init_from, command.resume]
+        if command.resume == "auto":
+            paths[1] = command.out_dir if command.out_dir_given else None
+        for path in filter(None, paths):
+            check_path_spelling(path)
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
@@ -90,21 +92,27 @@ def train(command: Command, stop: Stop, world: World) -> None:
     world.check_same(flat_settings(config))
 
     # the run: a new one, or the one in a checkpoint
-    source, source_note = world.on_rank_0(run_dir.check_run_dir, command)
-    command = resolve_settings(command, source, runtime, stop)
+    base, base_note = find_base(command, world)
+    source = base.path if base and command.resume else None  # to resume from
+    with world.raise_on_all():
+        if world.is_main:
+            run_dir.check_run_dir(folder, source, command.overwrite)
+    command = resolve_settings(command, base, runtime, stop)
     config = command.config
-    for note in filter(None, (source_note, command.scaling_note)):
+    for note in filter(None, (base_note, command.scaling_note)):
         info(note)
-    run, saved, changes = world.local_rank_0_first(build_run, command, source, runtime)
+    run, changes = world.local_rank_0_first(build_run, command, base, runtime)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
     world.check_same(facts | {"dtype": runtime.dtype, "step": run.progress.step})
     in_place = run_dir.is_in(source, folder)
     with world.raise_on_all():
         if world.is_main:
             run_dir.check_space(folder, run.checkpoint_bytes)
-            run_dir.prepare_run_dir(folder, source, config)
+            if note := run_dir.prepare_run_dir(folder, source, config):
+                info(note)
             if in_place:
-                truncate_events(folder, saved.events)
+                truncate_events(folder, base.events)
+    base = None  # frees its tensors
     if source:
         if changes:
             changes += ["so the result will not be bit-identical to that of an uninterrupted run"]
@@ -124,20 +132,40 @@ def train(command: Command, stop: Stop, world: World) -> None:
         manager = run_dir.CheckpointManager(folder, info, logger.position, saved_progress)
         loop(run, stop, report, manager)
     if stop.requested:
-        resume_command = run_dir.resume_command(folder, world)
-        info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {resume_command}")
+        to_resume = command.again(world.launcher, resume=True)
+        info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {to_resume}")
     else:
-        report.log_end(folder, time.monotonic() - stop.started)
+        report.log_end(command, time.monotonic() - stop.started)
+
+
+def find_base(command: Command, world: World) -> tuple["Checkpoint | None", str | None]:
+    """Return the checkpoint that --resume or --init_from names; return also a note, if any."""
+    from checkpointing.checkpoint import find_on_all
+    from checkpointing.run_dir import holds_run
+
+    if command.init_from:
+        return find_on_all(world, Path(command.init_from), "best")
+    if not command.resume:
+        return None, None
+    if command.resume != "auto":
+        return find_on_all(world, Path(command.resume), "last")
+    folder = Path(command.out_dir)
+    if world.on_rank_0(holds_run, folder):
+        return find_on_all(world, folder, "last")
+    if command.out_dir_given:
+        raise CheckpointError(
+            f"out_dir: {folder} holds no run to resume; without --resume a new one starts there"
+        )
+    return None, f"nothing to resume in {folder}: starting from the beginning"
 
 
 def resolve_settings(
-    command: Command, source: Path | None, runtime: "Runtime", stop: Stop
+    command: Command, base: "Checkpoint | None", runtime: "Runtime", stop: Stop
 ) -> Command:
     """Replace `kernel: auto` with a kernel, and --minutes with the iterations that fit the time.
 
-    A run that is resumed from the checkpoint `source` has its numbers of iterations from there.
+    A run that is resumed from the checkpoint `base` has its numbers of iterations from there.
     """
-    from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
     from training.duration import fit_to_time, measure_speed
     from training.runtime import resolve_kernel
@@ -151,13 +179,12 @@ def resolve_settings(
 
     if not command.minutes:
         return with_kernel(command)
-    if source:
-        saved = checkpoints.load(source).config.train
+    if base and command.resume:
         names = ("max_iters", "eval_interval", "save_interval")
-        fitted = {f"train.{name}": getattr(saved, name) for name in names}
+        fitted = {f"train.{name}": getattr(base.config.train, name) for name in names}
         return with_kernel(load(command.arguments, fitted))
     began, seconds = time.monotonic(), 60 * command.minutes
-    trial, _, _ = build_run(with_limits(TRIAL_ITERS), None, runtime)
+    trial, _ = build_run(with_limits(TRIAL_ITERS), base, runtime)
     build_seconds = time.monotonic() - began
     speed = measure_speed(trial, seconds, stop)
     left = seconds - (time.monotonic() - stop.started) - build_seconds
@@ -176,11 +203,11 @@ def resolve_settings(
 
 
 def build_run(
-    command: Command, source: Path | None, runtime: "Runtime"
-) -> tuple["Run", "Checkpoint | None", list[str]]:
-    """Build a new run, or restore the one in the checkpoint `source`.
+    command: Command, base: "Checkpoint | None", runtime: "Runtime"
+) -> tuple["Run", list[str]]:
+    """Build a new run, or restore the one in the checkpoint `base` of --resume.
 
-    Also return that checkpoint, and a line for each difference between the saved run and this one.
+    Also return a line for each difference between the saved run and this one.
     """
     from checkpointing import checkpoint as checkpoints
     from dashboard.logger import info
@@ -188,17 +215,11 @@ def build_run(
     from training.state import Run
 
     config = command.config
-    saved = checkpoints.load(source) if source else None
+    saved = base if command.resume else None
     if saved:
         checkpoints.check_has_optimizer_state(saved)
-    parent = None
-    if command.init_from:
-        parent, note = checkpoints.find(Path(command.init_from), "best")
-        if note:
-            info(note)
-    base = saved or parent
     if base:
-        checkpoints.check_same_model(source or command.init_from, base.config, config)
+        checkpoints.check_same_model(base, config)
     wanted = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
     corpus = load_corpus(
         **vars(config.data),
@@ -218,9 +239,9 @@ def build_run(
         if not checkpoints.best_loss_is_comparable(saved, config, corpus):
             run.progress.forget_best()
             changes.append("the validation text differs, so the best loss is reset")
-        return run, saved, changes
-    model = initial_model(config, parent, corpus.tokenizer.vocabulary)
-    return Run(model, config, corpus, runtime), None, []
+        return run, changes
+    model = initial_model(config, base, corpus.tokenizer.vocabulary)
+    return Run(model, config, corpus, runtime), []
 
 
 def initial_model(config: "Config", parent: "Checkpoint | None", vocabulary: str) -> "GPT":

@@ -29,12 +29,21 @@ from configs.schema import (
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
+from training.distributed import World
 from training.optimizers import MOMENTS
 from training.runtime import Environment, Runtime
 from training.state import Progress, Run
 
+# The files of a run folder. Their names stand here, below all that read or write them.
 SUFFIX = ".safetensors"
 LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
+SETTINGS = "config.yaml"
+EVENTS = "events.out.tfevents.{:010d}"  # of TensorBoard
+# The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
+DESCRIPTION = EVENTS.format(0) + ".run"
+# A marker file, from the start of a run to its first checkpoint. It shows that the event files in
+# the folder belong to a run without a checkpoint, so the next run may remove them.
+NO_CHECKPOINT_YET = ".no-checkpoint-yet"
 # the checkpoint that is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
@@ -337,6 +346,17 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
     raise CheckpointError(f"{'; '.join(faults)}; undamaged checkpoints nearby{others}")
 
 
+def find_on_all(world: World, path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
+    """Find a checkpoint on rank 0, as `find` does; every other rank loads the file chosen there."""
+    saved = note = None
+    with world.raise_on_all():
+        if world.is_main:
+            saved, note = find(path, prefer)
+    chosen = world.all_gather(saved and saved.path)[0]
+    with world.raise_on_all():
+        return saved or load(chosen), note
+
+
 def _nearby(path: Path) -> list[Path]:
     """Return up to five undamaged checkpoints, newest first, in `path` or a folder above it."""
     folders = (path, *path.parents[:2])
@@ -388,16 +408,16 @@ def _shown(value: object) -> str:
     return shorten(str(value), 200)
 
 
-def check_same_model(path: object, saved: Config, config: Config) -> None:
-    """Raise CheckpointError with the differences if the two configs describe different models."""
+def check_same_model(saved: Checkpoint, config: Config) -> None:
+    """Raise CheckpointError with the differences if a config describes another model."""
     changeable = {f"model.{name}" for name in CHANGEABLE_SETTINGS}
-    changes = config_changes(saved, config)
+    changes = config_changes(saved.config, config)
     other = [
         changes[name] for name in changes if name.startswith("model.") and name not in changeable
     ]
     if other:
         raise CheckpointError(
-            f"{path}: the config describes a different model from the checkpoint's "
+            f"{saved.path}: the config describes a different model from the checkpoint's "
             f"({'; '.join(other)}); only {', '.join(sorted(changeable))} may differ; set the rest "
             "back, or start a new run"
         )

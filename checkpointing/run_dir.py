@@ -1,4 +1,4 @@
-"""The run folder: its checkpoints and settings file, and the command that resumes the run.
+"""The run folder: which files a run may replace there, and how its checkpoints are saved.
 
 The folder may contain other files. Only files that this program wrote are ever replaced or removed.
 """
@@ -11,34 +11,34 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
-from checkpointing.checkpoint import BEST, LAST, PREV
+from checkpointing.checkpoint import (
+    BEST,
+    DESCRIPTION,
+    EVENTS,
+    LAST,
+    NO_CHECKPOINT_YET,
+    PREV,
+    SETTINGS,
+    EventPosition,
+)
 from common import files
-from common.console import path_word, script, shell_command
-from common.errors import CheckpointError, ConfigError, ResourceError, did_you_mean, first_few
-from configs.cli import Command
+from common.errors import CheckpointError, ConfigError, ResourceError
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
-from training.distributed import World
 from training.state import Progress, Run
 
 CHECKPOINTS = (LAST, PREV, BEST)
-EVENTS = "events.out.tfevents.{:010d}"
+WRITTEN = (*CHECKPOINTS, DESCRIPTION, SETTINGS)  # by `write_atomic`
 OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
-# The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
-DESCRIPTION = EVENTS.format(0) + ".run"
 SETTINGS_HEADER = (
     "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "
     "SHA-256 {}\n"
 )
 MAX_SETTINGS = 2**20  # bytes
-# A marker file, from the start of a run to its first checkpoint. It shows that the event files in
-# the folder belong to a run without a checkpoint, so the next run may remove them.
-NO_CHECKPOINT_YET = ".no-checkpoint-yet"
 MARKER_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
 
 
@@ -54,7 +54,7 @@ class CheckpointManager:
         self,
         folder: Path,
         notify: Callable[[str], None],
-        event_position: Callable[[], checkpoints.EventPosition],
+        event_position: Callable[[], EventPosition],
         saved_progress: Progress | None,
     ):
         self.folder, self.notify, self.event_position = folder, notify, event_position
@@ -110,28 +110,18 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in CHECKPOINTS)
 
 
-def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
-    """Return the checkpoint to resume from and a note, if any; change nothing.
+def check_run_dir(folder: Path, source: Path | None, overwrite: bool) -> None:
+    """Raise ConfigError if a start would mix two runs in a folder, or replace one; change nothing.
 
-    Raises CheckpointError if there is none to resume from, ConfigError if a run would be replaced
-    without --overwrite, ResourceError if the folder is not writable.
+    `source` is the checkpoint that the start resumes from, if there is one. Only with `overwrite`,
+    a start may replace the run in the folder, and no other file.
     """
-    folder, resume, overwrite = Path(command.out_dir), command.resume, command.overwrite
-    source, note = None, None
-    if resume == "auto" and not holds_run(folder):
-        if command.out_dir_given:
-            raise _no_run(folder)
-        note = f"nothing to resume in {folder}: starting from the beginning"
-    elif resume:
-        start = folder if resume == "auto" else Path(resume)
-        saved, note = checkpoints.find(start, prefer="last")
-        source = saved.path
-        if holds_run(folder) and not is_in(source, folder):
-            raise ConfigError(
-                f"out_dir: {folder} holds a different run from that of "
-                f"{source}; choose another --out_dir"
-            )
-    elif holds_run(folder) and not overwrite:
+    in_place = is_in(source, folder)
+    if source and holds_run(folder) and not in_place:
+        raise ConfigError(
+            f"out_dir: {folder} holds another run than {source}; choose another --out_dir"
+        )
+    if holds_run(folder) and not source and not overwrite:
         raise ConfigError(
             f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
             "replaces it, another --out_dir leaves it alone"
@@ -139,13 +129,11 @@ def check_run_dir(command: Command) -> tuple[Path | None, str | None]:
     if overwrite:
         _check_only_ours(folder)
     events = _all_event_files(folder)
-    if events and not (is_in(source, folder) or overwrite or _has_marker(folder)):
+    if events and not (in_place or overwrite or _has_marker(folder)):
         raise ConfigError(
             f"out_dir: {folder} has {len(events)} event files of a run, but no checkpoint; "
             "a new run with --overwrite removes them, another --out_dir leaves them alone"
         )
-    _check_writable(folder)
-    return source, note
 
 
 def _check_only_ours(folder: Path) -> None:
@@ -160,32 +148,22 @@ def _check_only_ours(folder: Path) -> None:
                 )
 
 
-def _no_run(folder: Path) -> CheckpointError:
-    """Return the error for a folder without a run to resume; it names those beside or in it."""
-    near = [each for base in (folder.parent, folder) for each in sorted(base.glob("*"))]
-    runs = {each.name: str(each) for each in near if holds_run(each)}
-    others = f"runs nearby: {first_few(runs.values())}" if runs else "no run is nearby"
-    return CheckpointError(
-        f"out_dir: {folder} holds no run to resume; without --resume a new one starts "
-        f"there; {did_you_mean(folder.name, runs, others)}"
-    )
-
-
 def is_in(source: Path | None, folder: Path) -> bool:
     """Return whether the checkpoint to resume from, if there is one, is in this folder."""
     return source is not None and source.parent.resolve() == folder.resolve()
 
 
-def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> None:
+def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> str | None:
     """Remove what an earlier run left, unless it is resumed from `source`; write config.yaml.
 
     These are the first changes in the folder; if the start fails earlier, it stays as it was.
-    Raises ResourceError if a file cannot be removed or written.
+    Returns the note of `write_settings`. Raises ResourceError if a file cannot be removed or
+    written.
     """
-    files.remove_stale(folder, _written_names(folder))
+    files.remove_stale(folder, WRITTEN)
     if not is_in(source, folder):
         _remove_earlier_run(folder)
-    write_settings(folder, config)
+    return write_settings(folder, config)
 
 
 def event_files(folder: Path) -> list[tuple[int, Path]]:
@@ -198,20 +176,18 @@ def event_files(folder: Path) -> list[tuple[int, Path]]:
     return found
 
 
-def settings_file(folder: Path) -> Path:
-    """Return the file for the settings of a run: config.yaml, or config-2.yaml and so on.
+def write_settings(folder: Path, config: Config) -> str | None:
+    """Write the complete settings of a run to config.yaml; raise ResourceError if that fails.
 
-    It is the first one that does not exist, or that this program wrote and nobody has edited.
+    A file that somebody else wrote or edited is left as it is; a note is returned then.
     """
-    names = chain(["config.yaml"], (f"config-{number}.yaml" for number in count(2)))
-    return next(folder / name for name in names if _may_replace(folder / name))
-
-
-def write_settings(folder: Path, config: Config) -> None:
-    """Write the complete settings of a run; raise ResourceError if that fails."""
+    path = folder / SETTINGS
+    if not _may_replace(path):
+        return f"note: {path} has been edited, so it is left as it is and not updated"
     content = to_yaml(config).encode()
     header = SETTINGS_HEADER.format(hashlib.sha256(content).hexdigest())
-    files.write_atomic(settings_file(folder), header.encode() + content)
+    files.write_atomic(path, header.encode() + content)
+    return None
 
 
 def _may_replace(path: Path) -> bool:
@@ -229,7 +205,7 @@ def _may_replace(path: Path) -> bool:
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
     """Raise ResourceError unless the disk has space for all checkpoints and one temporary copy."""
     existing = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
-    existing += files.stale_files(folder, _written_names(folder))
+    existing += files.stale_files(folder, WRITTEN)
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
     needed = (len(CHECKPOINTS) + 1) * checkpoint_bytes
     if free < needed:
@@ -238,37 +214,6 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
             f"{free / 1e6:,.1f} MB are free at {folder}; "
             "free some space or choose another --out_dir"
         )
-
-
-def _written_names(folder: Path) -> tuple[str, ...]:
-    """Return the names of the files that `write_atomic` writes in a run folder."""
-    return (*CHECKPOINTS, DESCRIPTION, settings_file(folder).name)
-
-
-def train_command(folder: Path, world: World, *options: str) -> str:
-    """Return the command that trains with the settings in a run folder and these options."""
-    config = path_word(settings_file(folder))
-    out_dir = f"--out_dir={path_word(folder)}"
-    return shell_command([*world.launcher, script("train.py"), config, out_dir, *options])
-
-
-def resume_command(folder: Path, world: World, *options: str) -> str:
-    """Return the command that resumes the run in a folder, with further options."""
-    return train_command(folder, world, "--resume", *options)
-
-
-def _check_writable(folder: Path) -> None:
-    """Write and remove a file, to find a full or read-only disk before hours of training."""
-    probe = folder / f"{LAST}.tmp.{os.getpid()}"
-    try:
-        try:
-            probe.write_bytes(b"x" * 4096)
-        finally:
-            probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise ResourceError(
-            f"out_dir: cannot write to {folder} ({error.strerror}); choose another --out_dir"
-        ) from error
 
 
 def _all_event_files(folder: Path) -> list[Path]:
@@ -286,7 +231,7 @@ def _remove_earlier_run(folder: Path) -> None:
             (folder / NO_CHECKPOINT_YET).write_bytes(MARKER_CONTENT)
     except OSError as error:
         raise ResourceError(
-            f"{error.filename}: cannot be removed or written ({error.strerror}); "
+            f"{error.filename or folder}: cannot be removed or written ({error.strerror}); "
             "choose another --out_dir"
         ) from error
 

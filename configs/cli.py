@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 
+from common.console import path_word, script, shell_command
 from common.errors import ConfigError
 from configs.fields import (
     Checked,
@@ -47,6 +48,8 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
+# options that begin a run, and must not be repeated when it is resumed
+STARTING_OPTIONS = ("resume", "overwrite", "init_from", "new_characters", "allow_data_change")
 MIN_EVAL_INTERVAL = 10  # steps; not scaled below this, as an evaluation costs several steps
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
@@ -110,6 +113,7 @@ class Command(CommandLineOptions):
     config: Config = field(default_factory=Config)
     out_dir_given: bool = False  # by an option, not by the file or by default
     arguments: tuple[str, ...] = ()
+    given: Mapping[str, list[str]] = field(default_factory=dict)  # options as typed, by full name
     scaling_note: str | None = None  # which settings were scaled with max_iters
 
     @property
@@ -118,6 +122,26 @@ class Command(CommandLineOptions):
         if self.config.out_dir == "auto":
             return f"out/{Path(self.config_file).stem}"
         return self.config.out_dir
+
+    def again(
+        self, launcher: list[str], *, resume: bool, changes: Mapping[str, object] | None = None
+    ) -> str:
+        """Return the shell command that starts the run again, or that resumes it.
+
+        It has the options of this start, except those that `changes` replaces by other values.
+        """
+        dropped = {name.rpartition(".")[2] for name in changes or ()}
+        if resume:
+            dropped |= {*STARTING_OPTIONS}
+        if "max_iters" in dropped:
+            dropped |= {"minutes"}
+        words = [path_word(self.config_file)]
+        for name, options in self.given.items():
+            if name.rpartition(".")[2] not in dropped:
+                words += options
+        words += ["--resume"] * resume
+        words += [f"--{name}={value}" for name, value in (changes or {}).items()]
+        return shell_command([*launcher, script("train.py"), *words])
 
 
 def load(
@@ -134,7 +158,7 @@ def load(
     """
     from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
 
-    words, values = parse_arguments(argv, CommandLineOptions, Config)
+    words, values, given = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
     values = {**(fitted or {}), **values}
@@ -168,6 +192,7 @@ def load(
         config=config,
         out_dir_given=values.get("out_dir", "auto") != "auto",
         arguments=tuple(argv),
+        given=given,
         scaling_note=scaling_note,
         **own,
     )
@@ -204,7 +229,7 @@ def _scaled_iterations(
 
 def load_sample(argv: list[str]) -> SampleConfig:
     """Parse the arguments of sample.py."""
-    words, values = parse_arguments(argv, SampleConfig)
+    words, values, _ = parse_arguments(argv, SampleConfig)
     if words:
         raise ConfigError(
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
@@ -218,15 +243,20 @@ def load_conversion(argv: list[str], section: type, source: str) -> tuple[str, C
 
     `source` describes the file or folder, for messages.
     """
-    words, values = parse_arguments(argv, section)
+    words, values, _ = parse_arguments(argv, section)
     if len(words) != 1:
         given = brief(tuple(words)) if words else "none"
         raise ConfigError(f"give one {source}; given: {given}; --help shows an example")
     return words[0], from_dict(values, section)
 
 
-def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[str, object]]:
-    """Return the arguments that are not options, and the values of the options by full name."""
+def parse_arguments(
+    argv: list[str], *sections: type
+) -> tuple[list[str], dict[str, object], dict[str, list[str]]]:
+    """Return the arguments that are not options, and the values of the options by full name.
+
+    Also return the options as they were typed, each as one word: `--key` or `--key=value`.
+    """
     options = _options(*sections)
     words, values, given = [], {}, {}
     for word in argv:
@@ -245,9 +275,8 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
         name, each, bare_value = options[key]
         if name in given and kind(each) is not tuple:
-            both = f"{brief(given[name])} and {brief(word)}"
+            both = f"{brief(given[name][0])} and {brief(word)}"
             raise ConfigError(f"duplicate option {brief(name)} ({both}); keep one of them")
-        given[name] = word
         with error_context(option):
             if not equals:
                 text = bare_value or next(rest, "--")
@@ -259,7 +288,8 @@ def parse_arguments(argv: list[str], *sections: type) -> tuple[list[str], dict[s
                 raise ConfigError("takes no value")
             value = _parse_option(each, text)
         values[name] = values.get(name, ()) + value if kind(each) is tuple else value
-    return words, values
+        given.setdefault(name, []).append(word if bare_value else f"{option}={text}")
+    return words, values, given
 
 
 def _parse_option(each: Field, text: str) -> object:

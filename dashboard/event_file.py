@@ -16,8 +16,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from checkpointing.checkpoint import EventPosition
-from checkpointing.run_dir import DESCRIPTION, EVENTS, event_files
+from checkpointing.checkpoint import DESCRIPTION, EVENTS, EventPosition
+from checkpointing.run_dir import event_files
 from common.errors import ResourceError
 from common.files import write_atomic
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from checkpointing.run_dir import resume_command
 from common.console import path_word, program, script, shell_command
+from configs.cli import Command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
@@ -109,8 +109,9 @@ class Report:
         if result.probe and self.pictures:
             self.logger.summaries(step, figures(result, self.run.corpus.tokenizer.vocabulary))
 
-    def log_end(self, folder: Path, seconds: float) -> None:
+    def log_end(self, command: Command, seconds: float) -> None:
         """Report the best loss of a finished run, and the commands to use it."""
+        folder = Path(command.out_dir)
         progress = self.run.progress
         sample = shell_command(
             [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
@@ -119,9 +120,12 @@ class Report:
         if progress.step > self.first_step:
             info(f"finished after {seconds / 60:.1f} minutes{self._early_stopping()}")
         else:
-            longer = f"--max_iters={2 * progress.step}"
-            command = resume_command(folder, self.run.runtime.world, longer)
-            info(f"already finished, at step {progress.step:,}; to train longer:", f"  {command}")
+            longer = command.again(
+                self.run.runtime.world.launcher,
+                resume=True,
+                changes={"max_iters": 2 * progress.step},
+            )
+            info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"

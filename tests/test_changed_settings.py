@@ -166,13 +166,11 @@ def run_with(saved, way, name, value):
         options = [each for each in options if name != "data.sources" or "sources" not in each]
     options = [*options, f"--{name}={str(value).lower() if value in (True, False) else value}"]
     last = folder / "run/last.safetensors"
-    if way == "resume":
-        command, source = parse(merged([*options, "--resume", "--allow-data-change"])), last
-    else:
-        command, source = parse(merged([*options, f"--init_from={last}"])), None
+    start = ["--resume", "--allow-data-change"] if way == "resume" else [f"--init_from={last}"]
+    command = parse(merged([*options, *start]))
     torch.set_num_threads(1)
     selected = runtime.select_runtime(command.config.device, command.config.dtype)
-    return build_run(command, source, selected)[0]
+    return build_run(command, load(last), selected)[0]
 
 
 def test_every_setting_of_the_schema_is_in_a_table():

@@ -76,7 +76,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
         ["duplicate option 'model.n_layer' ('--n_layer=3' and '--n_layer=5'); keep one of them"],
     ),
     ("A20", ["--model.n-layer=3", "--n_layer=3"], ["('--model.n-layer=3' and '--n_layer=3')"]),
-    ("A20", ["--seed", "1", "--seed", "2"], ["duplicate option 'seed' ('--seed' and '--seed')"]),
+    ("A20", ["--seed", "1", "--seed", "2"], ["duplicate option 'seed' ('--seed=1' and '--seed')"]),
     ("A20", [*["--compile"] * 2], ["duplicate option 'compile'"]),
     ("A20", ["--resume", "--resume=out/a"], ["duplicate option 'resume'"]),
     ("A30", ["--sources=[&a x, *a]"], ["--sources: ", "aliases are not supported"]),

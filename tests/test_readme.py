@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_every_init_from_example_has_the_model_of_its_checkpoint(command, monkey
     monkeypatch.chdir(ROOT)
     fine_tune = load(shlex.split(command, comments=True)[2:])
     parent = load([f"configs/{Path(fine_tune.init_from).name}.yaml"])
-    check_same_model(fine_tune.init_from, parent.config, fine_tune.config)
+    check_same_model(SimpleNamespace(config=parent.config, path="parent"), fine_tune.config)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -5,6 +5,7 @@ every command that is printed runs as it is.
 import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -17,14 +18,8 @@ import yaml
 import sample
 import train as train_py
 from checkpointing import run_dir
-from checkpointing.run_dir import (
-    DESCRIPTION,
-    EVENTS,
-    NO_CHECKPOINT_YET,
-    resume_command,
-    settings_file,
-    write_settings,
-)
+from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET
+from checkpointing.run_dir import write_settings
 from common.console import escape, path_word, program, script, shell_command
 from common.errors import ResourceError
 from configs.cli import load
@@ -33,7 +28,6 @@ from dashboard.event_file import EventFile
 from tests.campaigns.common import SMALL, at_step, scalars, small_run_args, step_of, train
 from tests.conftest import ROOT
 from training import state
-from training.distributed import SINGLE_PROCESS
 
 SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]
 
@@ -103,7 +97,9 @@ def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path)
         assert code == 0, output
         assert contents_of(run).items() >= before.items()
         assert (run / EVENTS.format(9)).is_fifo()
-    assert step_of(run) == 4 and (run / "config-2.yaml").exists()
+        note = f"note: {run / 'config.yaml'} has been edited, so it is left as it is"
+        assert note in output
+    assert step_of(run) == 4
 
 
 def test_a_config_in_its_own_run_folder_stays_as_it_was_written(options, tmp_path):
@@ -114,31 +110,37 @@ def test_a_config_in_its_own_run_folder_stays_as_it_was_written(options, tmp_pat
     words = [config if each == SMALL[0] else each for each in options]
     assert train(*words)[0] == 0
     assert config.read_bytes() == before
-    command = shlex.split(resume_command(tmp_path / "run", SINGLE_PROCESS))
-    settings = f"{tmp_path}/run/config-2.yaml"
-    assert command[2:] == [settings, f"--out_dir={tmp_path}/run", "--resume"]
-    assert train(*command[2:])[0] == 0
-    assert config.read_bytes() == before
 
 
 def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
-    write_settings(tmp_path, Config(seed=1))
-    write_settings(tmp_path, Config(seed=2))
-    first = tmp_path / "config.yaml"
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
-    assert load([str(first)]).config == Config(seed=2)
-    edited = first.read_text().replace("seed: 2", "seed: 3  # mine")
-    first.write_text(edited)
-    for seed in (4, 5):
-        write_settings(tmp_path, Config(seed=seed))
-        assert first.read_text() == edited
-        assert load([str(tmp_path / "config-2.yaml")]).config == Config(seed=seed)
-    (tmp_path / "config-2.yaml").write_text("")
-    assert settings_file(tmp_path).name == "config-3.yaml"
+    path = tmp_path / "config.yaml"
+    assert write_settings(tmp_path, Config(seed=1)) is None
+    assert write_settings(tmp_path, Config(seed=2)) is None
+    assert load([str(path)]).config == Config(seed=2)
+    edited = path.read_text().replace("seed: 2", "seed: 3  # mine")
+    path.write_text(edited)
+    assert write_settings(tmp_path, Config(seed=4)).startswith(f"note: {path} has been edited")
+    assert path.read_text() == edited and [*tmp_path.iterdir()] == [path]
     for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
-        make(settings_file(tmp_path))
-    write_settings(tmp_path, Config(seed=6))
-    assert load([str(tmp_path / "config-6.yaml")]).config == Config(seed=6)
+        path.rename(tmp_path / f"before {make}")
+        make(path)
+        mode = path.lstat().st_mode
+        assert write_settings(tmp_path, Config()) and path.lstat().st_mode == mode
+
+
+def test_after_an_edit_the_printed_command_resumes_with_the_settings_of_the_start(
+    options, tmp_path
+):
+    at_step_2 = pytest.MonkeyPatch()
+    with at_step_2.context() as patch:
+        at_step(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
+        output = train(*options)[1]
+    config = tmp_path / "run/config.yaml"
+    config.write_text(config.read_text().replace("seed: ", "seed: 9"))
+    words = shlex.split(output.splitlines()[-1])
+    assert words[1:3] == ["train.py", SMALL[0]] and words[-1] == "--resume"
+    code, output = train(*words[2:])
+    assert code == 0 and "seed 1" not in output and step_of(tmp_path / "run") == 4
 
 
 def test_the_settings_of_a_run_are_readable_as_yaml(options, tmp_path):
@@ -351,8 +353,11 @@ def test_every_printed_command_means_the_folder_that_it_names(
     for folder in folders:
         folder.mkdir()
         write_settings(folder, Config())
+        start = load(
+            [path_word(folder / "config.yaml"), f"--out_dir={path_word(folder)}", "--seed", "4"]
+        )
         commands += [
-            resume_command(folder, SINGLE_PROCESS, "--seed=5"),
+            start.again([program("python")], resume=True, changes={"seed": 5}),
             shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)]),
             shell_command([program("tensorboard"), "--logdir", path_word(folder)]),
         ]
@@ -396,7 +401,7 @@ def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"])
 def test_for_a_name_with_control_characters_no_command_is_printed_but_the_reason(name, tmp_path):
     folder = tmp_path / name
-    output = resume_command(folder, SINGLE_PROCESS)
+    output = load([str(ROOT / SMALL[0]), f"--out_dir={folder}"]).again(["python"], resume=True)
     assert output == "(no command is printed: a name in it contains control characters)"
 
 

@@ -84,8 +84,8 @@ def test_tensorboard_contains_the_documented_tags(smoke):
 def test_the_best_checkpoint_has_the_lowest_validation_loss(smoke):
     values = dict(scalars(smoke)["val/loss"])
     best = load(smoke / "best.safetensors").progress
-    assert best["best_loss"] == pytest.approx(min(values.values()), rel=1e-6)
-    assert values[best["best_step"]] == min(values.values())
+    assert best.best_loss == pytest.approx(min(values.values()), rel=1e-6)
+    assert values[best.best_step] == min(values.values())
 
 
 EXACT = {
