@@ -1,6 +1,7 @@
 """One writer per run folder: a lock that the system releases however its holder ends."""
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -50,10 +51,12 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def _open(path: Path) -> BinaryIO:
     """Open the lock file; raise ResourceError if that fails or it is not a lock of this program."""
-    file, head = None, b"not ours"
+    file, head, is_regular = None, b"not ours", True
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_symlink() and (path.is_file() or not path.exists()):
+        with suppress(FileNotFoundError):
+            is_regular = stat.S_ISREG(path.lstat().st_mode)  # and no link, pipe or folder
+        if is_regular:
             file = open(path, "ab+", buffering=0)  # noqa: SIM115
             head = _read(file)
     except OSError as error:
