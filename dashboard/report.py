@@ -193,9 +193,7 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
     chart = plots.curve(positions, result.loss_by_position, uniform, title)
-    yield summaries.picture(
-        "val/loss_by_place", chart
-    )  # an old tag for position; tags never change
+    yield summaries.picture("val/loss_by_position", chart)
 
 
 def top_next(probe: Probe, vocabulary: str) -> list[str]:

@@ -52,7 +52,7 @@ TEXTS = {
     f"{tag}/text_summary" for tag in ("run/config", "run/corpus", "samples/text", "samples/next")
 }
 IMAGES = {f"attention/layer_{layer}_head_{head}" for layer in (1, 2) for head in (1, 2)}
-IMAGES |= {"val/loss_by_place"}
+IMAGES |= {"val/loss_by_position"}
 ONCE = {"run/config/text_summary", "run/corpus/text_summary"}
 EVALUATIONS = list(range(6, STEPS + 1, 6))
 CHROMIUM = next(

@@ -1,0 +1,102 @@
+"""Stored checkpoints of format 1, the format of the first release: every later version reads and
+resumes them.
+
+    python -m tests.test_stored NAME    # add one of the recipe configs/NAME.yaml; replaces nothing
+"""
+
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from checkpointing import checkpoint as checkpoints
+from checkpointing import load_model
+from checkpointing.checkpoint import LAST
+from common.files import write_atomic
+from configs.cli import load
+from configs.schema import Config
+from configs.strict_yaml import to_yaml
+from tests.campaigns.common import scalars, stop_at, train
+from tests.conftest import ROOT
+
+STORED = ROOT / "tests" / "stored"
+TEXT = STORED / "text.txt"
+FORMAT_1 = sorted(path.stem for path in STORED.glob("*.safetensors"))
+SMALLEST = [
+    "--n_layer=2", "--n_head=2", "--n_embd=8", "--block_size=16", "--batch_size=4",
+    "--gradient_accumulation_steps=1", "--max_iters=16", "--warmup_iters=2", "--cooldown_iters=8",
+    "--eval_interval=4", "--log_interval=1", "--sample_chars=4", "--dtype=float32",
+    "--device=cpu", "--dropout=0", "--val_fraction=0.2", "--log=scalars",
+    f"--data.sources={TEXT.relative_to(ROOT)}",
+]  # fmt: skip
+
+
+def switches(config: Config) -> dict[str, object]:
+    """Return the settings that decide which tensors a checkpoint has."""
+    model = config.model
+    return {
+        "positions": model.positions,
+        "token_shifts": model.token_shifts > 0,
+        "ngram_embeddings": model.ngram_embeddings > 0,
+        "norm": model.norm,
+        "mlp": model.mlp,
+        "bias": model.bias,
+        "tied": model.tied,
+        "optimizer": config.train.optimizer,
+    }
+
+
+def resumed_losses(path: Path, folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Resume a copy of a checkpoint in a new folder; return the losses by tag."""
+    folder.mkdir()
+    config = folder / "stored.yaml"
+    config.write_text(to_yaml(checkpoints.load(path).config), encoding="utf-8")
+    code, output = train(config, f"--out_dir={folder / 'run'}", f"--resume={path}")
+    assert code == 0, output
+    values = scalars(folder / "run")
+    return {tag: values[tag] for tag in ("train/loss", "val/loss")}
+
+
+def store(recipe: str) -> None:
+    """Train a tiny model with the switches of a recipe; store its state and the losses after it."""
+    path = STORED / f"{recipe}.safetensors"
+    assert not path.exists(), f"{path} must never change"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stop_at(7, f"configs/{recipe}.yaml", *SMALLEST, f"--out_dir={folder / 'run'}")
+        saved = checkpoints.load(folder / "run" / LAST)
+        saved.config = replace(saved.config, out_dir="auto")
+        write_atomic(path, checkpoints.to_bytes(saved))
+        losses = resumed_losses(path, folder / "resumed")
+    (STORED / f"{recipe}.json").write_text(json.dumps(losses, indent=1), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", FORMAT_1)
+def test_a_stored_checkpoint_is_read_and_resumed_with_the_same_losses(name, tmp_path):
+    path = STORED / f"{name}.safetensors"
+    assert path.stat().st_size < 300_000
+    expected = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
+    found = resumed_losses(path, tmp_path / "resumed")
+    for tag, values in expected.items():
+        assert [step for step, _ in found[tag]] == [step for step, _ in values]
+        losses = [loss for _, loss in values]
+        assert [loss for _, loss in found[tag]] == pytest.approx(losses, abs=1e-4)
+    model, tokenizer = load_model(path)
+    assert model.vocab_size == len(tokenizer)
+
+
+def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
+    stored = [
+        switches(checkpoints.load(STORED / f"{name}.safetensors").config) for name in FORMAT_1
+    ]
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
+        assert switches(load([str(path)]).config) in stored, (
+            f"python -m tests.test_stored {path.stem}"
+        )
+
+
+if __name__ == "__main__":
+    store(sys.argv[1])
