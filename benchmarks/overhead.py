@@ -63,7 +63,7 @@ def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:
         **vars(saved.config.data),
         notify=print,
         wanted_sha256=saved.data.sha256,
-        wanted_val_sha256=saved.data.get("val_sha256"),
+        wanted_val_sha256=saved.data.val_sha256,
         vocabulary=saved.vocabulary,
     )
     run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))

@@ -19,13 +19,7 @@ from checkpointing import file_format
 from common.console import shorten
 from common.errors import CheckpointError, NonFiniteError, first_few
 from configs.fields import Checked, error_context, setting
-from configs.schema import (
-    Config,
-    ModelConfig,
-    estimate_parameters,
-    flat_settings,
-    from_dict,
-)
+from configs.schema import Config, ModelConfig, estimate_parameters, flat_settings, from_dict
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
@@ -329,8 +323,8 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
 
     In a folder, `prefer` selects last.safetensors or best.safetensors; if that file is missing or
     damaged, another checkpoint in the folder is loaded instead, and the note says so. A single
-    checkpoint is loaded or refused. Raises CheckpointError, which lists the undamaged checkpoints
-    nearby.
+    checkpoint is loaded or refused. Raises CheckpointError, which names the newest undamaged
+    checkpoint of the folder, if there is one.
     """
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
@@ -341,9 +335,9 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
             faults.append(str(error))
         else:
             return saved, f"{faults[0]}; using {choice} instead" if faults else None
-    good = list(map(str, _nearby(path)))
-    others = f", newest first: {', '.join(good)}" if good else ": none"
-    raise CheckpointError(f"{'; '.join(faults)}; undamaged checkpoints nearby{others}")
+    if newest := _newest_undamaged(choices[0].parent, tried=choices):
+        faults.append(f"the newest undamaged checkpoint there is {newest}")
+    raise CheckpointError("; ".join(faults))
 
 
 def find_on_all(world: World, path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
@@ -357,25 +351,15 @@ def find_on_all(world: World, path: Path, prefer: str) -> tuple[Checkpoint, str 
         return saved or load(chosen), note
 
 
-def _nearby(path: Path) -> list[Path]:
-    """Return up to five undamaged checkpoints, newest first, in `path` or a folder above it."""
-    folders = (path, *path.parents[:2])
-    for folder in filter(os.path.isdir, folders):
-        with suppress(OSError):  # another process may remove a file meanwhile
-            found = [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*/*{SUFFIX}")]
-            files = [file for file in found if file.is_file()]
-            newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[:5]
-            if good := [file for file in newest if _is_undamaged(file)]:
-                return good
-    return []
-
-
-def _is_undamaged(path: Path) -> bool:
-    try:
-        file_format.verify(path)
-    except CheckpointError:
-        return False
-    return True
+def _newest_undamaged(folder: Path, tried: Sequence[Path]) -> Path | None:
+    """Return the newest checkpoint in a folder that is not damaged and has not been tried."""
+    with suppress(OSError):  # another process may remove a file meanwhile
+        files = [file for file in folder.glob(f"*{SUFFIX}") if file not in tried]
+        for path in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+            with suppress(CheckpointError):
+                file_format.verify(path)
+                return path
+    return None
 
 
 # ------------------------------------------------------------------------- what differs on resuming

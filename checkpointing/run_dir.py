@@ -163,7 +163,10 @@ def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> str | 
     files.remove_stale(folder, WRITTEN)
     if not is_in(source, folder):
         _remove_earlier_run(folder)
-    return write_settings(folder, config)
+    note = write_settings(folder, config)
+    if not is_in(source, folder) and not os.path.lexists(folder / NO_CHECKPOINT_YET):
+        files.write_atomic(folder / NO_CHECKPOINT_YET, MARKER_CONTENT)
+    return note
 
 
 def event_files(folder: Path) -> list[tuple[int, Path]]:
@@ -223,16 +226,13 @@ def _all_event_files(folder: Path) -> list[Path]:
 
 
 def _remove_earlier_run(folder: Path) -> None:
-    """Remove the files of an earlier run; write the marker file."""
+    """Remove the files of an earlier run."""
     try:
         for path in (*(folder / name for name in CHECKPOINTS), *_all_event_files(folder)):
             path.unlink(missing_ok=True)
-        if not os.path.lexists(folder / NO_CHECKPOINT_YET):
-            (folder / NO_CHECKPOINT_YET).write_bytes(MARKER_CONTENT)
     except OSError as error:
         raise ResourceError(
-            f"{error.filename or folder}: cannot be removed or written ({error.strerror}); "
-            "choose another --out_dir"
+            f"{error.filename}: cannot be removed ({error.strerror}); choose another --out_dir"
         ) from error
 
 

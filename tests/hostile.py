@@ -24,7 +24,7 @@ def hostile_checkpoint(smoke, folder):
         saved,
         config=config,
         vocabulary=HOSTILE,
-        data=saved.data | {"name": f"/home/somebody/{NAME}"},
+        data=dataclasses.replace(saved.data, name=f"/home/somebody/{NAME}"),
         tensors={f"model.{name}": torch.cat(rows).detach() for name, rows in tensors.items()},
     )
     (folder / "hostile.safetensors").write_bytes(checkpoint.to_bytes(saved))

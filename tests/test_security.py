@@ -213,7 +213,7 @@ def forged(smoke, tmp_path):
         payload["data"]["name"] = text
         payload["environment"] |= {
             "device_name": text,
-            str(canary): str(canary),
+            "cpu_capability": str(canary),
             "python": f"../../{canary.name}",
         }
         write_checkpoint(folder / name, payload)

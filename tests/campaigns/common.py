@@ -149,7 +149,8 @@ def contents(path: Path) -> dict:
 def write_checkpoint(path: Path, changed: dict) -> None:
     """Write a checkpoint file with any contents and the correct digest."""
     metadata = {name: json.dumps(changed[name]) for name in SECTIONS if name in changed}
-    metadata["vocabulary"] = changed["vocabulary"]
+    if "vocabulary" in changed:
+        metadata["vocabulary"] = changed["vocabulary"]
     write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
 
 
