@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from checkpointing import checkpoint
+from checkpointing.checkpoint import BEST, LAST, PREV
 from common.console import program
 from common.errors import ConfigError, ResourceError
 from common.signals import Stop
@@ -338,6 +341,31 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exa
     resumed = run_ranks(tmp_path, *[[*arguments, "--resume"]] * 2)
     assert [code for code, *_ in resumed] == [0, 0]
     assert same_runs(uninterrupted / "run", tmp_path / "run")
+
+
+def choose_on_rank_0(rank: int) -> None:
+    def choose(*_):
+        raise AssertionError("only rank 0 may choose a checkpoint")
+
+    if rank:
+        pytest.MonkeyPatch().setattr(checkpoint, "find", choose)
+
+
+@pytest.mark.parametrize("option", ["--resume", "--init_from"])
+def test_rank_0_chooses_the_checkpoint_and_the_others_read_that_one(
+    option, uninterrupted, tmp_path
+):
+    run = shutil.copytree(uninterrupted / "run", tmp_path / "run")
+    (run / BEST).write_bytes(b"")  # so --init_from, which prefers it, uses the last one
+    shutil.copy(run / LAST, run / PREV)
+    if option == "--resume":
+        (run / LAST).write_bytes(b"")
+    chosen = run / (PREV if option == "--resume" else LAST)
+    arguments = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'new'}", f"{option}={run}"]
+    (code, output, _), (other, *_) = run_ranks(
+        tmp_path / "ranks", arguments, arguments, each=choose_on_rank_0
+    )
+    assert (code, other) == (0, 0) and f"; using {chosen} instead" in output
 
 
 def kill_rank_1(rank: int) -> None:

@@ -4,10 +4,13 @@ one.
 
 import random
 import re
+import shutil
 
 import pytest
 import torch
 
+import sample
+from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from checkpointing.run_dir import CheckpointManager
 from common import files
@@ -288,6 +291,28 @@ def test_resume_refuses_an_out_dir_without_a_run_and_names_the_nearest(options, 
         f"{out}/shakespere: no such file or folder; did you mean {out}/shakespeare?"
     )
     assert sorted(path.name for path in out.iterdir()) == ["empty", "shakespeare"]
+
+
+def test_where_another_checkpoint_is_used_every_command_says_so_and_reads_it_once(
+    options, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    (run / BEST).write_bytes((run / BEST).read_bytes()[:-1])
+    shutil.copy(run / LAST, run / PREV)
+    read, paths = file_format.read, []
+    monkeypatch.setattr(file_format, "read", lambda path: paths.append(path) or read(path))
+    note = f"{run / BEST}: checksum mismatch: the file is damaged or incomplete; using {run / LAST}"
+    code, output = train(*options, f"--out_dir={tmp_path / 'new'}", f"--init_from={run}")
+    assert code == 0 and note in output and paths == [run / BEST, run / LAST]
+    paths.clear()
+    assert sample.main([f"--ckpt={run}", "--max-new-tokens=1"]) == 0
+    assert note in capsys.readouterr().err and paths == [run / BEST, run / LAST]
+    paths.clear()
+    (run / LAST).write_bytes((run / LAST).read_bytes()[:-1])
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 0 and f"; using {run / PREV} instead" in output
+    assert paths == [run / LAST, run / PREV]
 
 
 @pytest.mark.parametrize("word", ["--resume", "--resume=auto"])
