@@ -54,10 +54,10 @@ def main(argv: list[str]) -> int:
         # before the slow imports, refuse a batch size that the number of processes does not divide
         world.batch_slice(command.config.train.batch_size)
         check_address_space()
-        paths = [command.init_from, command.resume]
-        if command.resume == "auto":
-            paths[1] = command.out_dir if command.out_dir_given else None
-        for path in filter(None, paths):
+        resume = command.resume
+        if resume == "auto":
+            resume = command.out_dir if command.out_dir_given else None
+        for path in filter(None, (command.init_from, resume)):
             check_path_spelling(path)
         stop.set_time_limit(command.time_limit)
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
@@ -132,7 +132,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
         manager = run_dir.CheckpointManager(folder, info, logger.position, saved_progress)
         loop(run, stop, report, manager)
     if stop.requested:
-        to_resume = command.again(world.launcher, resume=True)
+        to_resume = command.repeat_command(world.launcher, resume=True)
         info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {to_resume}")
     else:
         report.log_end(command, time.monotonic() - stop.started)
@@ -164,7 +164,7 @@ def resolve_settings(
 ) -> Command:
     """Replace `kernel: auto` with a kernel, and --minutes with the iterations that fit the time.
 
-    A run that is resumed from the checkpoint `base` has its numbers of iterations from there.
+    With --minutes, a run resumed from the checkpoint `base` keeps the iterations planned there.
     """
     from dashboard.logger import info
     from training.duration import fit_to_time, measure_speed
@@ -205,7 +205,7 @@ def resolve_settings(
 def build_run(
     command: Command, base: "Checkpoint | None", runtime: "Runtime"
 ) -> tuple["Run", list[str]]:
-    """Build a new run, or restore the one in the checkpoint `base` of --resume.
+    """Build a new run, with the weights of `base` after --init_from; or restore the run in `base`.
 
     Also return a line for each difference between the saved run and this one.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints and the run folder: no run is lost, and `load_model` reads one in Python."""
+"""Checkpoints and run folders: no run is lost; `load_model` loads a model for use in Python."""
 
 from checkpointing.checkpoint import load_model
 

@@ -24,14 +24,14 @@ from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
 from training.distributed import World
-from training.optimizers import MOMENTS
+from training.optimizers import ADAMW_STEPS, MOMENTS
 from training.runtime import Environment, Runtime
 from training.state import Progress, Run
 
-# The files of a run folder. Their names stand here, below all that read or write them.
+# Names of the files in a run folder. Every module that uses them imports this one.
 SUFFIX = ".safetensors"
 LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
-SETTINGS = "config.yaml"
+SETTINGS_FILE = "config.yaml"
 EVENTS = "events.out.tfevents.{:010d}"  # of TensorBoard
 # The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
 DESCRIPTION = EVENTS.format(0) + ".run"
@@ -39,7 +39,7 @@ DESCRIPTION = EVENTS.format(0) + ".run"
 # the folder belong to a run without a checkpoint, so the next run may remove them.
 NO_CHECKPOINT_YET = ".no-checkpoint-yet"
 # the checkpoint that is wanted from a run folder -> the files to try, in this order
-FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
+FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
 # new value takes effect. (A new residual_init would not: the weights are already initialized.)
 CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout")
@@ -68,7 +68,7 @@ class EventPosition(Checked):
     size: int = setting(0, "of that file, in bytes", "[0, 1e15]")
 
 
-SECTIONS = {  # of the metadata of a file, beside the vocabulary
+SECTIONS = {  # of the metadata of a file, besides the vocabulary
     "config": Config,
     "data": TextInfo,
     "progress": Progress,
@@ -182,10 +182,12 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     _check_saved_model_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
     named = {f"model.{name}": slices for name, slices in model.named_slices().items()}
-    # the moments of its parameters are not needed here; anything else does not belong there
-    moments = {f"{role}.{name}" for role in MOMENTS for name in model.named_slices()}
-    others = {*moments, "adamw_steps"}
-    tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in others}
+    # leave out the optimizers' state; check_tensors refuses anything else
+    optimizer_state = {f"{role}.{name}" for role in MOMENTS for name in model.named_slices()}
+    optimizer_state.add(ADAMW_STEPS)
+    tensors = {
+        name: tensor for name, tensor in saved.tensors.items() if name not in optimizer_state
+    }
     check_tensors(saved.path, tensors, named)
     model.load_tensors(saved.role("model"))
     return model
@@ -241,7 +243,8 @@ def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
 
 
 def text_info(corpus: Corpus) -> TextInfo:
-    return TextInfo(corpus.name, corpus.sha256, corpus.characters, corpus.val_sha256)
+    name = corpus.name.encode(errors="replace").decode()  # a folder's name need not be UTF-8
+    return TextInfo(name, corpus.sha256, corpus.characters, corpus.val_sha256)
 
 
 def _check_saved_model_size(saved: Checkpoint) -> None:
@@ -250,7 +253,7 @@ def _check_saved_model_size(saved: Checkpoint) -> None:
 
 
 def check_model_size(
-    path: str, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
+    path: Path, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
 ) -> None:
     """Raise CheckpointError if the config describes a far larger model than the file has."""
     in_file = sum(tensor.nbytes for tensor in weights)
@@ -263,7 +266,7 @@ def check_model_size(
 
 
 def check_tensors(
-    path: str, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
+    path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
 
@@ -334,7 +337,8 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            return saved, f"{faults[0]}; using {choice} instead" if faults else None
+            note = f"{faults[0]}; using {choice} instead" if faults else None
+            return saved, note
     if newest := _newest_undamaged(choices[0].parent, tried=choices):
         faults.append(f"the newest undamaged checkpoint there is {newest}")
     raise CheckpointError("; ".join(faults))
@@ -346,7 +350,7 @@ def find_on_all(world: World, path: Path, prefer: str) -> tuple[Checkpoint, str 
     with world.raise_on_all():
         if world.is_main:
             saved, note = find(path, prefer)
-    chosen = world.all_gather(saved and saved.path)[0]
+    chosen = world.all_gather(saved.path if saved else None)[0]
     with world.raise_on_all():
         return saved or load(chosen), note
 
@@ -369,7 +373,7 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
     """Return `NAME SAVED -> NOW` for every setting that differs, by its full name."""
     then, now = flat_settings(saved), flat_settings(config)
     return {
-        name: f"{name} {_shown(then[name])} -> {_shown(now[name])}"
+        name: f"{name} {_shortened(then[name])} -> {_shortened(now[name])}"
         for name in now
         if now[name] != then[name]
     }
@@ -387,7 +391,7 @@ def _validation_text(config: Config, text: TextInfo) -> tuple[object, ...]:
     return (text.val_sha256, *split, config.data.encoding, config.data.newlines)
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     """Shorten a value from a checkpoint, for a message."""
     return shorten(str(value), 200)
 
@@ -403,7 +407,7 @@ def check_same_model(saved: Checkpoint, config: Config) -> None:
         raise CheckpointError(
             f"{saved.path}: the config describes a different model from the checkpoint's "
             f"({'; '.join(other)}); only {', '.join(sorted(changeable))} may differ; set the rest "
-            "back, or start a new run"
+            "back, or start a new run without this checkpoint"
         )
 
 
@@ -440,14 +444,14 @@ def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
 
 def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
     """Return `NAME SAVED -> NOW` for every difference in the environment and the text."""
-    now = asdict(runtime.environment()) | _with_prefix(text_info(corpus))
-    then = asdict(saved.environment) | _with_prefix(saved.data)
+    now = asdict(runtime.environment()) | _flat_text_info(text_info(corpus))
+    then = asdict(saved.environment) | _flat_text_info(saved.data)
     return [
-        f"{name} {_shown(then[name])} -> {_shown(now[name])}"
+        f"{name} {_shortened(then[name])} -> {_shortened(now[name])}"
         for name in sorted(now)
         if then[name] != now[name]
     ]
 
 
-def _with_prefix(text: TextInfo) -> dict[str, object]:
+def _flat_text_info(text: TextInfo) -> dict[str, object]:
     return {f"data.{name}": value for name, value in asdict(text).items()}

@@ -1,8 +1,9 @@
 """Error messages for runs that cannot continue: the reason, the last checkpoint and a remedy."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from checkpointing.checkpoint import LAST, load
+from checkpointing.checkpoint import FALLBACK, load
 from checkpointing.run_dir import holds_run
 from common.errors import CheckpointError, NonFiniteError, ResourceError, is_out_of_memory
 from configs.cli import Command
@@ -19,30 +20,36 @@ def raise_if_user_error(
     command to try next, which resumes the run if `training_began` and it has a checkpoint.
     """
     resume = training_began and holds_run(Path(command.out_dir))
+
+    def try_again(changes: Mapping[str, object]) -> str:
+        command_line = command.repeat_command(world.launcher, resume=resume, changes=changes)
+        return f"try: {command_line}"
+
     if isinstance(error, NonFiniteError):
-        changes = _half_learning_rate(command)
         raise NonFiniteError(
             f"{error}; {_last_checkpoint(command, with_step=True)}; "
-            f"try: {command.again(world.launcher, resume=resume, changes=changes)}"
+            f"{try_again(_half_learning_rate(command))}"
         ) from error
     if is_out_of_memory(error):
-        changes = _smaller_batch(command)
+        changes = _smaller_batch(command, world.size)
+        remedy = try_again(changes) if changes else "use a smaller model"
         raise ResourceError(
             f"device {command.config.device}: out of memory; "
             f"batch_size {command.config.train.batch_size} windows of block_size "
             f"{command.config.model.block_size} do not fit at once; {_last_checkpoint(command)}; "
-            f"try: {command.again(world.launcher, resume=resume, changes=changes)}"
+            f"{remedy}"
         ) from error
     if world.is_connection_error(error):
         raise ResourceError(
             f"another process of this run has ended; torchrun reports which one; "
-            f"{_last_checkpoint(command)}; try: {command.again(world.launcher, resume=resume)}"
+            f"{_last_checkpoint(command)}; {try_again({})}"
         ) from error
 
 
 def _last_checkpoint(command: Command, with_step: bool = False) -> str:
-    path = Path(command.out_dir) / LAST
-    if not path.exists():
+    paths = [Path(command.out_dir) / name for name in FALLBACK["last"]]
+    path = next(filter(Path.exists, paths), None)
+    if path is None:
         return "there is no checkpoint yet"
     step = ""
     if with_step:
@@ -53,19 +60,20 @@ def _last_checkpoint(command: Command, with_step: bool = False) -> str:
     return f"the last checkpoint is {path}{step}"
 
 
-def _half_learning_rate(command: Command) -> dict[str, float]:
+def _half_learning_rate(command: Command) -> dict[str, str]:
     train = command.config.train
     name = "muon_learning_rate" if train.optimizer == "muon" else "learning_rate"
     return {name: f"{getattr(train, name) / 2:g}"}
 
 
-def _smaller_batch(command: Command) -> dict[str, int]:
-    """Return settings that split the batch into more micro-batches, or else shrink the model."""
+def _smaller_batch(command: Command, processes: int) -> dict[str, int]:
+    """Return settings that split the batch into more micro-batches, {} if that is impossible."""
     train = command.config.train
     size, steps = train.batch_size, train.gradient_accumulation_steps
-    divisor = next((n for n in range(2, size + 1) if size % n == 0), None)
+    rows = size // processes
+    divisor = next((n for n in range(2, rows + 1) if rows % n == 0), None)
     if divisor is None:
-        return {"model.n_layer": 1}
+        return {}
     return {
         "batch_size": size // divisor,
         "gradient_accumulation_steps": steps * divisor,

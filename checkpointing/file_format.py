@@ -6,8 +6,8 @@ size in the header is used only after it is checked against the size of the file
 
 The header's `__metadata__` begins with `sha256`, the digest of the whole file, computed with its
 own 64 digits set to zeros, followed by the version of this format. Both are at fixed offsets in the
-file, so they can be checked before anything is parsed. The digest guards against damage; in a file
-that was forged with a right one, the first thing that does not make sense ends in one line.
+file, so they can be checked before anything is parsed. The digest detects damage, not forgery: a
+file forged with a valid digest is refused, with an error of one line, at the first invalid value.
 """
 
 import hashlib
@@ -41,11 +41,18 @@ DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_FILE = 2**36  # bytes
 # These bound the memory that parsing the header takes. They are enough for 512 blocks, the most
-# that the settings allow, with 300,000 characters: so what is written can be read.
+# that the settings allow, or for 300,000 characters.
 MAX_HEADER = 2**23  # bytes
 MAX_COMMAS = 200_000  # 5 for a tensor; 512 blocks have up to 27,648 tensors
-# what reading a forged file may raise, beside CheckpointError; RecursionError is a RuntimeError
-NONSENSE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# what parsing a forged file may raise, besides CheckpointError; RecursionError is a RuntimeError
+INVALID_CONTENT = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 HEAD = 2**20  # bytes at the start of a file, which tell what it is
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
@@ -73,6 +80,11 @@ def serialize(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byt
         }
     header_json = json.dumps(header, separators=(",", ":")).encode()
     header_json += b" " * (-len(header_json) % 8)  # align the tensors
+    if len(header_json) > MAX_HEADER:  # never write what `parse` refuses
+        raise CheckpointError(
+            f"the header of a checkpoint would have {len(header_json):,} bytes; allowed: "
+            f"{MAX_HEADER:,}; use fewer distinct characters, or fewer n_layer"
+        )
     parts = [len(header_json).to_bytes(8, "little"), header_json]
     parts += [_raw_bytes(tensor) for tensor in tensors.values()]
     return bytearray().join(parts)
@@ -107,7 +119,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise CheckpointError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
-    except NONSENSE as error:
+    except INVALID_CONTENT as error:
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise CheckpointError(f"{path}: its content is invalid ({reason})") from error
 
@@ -135,34 +147,36 @@ def parse(content: bytearray) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the metadata and the tensors of any safetensors file; the tensors are views of it.
 
     The tensors must fill the file without gaps or overlaps. Raises CheckpointError, or one of
-    NONSENSE.
+    INVALID_CONTENT.
     """
-    start = 8 + int.from_bytes(content[:8], "little")
-    if start > len(content) or start > 8 + MAX_HEADER:
-        raise CheckpointError(
-            f"the header has {start - 8:,} bytes; allowed: {MAX_HEADER:,}, within the file"
-        )
-    header = parse_json(content[8:start].decode())
+    length = int.from_bytes(content[:8], "little")
+    data_start = 8 + length
+    if length > MAX_HEADER:
+        raise CheckpointError(f"the header has {length:,} bytes; allowed: {MAX_HEADER:,}")
+    if data_start > len(content):
+        raise CheckpointError(f"the header has {length:,} bytes, beyond the end of the file")
+    header = parse_json(content[8:data_start].decode())
     metadata = header.pop("__metadata__", {})
     if not all(type(text) is str for text in metadata.values()):
         raise CheckpointError("__metadata__ must map names to strings")
-    tensors, end = {}, start
+    tensors, end = {}, data_start  # of the tensor before
     for name, entry in header.items():
-        dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
-        first, last = entry["data_offsets"]
-        if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+        dtype, shape, offsets = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in shape + offsets):
             raise CheckpointError(f"tensor '{name[:80]}': invalid shape or offset")
+        begin, stop = (data_start + offset for offset in offsets)
         count = math.prod(shape)
-        fits = last - first == count * dtype.itemsize and start + last <= len(content)
-        if start + first != end or not fits:
-            raise CheckpointError(
-                f"tensor '{name[:80]}': its offsets do not fit its shape, its dtype, the tensor "
-                "before it or the file"
-            )
-        flat = torch.empty(0, dtype=dtype)
+        if begin != end:
+            raise CheckpointError(f"tensor '{name[:80]}': begins at byte {begin:,}, not {end:,}")
+        if stop - begin != count * dtype.itemsize:
+            raise CheckpointError(f"tensor '{name[:80]}': its size does not fit shape and dtype")
+        if stop > len(content):
+            raise CheckpointError(f"tensor '{name[:80]}': ends after the end of the file")
         if count:
-            flat = torch.frombuffer(content, dtype=dtype, count=count, offset=end)
-        tensors[name], end = flat.view(shape), start + last
+            flat = torch.frombuffer(content, dtype=dtype, count=count, offset=begin)
+        else:
+            flat = torch.empty(0, dtype=dtype)
+        tensors[name], end = flat.view(shape), stop
     if end != len(content):
         raise CheckpointError(f"{len(content) - end:,} bytes after the last tensor")
     return metadata, tensors

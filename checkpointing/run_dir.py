@@ -22,7 +22,7 @@ from checkpointing.checkpoint import (
     LAST,
     NO_CHECKPOINT_YET,
     PREV,
-    SETTINGS,
+    SETTINGS_FILE,
     EventPosition,
 )
 from common import files
@@ -31,14 +31,14 @@ from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from training.state import Progress, Run
 
-CHECKPOINTS = (LAST, PREV, BEST)
-WRITTEN = (*CHECKPOINTS, DESCRIPTION, SETTINGS)  # by `write_atomic`
+CHECKPOINT_FILES = (LAST, PREV, BEST)
+WRITTEN = (*CHECKPOINT_FILES, DESCRIPTION, SETTINGS_FILE, NO_CHECKPOINT_YET)  # by `write_atomic`
 OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
 SETTINGS_HEADER = (
     "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "
     "SHA-256 {}\n"
 )
-MAX_SETTINGS = 2**20  # bytes
+MAX_OWN_FILE = 2**20  # bytes
 MARKER_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
 
 
@@ -91,7 +91,8 @@ class CheckpointManager:
     def remove_prev(self) -> None:
         """Remove prev.safetensors of a finished run if last.safetensors is intact.
 
-        Raises CheckpointError if it is damaged. What cannot be checked or removed stays.
+            Raises CheckpointError if it is damaged or unreadable. If prev.safetensors cannot be
+        removed, it stays.
         """
         last, prev = self.folder / LAST, self.folder / PREV
         if not prev.exists():
@@ -107,19 +108,19 @@ class CheckpointManager:
 
 def holds_run(folder: Path) -> bool:
     """Return whether a folder holds a run, which means that it has a checkpoint."""
-    return any(os.path.exists(folder / name) for name in CHECKPOINTS)
+    return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
 def check_run_dir(folder: Path, source: Path | None, overwrite: bool) -> None:
     """Raise ConfigError if a start would mix two runs in a folder, or replace one; change nothing.
 
-    `source` is the checkpoint that the start resumes from, if there is one. Only with `overwrite`,
-    a start may replace the run in the folder, and no other file.
+    `source` is the checkpoint that the start resumes from, if there is one. Only with `overwrite`
+    may a start replace the run in the folder; it never replaces other files.
     """
     in_place = is_in(source, folder)
     if source and holds_run(folder) and not in_place:
         raise ConfigError(
-            f"out_dir: {folder} holds another run than {source}; choose another --out_dir"
+            f"out_dir: {folder} holds a run other than that of {source}; choose another --out_dir"
         )
     if holds_run(folder) and not source and not overwrite:
         raise ConfigError(
@@ -138,9 +139,11 @@ def check_run_dir(folder: Path, source: Path | None, overwrite: bool) -> None:
 
 def _check_only_ours(folder: Path) -> None:
     """Raise ConfigError if a file with the name of a checkpoint was not written by this program."""
-    for path in (folder / name for name in CHECKPOINTS):
+    for path in (folder / name for name in CHECKPOINT_FILES):
         if path.is_file():
-            head = files.read_regular(path, file_format.MAX_FILE, only_first=file_format.HEAD)
+            head = b"unreadable"
+            with suppress(OSError):
+                head = files.read_regular(path, file_format.MAX_FILE, only_first=file_format.HEAD)
             if head and not file_format.is_ours(head):
                 raise ConfigError(
                     f"out_dir: {path} is not a checkpoint of this program, and --overwrite "
@@ -158,14 +161,21 @@ def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> str | 
 
     These are the first changes in the folder; if the start fails earlier, it stays as it was.
     Returns the note of `write_settings`. Raises ResourceError if a file cannot be removed or
-    written.
+    written; nothing has been removed if none can be written.
     """
     files.remove_stale(folder, WRITTEN)
-    if not is_in(source, folder):
+    marker, in_place = folder / NO_CHECKPOINT_YET, is_in(source, folder)
+    is_new = not in_place and not os.path.lexists(marker)
+    if is_new:
+        files.write_atomic(marker, MARKER_CONTENT)
+    try:
+        note = write_settings(folder, config)
+    except ResourceError:
+        if is_new:
+            marker.unlink()
+        raise
+    if not in_place:
         _remove_earlier_run(folder)
-    note = write_settings(folder, config)
-    if not is_in(source, folder) and not os.path.lexists(folder / NO_CHECKPOINT_YET):
-        files.write_atomic(folder / NO_CHECKPOINT_YET, MARKER_CONTENT)
     return note
 
 
@@ -182,11 +192,11 @@ def event_files(folder: Path) -> list[tuple[int, Path]]:
 def write_settings(folder: Path, config: Config) -> str | None:
     """Write the complete settings of a run to config.yaml; raise ResourceError if that fails.
 
-    A file that somebody else wrote or edited is left as it is; a note is returned then.
+    A file that somebody else wrote or edited is left unchanged; a note is returned then.
     """
-    path = folder / SETTINGS
+    path = folder / SETTINGS_FILE
     if not _may_replace(path):
-        return f"note: {path} has been edited, so it is left as it is and not updated"
+        return f"{path} was not written by train.py, or has been edited since; it is left unchanged"
     content = to_yaml(config).encode()
     header = SETTINGS_HEADER.format(hashlib.sha256(content).hexdigest())
     files.write_atomic(path, header.encode() + content)
@@ -196,7 +206,7 @@ def write_settings(folder: Path, config: Config) -> str | None:
 def _may_replace(path: Path) -> bool:
     """Return whether a file does not exist, or is unchanged since `write_settings` wrote it."""
     try:
-        header, _, content = bytes(files.read_regular(path, MAX_SETTINGS)).partition(b"\n")
+        header, _, content = bytes(files.read_regular(path, MAX_OWN_FILE)).partition(b"\n")
     except FileNotFoundError:
         return not path.is_symlink()
     except OSError:
@@ -207,10 +217,10 @@ def _may_replace(path: Path) -> bool:
 
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
     """Raise ResourceError unless the disk has space for all checkpoints and one temporary copy."""
-    existing = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
+    existing = [folder / name for name in CHECKPOINT_FILES if (folder / name).exists()]
     existing += files.stale_files(folder, WRITTEN)
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
-    needed = (len(CHECKPOINTS) + 1) * checkpoint_bytes
+    needed = (len(CHECKPOINT_FILES) + 1) * checkpoint_bytes
     if free < needed:
         raise ResourceError(
             f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, "
@@ -228,7 +238,7 @@ def _all_event_files(folder: Path) -> list[Path]:
 def _remove_earlier_run(folder: Path) -> None:
     """Remove the files of an earlier run."""
     try:
-        for path in (*(folder / name for name in CHECKPOINTS), *_all_event_files(folder)):
+        for path in (*(folder / name for name in CHECKPOINT_FILES), *_all_event_files(folder)):
             path.unlink(missing_ok=True)
     except OSError as error:
         raise ResourceError(
@@ -239,6 +249,6 @@ def _remove_earlier_run(folder: Path) -> None:
 def _has_marker(folder: Path) -> bool:
     """Return whether a folder has the marker file of a run without a checkpoint."""
     try:
-        return files.read_regular(folder / NO_CHECKPOINT_YET, MAX_SETTINGS) == MARKER_CONTENT
+        return files.read_regular(folder / NO_CHECKPOINT_YET, MAX_OWN_FILE) == MARKER_CONTENT
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The console: printed lines, escaped here and nowhere else; commands to print; process entry."""
+"""The console: all that is printed, and escaped here; commands to print; process entry."""
 
 import os
 import shlex
@@ -94,12 +94,15 @@ def stdout_is_closed() -> bool:
 def shell_command(words: Iterable[object]) -> str:
     """Return the shell command to print for these words, with quotes where a shell needs them.
 
-    If a word contains a control character, no command is printed: the reason is returned instead.
+    If a word contains a control character, or the command is too long for a line, the reason why
+    no command is printed is returned instead.
     """
     words = list(map(str, words))
     command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
     if escape(command) != command:
         return "(no command is printed: a name in it contains control characters)"
+    if len(command) > MAX_LINE // 2:
+        return "(no command is printed: it is too long)"
     return command
 
 

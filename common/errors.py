@@ -1,7 +1,7 @@
-"""The errors that a user can cause, with their exit codes, and the words of their messages.
+"""User errors with their exit codes, and helpers for their messages.
 
-A message may contain anything, a control character in the name of a file too: console.py escapes it
-where it is printed.
+A message may contain control characters, from the name of a file for example: console.py escapes
+them when it prints.
 """
 
 import difflib

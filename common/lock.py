@@ -51,22 +51,23 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def _open(path: Path) -> BinaryIO:
     """Open the lock file; raise ResourceError if that fails or it is not a lock of this program."""
-    file, head, is_regular = None, b"not ours", True
+    not_ours = ResourceError(
+        f"out_dir: {path} is not a lock of this program; remove it or choose another --out_dir"
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            is_regular = stat.S_ISREG(path.lstat().st_mode)  # and no link, pipe or folder
-        if is_regular:
-            file = open(path, "ab+", buffering=0)  # noqa: SIM115
-            head = _read(file)
+            if not stat.S_ISREG(path.lstat().st_mode):  # a link, a pipe or a folder
+                raise not_ours
+        file = open(path, "ab+", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise ResourceError(
             f"out_dir: cannot write to {path.parent} ({error.strerror}); choose another --out_dir"
         ) from error
-    if head and not head.startswith(b"pid "):
-        raise ResourceError(
-            f"out_dir: {path} is not a lock of this program; remove it or choose another --out_dir"
-        )
+    content = _read(file)
+    if content and not content.startswith(b"pid "):
+        file.close()
+        raise not_ours
     return file
 
 
@@ -79,21 +80,23 @@ def _lock(path: Path, file: BinaryIO) -> None:
     """Lock the open lock file; raise RunInUseError if another process holds it."""
     try:
         _lock_file(file)
-        # a holder whose start failed may have removed the file before it was locked here
-        if os.name == "nt" or os.path.samefile(path, file.fileno()):
-            return
-        holder = "a process whose start has just failed"
-    except FileNotFoundError:
-        holder = "a process whose start has just failed"
     except (BlockingIOError, PermissionError):
         time.sleep(0.1)  # the holder may have taken the lock just now, and not written yet
-        holder = _read(file).decode(errors="replace")
+        holder = _read(file).decode(errors="replace") or "another process"
+        raise RunInUseError(
+            f"out_dir: {path.parent} is in use by {holder}; a folder has one writer at a time; "
+            "wait for that process, stop it or choose another --out_dir"
+        ) from None
     except OSError:  # a file system without locks
         return
-    raise RunInUseError(
-        f"out_dir: {path.parent} is in use by {holder}; a folder has one writer at a time; wait "
-        "for that process, stop it or choose another --out_dir"
-    )
+    # a holder whose start failed may have removed the file before it was locked here
+    in_place = os.name == "nt"
+    with suppress(FileNotFoundError):
+        in_place = in_place or os.path.samefile(path, file.fileno())
+    if not in_place:
+        raise RunInUseError(
+            f"out_dir: another start in {path.parent} failed at this moment; run the command again"
+        )
 
 
 def _lock_file(file: BinaryIO) -> None:

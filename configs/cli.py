@@ -48,7 +48,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
 """
-# options that begin a run, and must not be repeated when it is resumed
+# options that a resume must not repeat
 STARTING_OPTIONS = ("resume", "overwrite", "init_from", "new_characters", "allow_data_change")
 MIN_EVAL_INTERVAL = 10  # steps; not scaled below this, as an evaluation costs several steps
 NOTES = """
@@ -123,24 +123,27 @@ class Command(CommandLineOptions):
             return f"out/{Path(self.config_file).stem}"
         return self.config.out_dir
 
-    def again(
+    def repeat_command(
         self, launcher: list[str], *, resume: bool, changes: Mapping[str, object] | None = None
     ) -> str:
         """Return the shell command that starts the run again, or that resumes it.
 
-        It has the options of this start, except those that `changes` replaces by other values.
+        It repeats the options of this start, with those in `changes` replaced. A resume leaves out
+        STARTING_OPTIONS, and another max_iters leaves out --minutes.
         """
-        dropped = {name.rpartition(".")[2] for name in changes or ()}
+        changes = changes or {}
+        left_out = set(changes)
         if resume:
-            dropped |= {*STARTING_OPTIONS}
-        if "max_iters" in dropped:
-            dropped |= {"minutes"}
+            left_out.update(STARTING_OPTIONS)
+        if "max_iters" in changes:
+            left_out.add("minutes")
         words = [path_word(self.config_file)]
         for name, options in self.given.items():
-            if name.rpartition(".")[2] not in dropped:
+            if name.rpartition(".")[2] not in left_out:
                 words += options
-        words += ["--resume"] * resume
-        words += [f"--{name}={value}" for name, value in (changes or {}).items()]
+        if resume:
+            words.append("--resume")
+        words += [f"--{name}={value}" for name, value in changes.items()]
         return shell_command([*launcher, script("train.py"), *words])
 
 

@@ -123,13 +123,15 @@ def check_value(field: Field, value: object) -> object:
     """
     if value is field.default is None:
         return value
-    valid = False
     if kind(field) is not tuple:
         value = _convert(value, kind(field))
         valid = _is_allowed(field, value)
     elif isinstance(value, (list, tuple)):
         value = tuple(_convert(item, item_type(field)) for item in value)
-        valid = all(_is_allowed(field, item) for item in value) and (value or field.default == ())
+        may_be_empty = field.default == ()
+        valid = all(_is_allowed(field, item) for item in value) and (may_be_empty or len(value) > 0)
+    else:
+        valid = False
     if not valid:
         raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
     return value
@@ -212,7 +214,7 @@ def parse_value(field: Field, raw: RawValue) -> object:
 
 
 def brief(value: object) -> str:
-    """Return a value for a message: short, on one line, strings quoted and escaped."""
+    """Return a short form of a value for a message, with strings quoted."""
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:

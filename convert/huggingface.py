@@ -109,7 +109,7 @@ def export_run(source: Path, folder: Path) -> None:
     print_result(f"exported {saved.path} to {folder}; its README.md shows how to load it")
 
 
-def check_classic(path: str, config: ModelConfig) -> None:
+def check_classic(path: Path, config: ModelConfig) -> None:
     """Raise ConfigError with the settings that differ, unless the model is a GPT-2."""
     others = [
         f"{name} {brief(getattr(config, name))} (GPT-2: {brief(value)})"

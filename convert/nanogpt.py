@@ -20,6 +20,7 @@ from checkpointing import run_dir
 from checkpointing.checkpoint import Checkpoint, TextInfo
 from common.console import (
     path_word,
+    print_note,
     print_result,
     print_text,
     program,
@@ -105,10 +106,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, object], dict[str, Tensor]]:
     """
     try:
         file = io.BytesIO(read_regular(path, MAX_CKPT))
-        with warnings.catch_warnings():  # of files that torch.save did not write
+        with warnings.catch_warnings():  # of files that torch.save or nanoGPT did not write
             warnings.simplefilter("ignore")
             content = torch.load(file, map_location="cpu", weights_only=True)
-        weights, arguments = content["model"], content["model_args"]
+            weights, arguments = content["model"], content["model_args"]
         tensors = {
             name.removeprefix(COMPILED): each.float() if each.is_floating_point() else each
             for name, each in weights.items()
@@ -237,7 +238,8 @@ def write_run(folder: Path, saved: Checkpoint) -> None:
     with only_writer(folder):
         if run_dir.holds_run(folder):
             raise ConfigError(f"out_dir: {folder} already holds a run; choose another --out_dir")
-        run_dir.write_settings(folder, saved.config)
+        if note := run_dir.write_settings(folder, saved.config):
+            print_note(note)
         content = checkpoints.to_bytes(saved)
         for name in (checkpoints.BEST, checkpoints.LAST):
             write_atomic(folder / name, content)

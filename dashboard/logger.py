@@ -103,5 +103,5 @@ class Logger:
 
     def _warn_once(self, reason: str) -> None:
         if not self.warned:
-            info(f"warning: TensorBoard's file cannot be written: {reason}; training continues")
+            info(f"warning: {reason}; training continues without TensorBoard's file")
         self.warned = True

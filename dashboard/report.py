@@ -120,11 +120,11 @@ class Report:
         if progress.step > self.first_step:
             info(f"finished after {seconds / 60:.1f} minutes{self._early_stopping()}")
         else:
-            longer = command.again(
-                self.run.runtime.world.launcher,
-                resume=True,
-                changes={"max_iters": 2 * progress.step},
-            )
+            changes = {"max_iters": 2 * progress.step}
+            if self.run.out_of_patience:
+                changes = {"patience": 0}
+            launcher = self.run.runtime.world.launcher
+            longer = command.repeat_command(launcher, resume=True, changes=changes)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
         best = "no validation loss was finite"
         if progress.best_loss is not None:

@@ -237,6 +237,7 @@ DAMAGE = {
         ("last", ["last.safetensors"], "prev.safetensors"),
         ("best", ["best.safetensors"], "last.safetensors"),
         ("best", ["best.safetensors", "last.safetensors"], "prev.safetensors"),
+        ("last", ["last.safetensors", "prev.safetensors"], "best.safetensors"),
         ("last", ["best.safetensors"], None),
         ("best", ["last.safetensors", "prev.safetensors"], None),
     ],
@@ -282,13 +283,15 @@ def test_a_missing_checkpoint_is_rejected(run, tmp_path):
     )
 
 
-def test_a_run_with_damaged_last_and_prev_checkpoints_is_rejected(run):
-    for name in ("last.safetensors", "prev.safetensors"):
+def test_a_run_whose_checkpoints_are_all_damaged_is_rejected(run):
+    for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
         (run / name).write_bytes(b"")
     message = error_message(checkpoints.find, run, "last")
-    for name in ("last", "prev"):
+    for name in ("last", "prev", "best"):
         assert f"{run / name}.safetensors: empty file (interrupted save?)" in message
-    newest = run / "best.safetensors"
+    write(run / "copy.safetensors", trained_checkpoint())
+    newest = run / "copy.safetensors"
+    message = error_message(checkpoints.find, run, "last")
     assert message.endswith(f"; the newest undamaged checkpoint there is {newest}")
 
 

@@ -300,5 +300,7 @@ def test_tensorflow_is_not_imported_even_if_installed(tmp_path):
 
 
 def test_a_table_escapes_markdown():
+    block = summaries.code_block(["a\tb", "c\r![x](https://example.org)", "\x1b[2J\u2028d"])
+    assert block == "    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2J\\u2028d\n"
     text = summaries.table({"a_b": "x|y *z* [c](d)", "n": 0.5}, ("setting", "value"))
     assert text.splitlines()[2:] == [r"| a\_b | x\|y \*z\* \[c\]\(d\) |", r"| n | 0\.5 |"]

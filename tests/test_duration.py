@@ -60,6 +60,12 @@ def test_lengths_that_are_given_are_not_scaled():
     assert command.scaling_note == "max_iters is 700; scaled with it: cooldown_iters 600"
 
 
+def test_the_command_that_trains_longer_fits_no_time():
+    command = load([str(ROOT / "configs/smoke.yaml"), "--minutes=5", "--seed", "3", "--resume"])
+    longer = command.repeat_command(["python"], resume=True, changes={"max_iters": 120})
+    assert longer.endswith("configs/smoke.yaml --seed=3 --resume --max_iters=120")
+
+
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
 def test_minutes_and_another_limit_are_refused_together(other):
     with pytest.raises(ConfigError, match="contradict"):

@@ -6,6 +6,7 @@ import torch
 import sample
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
+from common import files
 from common.errors import CheckpointError
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
@@ -39,6 +40,12 @@ def test_a_checkpoint_with_the_longest_header_that_settings_allow_can_be_read(na
     assert again.vocabulary == saved.vocabulary and list(again.tensors) == list(tensors)
 
 
+def test_what_could_not_be_read_is_not_written():
+    vocabulary = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    with pytest.raises(CheckpointError, match="use fewer distinct characters"):
+        file_format.to_bytes({"vocabulary": vocabulary}, {})
+
+
 def forge(folder, **changes):
     """Write a changed last.safetensors, with a right digest, to a copy of a run folder."""
     forged = contents(folder / "last.safetensors")
@@ -70,6 +77,7 @@ def test_nonsense_with_a_right_digest_is_refused_in_one_line_by_every_command(
     for options in ([f"--resume={path}", out], [f"--init_from={path}", out]):
         code, output = train(*common, *options)
         assert code == 4 and output.count("\n") == 1 and str(path) in output, output
+        assert "newest undamaged" not in output  # it is the only one
     with pytest.raises(CheckpointError, match=f"^{path}: "):
         sample.main([f"--ckpt={path}"])
 
@@ -91,6 +99,10 @@ def test_a_large_file_that_is_no_checkpoint_is_refused_by_its_first_bytes(tmp_pa
     assert sizes == [2**20]
 
 
+def unreadable(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
 def test_a_file_of_another_program_is_never_replaced_by_overwrite(smoke, tmp_path, capsys):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -101,6 +113,9 @@ def test_a_file_of_another_program_is_never_replaced_by_overwrite(smoke, tmp_pat
     code, output = train(*common)
     assert code == 2 and "best.safetensors is not a checkpoint of this program" in output, output
     assert mine.read_bytes() == b"not yours"
+    with pytest.MonkeyPatch.context() as patch:  # as root, who may read every file
+        patch.setattr(files, "read_regular", unreadable)
+        assert train(*common)[0] == 2
     # a damaged checkpoint of ours, and an empty file, may be replaced
     for content in ((smoke / "best.safetensors").read_bytes()[:5000], b""):
         mine.write_bytes(content)

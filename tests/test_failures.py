@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing import checkpoint
-from checkpointing.checkpoint import LAST
+from checkpointing import checkpoint, failures
+from checkpointing.checkpoint import LAST, NO_CHECKPOINT_YET
 from common import files
 from common.console import program
+from configs.cli import load
 from dashboard import event_file
 from dashboard.event_file import DESCRIPTION
 from dashboard.logger import Logger
@@ -250,6 +251,16 @@ def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, 
     )
 
 
+@pytest.mark.parametrize(("batch", "size", "expected"), [
+    (4, 1, {"batch_size": 2, "gradient_accumulation_steps": 2}),
+    (4, 4, {}), (8, 4, {"batch_size": 4, "gradient_accumulation_steps": 2}), (1, 1, {}),
+    (9, 3, {"batch_size": 3, "gradient_accumulation_steps": 3}),
+])  # fmt: skip
+def test_a_smaller_batch_is_one_that_the_processes_divide(batch, size, expected):
+    command = load(["configs/smoke.yaml", f"--batch_size={batch}"])
+    assert failures._smaller_batch(command, size) == expected
+
+
 def test_out_of_memory_before_training_suggests_no_resume_of_an_older_run(
     options, run, monkeypatch
 ):
@@ -349,7 +360,7 @@ def test_an_unwritable_folder_is_reported_before_training(options, tmp_path, run
         code, output = train(*options, f"--out_dir={run}")
     assert code == 5 and "device  " not in output and not run.exists()
     assert last_line(output).startswith(
-        f"error: {run / 'config.yaml'}: not saved (No space left on device): need 0.0 MB, "
+        f"error: {run / NO_CHECKPOINT_YET}: not saved (No space left on device): need 0.0 MB, "
     )
 
 
@@ -459,9 +470,8 @@ def test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training(
     assert code == 0 and [path.name for path in run.glob("*tfevents*")] == [DESCRIPTION]
     (warning,) = re.findall("warning: .*", output)
     assert re.fullmatch(
-        r"warning: TensorBoard's file cannot be written: "
-        rf"{run}/events\.out\.tfevents\.\d+: not written \(No space left on device\); "
-        "training continues",
+        rf"warning: {run}/events\.out\.tfevents\.\d+: not written \(No space left on device\); "
+        "training continues without TensorBoard's file",
         warning,
     )
     assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
@@ -471,7 +481,7 @@ def test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training(
 def test_a_run_folder_removed_during_training_is_reported(options, run, monkeypatch):
     at_step(monkeypatch, 5, lambda: shutil.rmtree(run))
     code, output = train(*options, f"--out_dir={run}")
-    assert code == 5 and output.count("TensorBoard's file cannot be written") == 1
+    assert code == 5 and output.count("training continues without TensorBoard's file") == 1
     assert re.match(
         rf"error: {run}/best\.safetensors: not saved \(No such file or directory\): ",
         last_line(output),

@@ -292,15 +292,15 @@ FORGED = {
     ),
     "a gap": (
         valid_header(a=entry(offsets=(4, 12))),
-        "its offsets do not fit its shape, its dtype, the tensor before it",
+        "tensor 'a': begins at byte",
     ),
     "an overlap": (
         valid_header(a=entry(), b=entry(offsets=(4, 12))),
-        "its offsets do not fit its shape, its dtype, the tensor before it",
+        "tensor 'b': begins at byte",
     ),
     "unsorted": (
         valid_header(b=entry(offsets=(8, 16)), a=entry()),
-        "its offsets do not fit its shape, its dtype, the tensor before it",
+        "tensor 'b': begins at byte",
     ),
     "bytes after the last tensor": (
         valid_header(a=entry(shape=(1,), offsets=(0, 4))),
@@ -308,7 +308,7 @@ FORGED = {
     ),
     "beyond the file": (
         valid_header(a=entry(shape=(5,), offsets=(0, 20))),
-        "tensor 'a': its offsets do not fit its shape, its dtype",
+        "tensor 'a': ends after the end of the file",
     ),
     "a shape beyond memory": (
         valid_header(a=entry(shape=[2**47, 2**47, 0], offsets=(0, 0))),
@@ -320,7 +320,7 @@ FORGED = {
     ),
     "offset of 2^63": (
         valid_header(a=entry(offsets=(2**63, 2**63 + 8))),
-        "tensor 'a': its offsets do not fit its shape, its dtype",
+        "tensor 'a': begins at byte",
     ),
     "an offset that is a float": (
         valid_header(a=entry(offsets=(0.0, 8.0))),
@@ -336,7 +336,7 @@ FORGED = {
     ),
     "end before start": (
         valid_header(a=entry(offsets=(0, 8)), b=entry(offsets=(8, 0))),
-        "its offsets do not fit its shape, its dtype, the tensor before it",
+        "tensor 'b': its size does not fit shape and dtype",
     ),
     "negative shape": (
         valid_header(a=entry(shape=(-2, -1))),
@@ -344,15 +344,15 @@ FORGED = {
     ),
     "shape of 2^60": (
         valid_header(a=entry(shape=(2**60,))),
-        "tensor 'a': its offsets do not fit its shape, its dtype",
+        "tensor 'a': its size does not fit",
     ),
     "shape larger than the data": (
         valid_header(a=entry(shape=(2**40, 2**40))),
-        "tensor 'a': its offsets do not fit its shape, its dtype",
+        "tensor 'a': its size does not fit",
     ),
     "shape is text": (
         valid_header(a=entry() | {"shape": "2"}),
-        "tensor 'a': invalid shape or offset",
+        "its content is invalid (TypeError: ",
     ),
     "unknown dtype": (valid_header(a=entry(dtype="F7")), "its content is invalid (KeyError: 'F7')"),
     "complex dtype": (
@@ -365,7 +365,7 @@ FORGED = {
     ),
     "dtype of another size": (
         valid_header(a=entry(dtype="F16")),
-        "tensor 'a': its offsets do not fit its shape, its dtype",
+        "tensor 'a': its size does not fit",
     ),
     "no dtype": (
         valid_header(a={"shape": [2], "data_offsets": [0, 8]}),
@@ -374,11 +374,11 @@ FORGED = {
     "a tensor that is a number": (valid_header(a=1), "its content is invalid (TypeError: "),
     "a name with an escape": (
         valid_header(**{"\x1b[2J": entry(offsets=(4, 12))}),
-        r"tensor '\x1b[2J': its offsets",
+        r"tensor '\x1b[2J': begins at byte",
     ),
     "half a character": (
         valid_header(**{"\ud800": entry(offsets=(4, 12))}),
-        r"tensor '\ud800': its offsets",
+        r"tensor '\ud800': begins at byte",
     ),
 }
 
@@ -404,9 +404,7 @@ def test_a_forged_file_is_rejected_quickly_with_bounded_memory(name, file):
 
 
 def test_a_header_that_is_longer_than_the_file_is_an_error():
-    with pytest.raises(
-        CheckpointError, match="the header has 100 bytes; allowed: 8,388,608, within the file"
-    ):
+    with pytest.raises(CheckpointError, match="the header has 100 bytes, beyond the end"):
         file_format.parse(bytearray((100).to_bytes(8, "little") + b"{}"))
 
 

@@ -94,7 +94,7 @@ def test_a_lock_file_that_was_removed_before_it_was_locked_protects_nothing(tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(lock, "_lock_file", removed_and_locked)
-        assert "in use by a process whose start has just failed" in error_message(tmp_path)
+        assert "failed at this moment; run the command again" in error_message(tmp_path)
     with only_writer(tmp_path):
         pass
 
@@ -190,7 +190,7 @@ def test_a_full_disk_does_not_prevent_the_lock(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with only_writer(tmp_path):
-            assert "in use by ; a folder has one writer" in error_message(tmp_path)
+            assert "in use by another process; a folder has one writer" in error_message(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -325,7 +325,7 @@ def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "phase, call, target", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 5, 0)]
+    "phase, call, target", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 7, 0)]
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exact(
     phase, call, target, uninterrupted, tmp_path

@@ -186,7 +186,7 @@ def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(options, 
     code, output = train(*options, f"--out_dir={run}", "--resume")
     assert (
         code == 4
-        and output.count("empty file (interrupted save?)") == 2
+        and output.count("empty file (interrupted save?)") == 3
         and output.count("\n") == 1
     )
     assert sorted((path.name, path.stat().st_mtime_ns) for path in run.glob("*event*")) == before
@@ -315,6 +315,31 @@ def test_where_another_checkpoint_is_used_every_command_says_so_and_reads_it_onc
     assert paths == [run / LAST, run / PREV]
 
 
+def test_a_run_that_has_only_its_best_checkpoint_is_resumed_from_it(options, tmp_path):
+    """A kill after the first evaluation, before the first interval of saves."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    options = [*options, "--save_interval=100"]
+    assert train(*options, f"--out_dir={whole}")[0] == 0
+    stop_at(20, *options, f"--out_dir={run}")
+    (run / LAST).unlink()
+    assert not (run / PREV).exists()
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 0 and f"; using {run / BEST} instead" in output
+    assert same_runs(whole, run)
+
+
+def test_a_run_that_stopped_early_prints_a_command_that_continues_it(options, tmp_path):
+    run = tmp_path / "run"
+    early = [*options, *DIVERGING, f"--out_dir={run}", "--patience=1"]
+    assert train(*early)[0] == 0
+    stopped = steps_in(run)[LAST]
+    assert stopped < STEPS
+    code, output = train(*early, "--resume")
+    words = re.search(r"to train longer:\n  \S+ train.py (.*)\n", output)[1].split()
+    assert code == 0 and words[-1] == "--patience=0"
+    assert train(*words)[0] == 0 and steps_in(run)[LAST] == STEPS
+
+
 @pytest.mark.parametrize("word", ["--resume", "--resume=auto"])
 def test_resume_refuses_an_empty_out_dir_only_if_an_option_names_it(word, options, tmp_path):
     config = tmp_path / "mine.yaml"
@@ -346,6 +371,6 @@ def test_invalid_progress_is_rejected(name, options, tmp_path):
     saved = contents(run / LAST)
     saved["progress"][name] = INVALID_PROGRESS[name]
     write_checkpoint(run / LAST, saved)
-    code, output = train(*options, f"--out_dir={run}", "--resume")
+    code, output = train(*options, f"--out_dir={run}", f"--resume={run / LAST}")
     assert code == 4 and re.search(r"error: \S+/last.safetensors: progress: .+\n\Z", output)
     assert "\x1b" not in output

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import yaml
 import sample
 import train as train_py
 from checkpointing import run_dir
-from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET
+from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET, text_info
 from checkpointing.run_dir import write_settings
 from common.console import escape, path_word, program, script, shell_command
 from common.errors import ResourceError
@@ -97,7 +98,7 @@ def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path)
         assert code == 0, output
         assert contents_of(run).items() >= before.items()
         assert (run / EVENTS.format(9)).is_fifo()
-        note = f"note: {run / 'config.yaml'} has been edited, so it is left as it is"
+        note = f"{run / 'config.yaml'} was not written by train.py, or has been edited since"
         assert note in output
     assert step_of(run) == 4
 
@@ -119,7 +120,9 @@ def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
     assert load([str(path)]).config == Config(seed=2)
     edited = path.read_text().replace("seed: 2", "seed: 3  # mine")
     path.write_text(edited)
-    assert write_settings(tmp_path, Config(seed=4)).startswith(f"note: {path} has been edited")
+    assert write_settings(tmp_path, Config(seed=4)).startswith(
+        f"{path} was not written by train.py, or has been edited"
+    )
     assert path.read_text() == edited and [*tmp_path.iterdir()] == [path]
     for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
         path.rename(tmp_path / f"before {make}")
@@ -281,7 +284,7 @@ def test_an_event_file_that_is_no_file_or_huge_is_not_read(options, tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for words in ([], ["--resume", "--max_iters=5"]):
         code, output = train(*options, *words)
-        assert code == 0 and output.count("warning: TensorBoard's file cannot be written") == 1
+        assert code == 0 and output.count("training continues without TensorBoard's file") == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**6  # kilobytes
 
 
@@ -357,7 +360,7 @@ def test_every_printed_command_means_the_folder_that_it_names(
             [path_word(folder / "config.yaml"), f"--out_dir={path_word(folder)}", "--seed", "4"]
         )
         commands += [
-            start.again([program("python")], resume=True, changes={"seed": 5}),
+            start.repeat_command([program("python")], resume=True, changes={"seed": 5}),
             shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)]),
             shell_command([program("tensorboard"), "--logdir", path_word(folder)]),
         ]
@@ -398,10 +401,23 @@ def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeyp
     assert script("train.py") == str(ROOT / "train.py")
 
 
+def test_a_command_that_is_too_long_for_a_line_is_not_printed():
+    words = [str(ROOT / SMALL[0]), *[f"--data.sources={n}/{'x' * 90}.txt" for n in range(40)]]
+    output = load(words).repeat_command(["python"], resume=True)
+    assert output == "(no command is printed: it is too long)"
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_saved_with_a_name_that_is():
+    corpus = SimpleNamespace(name="caf\udce9", sha256="0" * 64, characters=9, val_sha256=None)
+    assert text_info(corpus).name == "caf?"
+
+
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"])
 def test_for_a_name_with_control_characters_no_command_is_printed_but_the_reason(name, tmp_path):
     folder = tmp_path / name
-    output = load([str(ROOT / SMALL[0]), f"--out_dir={folder}"]).again(["python"], resume=True)
+    output = load([str(ROOT / SMALL[0]), f"--out_dir={folder}"]).repeat_command(
+        ["python"], resume=True
+    )
     assert output == "(no command is printed: a name in it contains control characters)"
 
 

@@ -97,7 +97,7 @@ def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
 ):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        send_at(phase, kind, {"load": 1, "save": 4}.get(phase, 2), patch.setattr)
+        send_at(phase, kind, {"load": 1, "save": 6}.get(phase, 2), patch.setattr)
         code, output = train(*options, f"--out_dir={run}")
     assert code == CODES[kind]
     saved, loadable_count = count_checkpoints(run)

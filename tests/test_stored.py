@@ -1,7 +1,7 @@
 """Stored checkpoints of format 1, the format of the first release: every later version reads and
 resumes them.
 
-    python -m tests.test_stored NAME    # add one of the recipe configs/NAME.yaml; replaces nothing
+    python -m tests.test_stored NAME    # store one for configs/NAME.yaml; never replaces one
 """
 
 import json
@@ -50,7 +50,7 @@ def switches(config: Config) -> dict[str, object]:
 
 
 def resumed_losses(path: Path, folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Resume a copy of a checkpoint in a new folder; return the losses by tag."""
+    """Resume a stored checkpoint in a new run folder; return the losses by tag."""
     folder.mkdir()
     config = folder / "stored.yaml"
     config.write_text(to_yaml(checkpoints.load(path).config), encoding="utf-8")
@@ -69,8 +69,10 @@ def store(recipe: str) -> None:
         stop_at(7, f"configs/{recipe}.yaml", *SMALLEST, f"--out_dir={folder / 'run'}")
         saved = checkpoints.load(folder / "run" / LAST)
         saved.config = replace(saved.config, out_dir="auto")
-        write_atomic(path, checkpoints.to_bytes(saved))
-        losses = resumed_losses(path, folder / "resumed")
+        content = checkpoints.to_bytes(saved)
+        write_atomic(folder / path.name, content)
+        losses = resumed_losses(folder / path.name, folder / "resumed")
+    write_atomic(path, content)
     (STORED / f"{recipe}.json").write_text(json.dumps(losses, indent=1), encoding="utf-8")
 
 

@@ -51,6 +51,9 @@ class Optimizer:
         return named
 
 
+ADAMW_STEPS = "adamw_steps"  # name of its number of steps in a checkpoint
+
+
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2)."""
 
@@ -68,7 +71,7 @@ class AdamW(Optimizer):
         self.steps = torch.zeros((), device=next(iter(self.state)).device)
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
-        return super().named_slices(model) | {"adamw_steps": [self.steps[None]]}
+        return super().named_slices(model) | {ADAMW_STEPS: [self.steps[None]]}
 
     @torch.no_grad()
     def step(self) -> None:

@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Environment(Checked):
-    """The facts that must stay the same for a bit-exact resume, beside settings and text."""
+    """The facts that must stay the same for a bit-exact resume, besides settings and text."""
 
     torch: str = setting("", "version of PyTorch")
     python: str = setting("", "version of Python")

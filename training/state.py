@@ -20,7 +20,7 @@ from training import optimizers
 from training.health import SPIKE_WINDOW, WARNINGS, HealthWarning, is_spike
 from training.runtime import Runtime
 
-STEPS, LOSS = "[0, 1e15]", "[0, inf)"  # ranges
+STEP_RANGE, LOSS_RANGE = "[0, 1e15]", "[0, inf)"
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
 
@@ -33,24 +33,30 @@ class Progress(Checked):
     release on, fields may be added, never removed or renamed.
     """
 
-    step: int = setting(0, "steps done", STEPS)
-    last_eval_step: int = setting(0, "step of the last evaluation", STEPS)
+    step: int = setting(0, "steps done", STEP_RANGE)
+    last_eval_step: int = setting(0, "step of the last evaluation", STEP_RANGE)
     best_loss: float | None = setting(
-        None, "lowest validation loss so far, nats per character; None: there is none yet", LOSS
+        None,
+        "lowest validation loss so far, nats per character; None: there is none yet",
+        LOSS_RANGE,
     )
-    best_step: int = setting(0, "step of the lowest validation loss", STEPS)
-    evals_since_best: int = setting(0, "evaluations since then", STEPS)
-    train_loss_at_best: float | None = setting(None, "loss on training text at that step", LOSS)
+    best_step: int = setting(0, "step of the lowest validation loss", STEP_RANGE)
+    evals_since_best: int = setting(0, "evaluations since then", STEP_RANGE)
+    train_loss_at_best: float | None = setting(
+        None, "loss on training text at that step", LOSS_RANGE
+    )
     warnings_given: tuple[str, ...] = setting(
         (), "health warnings that the run has given", choices=WARNINGS
     )
-    recent_losses: tuple[float, ...] = setting((), f"of the last {SPIKE_WINDOW} steps", LOSS)
-    spikes: int = setting(0, "steps whose loss was far above the recent ones", STEPS)
+    recent_losses: tuple[float, ...] = setting((), f"of the last {SPIKE_WINDOW} steps", LOSS_RANGE)
+    spikes: int = setting(0, "steps whose loss was far above the recent ones", STEP_RANGE)
     loss_scale: float = setting(
-        65536.0, "in float16: factor of the loss, so that small gradients do not become 0", LOSS
+        65536.0,
+        "in float16: factor of the loss, so that small gradients do not become 0",
+        LOSS_RANGE,
     )
     loss_scale_growth_tracker: int = setting(
-        0, "in float16: steps since the loss scale last changed", STEPS
+        0, "in float16: steps since the loss scale last changed", STEP_RANGE
     )
 
     def __post_init__(self):

@@ -35,7 +35,7 @@ PHASES = {
     "sample": ("training.evaluate", "generate"),
     "save": ("os", "fsync"),
 }
-FIRST = {"save": 3}  # the first two calls save config.yaml
+FIRST = {"save": 5}  # the first four calls write the marker and config.yaml
 CALLS = {"load": 1, "sample": 4}  # the least number of calls in a run; 6 for the others
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGINT twice": 130}
 SECONDS = 10
