@@ -300,7 +300,8 @@ class Session:
             )
         split = Split(ids, ((0, len(ids)),))
         block_size = self.model.config.block_size
-        windows = evaluation_windows(split, block_size, batch_size_for(block_size))
+        batch_size = batch_size_for(block_size, len(self.tokenizer))
+        windows = evaluation_windows(split, block_size, batch_size)
         nats = exact_loss(self.model, windows, self.runtime)
         print_result(
             f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "

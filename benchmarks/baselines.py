@@ -80,7 +80,7 @@ def overlapping_loss(model: GPT | Mixture, ids: np.ndarray) -> float:
     starts = range(half, len(ids) - 1 - (T - half), half)
     segments = Split(ids, tuple((start, min(start + T + 1, len(ids))) for start in starts))
     if starts:
-        windows = evaluation_windows(segments, T, batch_size_for(T))
+        windows = evaluation_windows(segments, T, batch_size_for(T, model.vocab_size))
         sums.append(loss_sums_by_position(model, windows, float32)[:, T - half :])
     nats, counts = (sum(each[i].sum() for each in sums) for i in (0, 1))
     assert counts == len(ids) - 1, "each prediction is counted once"
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
                 yield f"modified Kneser-Ney, order {order}", ngram_loss(model, val)
         for name, model in models.items():
             T = model.config.block_size
-            windows = evaluation_windows(corpus.val, T, batch_size_for(T))
+            windows = evaluation_windows(corpus.val, T, batch_size_for(T, len(vocabulary)))
             yield name, exact_loss(model, windows, float32)
 
     def adaptive() -> Iterator[tuple[str, float]]:

@@ -13,6 +13,7 @@ OUT_OF_MEMORY = (
     "cannot allocate memory",
     "failed to map segment",  # while a library is loaded
     "bad_alloc",
+    "could not create a primitive",  # of oneDNN
 )
 
 

@@ -9,7 +9,13 @@ import torch
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from training.evaluate import BITS_PER_NAT, TOKENS_PER_BATCH, batch_size_for, exact_loss
+from training.evaluate import (
+    BITS_PER_NAT,
+    LOGITS_PER_BATCH,
+    TOKENS_PER_BATCH,
+    batch_size_for,
+    exact_loss,
+)
 from training.runtime import select_runtime
 
 CPU = select_runtime("cpu", "float32")
@@ -43,8 +49,17 @@ def test_batch_size_changes_exact_loss_only_by_rounding():
 
 
 def test_a_batch_has_at_most_the_given_tokens_but_at_least_one_window():
-    sizes = [batch_size_for(block_size) for block_size in (1, 512, 513, TOKENS_PER_BATCH, 10**6)]
+    lengths = (1, 512, 513, TOKENS_PER_BATCH, 10**6)
+    sizes = [batch_size_for(block_size, 65) for block_size in lengths]
     assert sizes == [TOKENS_PER_BATCH, TOKENS_PER_BATCH // 512, TOKENS_PER_BATCH // 513, 1, 1]
+
+
+@pytest.mark.parametrize("vocab_size", [65, 4096, 4097, 100_000])
+def test_a_batch_has_a_bounded_number_of_logits(vocab_size):
+    """The logits of 4,096 tokens over 100,000 characters would take 1.6 GB, and several copies."""
+    windows = batch_size_for(64, vocab_size)
+    assert windows * 64 * vocab_size <= LOGITS_PER_BATCH
+    assert (windows == TOKENS_PER_BATCH // 64) == (vocab_size <= 4096)
 
 
 def test_evaluation_does_not_change_the_random_state():

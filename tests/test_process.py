@@ -187,6 +187,7 @@ OUT_OF_MEMORY = [
     MemoryError(),
     OSError(12, "Cannot allocate memory"),
     RuntimeError("std::bad_alloc"),
+    RuntimeError("could not create a primitive"),
     ImportError("libtorch_cpu.so: failed to map segment from shared object"),
 ]
 

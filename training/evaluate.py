@@ -23,6 +23,7 @@ from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
 TOKENS_PER_BATCH = 4096  # few enough for the CPU's caches; 8 times as many take 2.4 times as long
+LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct characters: 64 MB
 TRAIN_DIVISOR = 10  # the training loss is measured on a tenth as many characters as val_loss
 PROBE_LENGTH = 32  # characters
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
@@ -70,10 +71,11 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     """
     progress, train, val = run.progress, run.corpus.train, run.corpus.val
     block_size = run.config.model.block_size
+    batch_size = batch_size_for(block_size, run.model.vocab_size)
     train_part = train.head(len(val) // TRAIN_DIVISOR)
     sums = []
     for split in (val, train_part):
-        windows = evaluation_windows(split, block_size, batch_size_for(block_size))
+        windows = evaluation_windows(split, block_size, batch_size)
         windows = stop.interruptible(windows)
         sums.append(loss_sums_by_position(run.model, windows, run.runtime))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
@@ -108,9 +110,10 @@ def _warnings(run: Run, train_loss: float, probe: Probe | None) -> Iterable[heal
         yield from health.check_attention(probe.attention)
 
 
-def batch_size_for(block_size: int) -> int:
+def batch_size_for(block_size: int, vocab_size: int) -> int:
     """Return how many windows of `block_size` tokens to evaluate at once."""
-    return max(1, TOKENS_PER_BATCH // block_size)
+    tokens = min(TOKENS_PER_BATCH, LOGITS_PER_BATCH // vocab_size)
+    return max(1, tokens // block_size)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
