@@ -13,6 +13,7 @@ if __name__ == "__main__":
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     config = command.config
     for note in filter(None, (base_note, command.scaling_note)):
         info(note)
-    run, changes = world.local_rank_0_first(build_run, command, base, runtime)
+    run, changes = world.local_rank_0_first(build_run, command, base, runtime, info)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
     world.check_same(facts | {"dtype": runtime.dtype, "step": run.progress.step})
     in_place = run_dir.is_in(source, folder)
@@ -184,7 +185,7 @@ def resolve_settings(
         fitted = {f"train.{name}": getattr(base.config.train, name) for name in names}
         return with_kernel(load(command.arguments, fitted))
     began, seconds = time.monotonic(), 60 * command.minutes
-    trial, _ = build_run(with_limits(TRIAL_ITERS), base, runtime)
+    trial, _ = build_run(with_limits(TRIAL_ITERS), base, runtime, notify=lambda *_: None)
     build_seconds = time.monotonic() - began
     speed = measure_speed(trial, seconds, stop)
     left = seconds - (time.monotonic() - stop.started) - build_seconds
@@ -203,14 +204,16 @@ def resolve_settings(
 
 
 def build_run(
-    command: Command, base: "Checkpoint | None", runtime: "Runtime"
+    command: Command,
+    base: "Checkpoint | None",
+    runtime: "Runtime",
+    notify: Callable[[str], None],
 ) -> tuple["Run", list[str]]:
     """Build a new run, with the weights of `base` after --init_from; or restore the run in `base`.
 
     Also return a line for each difference between the saved run and this one.
     """
     from checkpointing import checkpoint as checkpoints
-    from dashboard.logger import info
     from data.corpus import check_sizes, load_corpus
     from training.state import Run
 
@@ -223,7 +226,7 @@ def build_run(
     wanted = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
     corpus = load_corpus(
         **vars(config.data),
-        notify=info,
+        notify=notify,
         wanted_sha256=wanted.sha256,
         wanted_val_sha256=wanted.val_sha256,
         vocabulary=base.vocabulary if base else None,
@@ -240,14 +243,15 @@ def build_run(
             run.progress.forget_best()
             changes.append("the validation text differs, so the best loss is reset")
         return run, changes
-    model = initial_model(config, base, corpus.tokenizer.vocabulary)
+    model = initial_model(config, base, corpus.tokenizer.vocabulary, notify)
     return Run(model, config, corpus, runtime), []
 
 
-def initial_model(config: "Config", parent: "Checkpoint | None", vocabulary: str) -> "GPT":
+def initial_model(
+    config: "Config", parent: "Checkpoint | None", vocabulary: str, notify: Callable[[str], None]
+) -> "GPT":
     """Build the model of a new run, with the weights of `parent` if there is one (--init_from)."""
     from checkpointing import checkpoint as checkpoints
-    from dashboard.logger import info
     from data.tokenizer import describe
     from model.gpt import GPT
 
@@ -255,7 +259,7 @@ def initial_model(config: "Config", parent: "Checkpoint | None", vocabulary: str
         return GPT(config.model, len(vocabulary), config.seed)
     new_characters = [c for c in vocabulary if c not in parent.vocabulary]
     if new_characters:
-        info(
+        notify(
             f"adding {len(new_characters):,} characters to the vocabulary of "
             f"{len(parent.vocabulary):,}: {first_few(map(describe, new_characters))}"
         )

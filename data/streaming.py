@@ -20,7 +20,7 @@ from tqdm import tqdm
 from common.errors import DataError
 from data import disk_cache
 from data.disk_cache import StoredIds
-from data.text_files import Text, byte_order_mark, decoded
+from data.text_files import MARKS, Text, byte_order_mark, decoded
 from data.tokenizer import CharTokenizer, code_points
 
 LARGE = 2**25  # bytes; texts of this size use the disk cache; smaller ones take under a second
@@ -49,9 +49,10 @@ class StreamedText:
         return self.text.size >= LARGE
 
     @property
-    def files_with_mark(self) -> int:
-        """The number of files that begin with a byte order mark."""
-        return sum(byte_order_mark(file) != b"" for file in self.text.files)
+    def marked_files(self) -> list[str]:
+        """The files that begin with a byte order mark, each with the encoding that it names."""
+        marks = {file.path: byte_order_mark(file) for file in self.text.files}
+        return [f"{path} ({MARKS[mark].upper()})" for path, mark in marks.items() if mark]
 
     @cached_property
     def char_counts(self) -> CharCounts:

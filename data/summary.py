@@ -3,6 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -69,8 +70,8 @@ def _notes(
                 f"{single:,} file(s) have a single character of {kind} text, which is never used, "
                 "because there is nothing before it to predict it from"
             )
-    if marked := sum(text.files_with_mark for text in texts):
-        yield f"{marked:,} file(s) begin with a byte order mark, which is removed"
+    if marked := list(chain.from_iterable(text.marked_files for text in texts)):
+        yield f"a byte order mark names the encoding, and is removed: {first_few(marked)}"
     if crlf := sum(text.char_counts.crlf for text in texts):
         yield (
             f"{crlf:,} lines end in \\r\\n, which is kept; data.newlines=unix converts it to \\n"

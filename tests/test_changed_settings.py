@@ -170,7 +170,7 @@ def run_with(saved, way, name, value):
     command = parse(merged([*options, *start]))
     torch.set_num_threads(1)
     selected = runtime.select_runtime(command.config.device, command.config.dtype)
-    return build_run(command, load(last), selected)[0]
+    return build_run(command, load(last), selected, print)[0]
 
 
 def test_every_setting_of_the_schema_is_in_a_table():

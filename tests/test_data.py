@@ -146,7 +146,10 @@ def test_a_byte_order_mark_selects_the_encoding_and_is_removed(encoding):
     corpus, lines = load(write("book.txt", content))
     assert decoded_files(corpus) == [text]
     assert corpus.sha256 == sha256(content)
-    assert lines[1] == "note: 1 file(s) begin with a byte order mark, which is removed"
+    named = "UTF-8" if encoding == "utf-8-sig" else encoding.upper()
+    (line,) = (line for line in lines if "mark" in line)
+    assert line.startswith("note: a byte order mark names the encoding, and is removed: ")
+    assert f"book.txt ({named}" in line
 
 
 def test_byte_order_marks_get_one_note_and_only_the_first_of_a_file_is_removed():
@@ -155,7 +158,8 @@ def test_byte_order_marks_get_one_note_and_only_the_first_of_a_file_is_removed()
     corpus, lines = load("folder")
     assert decoded_files(corpus) == ["aa", "\ufeffbb"]
     assert [line for line in lines if "mark" in line] == [
-        "note: 2 file(s) begin with a byte order mark, which is removed"
+        "note: a byte order mark names the encoding, and is removed: folder/a.txt (UTF-8), "
+        "folder/b.txt (UTF-8)"
     ]
 
 

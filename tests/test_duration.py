@@ -145,6 +145,16 @@ def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tm
     assert chosen(output) == [f"--max_iters={step_of(timed)}"]  # eval_interval is in the options
 
 
+def test_with_minutes_each_note_about_the_text_is_printed_once(options, tmp_path):
+    run, text = tmp_path / "run", tmp_path / "more.txt"
+    assert train(*options, "--max_iters=2", "--warmup_iters=0", f"--out_dir={run}")[0] == 0
+    text.write_text((tmp_path / "text.txt").read_text() + "\u03b1\u03b2\u03b3")
+    more = [each for each in options if "sources" not in each] + [f"--data.sources={text}"]
+    start = [f"--init_from={run}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
+    code, output = train(*more, *start, "--minutes=0.02")
+    assert code == 0 and output.count("adding 3 characters to the vocabulary") == 1
+
+
 def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch):
     stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
     with monkeypatch.context() as patch:
