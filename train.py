@@ -28,6 +28,7 @@ from common.signals import Interrupted, Stop
 from configs.cli import Command, load, train_help
 from training.distributed import World
 
+TRAINED_ON = "it was trained on some of the validation text, so the validation loss is too low"
 TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
 if TYPE_CHECKING:
@@ -242,7 +243,11 @@ def build_run(
         if not checkpoints.best_loss_is_comparable(saved, config, corpus):
             run.progress.forget_best()
             changes.append("the validation text differs, so the best loss is reset")
+        if checkpoints.was_trained_on(saved, config, corpus):
+            changes.append(TRAINED_ON)
         return run, changes
+    if base and checkpoints.was_trained_on(base, config, corpus):
+        notify(f"{base.path}: {TRAINED_ON}")
     model = initial_model(config, base, corpus.tokenizer.vocabulary, notify)
     return Run(model, config, corpus, runtime), []
 

@@ -385,6 +385,14 @@ def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -
     return _validation_text(saved.config, saved.data) == now
 
 
+def was_trained_on(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
+    """Return whether a run was trained on text that is validation text now."""
+    if corpus.val_sha256:
+        return corpus.val_sha256 == saved.data.sha256
+    trained = 1.0 if saved.data.val_sha256 else 1 - saved.config.data.val_fraction
+    return corpus.sha256 == saved.data.sha256 and trained > 1 - config.data.val_fraction
+
+
 def _validation_text(config: Config, text: TextInfo) -> tuple[object, ...]:
     """Return what identifies a validation text: its SHA-256, or a fraction of the source text."""
     split = () if text.val_sha256 else (text.sha256, config.data.val_fraction)

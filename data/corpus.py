@@ -72,6 +72,11 @@ def load_corpus(
     chosen = [_choose("data.sources", sources, wanted_sha256, notify)]
     if val_sources:
         chosen.append(_choose("data.val_sources", val_sources, wanted_val_sha256, notify))
+    if val_sources and chosen[0].text.sha256 == chosen[1].text.sha256:
+        raise DataError(
+            f"data.val_sources: {chosen[1].text.path} is the same text as data.sources; name "
+            "another text, or leave val_sources out to validate on the end of each file"
+        )
     texts = [StreamedText(choice.text, encoding, newlines) for choice in chosen]
     counts, path = total_counts(texts), chosen[0].text.path
     tokenizer = _tokenizer_for(counts, path, min_count, vocabulary, add_characters)

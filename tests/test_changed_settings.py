@@ -2,6 +2,7 @@
 running model, optimizer and schedule, or the change is rejected.
 """
 
+import re
 import shutil
 import signal
 from unittest import mock
@@ -251,6 +252,36 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
     assert "; the best so far" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best.step in (4, 6) and best.best_loss > 1
+
+
+@pytest.mark.parametrize("start", ["--resume", "--init_from"])
+@pytest.mark.parametrize(
+    ("change", "leaks"),
+    [
+        ([], False),
+        (["--val_fraction=0.3"], True),
+        (["--val_fraction=0.05"], False),
+        (["--val_sources=other.txt"], False),
+        (["--sources=other.txt", "--val_sources=text.txt"], True),
+        (["--sources=other.txt"], False),
+    ],
+)
+def test_validation_on_text_that_was_trained_on_is_said(start, change, leaks, saved, tmp_path):
+    folder, options = saved
+    change = [re.sub(r"=(\w+\.txt)", rf"={folder}/\1", word) for word in change]
+    if "--sources" in " ".join(change):
+        options = [word for word in options if "sources" not in word]
+    last = folder / "run/last.safetensors"
+    words = [*options, *change, f"--out_dir={tmp_path / 'new'}", f"{start}={last}", "--max_iters=4"]
+    if start == "--resume":
+        words.append("--allow-data-change")
+    else:
+        words.append("--new_characters=add")
+    code, output = train(*words)
+    assert code == 0, output
+    assert (
+        "trained on some of the validation text, so the validation loss is too low" in output
+    ) == leaks
 
 
 def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):

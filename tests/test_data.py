@@ -305,6 +305,17 @@ def test_the_summary_lists_counts_notes_splits_and_vocabulary():
     ]
 
 
+@pytest.mark.parametrize("val_source", ["folder/a.txt", "*/a.txt", "./folder/../folder/a.txt"])
+def test_the_training_text_is_refused_as_validation_text(val_source):
+    write("folder/a.txt", "abc" * 100)
+    for source in ("folder/a.txt", "folder"):
+        message = error_message(DataError, source, val_sources=[val_source])
+        assert (
+            message.startswith("data.val_sources: ")
+            and "is the same text as data.sources" in message
+        )
+
+
 @pytest.mark.parametrize("large", [0, 10**9])
 def test_characters_that_occur_only_in_the_validation_text_are_counted(large, monkeypatch, folder):
     monkeypatch.setattr(data.streaming, "LARGE", large)
