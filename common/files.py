@@ -13,6 +13,17 @@ from typing import BinaryIO
 
 from common.errors import CheckpointError, ResourceError
 
+ROOT = Path(__file__).parents[1]  # the folder of the code
+
+
+def beside_code(path: Path) -> Path:
+    """Return a path as it is, or, if only there something has this relative path, beside the code.
+
+    So the commands work from any folder: python ../hornbook/train.py configs/shakespeare.yaml
+    """
+    other = ROOT / path
+    return path if os.path.lexists(path) or not os.path.lexists(other) else other
+
 
 def check_path_spelling(path: str | Path) -> None:
     """Raise CheckpointError if a path does not exist, but one with a similar name does.

@@ -13,6 +13,10 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from common.errors import ConfigError, did_you_mean
 from configs.fields import Checked, brief, setting, variants
 
+# an address of a text: URL, name of its folder, name of the file, SHA-256
+ADDRESS = re.compile(
+    r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
+)
 LAYOUTS = variants("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = variants("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -76,12 +80,11 @@ class DataConfig(Checked):
         super().__post_init__()
         self._check_encoding()
         for source in self.sources + self.val_sources:
-            pinned = re.fullmatch(r"https://[^/#\s]+/[^#\s]*#sha256=[0-9a-f]{64}", source)
-            if "://" in source and not pinned:
+            if "://" in source and not ADDRESS.fullmatch(source):
                 raise ConfigError(
                     f"sources: {brief(source)} is not a verifiable download; allowed: "
-                    "https://...#sha256=<64 hex digits>; add its SHA-256, or download it and give "
-                    "the file"
+                    "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; add its SHA-256, or download "
+                    "it and give the file"
                 )
 
     def _check_encoding(self):

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from common.errors import ConfigError, did_you_mean
-from common.files import read_regular
+from common.files import beside_code, read_regular
 from configs.fields import RawValue, brief, error_context, parse_value, settings_of
 from configs.schema import Config, suggest_setting, to_dict
 
@@ -159,7 +159,7 @@ def _missing_space(text: str, otherwise: str = "write key: value") -> str:
 def _read_text(path: str) -> str:
     """Read a config file: UTF-8, or UTF-16 with a byte order mark."""
     try:
-        content = read_regular(path, MAX_BYTES)
+        content = read_regular(beside_code(Path(path)), MAX_BYTES)
     except FileNotFoundError:
         names = {Path(name).stem: name for name in _configs_in(Path(path).parent, "configs")}
         siblings = Path(path).parent.parent.glob(f"*/{glob.escape(Path(path).name)}")

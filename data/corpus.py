@@ -56,18 +56,20 @@ def load_corpus(
     """Load the first available source and encode it into training and validation ids.
 
     The settings are those of DataConfig. A source is a file, a folder (its *.txt files, sorted by
-    name, are one corpus), a pattern such as `books/**/*.md`, or `https://.../NAME/FILE#sha256=HEX`,
-    which is downloaded once to `data/NAME/input.txt`. A text at `data/NAME/input.txt` is also
-    looked for as `NAME/input.txt` in the folder $HORNBOOK_CORPORA, before any download.
+    name, are one corpus), a pattern such as `books/**/*.md`, or an address,
+    `https://.../STEM.txt#sha256=HEX`, which is downloaded once to `data/STEM/input.txt`. A relative
+    path is looked for under the current folder, then beside the code. A text at
+    `data/NAME/input.txt` is also looked for as `NAME/input.txt` in the folder $HORNBOOK_CORPORA,
+    before any download.
 
     With `wanted_sha256` (a resumed run), only the text with that digest is used, wherever it is in
     the list. With `vocabulary` (a run that starts from saved weights), the text is encoded with
     that vocabulary; `add_characters` adds the text's other characters to it. `notify` gets a line
     about a download with the wrong digest.
 
-    Raises ConfigError for a malformed source, DataError for a text that is unavailable, unreadable
-    or too small, CheckpointError if the wanted text is missing or the vocabulary lacks characters
-    of the text, ResourceError if the disk cache has no space for a large text.
+    Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if the
+    wanted text is missing or the vocabulary lacks characters of the text, ResourceError if the disk
+    cache has no space for a large text.
     """
     chosen = [_choose("data.sources", sources, wanted_sha256, notify)]
     if val_sources:

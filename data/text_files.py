@@ -18,12 +18,13 @@ from io import IncrementalNewlineDecoder
 from itertools import chain
 from pathlib import Path
 
-from common.errors import ConfigError, DataError, did_you_mean
+from common.errors import DataError, did_you_mean
+from common.files import ROOT
+from configs.schema import ADDRESS
 from data.download import Unavailable, download
 
 CHUNK_BYTES = 2**18  # a chunk and all that is computed from it fit into the CPU's cache
 HEAD_BYTES = 4096  # read from the start of a file to detect its encoding
-ADDRESS = re.compile(r"(https://[^\s#]+/(\w[\w.-]*)/[^\s/#]+)#sha256=([0-9a-f]{64})", re.IGNORECASE)
 MARKS = {  # UTF-32 first, because its little-endian mark begins with that of UTF-16
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -40,7 +41,10 @@ CONVERT = "or convert it: iconv -f ENCODING -t UTF-8 OLD > NEW"
 
 @dataclass(frozen=True)
 class Source:
-    """A source: the path of its text, and where to download that if it does not exist."""
+    """A source: the path of its text, and where to download that if it does not exist.
+
+    A relative path is looked for under the current folder, then beside the code.
+    """
 
     label: str
     path: Path
@@ -49,19 +53,16 @@ class Source:
 
     @classmethod
     def parse(cls, source: str) -> "Source":
-        """Parse an entry of data.sources; raise ConfigError if it cannot be one."""
+        """Parse an entry of data.sources.
+
+        The FILE of an address is stored as data/STEM/input.txt, an input.txt under the name of its
+        folder.
+        """
         if match := ADDRESS.fullmatch(source):
-            url, name, sha256 = match.groups()
+            url, folder, file, sha256 = match.groups()
+            stem = Path(file).stem
+            name = folder if stem == "input" else stem
             return cls(url, Path("data", name, "input.txt"), url, sha256.lower())
-        if "://" in source:
-            raise ConfigError(
-                f"data.sources: unusable address {source}; allowed: "
-                "https://HOST/.../NAME/FILE#sha256= and 64 hex digits; or give the path of a file"
-            )
-        if not source or "\0" in source:
-            raise ConfigError(
-                "data.sources: an empty name, or one with NUL; give a file, a folder or an address"
-            )
         return cls(source, Path(source))
 
     @property
@@ -85,8 +86,9 @@ class Source:
             if not self.url:
                 missing = "nothing matches" if _is_pattern(self.path) else "no such file or folder"
                 raise Unavailable(missing)
-            download(self.url, self.sha256, self.path, notify)
-            found = _text_at(self.path)
+            target = ROOT / self.path if os.access(ROOT / "data", os.W_OK) else self.path
+            download(self.url, self.sha256, target, notify)
+            found = _text_at(target)
         if found.sha256 != (self.sha256 or wanted or found.sha256):
             raise Unavailable(f"{found.path} is a different text, SHA-256 {found.sha256}")
         return found
@@ -102,11 +104,12 @@ class Source:
 
     def _paths(self) -> list[Path]:
         """Return the paths to try: `data/NAME/input.txt` may also be in $HORNBOOK_CORPORA."""
+        paths = [self.path, ROOT / self.path]
         elsewhere = os.environ.get("HORNBOOK_CORPORA")
         match self.path.parts:
             case ("data", name, "input.txt") if elsewhere:
-                return [self.path, Path(elsewhere, name, "input.txt")]
-        return [self.path]
+                paths.append(Path(elsewhere, name, "input.txt"))
+        return paths
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ INVALID = [  # row of test_catalogue.py, content of the file, fragments of the m
     (
         "A33",
         "data: {sources: http://example.org/a.txt}\n",
-        ["'http://example.org/a.txt'", "https://...#sha256="],
+        ["'http://example.org/a.txt'", "https://HOST/FOLDER/FILE#sha256="],
     ),
     (
         "A33",
@@ -290,7 +290,7 @@ VALID = [  # row of test_catalogue.py, content of the file, resulting settings
     ),
     ("-", "model: {}\nseed: 7\n", {"seed": 7}),
     ("-", "data: {sources: book.txt}\n", {"sources": ("book.txt",)}),
-    ("-", f"data: {{sources: ['https://a.org/b#sha256={'0a' * 32}', b]}}\n", {}),
+    ("-", f"data: {{sources: ['https://a.org/b/c#sha256={'0a' * 32}', b]}}\n", {}),
 ]
 
 
@@ -322,6 +322,14 @@ def test_an_invalid_config_is_rejected_in_one_line_that_names_the_file(
     assert message.startswith(f"{file}: ")
     for fragment in fragments:
         assert fragment in message
+
+
+def test_a_config_is_looked_for_here_and_then_beside_the_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(["configs/smoke.yaml"]).config == load([str(ROOT / "configs/smoke.yaml")]).config
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/smoke.yaml").write_text("seed: 9\n")
+    assert load(["configs/smoke.yaml"]).config.seed == 9
 
 
 @pytest.mark.parametrize("row, content, expected", VALID, ids=names(VALID))

@@ -18,8 +18,10 @@ import pytest
 import data.download
 import data.streaming
 import data.summary
+import data.text_files
 from common.console import printable
 from common.errors import CheckpointError, ConfigError, DataError
+from configs.schema import DataConfig
 from data.corpus import check_sizes, load_corpus
 from tests.conftest import ROOT, printed
 
@@ -35,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     """Change to an empty working folder, with HORNBOOK_CORPORA unset."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HORNBOOK_CORPORA", raising=False)
+    monkeypatch.setattr(data.text_files, "ROOT", tmp_path / "no code here")
     return tmp_path
 
 
@@ -490,9 +493,34 @@ def test_a_text_without_read_permission_is_an_error(locked, monkeypatch):
         "https://example.org/a\\b/input.txt#sha256=" + "0" * 64,
     ],
 )
-def test_a_malformed_source_is_rejected_before_any_source_is_read(source):
-    message = error_message(ConfigError, write("book.txt"), source)
-    assert message.startswith("data.sources: ")
+def test_a_malformed_source_is_rejected_by_the_settings(source):
+    with pytest.raises(ConfigError) as raised:
+        DataConfig(sources=("book.txt", source))
+    assert printed(raised.value).startswith("sources")
+
+
+ADDRESSES = {
+    "https://a.org/shakespeare/input.txt": "shakespeare",
+    "https://a.org/master/novel.txt": "novel",
+    "https://a.org/master/war.and.peace.txt": "war.and.peace",
+    "https://a.org/b/input": "b",
+}
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
+def test_a_download_is_stored_under_the_name_of_its_file(url):
+    source = data.text_files.Source.parse(f"{url}#sha256={'0A' * 32}")
+    assert (source.path, source.url) == (Path("data", ADDRESSES[url], "input.txt"), url)
+    assert source.sha256 == "0a" * 32 and source.name == ADDRESSES[url]
+
+
+def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
+    monkeypatch.setattr(data.text_files, "ROOT", folder / "code")
+    write("code/data/book.txt", "beside the code " * 9), write("code/data/a/b.md", "pattern " * 9)
+    assert decoded_files(load("data/book.txt")[0]) == ["beside the code " * 9]
+    assert decoded_files(load("data/**/*.md")[0]) == ["pattern " * 9]
+    write("data/book.txt", "in the current folder " * 9)
+    assert decoded_files(load("data/book.txt")[0]) == ["in the current folder " * 9]
 
 
 # Choice of the source
@@ -842,6 +870,18 @@ FAILURES = {  # behaviour of the server: reason in the message
     "endless": "larger than 1,000,000 bytes",
     "dribble": "not complete after 1 seconds",
 }
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_download_goes_beside_the_code_if_that_is_writable(server, folder, writable, monkeypatch):
+    monkeypatch.setattr(data.text_files, "ROOT", folder / "code")
+    (folder / "code" / "data").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)
+    corpus, _ = load(address(server, "complete"))
+    stored = "code/data/corpus/input.txt" if writable else "data/corpus/input.txt"
+    assert decoded_files(corpus) == [TEXT] and files_in(folder) == [stored]
+    corpus, _ = load(address(server, "hangup"))  # found, so nothing is downloaded
+    assert decoded_files(corpus) == [TEXT]
 
 
 @pytest.mark.parametrize("behaviour", FAILURES)
