@@ -1,15 +1,17 @@
 """Checks before torch is imported: the packages, and enough address space."""
 
+import importlib.util
 import os
 import re
 import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from common.console import shell_command
 from common.errors import ResourceError
 
-MODULES = {"pyyaml": "yaml"}  # package -> module, where the names differ
+# package -> module, where the names differ
+MODULES = {"pyyaml": "yaml", "pillow": "PIL", "protobuf": "google.protobuf"}
+FROM_TENSORBOARD = ("pillow", "protobuf")  # its requirements, which the dashboard imports too
 MIN_ADDRESS_SPACE = 700 * 2**20  # bytes; with less, importing torch aborts the process
 
 
@@ -19,7 +21,9 @@ def check_packages() -> None:
     No package is imported, because torch takes seconds.
     """
     root = Path(__file__).parents[1]
-    for requirement in (root / "requirements.txt").read_text(encoding="utf-8").split():
+    lines = (root / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    requirements = [line for line in lines if line and not line.startswith("#")]
+    for requirement in (*requirements, *FROM_TENSORBOARD):
         name, _, oldest = requirement.partition(">=")
         version = _installed_version(name)
         if version is None:
@@ -39,7 +43,10 @@ def check_packages() -> None:
 
 def _installed_version(package: str) -> str | None:
     """Return the version of a package, "" if it is unknown, None if it is not installed."""
-    spec = PathFinder.find_spec(MODULES.get(package, package))
+    try:
+        spec = importlib.util.find_spec(MODULES.get(package, package))
+    except ModuleNotFoundError:  # the package that it is in is missing
+        spec = None
     if spec is None or not spec.origin:
         return None
     pattern = re.compile(rf"{package}-([0-9.]+).*\.dist-info", re.IGNORECASE)

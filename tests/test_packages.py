@@ -17,6 +17,8 @@ from tests.conftest import ROOT
         ("torch", None, "has no torch; torch>=2.10 is needed; "),
         ("torch", "2.9.1", "has torch 2.9.1; torch>=2.10 is needed; "),
         ("pyyaml", "5.4", "has pyyaml 5.4; pyyaml>=6.0 is needed; "),
+        ("pillow", None, "has no pillow; pillow is needed; "),
+        ("protobuf", None, "has no protobuf; protobuf is needed; "),
     ],
 )
 def test_a_missing_or_old_package_is_named_with_the_command_that_installs_it(
@@ -41,6 +43,12 @@ def test_the_versions_of_the_installed_packages_are_found(package):
 
     release = metadata.version(package).partition("+")[0]
     assert packages._installed_version(package) == release
+
+
+@pytest.mark.parametrize("package", ["pillow", "protobuf"])
+def test_what_comes_with_tensorboard_is_looked_for_without_an_import(package):
+    assert packages._installed_version(package) is not None
+    assert packages._installed_version(f"{package}.nothing") is None
 
 
 @pytest.mark.parametrize(
