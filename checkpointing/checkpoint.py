@@ -32,6 +32,7 @@ from training.state import Progress, Run
 SUFFIX = ".safetensors"
 LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
 SETTINGS_FILE = "config.yaml"
+METRICS = "metrics.csv"
 EVENTS = "events.out.tfevents.{:010d}"  # of TensorBoard
 # The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
 DESCRIPTION = EVENTS.format(0) + ".run"

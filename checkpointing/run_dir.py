@@ -20,6 +20,7 @@ from checkpointing.checkpoint import (
     DESCRIPTION,
     EVENTS,
     LAST,
+    METRICS,
     NO_CHECKPOINT_YET,
     PREV,
     SETTINGS_FILE,
@@ -32,7 +33,8 @@ from configs.strict_yaml import to_yaml
 from training.state import Progress, Run
 
 CHECKPOINT_FILES = (LAST, PREV, BEST)
-WRITTEN = (*CHECKPOINT_FILES, DESCRIPTION, SETTINGS_FILE, NO_CHECKPOINT_YET)  # by `write_atomic`
+# the files that are written under a temporary name, with the process id
+WRITTEN = (*CHECKPOINT_FILES, DESCRIPTION, SETTINGS_FILE, METRICS, NO_CHECKPOINT_YET)
 OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
 SETTINGS_HEADER = (
     "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "

@@ -1,9 +1,10 @@
 """Checks before torch is imported: the packages, and enough address space."""
 
-import importlib.util
 import os
 import re
 import sys
+from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 
 from common.console import shell_command
@@ -43,11 +44,13 @@ def check_packages() -> None:
 
 def _installed_version(package: str) -> str | None:
     """Return the version of a package, "" if it is unknown, None if it is not installed."""
-    try:
-        spec = importlib.util.find_spec(MODULES.get(package, package))
-    except ModuleNotFoundError:  # the package that it is in is missing
-        spec = None
-    if spec is None or not spec.origin:
+    folders = None
+    for name in accumulate(MODULES.get(package, package).split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(name, folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+    if not spec.origin:
         return None
     pattern = re.compile(rf"{package}-([0-9.]+).*\.dist-info", re.IGNORECASE)
     found = map(pattern.fullmatch, os.listdir(Path(spec.origin).parents[1]))

@@ -5,17 +5,18 @@ Failed output never ends a run: training continues if the disk is full or a pipe
 
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
-from checkpointing.checkpoint import EventPosition
+from checkpointing.checkpoint import METRICS, EventPosition
 from common.console import printable
 from common.errors import ResourceError
 from dashboard import event_file, summaries
+from dashboard.metrics import MetricsFile
 
 
 def info(*lines: object) -> None:
@@ -38,6 +39,10 @@ class Logger:
         self.folder = folder
         self.events = event_file.EventFile(folder) if folder else None
         self.warned = False
+        self.metrics = None
+        if folder:
+            with self._warn_about(folder / METRICS):
+                self.metrics = MetricsFile(folder / METRICS, first_step)
         self.bar = tqdm(
             total=last_step,
             initial=first_step,
@@ -61,7 +66,10 @@ class Logger:
                 self._warn_once(str(error))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Log one value per tag, such as train/loss, to TensorBoard."""
+        """Log one value per tag, such as train/loss, to TensorBoard and to metrics.csv."""
+        if self.metrics:
+            with self._warn_about(self.metrics.path):
+                self.metrics.add(step, values)
         tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self.summaries(step, [Summary(value=tagged)])
 
@@ -86,10 +94,8 @@ class Logger:
     def flush(self) -> None:
         """Write the buffered events to disk. If that fails, warn once; the next flush retries."""
         if self.events:
-            try:
+            with self._warn_about(self.events.path):
                 self.events.flush()
-            except OSError as error:
-                self._warn_once(f"{self.events.path}: not written ({error.strerror})")
 
     def position(self) -> EventPosition:
         """Flush; return the current end of the event files, for a checkpoint."""
@@ -101,7 +107,15 @@ class Logger:
         with suppress(OSError):
             self.bar.close()
 
+    @contextmanager
+    def _warn_about(self, path: Path) -> Iterator[None]:
+        """Turn an OSError into a warning."""
+        try:
+            yield
+        except OSError as error:
+            self._warn_once(f"{path}: not written ({error.strerror})")
+
     def _warn_once(self, reason: str) -> None:
         if not self.warned:
-            info(f"warning: {reason}; training continues without TensorBoard's file")
+            info(f"warning: {reason}; training continues without it")
         self.warned = True

@@ -89,7 +89,11 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
 
 EXCEPTIONS = {
     # looks for packages without importing them
-    "common/packages.py": ["importlib.util"],
+    "common/packages.py": [
+        "importlib.machinery.PathFinder",
+        "importlib.machinery.PathFinder.find_spec",
+        "importlib.machinery.PathFinder",
+    ],
     "benchmarks/decode.py": ["importlib.util"],  # imports the nanoGPT checkout given by the user
     # an unpickler whose find_class always raises
     "convert/nanogpt.py": [

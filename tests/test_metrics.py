@@ -1,0 +1,62 @@
+"""metrics.csv: the numbers of TensorBoard, cut back at a resume, never in the way of training."""
+
+import csv
+
+import pytest
+
+from checkpointing.checkpoint import METRICS
+from dashboard.metrics import COLUMNS, HEADER
+from tests.campaigns.common import scalars, small_run_args, stop_at, train
+
+
+@pytest.fixture
+def options(tmp_path):
+    return [*small_run_args(tmp_path), "--log_interval=2"]
+
+
+def rows_of(run):
+    with open(run / METRICS, encoding="ascii", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_file_has_the_numbers_that_tensorboard_shows(options, tmp_path):
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}")[0] == 0
+    rows, shown = rows_of(run), scalars(run)
+    assert list(rows[0]) == ["step", "minutes", *COLUMNS]
+    for column, tag in COLUMNS.items():
+        found = [(int(row["step"]), float(row[column])) for row in rows if row[column]]
+        steps, values = zip(*shown[tag], strict=True)
+        assert [step for step, _ in found] == list(steps), column
+        assert [value for _, value in found] == pytest.approx(list(values), rel=1e-6)
+    minutes = [float(row["minutes"]) for row in rows]
+    assert minutes == sorted(minutes)
+
+
+def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(options, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(*options, f"--out_dir={whole}")[0] == 0
+    stop_at(15, *options, f"--out_dir={parts}")
+    with open(parts / METRICS, "a", encoding="ascii") as file:
+        file.write("18,9.000,1,1,1,,\n20,9.000,1")  # logged after the checkpoint; cut by a kill
+    assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
+    rows = [[{**row, "minutes": None} for row in rows_of(run)] for run in (whole, parts)]
+    assert rows[0] == rows[1]
+    minutes = [float(row["minutes"]) for row in rows_of(parts)]
+    assert minutes == sorted(minutes) and minutes[-1] < 9
+    short = ["--overwrite", "--max_iters=4", "--warmup_iters=0", "--cooldown_iters=2"]
+    assert train(*options, f"--out_dir={parts}", *short)[0] == 0
+    assert {int(row["step"]) for row in rows_of(parts)} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("content", ["mine\n", HEADER + "x,1\n", HEADER + "\n", "\u03b1"])
+def test_a_file_of_somebody_else_is_left_alone_with_one_warning(content, options, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / METRICS).write_text(content, encoding="utf-8")
+    code, output = train(*options, f"--out_dir={run}")
+    assert code == 0 and (run / METRICS).read_text(encoding="utf-8") == content
+    warning = (
+        f"warning: {run / METRICS}: not written (not a file of this program); training continues"
+    )
+    assert output.count(warning) == 1
