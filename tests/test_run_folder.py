@@ -163,6 +163,13 @@ def raised(error):
     return fail
 
 
+def test_a_start_that_cannot_write_its_settings_leaves_no_folder(options, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_dir, "write_settings", raised(ResourceError("no space")))
+        assert train(*options)[0] == 5
+    assert not (tmp_path / "run").exists()
+
+
 MISSING_DEVICE = "mps" if torch.cuda.is_available() else "cuda"
 FAILING = {  # options, exit code, and what fails in the code
     "a wrong setting": (["--n_head=5"], 2, None),
