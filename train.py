@@ -93,19 +93,25 @@ def train(command: Command, stop: Stop, world: World) -> None:
     world.init_process_group(runtime.device)
     world.check_same(flat_settings(config))
 
-    # the run: a new one, or the one in a checkpoint
+    # the checkpoint that the run starts from, if there is one
     base, base_note = find_base(command, world)
     source = base.path if base and command.resume else None  # to resume from
     with world.raise_on_all():
         if world.is_main:
             run_dir.check_run_dir(folder, source, command.overwrite)
+
+    # the settings that depend on the device, on the time and on that checkpoint
     command = resolve_settings(command, base, runtime, stop)
     config = command.config
     for note in filter(None, (base_note, command.scaling_note)):
         info(note)
+
+    # the run: its text, model and optimizers; all ranks must have the same
     run, changes = world.local_rank_0_first(build_run, command, base, runtime, info)
     facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
     world.check_same(facts | {"dtype": runtime.dtype, "step": run.progress.step})
+
+    # the folder: nothing in it has been changed so far
     in_place = run_dir.is_in(source, folder)
     with world.raise_on_all():
         if world.is_main:
@@ -115,6 +121,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
             if in_place:
                 truncate_events(folder, base.events)
     base = None  # frees its tensors
+
     if source:
         if changes:
             changes += ["so the result will not be bit-identical to that of an uninterrupted run"]
