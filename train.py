@@ -2,6 +2,10 @@
 
 `train` sets up a run, `loop` is the training loop. Settings are checked before torch is imported,
 because that import takes seconds.
+
+A resumed run ends bit-identical to an uninterrupted one, because nothing depends on what happened
+between two checkpoints: batches and dropout are functions of (seed, step), the learning rate of the
+step, evaluation draws from no generator of training, and an interrupted one is not recorded.
 """
 
 import sys
@@ -244,6 +248,7 @@ def build_run(
     if saved:
         changes = [
             *checkpoints.config_changes(saved.config, config).values(),
+            *checkpoints.learning_rate_changes(saved, config),
             *checkpoints.environment_changes(saved, corpus, runtime),
         ]
         run = checkpoints.restore(saved, config, corpus, runtime)

@@ -26,6 +26,7 @@ from model.gpt import GPT, copy_slices
 from training.distributed import World
 from training.optimizers import ADAMW_STEPS, MOMENTS
 from training.runtime import Environment, Runtime
+from training.schedule import lr_multiplier
 from training.state import Progress, Run
 
 # Names of the files in a run folder. Every module that uses them imports this one.
@@ -378,6 +379,18 @@ def config_changes(saved: Config, config: Config) -> dict[str, str]:
         for name in now
         if now[name] != then[name]
     }
+
+
+def learning_rate_changes(saved: Checkpoint, config: Config) -> list[str]:
+    """Return a line if another schedule changes the learning rate where the run is resumed."""
+    step = saved.progress.step
+    if not 0 < step < config.train.max_iters:
+        return []
+    before = lr_multiplier(step - 1, saved.config.train)
+    if before == lr_multiplier(step - 1, config.train):
+        return []
+    after = lr_multiplier(step, config.train)
+    return [f"the learning rate goes from {before:.0%} to {after:.0%} of its peak"]
 
 
 def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:

@@ -38,8 +38,9 @@ OTHER_NAMES = {
     "depth": "n_layer", "num_heads": "n_head", "nhead": "n_head", "num_attention_heads": "n_head",
     "dropout_rate": "dropout", "activation": "mlp", "tie_word_embeddings": "tied",
     "dataset": "sources", "torch_compile": "compile", "checkpoint": "ckpt", "model_path": "ckpt",
-    "max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n_samples": "num_samples",
-    "num_return_sequences": "num_samples", "topk": "top_k", "topp": "top_p",
+    "max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "length": "max_new_tokens",
+    "n_samples": "num_samples", "num_return_sequences": "num_samples", "topk": "top_k",
+    "topp": "top_p",
 }  # fmt: skip
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights

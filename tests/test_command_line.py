@@ -130,6 +130,11 @@ INVALID_SAMPLE = [  # row of test_catalogue.py, arguments, fragments of the mess
     ("D15", ["--ckpt=x", "--temp=1"], ["unknown option '--temp'", "did you mean --temperature?"]),
     ("D20", ["--ckpt=x", "--prompt", "a\udcffb"], ["'a\\udcffb' is not UTF-8"]),
     ("D20", ["--ckpt=x", "--prompt=a\udcffb"], ["\\udcffb' is not UTF-8"]),
+    (
+        "A12",
+        ["--ckpt=x", "--length=9"],
+        ["unknown option '--length'; did you mean --max_new_tokens?"],
+    ),
     ("A20", ["--ckpt=x", "--top_k=3", "--top-k=4"], ["duplicate option 'top_k' ('--top_k=3' and "]),
     ("A20", ["--ckpt=x", "--prompt=a", "--start", "b"], ["('--prompt=a' and '--start')"]),
     ("A20", ["--ckpt=x", "--cache", "--no-cache"], ["duplicate option 'cache'"]),

@@ -184,6 +184,16 @@ def test_resume_with_another_architecture_is_rejected_with_the_difference(run, s
     assert "model.n_layer 2 -> 3" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_training_a_finished_run_further_prints_where_the_learning_rate_goes(run, smoke, tmp_path):
+    out = shutil.copytree(smoke, tmp_path / "out")
+    words = ["train.py", "configs/smoke.yaml", f"--out_dir={out}", "--resume", "--dtype=float32"]
+    done = run(*words, "--max_iters=120", "--warmup_iters=0")
+    assert "; the learning rate goes from 10% to 55% of its peak; " in done.stdout
+    out = shutil.copytree(smoke, tmp_path / "again")
+    done = run(*words[:2], f"--out_dir={out}", *words[3:])
+    assert "the learning rate goes" not in done.stdout
+
+
 def test_resume_prints_a_changed_learning_rate_in_one_line(run, smoke, tmp_path):
     out = shutil.copytree(smoke, tmp_path / "copy")
     done = run(
