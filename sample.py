@@ -1,312 +1,58 @@
-"""Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:" """
+"""Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
+`main` loads the models and then calls one of four functions: `print_samples`, `take_turns`, `score`
+and `write_html`. The command line is checked before torch is imported, which takes seconds.
+"""
+
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+
+import os
 import sys
 
-from common.signals import exit_at_once, handle_signals
+from common.process import end_command, start_command
 
 if __name__ == "__main__":
-    handle_signals(exit_at_once)  # before the imports below, which take a moment
+    start_command()
+
+from configs.cli import SampleCommand, parse_sample
+
+if __name__ == "__main__":
+    COMMAND = parse_sample(sys.argv[1:])
+    # The products for a single token are too small to multithread. NumPy reads this at its import.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import dataclasses
-import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from common.console import (
-    print_error,
-    print_note,
-    print_result,
-    print_text,
-    run_script,
-    stdout_is_closed,
-)
-from common.errors import ConfigError, DataError, ResourceError, UserError
-from common.files import check_path_spelling, read_regular
-from common.packages import check_address_space, check_packages
-from configs.cli import load_sample, sample_help
+import numpy as np
+import torch
+
+from checkpointing import checkpoint as checkpoints
+from common.console import print_error, print_note, print_result, print_text
+from common.errors import ConfigError, DataError, UserError
+from common.signals import handle_signals, unwind
+from common.user_text import read_line
 from configs.fields import brief, error_context
 from configs.schema import SampleConfig
+from data.batches import Split, evaluation_windows
+from data.text_files import File, find_file, read_text
+from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
+from model.generate import Generation, Sampler
+from model.mixture import NGRAM_ORDER, Mixture
+from model.ngram_model import NgramModel
+from model.runtime import select_runtime
+from page.export import write_page
+from training.evaluate import BITS_PER_NAT, batch_size_for, exact_loss
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from data.text_files import File
-    from model.generate import Generation
-    from model.ngram_model import NgramModel
-
-# The products for a single token are too small to multithread. NumPy reads this at its import.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 MAX_BATCH = 64  # samples
 MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
-MAX_FILE = 2**28  # bytes
 MAX_NGRAM_TEXT = 10_000_000  # characters; counting more would take too long and too much memory
 LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
-
-
-def main(argv: list[str]) -> int:
-    if "--help" in argv or "-h" in argv:
-        print_text(sample_help())
-        return 0
-    check_packages()
-    options = load_sample(argv)
-    options = dataclasses.replace(options, stop=tuple(map(unescape, options.stop)))
-    if stdout_is_closed():
-        raise ResourceError("standard output is closed; redirect it to a file or a program")
-    check_address_space()
-    for ckpt in options.ckpt:
-        check_path_spelling(ckpt)
-    if options.html:
-        from page.export import check_target
-
-        check_target(Path(options.html), options.overwrite)
-    text = read_text(options.score, DataError) if options.score else read_prompt(options.prompt)
-    ngram_file = None
-    if options.ngrams:
-        from data.text_files import find_file
-
-        ngram_file = find_file(Path(options.ngrams))
-    session = Session(options, ngram_file)
-    if options.html:
-        session.write_page(text)
-    elif options.score:
-        session.score(text)
-    elif options.interactive:
-        interact(session, text)
-    else:
-        print_samples(session, text)
-    if options.stats:
-        rate = session.drawn / max(session.seconds, 1e-9)
-        print_note(f"{session.drawn:,} characters, {rate:,.0f} a second")
-    return 0
-
-
-def print_samples(session: "Session", prompt: str) -> None:
-    """Print one sample while it is drawn; draw several in batches, and print complete batches."""
-    options, ids = session.options, session.encode(prompt)
-    block_size = session.model.config.block_size
-    if len(ids) > block_size:
-        print_note(
-            f"the prompt has {len(ids):,} characters; the model sees at most the last "
-            f"{block_size:,}"
-        )
-    prompt = session.tokenizer.decode(ids)
-    batch = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
-    start, end = 0, options.num_samples
-    if options.sample:
-        start, end = options.sample - 1, options.sample
-    for first in range(start, end, batch):
-        samples = range(first, min(first + batch, end))
-        stops = [StopStrings(options.stop, prompt) for _ in samples]
-        steps = session.generate(session.begin(samples, ids), stops)
-        if len(samples) == 1:
-            columns = [(piece for (piece,) in steps)]
-        else:
-            columns = zip(*steps, strict=True)
-        for i, pieces in zip(samples, columns, strict=True):
-            heading = f"---------- sample {i + 1} ----------\n" * (options.num_samples > 1)
-            print_text(heading + prompt)
-            for piece in pieces:
-                print_text(piece)
-            print_text("\n")
-
-
-def interact(session: "Session", prompt: str) -> None:
-    """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
-
-    After an empty line the model continues from where it stopped. A stop string ends the turn; it
-    stays in the context but is not printed.
-    """
-    ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
-    generation = session.begin(samples, ids) if len(ids) else None
-    shown = session.tokenizer.decode(ids)  # may contain the start of a stop string
-    print_text(shown)
-    end_line(shown)
-    while (line := read_line()) is not None:
-        try:
-            ids = session.encode(line)
-        except UserError as error:
-            print_error(error)
-            continue
-        if generation is None:
-            generation = session.begin(samples, ids)
-            shown = session.tokenizer.decode(ids)
-        else:
-            shown += session.append_line(generation, ids)
-        stop, reply = StopStrings(session.options.stop, shown), ""
-        for (piece,) in session.generate(generation, [stop]):
-            print_text(piece)
-            reply += piece
-        end_line(reply)
-        shown = "" if stop.reached else shown + reply
-
-
-class Session:
-    """The model and tokenizer, the sampling options, and the characters drawn.
-
-    Several checkpoints are one mixture, and so is a checkpoint with the n-grams of `ngram_file`.
-    """
-
-    def __init__(self, options: SampleConfig, ngram_file: "File | None" = None):
-        from checkpointing import checkpoint as checkpoints
-        from data.tokenizer import CharTokenizer, UnknownCharacter
-        from model.mixture import Mixture
-        from training import runtime
-
-        self.options = options
-        self.runtime = runtime.select_runtime(options.device, options.dtype)
-        gpts = []
-        for ckpt in options.ckpt:
-            saved, note = checkpoints.find(Path(ckpt), "best")
-            if note:
-                print_note(note)
-            if gpts:
-                checkpoints.check_can_average(saved, self.saved)
-            chosen = {"attention": options.attention, "kernel": options.kernel}
-            chosen = {name: value for name, value in chosen.items() if value != "saved"}
-            config = dataclasses.replace(saved.config.model, **chosen)
-            gpts.append(checkpoints.build_model(saved, config).to(self.runtime.device))
-            self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
-        self.tokenizer = CharTokenizer(self.saved.vocabulary)
-        self.model, self.ngram_model = gpts[0], None
-        if ngram_file:
-            self.ngram_model = self.count_ngrams(ngram_file)
-        if len(gpts) > 1 or ngram_file:
-            self.model = Mixture(gpts, self.ngram_model, options.ngram_weight)
-        self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
-        for stop in options.stop:
-            try:
-                self.tokenizer.encode(stop)
-            except UnknownCharacter as error:
-                raise ConfigError(f"--stop {brief(stop)} can never appear: {error}") from None
-
-    def encode(self, text: str) -> "np.ndarray":
-        """Encode a text; with --unknown=skip, without its unknown characters.
-
-        Otherwise an unknown character raises ConfigError.
-        """
-        from data.tokenizer import UnknownCharacter
-
-        if self.options.unknown == "skip":
-            vocabulary = frozenset(self.tokenizer.vocabulary)
-            known = "".join(c for c in text if c in vocabulary)
-            if len(known) < len(text):
-                skipped = len(text) - len(known)
-                print_note(f"skipped {skipped:,} characters not in the vocabulary")
-            text = known
-        try:
-            return self.tokenizer.encode(text)
-        except UnknownCharacter as error:
-            raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
-
-    def count_ngrams(self, file: "File") -> "NgramModel":
-        """Count the n-grams of a file, which is read as the text of the checkpoint was."""
-        from data.text_files import read_text
-        from data.tokenizer import UNK
-        from model.mixture import NGRAM_ORDER
-        from model.ngram_model import NgramModel
-
-        data = self.saved.config.data
-        text = read_text(file, data.encoding, data.newlines, MAX_NGRAM_TEXT)
-        if data.min_count > 1 and UNK in self.tokenizer.vocabulary:
-            ids = self.tokenizer.encode(text, map_unknown=True)
-        else:
-            with error_context("--ngrams"):
-                ids = self.encode(text)
-        if not len(ids):
-            raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
-        return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
-
-    def begin(self, samples: Sequence[int], ids: "np.ndarray") -> "Generation":
-        """Start these samples with the prompt, or with a start character if the prompt is empty."""
-        import numpy as np
-        import torch
-
-        from model.generate import Generation, Sampler
-
-        options = self.options
-        sampler = Sampler(
-            options.seed,
-            samples,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-        )
-        generation = Generation(
-            self.model.to(self.runtime.dtype),
-            sampler,
-            cache=options.cache,
-            window=options.window,
-            notify=print_note,
-        )
-        if generation.decoder:
-            torch.set_num_threads(generation.decoder.threads)
-        if not len(ids):
-            ids = self.tokenizer.encode(self.tokenizer.start)
-        generation.append(np.tile(ids, (len(samples), 1)))
-        return generation
-
-    def append_line(self, generation: "Generation", ids: "np.ndarray") -> str:
-        """Append a typed line to the text, on a line of its own; return what was appended."""
-        import numpy as np
-
-        at_start = self.tokenizer.decode(generation.ids[0, -1:]) == "\n"
-        if len(ids) and not at_start and "\n" in self.tokenizer.vocabulary:
-            ids = np.concatenate([self.tokenizer.encode("\n"), ids])
-        generation.append(ids[None])
-        return self.tokenizer.decode(ids)
-
-    def generate(
-        self, generation: "Generation", stops: Sequence["StopStrings"]
-    ) -> Iterator[list[str]]:
-        """Draw characters until all samples have ended; yield what each adds to the output."""
-        for _ in range(self.options.max_new_tokens):
-            began = time.perf_counter()
-            characters = self.tokenizer.decode(generation.step())
-            self.seconds += time.perf_counter() - began
-            self.drawn += sum(not stop.reached for stop in stops)
-            yield [stop.feed(each) for stop, each in zip(stops, characters, strict=True)]
-            if all(stop.reached for stop in stops):
-                return
-        yield [stop.pending for stop in stops]
-
-    def write_page(self, prompt: str) -> None:
-        """Write a page that runs the model in a browser, and print its size."""
-        from page.export import write_page
-
-        options, prompt = self.options, self.tokenizer.decode(self.encode(prompt))
-        size = write_page(Path(options.html), self.saved, self.model, options, prompt)
-        half = "; --html-dtype=float16 halves it" * (options.html_dtype == "float32")
-        print_result(f"{options.html}: {size / 1e6:,.1f} MB{half}; open it in a browser")
-
-    def score(self, text: str) -> None:
-        """Print the exact loss of a text, under autocast to --dtype."""
-        from data.batches import Split, evaluation_windows
-        from training.evaluate import BITS_PER_NAT, batch_size_for, exact_loss
-
-        ids = self.encode(text)
-        if len(ids) < 2:
-            raise DataError(
-                f"{self.options.score}: {len(ids)} known characters; at least 2 are needed"
-            )
-        if self.ngram_model and self.ngram_model.has_read(ids, LEAK_LENGTH):
-            print_note(
-                f"{self.options.score} has {LEAK_LENGTH} characters in a row that are in "
-                f"--ngrams {self.options.ngrams} too, so this loss is too low"
-            )
-        split = Split(ids, ((0, len(ids)),))
-        block_size = self.model.config.block_size
-        batch_size = batch_size_for(block_size, len(self.tokenizer))
-        windows = evaluation_windows(split, block_size, batch_size)
-        nats = exact_loss(self.model, windows, self.runtime)
-        print_result(
-            f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "
-            f"over {len(ids) - 1:,} predictions"
-        )
 
 
 class StopStrings:
@@ -343,53 +89,254 @@ class StopStrings:
         return ""
 
 
-def read_prompt(prompt: str) -> str:
-    """Return the text of --prompt: the option itself, the content of a file, or standard input."""
-    if prompt == "-":
-        return decode(sys.stdin.buffer.read(), "standard input", ConfigError)
-    if prompt.startswith("FILE:"):
-        return read_text(prompt.removeprefix("FILE:"), ConfigError)
-    return unescape(prompt)
+class Session:
+    """The model and tokenizer, the sampling options, and the characters drawn.
+
+    Several checkpoints are one mixture, and so is a checkpoint with the n-grams of --ngrams.
+    """
+
+    def __init__(self, options: SampleConfig):
+        self.options = options
+        self.runtime = select_runtime(options.device, options.dtype)
+        self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
+
+        # the checkpoints; all have the vocabulary and the context of the first one
+        gpts = []
+        for ckpt in options.ckpt:
+            saved, note = checkpoints.find(Path(ckpt), "best")
+            if note:
+                print_note(note)
+            if gpts:
+                checkpoints.check_can_average(saved, self.saved)
+            chosen = {"attention": options.attention, "kernel": options.kernel}
+            chosen = {name: value for name, value in chosen.items() if value != "saved"}
+            config = dataclasses.replace(saved.config.model, **chosen)
+            gpts.append(checkpoints.build_model(saved, config).to(self.runtime.device))
+            self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
+        self.tokenizer = CharTokenizer(self.saved.vocabulary)
+
+        # one model, or the average of all, and of the n-grams
+        self.model, self.ngram_model = gpts[0], None
+        if options.ngrams:
+            self.ngram_model = self.count_ngrams(find_file(Path(options.ngrams)))
+        if len(gpts) > 1 or options.ngrams:
+            self.model = Mixture(gpts, self.ngram_model, options.ngram_weight)
+
+        for stop in options.stop:
+            try:
+                self.tokenizer.encode(stop)
+            except UnknownCharacter as error:
+                raise ConfigError(f"--stop {brief(stop)} can never appear: {error}") from None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode a text; with --unknown=skip, without its unknown characters.
+
+        Otherwise an unknown character raises ConfigError.
+        """
+        if self.options.unknown == "skip":
+            vocabulary = frozenset(self.tokenizer.vocabulary)
+            known = "".join(c for c in text if c in vocabulary)
+            if len(known) < len(text):
+                skipped = len(text) - len(known)
+                print_note(f"skipped {skipped:,} characters not in the vocabulary")
+            text = known
+        try:
+            return self.tokenizer.encode(text)
+        except UnknownCharacter as error:
+            raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
+
+    def count_ngrams(self, file: File) -> NgramModel:
+        """Count the n-grams of a file, which is read as the text of the checkpoint was."""
+        data = self.saved.config.data
+        text = read_text(file, data.encoding, data.newlines, MAX_NGRAM_TEXT)
+        if data.min_count > 1 and UNK in self.tokenizer.vocabulary:
+            ids = self.tokenizer.encode(text, map_unknown=True)
+        else:
+            with error_context("--ngrams"):
+                ids = self.encode(text)
+        if not len(ids):
+            raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
+        return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
+
+    def begin(self, samples: Sequence[int], ids: np.ndarray) -> Generation:
+        """Start these samples with the prompt, or with a start character if the prompt is empty."""
+        options = self.options
+        sampler = Sampler(
+            options.seed,
+            samples,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+        )
+        generation = Generation(
+            self.model.to(self.runtime.dtype),
+            sampler,
+            cache=options.cache,
+            window=options.window,
+            notify=print_note,
+        )
+        if generation.decoder:
+            torch.set_num_threads(generation.decoder.threads)
+        if not len(ids):
+            ids = self.tokenizer.encode(self.tokenizer.start)
+        generation.append(np.tile(ids, (len(samples), 1)))
+        return generation
+
+    def append_line(self, generation: Generation, ids: np.ndarray) -> str:
+        """Append a typed line to the text, on a line of its own; return what was appended."""
+        at_start = self.tokenizer.decode(generation.ids[0, -1:]) == "\n"
+        if len(ids) and not at_start and "\n" in self.tokenizer.vocabulary:
+            ids = np.concatenate([self.tokenizer.encode("\n"), ids])
+        generation.append(ids[None])
+        return self.tokenizer.decode(ids)
+
+    def generate(self, generation: Generation, stops: Sequence[StopStrings]) -> Iterator[list[str]]:
+        """Draw characters until all samples have ended; yield what each adds to the output."""
+        for _ in range(self.options.max_new_tokens):
+            began = time.perf_counter()
+            characters = self.tokenizer.decode(generation.step())
+            self.seconds += time.perf_counter() - began
+            self.drawn += sum(not stop.reached for stop in stops)
+            yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
+            if all(stop.reached for stop in stops):
+                return
+        yield [stop.pending for stop in stops]
 
 
-def read_text(name: str, error_type: type[UserError]) -> str:
-    """Read a text file; raise `error_type` if it cannot be read."""
-    try:
-        content = read_regular(name, MAX_FILE)
-    except OSError as error:
-        raise error_type(f"{name}: {error.strerror}; name a text file that can be read") from None
-    return decode(content, name, error_type)
+# -------------------------------------------------------------------------------- the four commands
 
 
-def decode(content: bytes | bytearray, source: str, error_type: type[UserError]) -> str:
-    """Decode UTF-8; raise `error_type` if it is not."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise error_type(
-            f"{source}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
-        ) from None
+def print_samples(session: Session, prompt: str) -> None:
+    """Print one sample or several, each after its number if there are several."""
+    options, ids = session.options, session.encode(prompt)
+    block_size = session.model.config.block_size
+    if len(ids) > block_size:
+        print_note(
+            f"the prompt has {len(ids):,} characters; the model sees at most the last "
+            f"{block_size:,}"
+        )
+    # as many at once as memory for their text allows
+    size = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
+    first, end = 0, options.num_samples
+    if options.sample:
+        first, end = options.sample - 1, options.sample
+    for start in range(first, end, size):
+        batch = range(start, min(start + size, end))
+        if len(batch) == 1:
+            stream(session, batch, ids)
+        else:
+            draw_all(session, batch, ids)
 
 
-def unescape(text: str) -> str:
-    r"""Replace \n, \t, \r and \\ with the characters they stand for."""
-    return re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
+def stream(session: Session, batch: range, ids: np.ndarray) -> None:
+    """Print a single sample while it is drawn."""
+    prompt = session.tokenizer.decode(ids)
+    print_text(heading(session.options, batch[0]) + prompt)
+    stop = StopStrings(session.options.stop, prompt)
+    for (piece,) in session.generate(session.begin(batch, ids), [stop]):
+        print_text(piece)
+    print_text("\n")
 
 
-def read_line() -> str | None:
-    """Read the next line from standard input, with a prompt on a terminal; None at the end."""
-    if sys.stdin.isatty():
-        print_text("> ")
-    line = sys.stdin.buffer.readline()
-    if not line and sys.stdin.isatty():
-        print_text("\n")
-    return decode(line, "standard input", ConfigError).rstrip("\r\n") if line else None
+def draw_all(session: Session, batch: range, ids: np.ndarray) -> None:
+    """Draw several samples at once; print them when all are complete."""
+    prompt = session.tokenizer.decode(ids)
+    stops = [StopStrings(session.options.stop, prompt) for _ in batch]
+    steps = list(session.generate(session.begin(batch, ids), stops))  # each has a piece per sample
+    for column, i in enumerate(batch):
+        text = "".join(pieces[column] for pieces in steps)
+        print_text(f"{heading(session.options, i)}{prompt}{text}\n")
+
+
+def heading(options: SampleConfig, i: int) -> str:
+    """Return the line above sample i, counted from 0, if there are several."""
+    return f"---------- sample {i + 1} ----------\n" * (options.num_samples > 1)
+
+
+def take_turns(session: Session, prompt: str) -> None:
+    """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
+
+    After an empty line the model continues from where it stopped. A stop string ends the turn; it
+    stays in the context but is not printed.
+    """
+    ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
+    generation = session.begin(samples, ids) if len(ids) else None
+    shown = session.tokenizer.decode(ids)  # may contain the start of a stop string
+    print_text(shown)
+    end_line(shown)
+    while (line := read_line()) is not None:
+        try:
+            ids = session.encode(line)
+        except UserError as error:
+            print_error(error)
+            continue
+        if generation is None:
+            generation = session.begin(samples, ids)
+            shown = session.tokenizer.decode(ids)
+        else:
+            shown += session.append_line(generation, ids)
+        stop, reply = StopStrings(session.options.stop, shown), ""
+        for (piece,) in session.generate(generation, [stop]):
+            print_text(piece)
+            reply += piece
+        end_line(reply)
+        shown = "" if stop.reached else shown + reply
+
+
+def score(session: Session, text: str) -> None:
+    """Print the exact loss of a text, under autocast to --dtype."""
+    options, ids = session.options, session.encode(text)
+    if len(ids) < 2:
+        raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
+    if session.ngram_model and session.ngram_model.has_read(ids, LEAK_LENGTH):
+        print_note(
+            f"{options.score} has {LEAK_LENGTH} characters in a row that are in "
+            f"--ngrams {options.ngrams} too, so this loss is too low"
+        )
+    split = Split(ids, ((0, len(ids)),))
+    block_size = session.model.config.block_size
+    batch_size = batch_size_for(block_size, len(session.tokenizer))
+    windows = evaluation_windows(split, block_size, batch_size)
+    nats = exact_loss(session.model, windows, session.runtime)
+    print_result(
+        f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "
+        f"over {len(ids) - 1:,} predictions"
+    )
+
+
+def write_html(session: Session, prompt: str) -> None:
+    """Write a page that runs the model in a browser, and print its size."""
+    options, prompt = session.options, session.tokenizer.decode(session.encode(prompt))
+    size = write_page(Path(options.html), session.saved, session.model, options, prompt)
+    half = "; --html_dtype=float16 halves it" * (options.html_dtype == "float32")
+    print_result(f"{options.html}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 
 
 def end_line(text: str) -> None:
+    """End the line of a text that has been printed."""
     if text and not text.endswith("\n"):
         print_text("\n")
 
 
+def main(command: SampleCommand) -> int:
+    """Run a command; return its exit code."""
+    options = command.options
+    session = Session(options)
+    if options.html:
+        write_html(session, command.text)
+    elif options.score:
+        score(session, command.text)
+    elif options.interactive:
+        take_turns(session, command.text)
+    else:
+        print_samples(session, command.text)
+    if options.stats:
+        rate = session.drawn / max(session.seconds, 1e-9)
+        print_note(f"{session.drawn:,} characters, {rate:,.0f} a second")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(run_script(main))
+    handle_signals(unwind)
+    end_command(main(COMMAND))

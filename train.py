@@ -1,77 +1,74 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-`train` sets up a run, `loop` is the training loop. Settings are checked before torch is imported,
-because that import takes seconds.
+`train` sets up a run, `loop` is the training loop. The command line is checked before torch is
+imported, because that import takes seconds.
 
 A resumed run ends bit-identical to an uninterrupted one, because nothing depends on what happened
 between two checkpoints: batches and dropout are functions of (seed, step), the learning rate of the
 step, evaluation draws from no generator of training, and an interrupted one is not recorded.
 """
 
-import sys
+import signal
 
-from common.signals import exit_at_once, handle_signals
-
-if __name__ == "__main__":
-    handle_signals(exit_at_once)  # before the imports below, which take a moment
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
 
 import os
+import sys
+
+from common.process import end_command, start_command
+
+if __name__ == "__main__":
+    start_command()
+
+from configs.cli import Command, parse_train
+
+if __name__ == "__main__":
+    COMMAND = parse_train(sys.argv[1:])
+    # On a busy machine, waiting OpenMP threads should sleep. OpenMP reads this when torch is
+    # imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from common.console import print_text, run_script
+from checkpointing import checkpoint as checkpoints
+from checkpointing import run_dir
+from checkpointing.checkpoint import Checkpoint
+from checkpointing.failures import raise_if_user_error
+from checkpointing.run_dir import CheckpointManager
 from common.errors import CheckpointError, NonFiniteError, first_few
-from common.files import check_path_spelling
 from common.lock import only_writer
-from common.packages import check_address_space, check_packages
 from common.signals import Interrupted, Stop
-from configs.cli import Command, load, train_help
+from configs.scaling import changed_lengths, scaled_to, scaling_note
+from configs.schema import Config, TrainConfig, flat_settings
+from dashboard.event_file import truncate_events
+from dashboard.logger import Logger, info
+from dashboard.report import Report
+from data.corpus import check_sizes, load_corpus
+from data.tokenizer import describe
+from model.gpt import GPT
+from model.runtime import Runtime, select_runtime
 from training.distributed import World
+from training.duration import fit_to_time, measure_speed
+from training.environment import keep_freed_memory, resolve_kernel
+from training.evaluate import evaluate
+from training.state import Run
+from training.step import TrainStep
 
 TRAINED_ON = "it was trained on some of the validation text, so the validation loss is too low"
 TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
-if TYPE_CHECKING:
-    from checkpointing.checkpoint import Checkpoint
-    from checkpointing.run_dir import CheckpointManager
-    from configs.schema import Config
-    from dashboard.report import Report
-    from model.gpt import GPT
-    from training.runtime import Runtime
-    from training.state import Run
 
-
-def main(argv: list[str]) -> int:
-    if "--help" in argv or "-h" in argv:
-        print_text(train_help())
-        return 0
-    check_packages()
-    with Stop() as stop, World(stop, os.environ) as world:
-        command = load(argv)
-        if command.print_config:
-            from configs.strict_yaml import to_yaml
-
-            print_text(to_yaml(command.config))
-            return 0
-        # before the slow imports, refuse a batch size that the number of processes does not divide
-        world.batch_slice(command.config.train.batch_size)
-        check_address_space()
-        resume = command.resume
-        if resume == "auto":
-            resume = command.out_dir if command.out_dir_given else None
-        for path in filter(None, (command.init_from, resume)):
-            check_path_spelling(path)
-        stop.set_time_limit(command.time_limit)
+def main(command: Command) -> int:
+    """Run a command; return its exit code."""
+    with Stop(command.deadline) as stop, World(command.ranks, stop) as world:
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
                 train(command, stop, world)
             except (NonFiniteError, RuntimeError, MemoryError) as error:
-                from checkpointing.failures import raise_if_user_error
-
                 raise_if_user_error(error, command, world, training_began=stop.signals_deferred)
                 raise
         return stop.exit_code
@@ -79,218 +76,61 @@ def main(argv: list[str]) -> int:
 
 def train(command: Command, stop: Stop, world: World) -> None:
     """Set up a run, train it, and print what to do with the result."""
-    # On a busy machine, waiting OpenMP threads should sleep. OpenMP reads this when torch is
-    # imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-    from checkpointing import run_dir
-    from configs.schema import flat_settings
-    from dashboard.event_file import DESCRIPTION, truncate_events
-    from dashboard.logger import Logger, info
-    from dashboard.report import Report
-    from training.runtime import keep_freed_memory, select_runtime
-
     # the device, and the other processes
-    config, folder = command.config, Path(command.out_dir)
-    keep_freed_memory()
-    runtime = select_runtime(config.device, config.dtype, world)
-    world.init_process_group(runtime.device)
-    world.check_same(flat_settings(config))
+    runtime = connect(command, world)
 
-    # the checkpoint that the run starts from, if there is one
-    base, base_note = find_base(command, world)
-    source = base.path if base and command.resume else None  # to resume from
-    with world.raise_on_all():
-        if world.is_main:
-            run_dir.check_run_dir(folder, source, command.overwrite)
+    # the checkpoint to resume from, or the one to take the weights from
+    saved, parent = find_checkpoints(command, world)
 
-    # the settings that depend on the device, on the time and on that checkpoint
-    command = resolve_settings(command, base, runtime, stop)
-    config = command.config
-    for note in filter(None, (base_note, command.scaling_note)):
-        info(note)
+    # the folder: may a run be there? nothing in it is changed yet
+    folder, source = Path(command.out_dir), saved.path if saved else None
+    world.on_rank_0(run_dir.check_run_dir, folder, source, command.overwrite)
+
+    # the settings that depend on the device, on the checkpoint and on the time
+    command = resolve_settings(command, saved, parent, runtime, stop, world)
 
     # the run: its text, model and optimizers; all ranks must have the same
-    run, changes = world.local_rank_0_first(build_run, command, base, runtime, info)
-    facts = {"data.sha256": run.corpus.sha256, "data.val_sha256": run.corpus.val_sha256}
-    world.check_same(facts | {"dtype": runtime.dtype, "step": run.progress.step})
+    run, changes = world.local_rank_0_first(build_run, command, saved, parent, runtime, world, info)
+    world.check_same(
+        {
+            "data.sha256": run.corpus.sha256,
+            "data.val_sha256": run.corpus.val_sha256,
+            "dtype": runtime.dtype,
+            "step": run.progress.step,
+        }
+    )
 
-    # the folder: nothing in it has been changed so far
+    # the folder again: remove what an earlier run left there
+    world.on_rank_0(prepare_folder, folder, saved, run)
     in_place = run_dir.is_in(source, folder)
-    with world.raise_on_all():
-        if world.is_main:
-            run_dir.check_space(folder, run.checkpoint_bytes)
-            if note := run_dir.prepare_run_dir(folder, source, config):
-                info(note)
-            if in_place:
-                truncate_events(folder, base.events)
-    base = None  # frees its tensors
-
+    saved = parent = None  # frees their tensors
     if source:
-        if changes:
-            changes += ["so the result will not be bit-identical to that of an uninterrupted run"]
         line = f"resuming from {source} at step {run.progress.step:,}"
-        info("; ".join([line, *changes]))
+        exact = "so the result will not be bit-identical to that of an uninterrupted run"
+        info("; ".join([line, *changes, exact] if changes else [line]))
 
-    # training
+    # train; from here on a signal ends the run only after it is saved
     stop.defer_signals(verbose=world.is_main)
     log_folder = folder if world.is_main else None
-    with closing(Logger(log_folder, run.progress.step, config.train.max_iters)) as logger:
+    with closing(Logger(log_folder, run.progress.step, run.config.train.max_iters)) as logger:
         report = Report(run, logger)
-        # the settings and the summary of the text are logged once, in an event file of their own
-        already_logged = in_place and not changes and (folder / DESCRIPTION).exists()
-        report.log_start(describe=not already_logged)
+        report.log_start(unchanged=in_place and not changes)
         # a run resumed from last.safetensors need not save this state again
         saved_progress = run.progress if source == folder / run_dir.LAST else None
-        manager = run_dir.CheckpointManager(folder, info, logger.position, saved_progress)
+        manager = CheckpointManager(folder, info, logger.position, saved_progress)
         loop(run, stop, report, manager)
+
+    # what to do with the result
     if stop.requested:
-        to_resume = command.repeat_command(world.launcher, resume=True)
+        to_resume = command.repeat_command(resume=True)
         info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {to_resume}")
     else:
-        report.log_end(command, time.monotonic() - stop.started)
+        report.log_end(command)
 
 
-def find_base(command: Command, world: World) -> tuple["Checkpoint | None", str | None]:
-    """Return the checkpoint that --resume or --init_from names; return also a note, if any."""
-    from checkpointing.checkpoint import find_on_all
-    from checkpointing.run_dir import holds_run
-
-    if command.init_from:
-        return find_on_all(world, Path(command.init_from), "best")
-    if not command.resume:
-        return None, None
-    if command.resume != "auto":
-        return find_on_all(world, Path(command.resume), "last")
-    folder = Path(command.out_dir)
-    if world.on_rank_0(holds_run, folder):
-        return find_on_all(world, folder, "last")
-    if command.out_dir_given:
-        raise CheckpointError(
-            f"out_dir: {folder} holds no run to resume; without --resume a new one starts there"
-        )
-    return None, f"nothing to resume in {folder}: starting from the beginning"
-
-
-def resolve_settings(
-    command: Command, base: "Checkpoint | None", runtime: "Runtime", stop: Stop
-) -> Command:
-    """Replace `kernel: auto` with a kernel, and --minutes with the iterations that fit the time.
-
-    With --minutes, a run resumed from the checkpoint `base` keeps the iterations planned there.
-    """
-    from dashboard.logger import info
-    from training.duration import fit_to_time, measure_speed
-    from training.runtime import resolve_kernel
-
-    def with_kernel(command: Command) -> Command:
-        model = resolve_kernel(command.config.model, runtime)
-        return replace(command, config=replace(command.config, model=model))
-
-    def with_limits(max_iters: int, max_evaluations: int | None = None) -> Command:
-        return with_kernel(load(command.arguments, {"train.max_iters": max_iters}, max_evaluations))
-
-    if not command.minutes:
-        return with_kernel(command)
-    if base and command.resume:
-        names = ("max_iters", "eval_interval", "save_interval")
-        fitted = {f"train.{name}": getattr(base.config.train, name) for name in names}
-        return with_kernel(load(command.arguments, fitted))
-    began, seconds = time.monotonic(), 60 * command.minutes
-    trial, _ = build_run(with_limits(TRIAL_ITERS), base, runtime, notify=lambda *_: None)
-    build_seconds = time.monotonic() - began
-    speed = measure_speed(trial, seconds, stop)
-    left = seconds - (time.monotonic() - stop.started) - build_seconds
-    limits = runtime.world.on_rank_0(
-        fit_to_time, speed, left, lambda *limits: with_limits(*limits).config.train
-    )
-    fitted, unlimited = with_limits(*limits), with_limits(limits[0])
-    train, other = vars(fitted.config.train), vars(unlimited.config.train)
-    options = [f"--max_iters={limits[0]}"]
-    options += [f"--{name}={value}" for name, value in train.items() if value != other[name]]
-    info(
-        f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training {limits[0]} steps (to repeat this run exactly: {' '.join(options)})"
-    )
-    return fitted
-
-
-def build_run(
-    command: Command,
-    base: "Checkpoint | None",
-    runtime: "Runtime",
-    notify: Callable[[str], None],
-) -> tuple["Run", list[str]]:
-    """Build a new run, with the weights of `base` after --init_from; or restore the run in `base`.
-
-    Also return a line for each difference between the saved run and this one.
-    """
-    from checkpointing import checkpoint as checkpoints
-    from data.corpus import check_sizes, load_corpus
-    from training.state import Run
-
-    config = command.config
-    saved = base if command.resume else None
-    if saved:
-        checkpoints.check_has_optimizer_state(saved)
-    if base:
-        checkpoints.check_same_model(base, config)
-    wanted = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
-    corpus = load_corpus(
-        **vars(config.data),
-        notify=notify,
-        wanted_sha256=wanted.sha256,
-        wanted_val_sha256=wanted.val_sha256,
-        vocabulary=base.vocabulary if base else None,
-        add_characters=command.new_characters == "add",
-    )
-    check_sizes(corpus, config.model.block_size)
-    if saved:
-        changes = [
-            *checkpoints.config_changes(saved.config, config).values(),
-            *checkpoints.learning_rate_changes(saved, config),
-            *checkpoints.environment_changes(saved, corpus, runtime),
-        ]
-        run = checkpoints.restore(saved, config, corpus, runtime)
-        if not checkpoints.best_loss_is_comparable(saved, config, corpus):
-            run.progress.forget_best()
-            changes.append("the validation text differs, so the best loss is reset")
-        if checkpoints.was_trained_on(saved, config, corpus):
-            changes.append(TRAINED_ON)
-        return run, changes
-    if base and checkpoints.was_trained_on(base, config, corpus):
-        notify(f"{base.path}: {TRAINED_ON}")
-    model = initial_model(config, base, corpus.tokenizer.vocabulary, notify)
-    return Run(model, config, corpus, runtime), []
-
-
-def initial_model(
-    config: "Config", parent: "Checkpoint | None", vocabulary: str, notify: Callable[[str], None]
-) -> "GPT":
-    """Build the model of a new run, with the weights of `parent` if there is one (--init_from)."""
-    from checkpointing import checkpoint as checkpoints
-    from data.tokenizer import describe
-    from model.gpt import GPT
-
-    if parent is None:
-        return GPT(config.model, len(vocabulary), config.seed)
-    new_characters = [c for c in vocabulary if c not in parent.vocabulary]
-    if new_characters:
-        notify(
-            f"adding {len(new_characters):,} characters to the vocabulary of "
-            f"{len(parent.vocabulary):,}: {first_few(map(describe, new_characters))}"
-        )
-        parent = checkpoints.add_characters(parent, vocabulary, config.seed)
-    return checkpoints.build_model(parent, config.model)
-
-
-def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager") -> None:
+def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> None:
     """Train until the last step, or until the run is asked to stop."""
-    from dashboard.logger import info
-    from training.evaluate import evaluate
-    from training.step import TrainStep
-
-    world, max_iters = run.runtime.world, run.config.train.max_iters
+    world, max_iters = run.world, run.config.train.max_iters
     step = TrainStep(run, notify=info)
     while True:
         # every eval_interval steps: evaluate
@@ -315,5 +155,175 @@ def loop(run: "Run", stop: Stop, report: "Report", manager: "CheckpointManager")
         report.log_step(step())
 
 
+# --------------------------------------------------------------------------------- setting up a run
+
+
+def connect(command: Command, world: World) -> Runtime:
+    """Select the device, and connect to the other ranks, which must have the same settings."""
+    keep_freed_memory()
+    runtime = select_runtime(command.config.device, command.config.dtype, world.ranks)
+    world.init_process_group(runtime.device)
+    world.check_same(flat_settings(command.config))
+    return runtime
+
+
+def find_checkpoints(command: Command, world: World) -> tuple[Checkpoint | None, Checkpoint | None]:
+    """Load the checkpoint to resume from, or the one to take the weights from (--init_from)."""
+    saved = parent = note = None
+    folder = Path(command.out_dir)
+    if command.init_from:
+        parent, note = checkpoints.find_on_all(world, Path(command.init_from), "best")
+    elif command.resume and command.resume != "auto":
+        saved, note = checkpoints.find_on_all(world, Path(command.resume), "last")
+    elif command.resume and world.on_rank_0(run_dir.holds_run, folder):
+        saved, note = checkpoints.find_on_all(world, folder, "last")
+    elif command.resume and command.out_dir_given:
+        raise CheckpointError(
+            f"out_dir: {folder} holds no run to resume; without --resume a new one starts there"
+        )
+    elif command.resume:
+        note = f"nothing to resume in {folder}: starting from the beginning"
+    if note:
+        info(note)
+    return saved, parent
+
+
+def resolve_settings(
+    command: Command,
+    saved: Checkpoint | None,
+    parent: Checkpoint | None,
+    runtime: Runtime,
+    stop: Stop,
+    world: World,
+) -> Command:
+    """Replace `kernel: auto` with a kernel, and --minutes with the number of steps that fit."""
+    command = command.with_config(model=resolve_kernel(command.config.model, runtime))
+    before, note = command.config.train, command.scaling_note
+    if command.minutes and saved:
+        names = ("max_iters", "eval_interval", "save_interval")
+        planned = {name: getattr(saved.config.train, name) for name in names}
+        command = command.with_config(train=scaled_to(before, planned | command.given_lengths))
+        note = (
+            f"--minutes={command.minutes:g}: a resumed run keeps the number of steps that was "
+            f"chosen when it began: {command.config.train.max_iters:,}"
+        )
+    elif command.minutes:
+        fitted = fit_to_minutes(command, parent, runtime, stop, world)
+        command = command.with_config(train=fitted)
+        note = scaling_note(fitted.max_iters, changed_lengths(before, fitted))
+    if note:
+        info(note)
+    return command
+
+
+def fit_to_minutes(
+    command: Command, parent: Checkpoint | None, runtime: Runtime, stop: Stop, world: World
+) -> TrainConfig:
+    """Time a few steps of a trial run; return the settings of the longest run in --minutes."""
+    train, given, seconds = command.config.train, command.given_lengths, 60 * command.minutes
+
+    # build the run, as it will be built again, and time it
+    began = time.monotonic()
+    endless = command.with_config(train=scaled_to(train, given | {"max_iters": TRIAL_ITERS}))
+    trial, _ = world.local_rank_0_first(
+        build_run, endless, None, parent, runtime, world, lambda *_: None
+    )
+    build_seconds = time.monotonic() - began
+    speed = measure_speed(trial, seconds, stop)
+
+    # all ranks take the settings that fit on rank 0
+    left = seconds - (time.monotonic() - command.started) - build_seconds
+    fitted = world.on_rank_0(fit_to_time, train, given, speed, left)
+    unlimited = scaled_to(train, given | {"max_iters": fitted.max_iters})
+    options = {"max_iters": fitted.max_iters} | changed_lengths(unlimited, fitted)
+    words = " ".join(f"--{name}={value}" for name, value in options.items())
+    info(
+        f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
+        f"evaluation; training {fitted.max_iters} steps (to repeat this run exactly: {words})"
+    )
+    return fitted
+
+
+def build_run(
+    command: Command,
+    saved: Checkpoint | None,
+    parent: Checkpoint | None,
+    runtime: Runtime,
+    world: World,
+    notify: Callable[[str], None],
+) -> tuple[Run, list[str]]:
+    """Restore the run in `saved`, or build a new one, with the weights of `parent` if there is one.
+
+    Also return a line for each difference between the saved run and this one.
+    """
+    config, base = command.config, saved or parent
+    if saved:
+        checkpoints.check_has_optimizer_state(saved)
+    if base:
+        checkpoints.check_same_model(base, config)
+
+    # the text: that of the checkpoint, unless the user allows another one
+    same_text = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
+    corpus = load_corpus(
+        **vars(config.data),
+        notify=notify,
+        wanted_sha256=same_text.sha256,
+        wanted_val_sha256=same_text.val_sha256,
+        vocabulary=base.vocabulary if base else None,
+        add_characters=command.new_characters == "add",
+    )
+    check_sizes(corpus, config.model.block_size)
+
+    # a new run
+    if not saved:
+        model = initial_model(config, parent, corpus.tokenizer.vocabulary, notify)
+        if parent and checkpoints.was_trained_on(parent, config, corpus):
+            notify(f"{parent.path}: {TRAINED_ON}")
+        return Run(model, config, corpus, runtime, world), []
+
+    # a resumed run, and how it differs from the saved one
+    run = checkpoints.restore(saved, config, corpus, runtime, world)
+    changes = [
+        *checkpoints.config_changes(saved.config, config).values(),
+        *checkpoints.learning_rate_changes(saved, config),
+        *checkpoints.environment_changes(saved, run),
+    ]
+    if not checkpoints.best_loss_is_comparable(saved, config, corpus):
+        run.progress.forget_best()
+        changes.append("the validation text differs, so the best loss is reset")
+    if checkpoints.was_trained_on(saved, config, corpus):
+        changes.append(TRAINED_ON)
+    return run, changes
+
+
+def initial_model(
+    config: Config, parent: Checkpoint | None, vocabulary: str, notify: Callable[[str], None]
+) -> GPT:
+    """Build the model of a new run, with the weights of `parent` if there is one (--init_from)."""
+    if parent is None:
+        return GPT(config.model, len(vocabulary), config.seed)
+    new_characters = [c for c in vocabulary if c not in parent.vocabulary]
+    if new_characters:
+        notify(
+            f"adding {len(new_characters):,} characters to the vocabulary of "
+            f"{len(parent.vocabulary):,}: {first_few(map(describe, new_characters))}"
+        )
+        parent = checkpoints.add_characters(parent, vocabulary, config.seed)
+    return checkpoints.build_model(parent, config.model)
+
+
+def prepare_folder(folder: Path, saved: Checkpoint | None, run: Run) -> None:
+    """Remove what an earlier run left in the folder, unless this run resumes it; write config.yaml.
+
+    Up to here nothing in the folder has been changed.
+    """
+    source = saved.path if saved else None
+    run_dir.check_space(folder, run.checkpoint_bytes)
+    if note := run_dir.prepare_run_dir(folder, source, run.config):
+        info(note)
+    if run_dir.is_in(source, folder):
+        truncate_events(folder, saved.events)
+
+
 if __name__ == "__main__":
-    sys.exit(run_script(main))
+    end_command(main(COMMAND))

@@ -33,10 +33,10 @@ from checkpointing import checkpoint
 from configs.schema import DataConfig, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.corpus import Corpus, load_corpus
+from model import runtime
 from model.gpt import GPT
 from model.mixture import NGRAM_ORDER, Mixture
 from model.ngram_model import NgramModel
-from training import runtime
 from training.evaluate import batch_size_for, cross_entropy, exact_loss, loss_sums_by_position
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.time_to_loss import TrainingResult, run_training
 from checkpointing import checkpoint
-from configs.cli import load
+from configs.cli import parse_train
 
 CONFIG = "configs/shakespeare.yaml"
 STEPS = (40, 160, 640)
@@ -42,7 +42,7 @@ def train_parent(folder: Path, options: list[str]) -> None:
 
 def schedule_options(steps: int) -> list[str]:
     """Return the options that scale the config's schedule to a number of steps."""
-    train = load([CONFIG]).config.train
+    train = parse_train([CONFIG]).config.train
     return [
         f"--max_iters={steps}",
         f"--warmup_iters={steps * train.warmup_iters // train.max_iters}",
@@ -54,7 +54,7 @@ def schedule_options(steps: int) -> list[str]:
 
 def finetune_options(parent: Path, rate: float) -> list[str]:
     """Return the options of a fine-tune with `rate` times the config's learning rates."""
-    train = load([CONFIG]).config.train
+    train = parse_train([CONFIG]).config.train
     return [
         f"--init_from={parent}",
         "--new_characters=add",

@@ -19,7 +19,7 @@ from benchmarks.runs import characters_per_step, load_events
 from checkpointing import checkpoint
 from common.files import write_atomic
 from data.corpus import load_corpus
-from training.runtime import select_runtime
+from model.runtime import select_runtime
 
 
 def main() -> None:

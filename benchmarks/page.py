@@ -17,7 +17,7 @@ import torch
 from playwright.sync_api import Page, sync_playwright
 
 from checkpointing.checkpoint import Checkpoint
-from configs.cli import load
+from configs.cli import parse_train
 from configs.schema import SampleConfig
 from model.gpt import GPT
 from page.export import write_page
@@ -31,7 +31,7 @@ FINISHED = "document.querySelector('#write').textContent === 'Continue'"
 
 def export_random_model(path: Path, dtype: str) -> GPT:
     """Write the page of a model with random weights; return the model."""
-    config = load([CONFIG]).config
+    config = parse_train([CONFIG]).config
     model = GPT(config.model, len(VOCABULARY), seed=1)
     for block in model.blocks:  # zero at the start of training
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)

@@ -19,8 +19,9 @@ import torch
 from benchmarks.decode import VOCAB_SIZE, build_nanogpt
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig, TrainConfig
+from model import runtime
 from model.gpt import GPT
-from training import runtime
+from training.environment import keep_freed_memory
 from training.evaluate import cross_entropy
 from training.optimizers import build
 
@@ -170,7 +171,7 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, help="folder of a checkout of nanoGPT")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
-    runtime.keep_freed_memory()
+    keep_freed_memory()
     print(
         f"{torch.get_num_threads()} thread(s), {runtime.select_runtime('cpu', 'auto')}, "
         f"torch {torch.__version__}"

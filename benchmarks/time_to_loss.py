@@ -28,7 +28,7 @@ from benchmarks.decode import load_nanogpt_module
 from benchmarks.runs import read_loss_curve
 from benchmarks.timing import ratios
 from data.batches import Split, evaluation_windows
-from training import runtime
+from model import runtime
 from training.evaluate import exact_loss
 
 NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"

@@ -20,15 +20,15 @@ from PIL import Image
 from benchmarks.runs import load_events
 from checkpointing import checkpoint
 from common.files import write_atomic
-from configs.cli import load
+from configs.cli import parse_train
 from dashboard import plots
 from data.batches import Batches, evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
+from model.runtime import select_runtime
 from training.evaluate import cross_entropy, loss_sums_by_position
 from training.optimizers import orthogonalize
-from training.runtime import select_runtime
 from training.schedule import lr_multiplier
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
@@ -210,7 +210,7 @@ def schedules() -> str:
     for schedule, color in (("cosine", BLUE), ("trapezoid", RED), ("constant", GREEN)):
         options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=auto"]
         options.append(f"--schedule={schedule}")
-        settings = load(["configs/nanogpt_cpu.yaml", *options]).config.train
+        settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).config.train
         steps = np.arange(settings.max_iters)
         rates = [lr_multiplier(step, settings) for step in steps]
         lines.append(Line(schedule, steps[::4], rates[::4], color))

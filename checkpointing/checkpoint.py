@@ -23,9 +23,10 @@ from configs.schema import Config, ModelConfig, estimate_parameters, flat_settin
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer, describe
 from model.gpt import GPT, copy_slices
-from training.distributed import World
+from model.runtime import Runtime
+from training.distributed import SINGLE_PROCESS, World
+from training.environment import Environment, environment_of
 from training.optimizers import ADAMW_STEPS, MOMENTS
-from training.runtime import Environment, Runtime
 from training.schedule import lr_multiplier
 from training.state import Progress, Run
 
@@ -134,13 +135,19 @@ def capture(run: Run, events: EventPosition) -> Checkpoint:
         vocabulary=run.corpus.tokenizer.vocabulary,
         data=text_info(run.corpus),
         progress=replace(run.progress),
-        environment=run.runtime.environment(),
+        environment=environment_of(run.runtime, run.world.size),
         events=events,
         tensors=tensors,
     )
 
 
-def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime) -> Run:
+def restore(
+    saved: Checkpoint,
+    config: Config,
+    corpus: Corpus,
+    runtime: Runtime,
+    world: World = SINGLE_PROCESS,
+) -> Run:
     """Rebuild the run of a checkpoint with `config`, which may differ from the saved config.
 
     Raises CheckpointError for a difference that resuming does not allow, and for a tensor that does
@@ -148,7 +155,8 @@ def restore(saved: Checkpoint, config: Config, corpus: Corpus, runtime: Runtime)
     """
     _check_fixed_settings(saved, config)
     _check_saved_model_size(saved)
-    run = Run(GPT(config.model, len(saved.vocabulary)), config, corpus, runtime)
+    model = GPT(config.model, len(saved.vocabulary))
+    run = Run(model, config, corpus, runtime, world)
     # the weights, and the moments of the optimizers
     named = _tensors_of(run)
     check_tensors(saved.path, saved.tensors, named)
@@ -464,9 +472,10 @@ def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
             )
 
 
-def environment_changes(saved: Checkpoint, corpus: Corpus, runtime: Runtime) -> list[str]:
+def environment_changes(saved: Checkpoint, run: Run) -> list[str]:
     """Return `NAME SAVED -> NOW` for every difference in the environment and the text."""
-    now = asdict(runtime.environment()) | _flat_text_info(text_info(corpus))
+    environment = environment_of(run.runtime, run.world.size)
+    now = asdict(environment) | _flat_text_info(text_info(run.corpus))
     then = asdict(saved.environment) | _flat_text_info(saved.data)
     return [
         f"{name} {_shortened(then[name])} -> {_shortened(now[name])}"

@@ -22,7 +22,7 @@ def raise_if_user_error(
     resume = training_began and holds_run(Path(command.out_dir))
 
     def try_again(changes: Mapping[str, object]) -> str:
-        command_line = command.repeat_command(world.launcher, resume=resume, changes=changes)
+        command_line = command.repeat_command(resume=resume, changes=changes)
         return f"try: {command_line}"
 
     if isinstance(error, NonFiniteError):

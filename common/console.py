@@ -1,18 +1,16 @@
-"""The console: all that is printed, and escaped here; commands to print; process entry."""
+"""The console: all that is printed, and escaped here; commands to print."""
 
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import ResourceError, UserError, is_out_of_memory
-from common.signals import handle_signals, unwind
+from common.errors import ResourceError, UserError
 
 MAX_LINE = 4000  # characters; the middle of a longer line is left out
 
@@ -57,9 +55,9 @@ def print_note(*lines: object) -> None:
         print(printable(lines), file=sys.stderr, flush=True)
 
 
-def print_error(error: object) -> None:
-    """Print an error on standard error, if that is possible."""
-    print_note(f"error: {error}")
+def print_error(error: UserError) -> None:
+    """Print an error on standard error, if that is possible: a line for each of its arguments."""
+    print_note(*(f"error: {line}" for line in error.args))
 
 
 def print_text(text: str) -> None:
@@ -74,7 +72,7 @@ def print_text(text: str) -> None:
 def _write(text: str) -> None:
     """Write to standard output at once; raise ResourceError if that fails.
 
-    BrokenPipeError is left to `run_command`: it is not an error if the reader stops reading.
+    BrokenPipeError is not converted: it is not an error if the reader stops reading.
     """
     try:
         print(text, end="", flush=True)
@@ -132,65 +130,3 @@ def script(name: str) -> str:
         if path.samefile(name):
             return name
     return str(path)
-
-
-def run_script(main: Callable[[list[str]], int]) -> int:
-    """Run the command of this process with `run_command`, without a traceback on a signal."""
-    try:
-        handle_signals(unwind)
-        code = run_command(main)
-    except KeyboardInterrupt:
-        code = 130
-    except SystemExit as leaving:
-        code = leaving.code
-    handle_signals(signal.SIG_IGN)  # a signal during the shutdown must not change the code
-    return code
-
-
-def run_command(main: Callable[[list[str]], int]) -> int:
-    """Run a command with the arguments of this process; return its exit code.
-
-    A UserError becomes one line on standard error. So does running out of memory, even during the
-    imports.
-    """
-    _open_closed_streams()
-    try:
-        code = main(sys.argv[1:])
-        _write("")  # flush
-    except KeyboardInterrupt:
-        code = 130
-        with suppress(OSError):
-            print(flush=True)
-    except UserError as error:
-        print_error(error)
-        code = error.exit_code
-    except BrokenPipeError:  # the reader has exited (`| head`)
-        code = 141
-    except (OSError, ImportError, MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        print_error(
-            f"out of memory ({type(error).__name__}): this machine, or a limit such as "
-            "ulimit -v, leaves too little; free some memory or raise the limit"
-        )
-        code = ResourceError.exit_code
-    _redirect_failed_streams()
-    return code
-
-
-def _open_closed_streams() -> None:
-    """Open the null device for each closed stream; else the next file would get its number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # for terminals that lack a character
-
-
-def _redirect_failed_streams() -> None:
-    """If a stream cannot be flushed, redirect it to the null device: Python's exit would fail."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -18,9 +18,15 @@ OUT_OF_MEMORY = (
 
 
 class UserError(ValueError):
-    """An error that the user can fix: `WHERE: what is wrong; what is allowed; what to do`."""
+    """An error that the user can fix: `WHERE: what is wrong; what is allowed; what to do`.
+
+    Each argument is a line: several only for a config file with several wrong settings.
+    """
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class ConfigError(UserError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
+from typing import Self
 
 TIME_LIMIT_REQUEST = 1  # request code of the time limit; that of a signal is its exit code
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGBREAK": 143}
@@ -18,7 +19,8 @@ CTRL_C = b"; press Ctrl-C again to exit at once"
 def handle_signals(handler: Callable[[int, FrameType | None], object] | int) -> None:
     """Install a handler for every signal of EXIT_CODES that is not ignored.
 
-    A command installs `exit_at_once` before its slow imports and `unwind` after them. When its exit
+    A command installs `exit_at_once` before its slow imports, and a handler of its own after them:
+    an exception that is raised while a package is imported may be swallowed there. When its exit
     code is known, it installs SIG_IGN: a signal while Python shuts down must not change the code.
     """
     for name in EXIT_CODES:
@@ -60,14 +62,14 @@ class Stop:
     `global_request`. The `local_request` of a process has no effect before they have agreed.
     """
 
-    def __init__(self):
-        self.started, self.deadline = time.monotonic(), math.inf
+    def __init__(self, deadline: float = math.inf):
+        self.deadline = deadline  # of the time limit, on the clock of time.monotonic
         self.signal: str | None = None
         self.global_request: int | None = None
         self.signals_deferred = self._verbose = False
         self._previous: dict[int, object] = {}
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> Self:
         for name in EXIT_CODES:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -77,10 +79,6 @@ class Stop:
     def __exit__(self, *_) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
-
-    def set_time_limit(self, minutes: float | None) -> None:
-        """Limit the time from now on; None removes the limit."""
-        self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
 
     def defer_signals(self, verbose: bool = True) -> None:
         """Defer later signals to the end of a step; if `verbose`, print when one is received."""

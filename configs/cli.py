@@ -1,34 +1,33 @@
-"""The command lines of train.py and sample.py, derived from the dataclasses of the settings.
+"""The command lines of train.py and sample.py, checked before torch is imported.
 
-Every setting is an option: `--model.n_layer=6` or `--model.n_layer 6`, and `--n_layer=6` if no
-other section has that key. A dash equals an underscore; abbreviations are not accepted.
-
-argparse would not do: `--resume[=PATH]` must not consume the next argument, and an error must be
-one line that names the nearest option.
+That import takes seconds, so whatever can be found out without it is reported first.
 """
 
-import math
-import textwrap
-from collections import Counter
+import os
+import time
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
-from common.console import path_word, script, shell_command
-from common.errors import ConfigError
-from configs.fields import (
-    Checked,
-    RawValue,
-    brief,
-    describe_allowed,
-    error_context,
-    is_valid_text,
-    kind,
-    parse_value,
-    setting,
-    settings_of,
+from common.console import (
+    path_word,
+    print_text,
+    script,
+    shell_command,
+    stdout_is_closed,
 )
-from configs.schema import Config, SampleConfig, check_memory, from_dict, suggest_setting
+from common.errors import ConfigError, DataError, ResourceError, UserError
+from common.files import check_path_spelling
+from common.packages import check_address_space
+from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report, silence
+from common.user_text import check_readable, read_prompt, read_text_file, unescape
+from configs.fields import Checked, brief, error_context, setting, settings_of
+from configs.options import command_help, parse_arguments
+from configs.scaling import changed_lengths, scaled_to, scaling_note
+from configs.schema import Config, SampleConfig, TrainConfig, check_memory, from_dict
+from configs.strict_yaml import read_config, to_yaml
+from page.target import check_target
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -50,14 +49,6 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 """
 # options that a resume must not repeat
 STARTING_OPTIONS = ("resume", "overwrite", "init_from", "new_characters", "allow_data_change")
-MIN_EVAL_INTERVAL = 10  # steps; not scaled below this, as an evaluation costs several steps
-NOTES = """
-A key needs its section only if another section has the same key. --key value is the same as
---key=value, and a dash is the same as an underscore. A setting that is true or false needs no
-value: --key is --key=true. An option may be given only once, except one that takes a list: its
-values are collected.
-[0, 1) means at least 0 and below 1.
-"""
 
 
 @dataclass(frozen=True)
@@ -112,9 +103,10 @@ class Command(CommandLineOptions):
     config_file: str = ""
     config: Config = field(default_factory=Config)
     out_dir_given: bool = False  # by an option, not by the file or by default
-    arguments: tuple[str, ...] = ()
     given: Mapping[str, list[str]] = field(default_factory=dict)  # options as typed, by full name
     scaling_note: str | None = None  # which settings were scaled with max_iters
+    ranks: Ranks = NOT_LAUNCHED
+    started: float = field(default_factory=time.monotonic)  # before torch is imported
 
     @property
     def out_dir(self) -> str:
@@ -123,9 +115,22 @@ class Command(CommandLineOptions):
             return f"out/{Path(self.config_file).stem}"
         return self.config.out_dir
 
-    def repeat_command(
-        self, launcher: list[str], *, resume: bool, changes: Mapping[str, object] | None = None
-    ) -> str:
+    @property
+    def deadline(self) -> float:
+        """When --time_limit ends the run, on the clock of time.monotonic; infinity without it."""
+        return self.started + 60 * (self.time_limit or float("inf"))
+
+    @property
+    def given_lengths(self) -> dict[str, object]:
+        """The values of the options of the section `train`, which --minutes must not change."""
+        names = [name.removeprefix("train.") for name in self.given if name.startswith("train.")]
+        return {name: getattr(self.config.train, name) for name in names}
+
+    def with_config(self, **sections: object) -> Self:
+        """Return the command with other settings: `with_config(train=...)`."""
+        return replace(self, config=replace(self.config, **sections))
+
+    def repeat_command(self, *, resume: bool, changes: Mapping[str, object] | None = None) -> str:
         """Return the shell command that starts the run again, or that resumes it.
 
         It repeats the options of this start, with those in `changes` replaced. A resume leaves out
@@ -144,183 +149,97 @@ class Command(CommandLineOptions):
         if resume:
             words.append("--resume")
         words += [f"--{name}={value}" for name, value in changes.items()]
-        return shell_command([*launcher, script("train.py"), *words])
+        return shell_command([*self.ranks.launcher, script("train.py"), *words])
 
 
-def load(
-    argv: list[str],
-    fitted: Mapping[str, object] | None = None,
-    max_evaluations: int | None = None,
-) -> Command:
-    """Parse the arguments of train.py: a config file and the options that override it.
+@dataclass(frozen=True)
+class SampleCommand:
+    """A checked command line of sample.py."""
 
-    `fitted` has the settings that --minutes chooses, by full name. They override the file, but not
-    the options. If max_iters is not that of the file, the settings in the file that count
-    iterations are scaled with it. With `max_evaluations`, the file's eval_interval is lengthened
-    until there are at most so many evaluations.
+    options: SampleConfig
+    text: str  # the prompt, or the text to score
+
+
+# ----------------------------------------------------------------------------------------- train.py
+
+
+def parse_train(argv: list[str]) -> Command:
+    """Parse and check the arguments of train.py: a config file and the options that override it.
+
+    Exits after --help and --print-config. With several ranks, only rank 0 prints, and only local
+    rank 0 reports an error, which all of them have.
     """
-    from configs.strict_yaml import read_config  # not at the top: PyYAML may not be installed
+    ranks = Ranks.from_environment(os.environ)
+    if ranks.rank > 0:
+        silence()
+    if "--help" in argv or "-h" in argv:
+        print_text(train_help())
+        raise SystemExit(0)
+    try:
+        command = _parse_train(argv, ranks)
+        if command.print_config:
+            print_text(to_yaml(command.config))
+            raise SystemExit(0)
+        ranks.batch_slice(command.config.train.batch_size)
+        check_address_space()
+        resume = command.resume
+        if resume == "auto":
+            resume = command.out_dir if command.out_dir_given else None
+        for path in filter(None, (command.init_from, resume)):
+            check_path_spelling(path)
+    except UserError:
+        if ranks.local_rank > 0:
+            let_another_rank_report()
+        raise
+    return command
 
+
+def _parse_train(argv: list[str], ranks: Ranks) -> Command:
+    """Read the config file, and override its settings by the options."""
     words, values, given = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
-    values = {**(fitted or {}), **values}
     if len(words) != 1:
-        given = brief(tuple(words)) if words else "none"
+        config_words = brief(tuple(words)) if words else "none"
         raise ConfigError(
             "train.py takes one config file, such as configs/shakespeare.yaml, "
-            f"but is given {given}; "
+            f"but is given {config_words}; "
             "an option begins with -- and has its value after =, as in --resume=PATH; "
             "see python train.py --help"
         )
-    own = {name: values.pop(name) for name in settings_of(CommandLineOptions) if name in values}
-    written = read_config(words[0])
-    scaled = _scaled_iterations(written, values, max_evaluations)
-    nested = {}
-    for name, value in (written | scaled | values).items():
-        section, _, key = name.rpartition(".")
-        target = nested.setdefault(section, {}) if section else nested
-        target[key] = value
+    command_names = values.keys() & settings_of(CommandLineOptions).keys()
+    command_options = {name: values.pop(name) for name in command_names}
+    file = read_config(words[0])
+    nested, note = _nested(file | values), None
     with error_context(words[0] + " and the options" * bool(values)):
+        if "train.max_iters" in values:
+            # scale the lengths in the file, which suit the file's max_iters
+            before = from_dict(_nested(file).get("train", {}), TrainConfig)
+            options = _nested(values)["train"]
+            after = scaled_to(before, options)
+            nested["train"] = vars(after)
+            note = scaling_note(after.max_iters, changed_lengths(before, after, given=options))
         config = from_dict(nested)
         check_memory(config.model)
-    scaling_note = None
-    if scaled:
-        iterations = [f"{name.partition('.')[2]} {value:,}" for name, value in scaled.items()]
-        scaling_note = (
-            f"max_iters is {config.train.max_iters:,}; scaled with it: {', '.join(iterations)}"
-        )
     return Command(
         config_file=words[0],
         config=config,
         out_dir_given=values.get("out_dir", "auto") != "auto",
-        arguments=tuple(argv),
         given=given,
-        scaling_note=scaling_note,
-        **own,
+        scaling_note=note,
+        ranks=ranks,
+        **command_options,
     )
 
 
-def _scaled_iterations(
-    written: dict[str, object], values: dict[str, object], max_evaluations: int | None
-) -> dict[str, int]:
-    """Scale the file's settings that count iterations to a max_iters from the options.
-
-    Return those that change. They are scaled in proportion, but eval_interval is at least
-    MIN_EVAL_INTERVAL, and long enough for at most `max_evaluations`. Where this limit lengthens it,
-    save_interval: auto becomes the interval without the limit. Settings that the options set, and
-    those that are `auto`, are not scaled.
-    """
-    settings = settings_of(Config)
-    file = {name: written.get(name, each.default) for name, each in settings.items()}
-    before, after = file["train.max_iters"], values.get("train.max_iters", file["train.max_iters"])
-    scaled = {}
-    for name in ("train.warmup_iters", "train.cooldown_iters"):
-        if name not in values and file[name] != "auto":
-            scaled[name] = file[name] * after // before
-    if "train.eval_interval" not in values:
-        # rounded up: rounding down could add an evaluation a few steps after the last interval
-        interval = math.ceil(file["train.eval_interval"] * after / before)
-        interval = max(interval, min(MIN_EVAL_INTERVAL, file["train.eval_interval"], after))
-        shortest = math.ceil(after / max_evaluations) if max_evaluations else 1
-        scaled["train.eval_interval"] = max(interval, shortest)
-        saves_with_evaluations = (file | values)["train.save_interval"] == "auto"
-        if shortest > interval and saves_with_evaluations:
-            scaled["train.save_interval"] = interval
-    return {name: value for name, value in scaled.items() if value != file[name]}
-
-
-def load_sample(argv: list[str]) -> SampleConfig:
-    """Parse the arguments of sample.py."""
-    words, values, _ = parse_arguments(argv, SampleConfig)
-    if words:
-        raise ConfigError(
-            f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
-            'a prompt as --prompt="TEXT"; see python sample.py --help'
-        )
-    return from_dict(values, SampleConfig)
-
-
-def load_conversion(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
-    """Parse the arguments of an import or export: one file or folder, and options of `section`.
-
-    `source` describes the file or folder, for messages.
-    """
-    words, values, _ = parse_arguments(argv, section)
-    if len(words) != 1:
-        given = brief(tuple(words)) if words else "none"
-        raise ConfigError(f"give one {source}; given: {given}; --help shows an example")
-    return words[0], from_dict(values, section)
-
-
-def parse_arguments(
-    argv: list[str], *sections: type
-) -> tuple[list[str], dict[str, object], dict[str, list[str]]]:
-    """Return the arguments that are not options, and the values of the options by full name.
-
-    Also return the options as they were typed, each as one word: `--key` or `--key=value`.
-    """
-    options = _options(*sections)
-    words, values, given = [], {}, {}
-    for word in argv:
-        if not is_valid_text(word):
-            raise ConfigError(f"argument {brief(word)} is not UTF-8 text; write it in UTF-8")
-    rest = iter(argv)
-    for word in rest:
-        if not word.startswith("-"):
-            words.append(word)
-            continue
-        option, equals, text = word.partition("=")
-        key = option.removeprefix("--").replace("-", "_")
-        if key not in options:
-            known = {name: f"--{name}" for name in (*options, "help")}
-            hint = suggest_setting(key, known, "--help lists all")
-            raise ConfigError(f"unknown option {brief(option)}; {hint}")
-        name, each, bare_value = options[key]
-        if name in given and kind(each) is not tuple:
-            both = f"{brief(given[name][0])} and {brief(word)}"
-            raise ConfigError(f"duplicate option {brief(name)} ({both}); keep one of them")
-        with error_context(option):
-            if not equals:
-                text = bare_value or next(rest, "--")
-                if text.startswith("--"):
-                    raise ConfigError(
-                        f"has no value; it must be {describe_allowed(each)}; write {option}=VALUE"
-                    )
-            elif key.startswith("no_"):
-                raise ConfigError("takes no value")
-            value = _parse_option(each, text)
-        values[name] = values.get(name, ()) + value if kind(each) is tuple else value
-        given.setdefault(name, []).append(word if bare_value else f"{option}={text}")
-    return words, values, given
-
-
-def _parse_option(each: Field, text: str) -> object:
-    """Parse the value of an option; a list may be written as in YAML, `[a, b]`."""
-    if each.metadata["repeatable"] and text:
-        return (text,)
-    if kind(each) is tuple and text.startswith("["):
-        from configs.strict_yaml import parse
-
-        return parse_value(each, parse(text))
-    return parse_value(each, RawValue(text, plain=kind(each) is not str))
-
-
-def _options(*sections: type) -> dict[str, tuple[str, Field, str]]:
-    """Return, for every name of an option: full name, setting, and value if none is given."""
-    settings = {name: each for section in sections for name, each in settings_of(section).items()}
-    keys = Counter(each.name for each in settings.values())
-    options = {}
-    for name, each in settings.items():
-        short = [each.name] if keys[each.name] == 1 else []
-        for alias in (name, *short, *each.metadata["aliases"]):
-            bare_value = each.metadata["bare_value"]
-            if alias.startswith("no-"):
-                bare_value = "false"
-            elif kind(each) is bool:
-                bare_value = "true"
-            options[alias.replace("-", "_")] = (name, each, bare_value)
-    return options
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return settings by full name as nested data: {"train": {"max_iters": 100}, "seed": 1}."""
+    nested = {}
+    for name, value in settings.items():
+        section, _, key = name.rpartition(".")
+        target = nested.setdefault(section, {}) if section else nested
+        target[key] = value
+    return nested
 
 
 def train_help() -> str:
@@ -328,38 +247,46 @@ def train_help() -> str:
     return command_help(TRAIN_USAGE, CommandLineOptions, Config)
 
 
+# ---------------------------------------------------------------------------------------- sample.py
+
+
+def parse_sample(argv: list[str]) -> SampleCommand:
+    """Parse and check the arguments of sample.py, and read the texts that they name.
+
+    Exits after --help.
+    """
+    if "--help" in argv or "-h" in argv:
+        print_text(sample_help())
+        raise SystemExit(0)
+    options = parse_sample_options(argv)
+    if stdout_is_closed():
+        raise ResourceError("standard output is closed; redirect it to a file or a program")
+    check_address_space()
+    for ckpt in options.ckpt:
+        check_path_spelling(ckpt)
+    if options.html:
+        check_target(Path(options.html), options.overwrite)
+    if options.score:
+        text = read_text_file(options.score, DataError)
+    else:
+        text = read_prompt(options.prompt)
+    if options.ngrams:
+        check_readable(options.ngrams)
+    return SampleCommand(options, text)
+
+
+def parse_sample_options(argv: list[str]) -> SampleConfig:
+    """Parse the options of sample.py."""
+    words, values, _ = parse_arguments(argv, SampleConfig)
+    if words:
+        raise ConfigError(
+            f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
+            'a prompt as --prompt="TEXT"; see python sample.py --help'
+        )
+    values["stop"] = tuple(map(unescape, values.get("stop", ())))
+    return from_dict(values, SampleConfig)
+
+
 def sample_help() -> str:
     """Return what `python sample.py --help` prints."""
     return command_help(SAMPLE_USAGE, SampleConfig)
-
-
-def command_help(usage: str, *sections: type) -> str:
-    """Return what a command with the settings of these sections prints for --help."""
-    return usage + "".join(map(_help, sections)) + NOTES
-
-
-def _help(section: type, prefix: str = "") -> str:
-    """Describe the settings of a section, then the sections in it."""
-    lines = ["", section.__doc__.splitlines()[0]]
-    for each in fields(section):
-        if each.metadata:
-            also = "".join(f"; also --{alias}" for alias in each.metadata["aliases"])
-            meaning = f"{each.metadata['meaning']}; {describe_allowed(each)}{also}"
-            option = f"  --{prefix}{each.name}{_default(each.default)} "
-            indent = " " * 40
-            lines.append(
-                textwrap.fill(
-                    meaning, 100, initial_indent=f"{option:<40}", subsequent_indent=indent
-                )
-            )
-    inner = [
-        _help(each.type, f"{each.name}.") for each in fields(section) if is_dataclass(each.type)
-    ]
-    return "\n".join(lines) + "\n" + "".join(inner)
-
-
-def _default(value: object) -> str:
-    if value is None or value is MISSING:
-        return ""
-    text = ", ".join(value) if isinstance(value, tuple) else str(value)
-    return "=" + (text.lower() if isinstance(value, bool) else text)

@@ -235,4 +235,4 @@ def error_context(where: str):
         yield
     except ConfigError as error:
         short = where if len(where) <= 300 else f"{where[:140]}...{where[-140:]}"
-        raise ConfigError(f"{short}: {error}") from None
+        raise ConfigError(*(f"{short}: {line}" for line in error.args)) from None

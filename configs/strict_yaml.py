@@ -20,6 +20,9 @@ from common.files import beside_code, read_regular
 from configs.fields import RawValue, brief, error_context, parse_value, settings_of
 from configs.schema import Config, suggest_setting, to_dict
 
+SETTINGS = settings_of(Config)  # by full name
+SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
+MAX_FAULTS = 5  # wrong settings that are reported at once
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 10
 MAX_EVENTS = 10_000  # a config has a few hundred; PyYAML takes 10 microseconds or more for each
@@ -35,33 +38,48 @@ def to_yaml(config: Config) -> str:
 
 
 def read_config(path: str) -> dict[str, object]:
-    """Return the checked settings in a config file by full name: `model.n_layer`."""
+    """Return the checked settings in a config file by full name: `model.n_layer`.
+
+    Raises ConfigError with a line for each of the first MAX_FAULTS wrong settings.
+    """
     with error_context(path):
         text = _read_text(path)
         tree = parse(text)
         if not isinstance(tree.value, dict):
             raise ConfigError(f"config must be a mapping of keys to values; {_missing_space(text)}")
-        return dict(_settings(tree))
+        settings, faults = {}, []
+        for section, key, raw in _entries(tree):
+            try:
+                with error_context(f"line {raw.line}"):
+                    settings[section + key] = _parse_setting(section, key, raw)
+            except ConfigError as error:
+                faults.append(str(error))
+        if faults:
+            raise ConfigError(*faults[:MAX_FAULTS])
+        return settings
 
 
-def _settings(tree: RawValue, section: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the full name and the value of each setting in a mapping."""
-    known = settings_of(Config)
-    sections = {name.split(".")[0]: name.split(".")[0] for name in known if "." in name}
+def _entries(tree: RawValue, section: str = "") -> Iterator[tuple[str, str, RawValue]]:
+    """Yield the section, such as `model.`, the key and the value of each entry in a mapping."""
     for key, raw in tree.value.items():
-        name = section + key
-        if name in sections and isinstance(raw.value, dict):
-            yield from _settings(raw, f"{name}.")
-            continue
-        with error_context(f"line {raw.line}"):
-            if name in sections:
-                hint = _missing_space(str(raw.value))
-                raise ConfigError(f"{name} must be a mapping of keys to values; {hint}")
-            if name not in known or "." in key:
-                names = sections | {field.name: name for name, field in known.items()}
-                hint = suggest_setting(key, names, "python train.py --help lists all")
-                raise ConfigError(f"unknown key {brief(key)}; {hint}")
-            yield name, parse_value(known[name], raw)
+        if section + key in SECTIONS and isinstance(raw.value, dict):
+            yield from _entries(raw, f"{key}.")
+        else:
+            yield section, key, raw
+
+
+def _parse_setting(section: str, key: str, raw: RawValue) -> object:
+    """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
+    name = section + key
+    if name in SECTIONS:
+        hint = _missing_space(str(raw.value))
+        raise ConfigError(f"{name} must be a mapping of keys to values; {hint}")
+    if name not in SETTINGS or "." in key:
+        sections = {name: name for name in SECTIONS}
+        names = sections | {field.name: name for name, field in SETTINGS.items()}
+        hint = suggest_setting(key, names, "python train.py --help lists all")
+        raise ConfigError(f"unknown key {brief(key)}; {hint}")
+    return parse_value(SETTINGS[name], raw)
 
 
 def parse(text: str) -> RawValue:

@@ -15,11 +15,13 @@ from torch import Tensor
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
 from checkpointing.run_dir import holds_run
-from common.console import print_note, print_result, print_text, run_script
+from common.console import print_note, print_result, print_text
 from common.errors import ConfigError, ResourceError
 from common.files import write_atomic
-from configs.cli import command_help, load_conversion
+from common.process import end_command, start_command
+from common.signals import handle_signals, unwind
 from configs.fields import Checked, brief, setting
+from configs.options import command_help, parse_conversion
 from configs.schema import ModelConfig
 from convert.gpt2 import EMBEDDINGS, gpt2_tensors
 from data.tokenizer import UNK, CharTokenizer
@@ -76,7 +78,7 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print_text(command_help(USAGE, ExportOptions))
         return 0
-    source, options = load_conversion(argv, ExportOptions, "run to export")
+    source, options = parse_conversion(argv, ExportOptions, "run to export")
     export_run(Path(source), Path(options.out_dir))
     return 0
 
@@ -234,4 +236,6 @@ def to_json(tree: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(main))
+    start_command()
+    handle_signals(unwind)
+    end_command(main(sys.argv[1:]))

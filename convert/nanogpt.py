@@ -24,7 +24,6 @@ from common.console import (
     print_result,
     print_text,
     program,
-    run_script,
     script,
     shell_command,
     shorten,
@@ -32,8 +31,10 @@ from common.console import (
 from common.errors import CheckpointError, ConfigError, DataError, first_few
 from common.files import read_regular, write_atomic
 from common.lock import only_writer
-from configs.cli import command_help, load_conversion
+from common.process import end_command, start_command
+from common.signals import handle_signals, unwind
 from configs.fields import Checked, brief, setting
+from configs.options import command_help, parse_conversion
 from configs.schema import Config, ModelConfig
 from convert.gpt2 import LM_HEAD, TOKEN_EMBEDDING, gpt2_slices
 from model.gpt import GPT, copy_slices
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> int:
     if "--help" in argv or "-h" in argv:
         print_text(command_help(USAGE, ImportOptions))
         return 0
-    path, options = load_conversion(argv, ImportOptions, "ckpt.pt of nanoGPT")
+    path, options = parse_conversion(argv, ImportOptions, "ckpt.pt of nanoGPT")
     if options.meta:
         vocabulary = read_meta(Path(options.meta))
     else:
@@ -246,4 +247,6 @@ def write_run(folder: Path, saved: Checkpoint) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(main))
+    start_command()
+    handle_signals(unwind)
+    end_command(main(sys.argv[1:]))

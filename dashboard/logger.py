@@ -12,7 +12,7 @@ from pathlib import Path
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tqdm import tqdm
 
-from checkpointing.checkpoint import METRICS, EventPosition
+from checkpointing.checkpoint import DESCRIPTION, METRICS, EventPosition
 from common.console import printable
 from common.errors import ResourceError
 from dashboard import event_file, summaries
@@ -56,6 +56,11 @@ class Logger:
             postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} characters/s"
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the folder has a description of the run."""
+        return self.folder is not None and (self.folder / DESCRIPTION).exists()
 
     def describe(self, items: Iterable[Summary]) -> None:
         """Replace the description of the run in TensorBoard."""

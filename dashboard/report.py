@@ -5,6 +5,7 @@ evaluations.
 """
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
 from data.summary import size_advice
+from model.runtime import dtype_name
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
 from training.health import SPIKE_WINDOW, HealthWarning
-from training.runtime import dtype_name
 from training.state import Run
 from training.step import StepResult
 
@@ -33,15 +34,18 @@ class Report:
         self.tokens, self.seconds = 0, 0.0  # since the last logged step
         self.first_step = run.progress.step
 
-    def log_start(self, *, describe: bool) -> None:
-        """Print the text, the model and the device; if `describe`, log them to TensorBoard too."""
+    def log_start(self, *, unchanged: bool) -> None:
+        """Print the text, the model and the device, and log them to TensorBoard.
+
+        If the run is resumed `unchanged`, its folder has the log already, in a file of its own.
+        """
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = model.parameter_count()
         lines = [
             *corpus.summary,
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
-            f"device      {run.runtime}; attention kernel: {run.config.model.kernel}",
+            f"device      {run.runtime}{run.world}; attention kernel: {run.config.model.kernel}",
         ]
         if run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
@@ -50,7 +54,7 @@ class Report:
         if self.pictures:
             gflops = run.runtime.peak_flops / 1e9
             info(f"peak        {gflops:,.0f} GFLOP/s measured, with a large matrix product")
-        if describe:
+        if not (unchanged and self.logger.is_described):
             settings = resolved_settings(run)
             text = f"corpus      {corpus.name}, SHA-256 {corpus.sha256}"
             config = summaries.table(settings, ("setting", "value"))
@@ -109,22 +113,21 @@ class Report:
         if result.probe and self.pictures:
             self.logger.summaries(step, figures(result, self.run.corpus.tokenizer.vocabulary))
 
-    def log_end(self, command: Command, seconds: float) -> None:
+    def log_end(self, command: Command) -> None:
         """Report the best loss of a finished run, and the commands to use it."""
-        folder = Path(command.out_dir)
+        folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
         progress = self.run.progress
         sample = shell_command(
             [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
         if progress.step > self.first_step:
-            info(f"finished after {seconds / 60:.1f} minutes{self._early_stopping()}")
+            info(f"finished after {minutes:.1f} minutes{self._early_stopping()}")
         else:
             changes = {"max_iters": 2 * progress.step}
             if self.run.out_of_patience:
                 changes = {"patience": 0}
-            launcher = self.run.runtime.world.launcher
-            longer = command.repeat_command(launcher, resume=True, changes=changes)
+            longer = command.repeat_command(resume=True, changes=changes)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
         best = "no validation loss was finite"
         if progress.best_loss is not None:
@@ -157,7 +160,7 @@ class Report:
             **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},
         }
         if self.pictures:
-            peak = run.runtime.peak_flops * run.runtime.world.size
+            peak = run.runtime.peak_flops * run.world.size
             # model FLOPs utilization (MFU)
             scalars["train/share_of_peak"] = tokens_per_sec * run.model.flops_per_token() / peak
         return scalars

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import ConfigError, ResourceError
-from common.files import atomic_file, read_regular, remove_stale
+from common.files import atomic_file, remove_stale
 from configs.schema import SampleConfig
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from model.gpt import GPT
 
 FOLDER = Path(__file__).parent
-TITLE, HEAD = b"<title>Hornbook</title>", 2**12  # every page has this title in its first bytes
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
@@ -36,19 +35,6 @@ IRRELEVANT = (
     "attention_dropout",
     "residual_init",
 )
-
-
-def check_target(path: Path, overwrite: bool) -> None:
-    """Raise ConfigError if a page must not be written to `path`."""
-    is_file = os.path.isfile(path)
-    if os.path.exists(path) and not (overwrite and is_file):
-        remedy = "name another file, or give --overwrite" if is_file else "name a file"
-        raise ConfigError(f"{path}: exists already; {remedy}")
-    if is_file and TITLE not in read_regular(path, sys.maxsize, only_first=HEAD):
-        raise ConfigError(
-            f"{path}: --overwrite replaces only pages, and this is not a page of this "
-            "program; name another file"
-        )
 
 
 def write_page(

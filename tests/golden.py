@@ -18,8 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from configs.schema import LAYOUTS
+from model import runtime
 from tests.campaigns.common import scalars, train
-from training import runtime
+from training.environment import environment_of
 
 RECORDED = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 RECORD = Path(__file__).with_name("golden_losses.json")
@@ -60,7 +61,7 @@ def losses(name: str) -> list[float]:
 
 def environment(name: str) -> dict[str, str | int]:
     """Return the environment in which `losses` trains the run `name`."""
-    return asdict(runtime.select_runtime("cpu", dtype_of(name)).environment())
+    return asdict(environment_of(runtime.select_runtime("cpu", dtype_of(name)), world_size=1))
 
 
 def dtype_of(name: str) -> str:

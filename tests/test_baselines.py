@@ -12,9 +12,9 @@ from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from model.ngram_model import NgramModel
+from model.runtime import select_runtime
 from tests.campaigns.common import small_run_args, train
 from training.evaluate import exact_loss
-from training.runtime import select_runtime
 
 V = 7
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from playwright.sync_api import sync_playwright
 
-import sample
 from checkpointing import checkpoint
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
+from model.runtime import select_runtime
+from tests.commands import sample_main
 from tests.hostile import HOSTILE, hostile_checkpoint
 from training.evaluate import exact_loss
-from training.runtime import select_runtime
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -41,7 +41,7 @@ def browser():
 def smoke_page(smoke, tmp_path_factory):
     """The page of the trained model, whose context is 64."""
     path = tmp_path_factory.mktemp("pages") / "smoke.html"
-    sample.main([f"--ckpt={smoke}", f"--html={path}", "--prompt=KING", "--max-new-tokens=150"])
+    sample_main([f"--ckpt={smoke}", f"--html={path}", "--prompt=KING", "--max-new-tokens=150"])
     return path
 
 
@@ -331,7 +331,7 @@ def test_a_score_is_cancelled_and_a_text_too_short_refused(tab):
 
 def test_hostile_strings_do_no_harm_and_are_shown_escaped(browser, smoke, tmp_path):
     path, page = hostile_checkpoint(smoke, tmp_path), tmp_path / "page.html"
-    sample.main([f"--ckpt={path}", f"--html={page}", "--prompt=</\u202e\u2028\"'>", "--seed=3"])
+    sample_main([f"--ckpt={path}", f"--html={page}", "--prompt=</\u202e\u2028\"'>", "--seed=3"])
     opened = Tab(browser, page)
     opened.write()
     shown = opened.text()

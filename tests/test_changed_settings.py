@@ -13,17 +13,18 @@ import torch
 from checkpointing.checkpoint import load
 from common.errors import CheckpointError
 from common.signals import Stop
-from configs.cli import load as parse
+from configs.cli import parse_train as parse
 from configs.fields import settings_of
 from configs.schema import Config
 from dashboard.logger import Logger
 from dashboard.report import Report
+from model import runtime
 from model.attention import KERNELS, LAYOUTS
 from model.dropout import dropout
 from tests.campaigns.common import at_step, contents, merged, train, write_checkpoint
 from tests.conftest import ROOT
 from train import build_run
-from training import runtime, schedule
+from training import schedule
 from training.evaluate import evaluate
 from training.step import TrainStep
 

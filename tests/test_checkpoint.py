@@ -21,9 +21,9 @@ from configs.schema import Config, ModelConfig, TrainConfig
 from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
 from model.gpt import GPT
+from model.runtime import select_runtime
 from tests.campaigns.common import contents, write_checkpoint
 from tests.conftest import printed
-from training.runtime import select_runtime
 from training.state import Run
 
 VOCABULARY = "\n abc"

@@ -11,13 +11,13 @@ from common.errors import ConfigError
 from configs.cli import (
     Command,
     CommandLineOptions,
-    _options,
-    load,
-    load_sample,
+    parse_sample_options,
+    parse_train,
     sample_help,
     train_help,
 )
 from configs.fields import settings_of
+from configs.options import options_of
 from configs.schema import LAYOUTS, Config, SampleConfig
 from tests.conftest import ROOT, printed
 
@@ -189,27 +189,27 @@ def value(config, name):
 def test_every_form_of_an_option_of_train_sets_its_setting():
     for argv, name, expected in TRAIN_SPELLINGS:
         for arguments in ([SMOKE, *argv], [*argv, SMOKE]):
-            actual = value(load(arguments).config, name)
+            actual = value(parse_train(arguments).config, name)
             assert actual == expected and type(actual) is type(expected), argv
 
 
 @pytest.mark.parametrize("row, argv, fragments", INVALID_TRAIN, ids=names(INVALID_TRAIN))
 def test_an_invalid_argument_of_train_is_rejected_in_one_line(row, argv, fragments):
-    message = error_message(load, [SMOKE, *argv])
+    message = error_message(parse_train, [SMOKE, *argv])
     for fragment in fragments:
         assert fragment in message
 
 
 @pytest.mark.parametrize("row, argv, fragments", INVALID_SAMPLE, ids=names(INVALID_SAMPLE))
 def test_an_invalid_argument_of_sample_is_rejected_in_one_line(row, argv, fragments):
-    message = error_message(load_sample, argv)
+    message = error_message(parse_sample_options, argv)
     for fragment in fragments:
         assert fragment in message
 
 
 def test_every_form_of_an_option_of_sample_sets_its_setting():
     for argv, name, expected in SAMPLE_SPELLINGS:
-        actual = value(load_sample(["--ckpt=x", *argv]), name)
+        actual = value(parse_sample_options(["--ckpt=x", *argv]), name)
         assert actual == expected and type(actual) is type(expected), argv
 
 
@@ -227,7 +227,7 @@ TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}
 
 @pytest.mark.parametrize(
     "load_arguments, sections",
-    [(load, (CommandLineOptions, Config)), (load_sample, (SampleConfig,))],
+    [(parse_train, (CommandLineOptions, Config)), (parse_sample_options, (SampleConfig,))],
 )
 def test_the_error_for_a_mistyped_setting_suggests_the_right_one(load_arguments, sections):
     known = [name for section in sections for name in settings_of(section)]
@@ -244,14 +244,14 @@ def test_the_error_for_a_mistyped_config_suggests_the_right_one(path, monkeypatc
     monkeypatch.chdir(ROOT)
     name = f"configs/{path.name}"
     for typo in {each for each in typos(name) if not Path(each).exists()}:
-        message = error_message(load, [typo])
+        message = error_message(parse_train, [typo])
         assert "no such config" in message
         # nanogpt_cpu and nanogpt_gpu differ by one letter
         assert name.replace("gpu", "cpu") in message.replace("gpu", "cpu"), typo
 
 
 def test_an_error_across_file_and_options_names_both():
-    assert error_message(load, [SMOKE, "--n_head=5"]).startswith(
+    assert error_message(parse_train, [SMOKE, "--n_head=5"]).startswith(
         f"{SMOKE} and the options: n_embd 64 is not divisible"
     )
 
@@ -259,18 +259,21 @@ def test_an_error_across_file_and_options_names_both():
 def test_exactly_one_config_file_is_required():
     assert (
         "takes one config file, such as configs/shakespeare.yaml, but is given none"
-        in error_message(load, [])
+        in error_message(parse_train, [])
     )
-    assert "is given ['a.yaml', 'b.yaml'];" in error_message(load, ["a.yaml", "b.yaml"])
-    assert "is given ['a.yaml', 'a.yaml', 'a.yaml', ...];" in error_message(load, ["a.yaml"] * 1000)
+    assert "is given ['a.yaml', 'b.yaml'];" in error_message(parse_train, ["a.yaml", "b.yaml"])
+    assert "is given ['a.yaml', 'a.yaml', 'a.yaml', ...];" in error_message(
+        parse_train, ["a.yaml"] * 1000
+    )
 
 
 def test_settings_without_an_option_have_the_value_of_the_file_or_the_default():
-    plain = load([SMOKE])
-    assert plain == Command(config_file=SMOKE, config=plain.config, arguments=(SMOKE,))
+    plain = parse_train([SMOKE])
+    expected = Command(config_file=SMOKE, config=plain.config, started=plain.started)
+    assert plain == expected
     actions = (plain.resume, plain.init_from, plain.overwrite, plain.print_config)
     assert actions == (None, None, False, False)
-    changed = load([SMOKE, "--n_layer=5"]).config
+    changed = parse_train([SMOKE, "--n_layer=5"]).config
     assert (
         changed.model.n_layer == 5
         and changed.model.n_embd == 64
@@ -279,17 +282,26 @@ def test_settings_without_an_option_have_the_value_of_the_file_or_the_default():
 
 
 def test_actions_are_parsed():
-    assert load([SMOKE, "--resume"]).resume == "auto"
-    assert load(["--resume", SMOKE]).resume == "auto"
-    assert load([SMOKE, "--resume=out/a"]).resume == "out/a"
-    assert load([SMOKE, "--overwrite", "--init-from=a.pt"]).init_from == "a.pt"
-    assert load([SMOKE, "--print-config"]).print_config
+    assert parse_train([SMOKE, "--resume"]).resume == "auto"
+    assert parse_train(["--resume", SMOKE]).resume == "auto"
+    assert parse_train([SMOKE, "--resume=out/a"]).resume == "out/a"
+    assert parse_train([SMOKE, "--overwrite", "--init-from=a.pt"]).init_from == "a.pt"
+
+
+def test_print_config_prints_the_settings_as_a_config_file_with_the_same_meaning(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ending:
+        parse_train([SMOKE, "--n_layer=3", "--print-config"])
+    assert ending.value.code == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert parse_train([str(tmp_path / "printed.yaml")]).config == (
+        parse_train([SMOKE, "--n_layer=3"]).config
+    )
 
 
 def test_out_dir_is_named_after_the_config_by_default():
-    assert load([SMOKE]).out_dir == "out/smoke"
-    assert load([SMOKE]).config.out_dir == "auto"
-    assert load([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
+    assert parse_train([SMOKE]).out_dir == "out/smoke"
+    assert parse_train([SMOKE]).config.out_dir == "auto"
+    assert parse_train([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +325,7 @@ def test_help_lists_every_setting_with_its_description_range_and_choices(text, s
 def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(capsys):
     run = pytest.importorskip("torch.distributed.run")
     parser, rejected = run.get_args_parser(), []
-    for name in _options(CommandLineOptions, Config):
+    for name in options_of(CommandLineOptions, Config):
         words = ["configs/smoke.yaml", f"--{name}=1"]
         try:
             parsed = parser.parse_args(["--nproc_per_node=2", "train.py", *words])

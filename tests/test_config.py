@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common import files
 from common.console import escape
 from common.errors import ConfigError
-from configs.cli import load
+from configs.cli import parse_train
 from configs.fields import check_value, kind, settings_of
 from configs.schema import (
     LAYOUTS,
@@ -303,7 +303,7 @@ def write(folder: Path, content: str | bytes) -> str:
 def error_message(*argv: str) -> str:
     """Return the error message for the arguments: exit code 2, one line, no control characters."""
     with pytest.raises(ConfigError) as caught:
-        load(list(argv))
+        parse_train(list(argv))
     message = printed(caught.value)
     assert caught.value.exit_code == 2 and len(message) < 1000
     return message
@@ -326,15 +326,18 @@ def test_an_invalid_config_is_rejected_in_one_line_that_names_the_file(
 
 def test_a_config_is_looked_for_here_and_then_beside_the_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load(["configs/smoke.yaml"]).config == load([str(ROOT / "configs/smoke.yaml")]).config
+    assert (
+        parse_train(["configs/smoke.yaml"]).config
+        == parse_train([str(ROOT / "configs/smoke.yaml")]).config
+    )
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/smoke.yaml").write_text("seed: 9\n")
-    assert load(["configs/smoke.yaml"]).config.seed == 9
+    assert parse_train(["configs/smoke.yaml"]).config.seed == 9
 
 
 @pytest.mark.parametrize("row, content, expected", VALID, ids=names(VALID))
 def test_a_valid_value_is_converted_to_the_type_of_its_setting(row, content, expected, tmp_path):
-    config = load([write(tmp_path, content)]).config
+    config = parse_train([write(tmp_path, content)]).config
     found = {
         **to_dict(config),
         **to_dict(config)["data"],
@@ -401,7 +404,7 @@ def test_a32_only_a_regular_file_of_at_most_1_mb_is_read(tmp_path):
     assert "at most 1,000,000 are read" in error_message(
         write(tmp_path, b"seed: 1 #" + b"x" * 1_000_000)
     )
-    assert load([write(tmp_path, b"seed: 1 #" + b"x" * 999_991)]).config.seed == 1
+    assert parse_train([write(tmp_path, b"seed: 1 #" + b"x" * 999_991)]).config.seed == 1
     assert "not a regular file" in error_message("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in error_message(str(tmp_path / "pipe"))
@@ -409,8 +412,8 @@ def test_a32_only_a_regular_file_of_at_most_1_mb_is_read(tmp_path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_config_loads_and_equals_its_printed_form(path, tmp_path):
-    config = load([str(path)]).config
-    assert load([write(tmp_path, to_yaml(config))]).config == config
+    config = parse_train([str(path)]).config
+    assert parse_train([write(tmp_path, to_yaml(config))]).config == config
     assert from_dict(to_dict(config)) == config
 
 
@@ -418,7 +421,7 @@ def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):
     special = "\t\n\r\x1b\x85\xa0\u2028\u2029\u202e\ufeff\U0001f3ad#':,-"
     for text in [*special, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
         printed = to_yaml(replace(Config(), out_dir=text, data=DataConfig(sources=(text, "x"))))
-        config = load([write(tmp_path, printed)]).config
+        config = parse_train([write(tmp_path, printed)]).config
         assert (config.out_dir, config.data.sources) == (text, (text, "x"))
         assert escape(printed, keep="\n") == printed
     assert "книга" in to_yaml(replace(Config(), out_dir="книга"))
@@ -427,14 +430,14 @@ def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset[0])
 def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset):
     name, characters, _ = preset
-    config = load([str(ROOT / name)]).config
+    config = parse_train([str(ROOT / name)]).config
     assert size_advice(estimate_parameters(config.model, 100), min(characters, 10**9)) is None
     assert (config.model.dropout > 0) == (characters <= 2e6)
 
 
 @pytest.mark.parametrize("name", NANOGPT)
 def test_the_nanogpt_configs_have_the_settings_of_nanogpt(name):
-    config = to_dict(load([str(ROOT / f"configs/{name}.yaml")]).config)
+    config = to_dict(parse_train([str(ROOT / f"configs/{name}.yaml")]).config)
     assert config["model"].items() >= (NANOGPT_MODEL | NANOGPT[name]["model"]).items()
     assert config["train"].items() >= (NANOGPT_TRAIN | NANOGPT[name]["train"]).items()
     assert (
@@ -491,7 +494,7 @@ def test_any_config_is_unchanged_by_yaml_and_by_a_checkpoint(
     train["max_iters"] = 10 * (train["warmup_iters"] + 7)
     config = from_dict({**top, "data": data, "model": model, "train": train})
     folder = tmp_path_factory.getbasetemp()
-    assert load([write(folder, to_yaml(config))]).config == config
+    assert parse_train([write(folder, to_yaml(config))]).config == config
     assert from_dict(to_dict(config)) == config
 
 
@@ -546,8 +549,9 @@ def test_estimate_parameters_equals_the_formula():
 
 def test_loading_a_config_and_help_do_not_import_torch():
     code = (
-        "import sys; from configs.cli import load, load_sample, sample_help, train_help; "
-        "train_help(); sample_help(); load(['configs/smoke.yaml']); load_sample(['--ckpt=x']); "
+        "import sys; from configs.cli import parse_sample, parse_train, sample_help, train_help; "
+        "train_help(); sample_help(); parse_train(['configs/smoke.yaml']); "
+        "parse_sample(['--ckpt=x']); "
         "print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run(

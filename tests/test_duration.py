@@ -1,11 +1,13 @@
 """The length of a run: settings that scale with max_iters, and --minutes."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from common.errors import ConfigError
-from configs.cli import load
+from configs.cli import parse_train
+from configs.scaling import changed_lengths, scaled_to
 from configs.schema import TrainConfig
 from tests.campaigns.common import same_runs, small_run_args, step_of, train
 from tests.campaigns.signals import send_at
@@ -17,20 +19,20 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_can_be_shortened_to_one_iteration(path):
-    settings = load([str(path), "--max_iters=1"]).config.train
+    settings = parse_train([str(path), "--max_iters=1"]).config.train
     assert (settings.max_iters, settings.eval_interval) == (1, 1)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_without_another_max_iters_nothing_is_scaled(path):
-    command = load([str(path)])
-    same_length = load([str(path), f"--max_iters={command.config.train.max_iters}"])
+    command = parse_train([str(path)])
+    same_length = parse_train([str(path), f"--max_iters={command.config.train.max_iters}"])
     assert command.scaling_note is same_length.scaling_note is None
     assert command.config == same_length.config
 
 
 def test_lengths_scale_with_max_iters_and_one_line_lists_them():
-    command = load([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=350"])
+    command = parse_train([str(ROOT / "configs/shakespeare.yaml"), "--max_iters=350"])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (5, 300, 70)
     assert command.scaling_note == (
@@ -40,53 +42,54 @@ def test_lengths_scale_with_max_iters_and_one_line_lists_them():
 
 @pytest.mark.parametrize(("max_iters", "interval"), [(1, 1), (5, 5), (20, 10), (50, 10), (55, 11)])
 def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interval):
-    command = load([str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"])
+    command = parse_train([str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"])
     assert command.config.train.eval_interval == interval
-    smoke = load([str(ROOT / "configs/smoke.yaml"), "--max_iters=12"])
+    smoke = parse_train([str(ROOT / "configs/smoke.yaml"), "--max_iters=12"])
     assert smoke.config.train.eval_interval == 10  # 4 in proportion
 
 
 @pytest.mark.parametrize("max_iters", [898, 1399, 1984, 100_001])
 def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
     arguments = [str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"]
-    assert load(arguments).config.train.n_evaluations == 5
+    assert parse_train(arguments).config.train.n_evaluations == 5
 
 
 def test_lengths_that_are_given_are_not_scaled():
     options = ["--max_iters=700", "--warmup_iters=7", "--eval_interval=100"]
-    command = load([str(ROOT / "configs/shakespeare.yaml"), *options])
+    command = parse_train([str(ROOT / "configs/shakespeare.yaml"), *options])
     train = command.config.train
     assert (train.warmup_iters, train.cooldown_iters, train.eval_interval) == (7, 600, 100)
     assert command.scaling_note == "max_iters is 700; scaled with it: cooldown_iters 600"
 
 
 def test_the_command_that_trains_longer_fits_no_time():
-    command = load([str(ROOT / "configs/smoke.yaml"), "--minutes=5", "--seed", "3", "--resume"])
-    longer = command.repeat_command(["python"], resume=True, changes={"max_iters": 120})
+    command = parse_train(
+        [str(ROOT / "configs/smoke.yaml"), "--minutes=5", "--seed", "3", "--resume"]
+    )
+    longer = command.repeat_command(resume=True, changes={"max_iters": 120})
     assert longer.endswith("configs/smoke.yaml --seed=3 --resume --max_iters=120")
 
 
 @pytest.mark.parametrize("other", ["--time_limit=2", "--max_iters=5"])
 def test_minutes_and_another_limit_are_refused_together(other):
     with pytest.raises(ConfigError, match="contradict"):
-        load([str(ROOT / "configs/smoke.yaml"), "--minutes=1", other])
+        parse_train([str(ROOT / "configs/smoke.yaml"), "--minutes=1", other])
+
+
+LENGTHS = TrainConfig(max_iters=1400, warmup_iters=20, cooldown_iters=1200, eval_interval=280)
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1, 60, 600, 36000])
 @pytest.mark.parametrize("evaluation", [0, 0.5, 20])
 def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, evaluation):
-    speed = Speed(step=0.2, evaluation=evaluation)
-
-    def settings(max_iters, max_evaluations):
-        interval = max(1, max_iters // 8, -(-max_iters // max_evaluations))
-        return TrainConfig(max_iters=max_iters, warmup_iters=0, eval_interval=interval)
-
-    fitted, max_evaluations = fit_to_time(speed, seconds, settings)
-    taken = speed.seconds(settings(fitted, max_evaluations))
-    assert fitted == 1 or taken <= TARGET * seconds
-    more = speed.seconds(settings(fitted + 1, max_evaluations))
-    assert more > TARGET * seconds - 2 * evaluation
-    assert max_evaluations == 1 or max_evaluations * evaluation <= EVALUATION_FRACTION * seconds
+    speed, limit = Speed(step=0.2, evaluation=evaluation), TARGET * seconds
+    fitted = fit_to_time(LENGTHS, {}, speed, seconds)
+    assert fitted.max_iters == 1 or speed.seconds(fitted) <= limit
+    evaluations = max(1, int(EVALUATION_FRACTION * seconds / max(evaluation, 1e-9)))
+    longer = scaled_to(LENGTHS, {"max_iters": fitted.max_iters + 1}, evaluations)
+    assert speed.seconds(longer) > limit - 2 * evaluation
+    assert fitted.n_evaluations <= evaluations
+    assert fitted == scaled_to(LENGTHS, {"max_iters": fitted.max_iters}, evaluations)
 
 
 @pytest.mark.parametrize(
@@ -102,22 +105,24 @@ def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, e
 def test_evaluations_are_limited_but_saves_are_not(
     max_iters, max_evaluations, interval, save_interval
 ):
-    arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1"]
-    command = load(arguments, {"train.max_iters": max_iters}, max_evaluations)
-    train = command.config.train
+    train = scaled_to(LENGTHS, {"max_iters": max_iters}, max_evaluations)
     assert (train.max_iters, train.eval_interval) == (max_iters, interval)
     assert train.save_interval == save_interval
-    changed = max_iters != 1400 or interval != 280
-    assert (command.scaling_note is not None) == changed
+    assert (train.warmup_iters, train.cooldown_iters) == (max_iters // 70, max_iters * 6 // 7)
+    assert bool(changed_lengths(LENGTHS, train)) == (max_iters != 1400 or interval != 280)
 
 
-@pytest.mark.parametrize("given", ["--eval_interval=20", "--save_interval=9"])
+@pytest.mark.parametrize("given", [{"eval_interval": 20}, {"save_interval": 9}])
 def test_a_given_interval_is_not_limited(given):
-    arguments = [str(ROOT / "configs/shakespeare.yaml"), "--minutes=1", given]
-    command = load(arguments, {"train.max_iters": 350}, 3)
-    name, _, value = given.removeprefix("--").partition("=")
-    assert getattr(command.config.train, name) == int(value)
-    assert name not in command.scaling_note
+    (name,) = given
+    before = replace(LENGTHS, **given)
+    train = scaled_to(before, given | {"max_iters": 350}, 3)
+    assert getattr(train, name) == given[name] and name not in changed_lengths(before, train)
+
+
+def test_lengths_that_contradict_each_other_are_refused_with_a_remedy():
+    with pytest.raises(ConfigError, match=r"warmup_iters 500.* is more than max_iters 100; "):
+        scaled_to(LENGTHS, {"max_iters": 100, "warmup_iters": 500})
 
 
 @pytest.fixture
@@ -161,7 +166,9 @@ def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch
         send_at("evaluate", "SIGTERM", 4, patch.setattr)  # the first two calls are timed
         code, output = train(*options, "--minutes=0.02", f"--out_dir={stopped}")
     assert code == 143
-    assert train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")[0] == 0
+    code, resumed = train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")
+    planned = chosen(output)[0].removeprefix("--max_iters=")
+    assert code == 0 and f"chosen when it began: {planned}\n" in resumed
     assert train(*options, *chosen(output), f"--out_dir={uninterrupted}")[0] == 0
     assert same_runs(stopped, uninterrupted)
 
@@ -170,7 +177,7 @@ def test_slow_evaluations_are_limited_also_after_resuming(options, tmp_path, mon
     stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
     options = [each for each in options if "_interval" not in each or "log" in each]
     speed = Speed(step=0.1, evaluation=0.6)
-    monkeypatch.setattr("training.duration.measure_speed", lambda *arguments: speed)
+    monkeypatch.setattr("train.measure_speed", lambda *arguments: speed)
     with monkeypatch.context() as patch:
         send_at("step", "SIGTERM", 20, patch.setattr)
         code, output = train(*options, "--minutes=0.2", f"--out_dir={stopped}")

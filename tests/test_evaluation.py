@@ -9,6 +9,7 @@ import torch
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
+from model.runtime import select_runtime
 from training.evaluate import (
     BITS_PER_NAT,
     LOGITS_PER_BATCH,
@@ -16,7 +17,6 @@ from training.evaluate import (
     batch_size_for,
     exact_loss,
 )
-from training.runtime import select_runtime
 
 CPU = select_runtime("cpu", "float32")
 MODEL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, dropout=0.5)

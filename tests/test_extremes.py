@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import sample
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
 from common import files
@@ -11,6 +10,7 @@ from common.errors import CheckpointError
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from tests.campaigns.common import contents, train, write_checkpoint
+from tests.commands import sample_main
 from tests.conftest import ROOT
 
 SMALL = {"n_embd": 2, "n_head": 1, "block_size": 1}
@@ -79,7 +79,7 @@ def test_nonsense_with_a_right_digest_is_refused_in_one_line_by_every_command(
         assert code == 4 and output.count("\n") == 1 and str(path) in output, output
         assert "newest undamaged" not in output  # it is the only one
     with pytest.raises(CheckpointError, match=f"^{path}: "):
-        sample.main([f"--ckpt={path}"])
+        sample_main([f"--ckpt={path}"])
 
 
 def test_a_large_file_that_is_no_checkpoint_is_refused_by_its_first_bytes(tmp_path, monkeypatch):
@@ -128,12 +128,12 @@ def test_a_page_replaces_only_a_page(smoke, tmp_path, capsys):
     copy.write_bytes(content)
     words = [f"--ckpt={copy}", f"--html={copy}", "--overwrite"]
     with pytest.raises(Exception, match="not a page of this program") as caught:
-        sample.main(words)
+        sample_main(words)
     assert caught.value.exit_code == 2 and copy.read_bytes() == content
     page = tmp_path / "page.html"
     stale = tmp_path / f"page.html.tmp.{2**22 + 1}"  # of a process that was killed
     for _ in range(2):
         stale.write_bytes(b"half")
-        assert sample.main([f"--ckpt={smoke}", f"--html={page}", "--overwrite"]) == 0
+        assert sample_main([f"--ckpt={smoke}", f"--html={page}", "--overwrite"]) == 0
         assert not stale.exists()
     assert page.stat().st_size > 10_000

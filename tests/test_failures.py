@@ -17,7 +17,7 @@ from checkpointing import checkpoint, failures
 from checkpointing.checkpoint import LAST, NO_CHECKPOINT_YET
 from common import files
 from common.console import program
-from configs.cli import load
+from configs.cli import parse_train
 from dashboard import event_file
 from dashboard.event_file import DESCRIPTION
 from dashboard.logger import Logger
@@ -257,7 +257,7 @@ def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, 
     (9, 3, {"batch_size": 3, "gradient_accumulation_steps": 3}),
 ])  # fmt: skip
 def test_a_smaller_batch_is_one_that_the_processes_divide(batch, size, expected):
-    command = load(["configs/smoke.yaml", f"--batch_size={batch}"])
+    command = parse_train(["configs/smoke.yaml", f"--batch_size={batch}"])
     assert failures._smaller_batch(command, size) == expected
 
 

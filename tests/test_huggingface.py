@@ -10,7 +10,7 @@ import torch
 from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
 from common.errors import UserError
-from configs.cli import load
+from configs.cli import parse_train
 from configs.schema import LAYOUTS, Config, ModelConfig
 from convert import huggingface
 from convert.nanogpt import write_run
@@ -189,7 +189,7 @@ def test_every_setting_of_the_model_is_exported_or_refused():
 
 @pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])
 def test_the_configs_that_the_message_recommends_can_be_exported(name):
-    config = load([f"configs/{name}.yaml"]).config
+    config = parse_train([f"configs/{name}.yaml"]).config
     huggingface.check_classic(name, config.model)
 
 

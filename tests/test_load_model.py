@@ -7,8 +7,8 @@ import textwrap
 import pytest
 import torch
 
-import sample
 from checkpointing import load_model
+from tests.commands import sample_main
 
 
 def test_the_example_in_the_docstring_runs_and_gives_what_sample_gives(smoke, tmp_path, capsys):
@@ -17,10 +17,10 @@ def test_the_example_in_the_docstring_runs_and_gives_what_sample_gives(smoke, tm
     found = {}
     exec(code, found)
     words = [f"--ckpt={smoke}", "--seed=1", "--device=cpu"]
-    assert sample.main([*words, "--prompt=To be, or not to be", "--max-new-tokens=200"]) == 0
+    assert sample_main([*words, "--prompt=To be, or not to be", "--max-new-tokens=200"]) == 0
     assert capsys.readouterr().out == f"To be, or not to be{found['text']}\n"
     (tmp_path / "text.txt").write_text("To be, or not to be")
-    assert sample.main([*words, f"--score={tmp_path / 'text.txt'}"]) == 0
+    assert sample_main([*words, f"--score={tmp_path / 'text.txt'}"]) == 0
     assert capsys.readouterr().out.startswith(f"{found['loss'].item():.4f} nats, ")
     assert found["logits"].shape == (19, found["model"].vocab_size)
     assert [each.shape for each in found["maps"]] == [torch.Size([2, 19, 19])] * 2

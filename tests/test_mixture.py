@@ -11,6 +11,7 @@ import sample
 from checkpointing import checkpoint
 from common.errors import UserError
 from common.files import write_atomic
+from configs.cli import parse_sample_options
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from data.text_files import find_file
@@ -20,11 +21,12 @@ from model.generate import Generation, Sampler, window_start
 from model.gpt import GPT
 from model.mixture import NGRAM_ORDER, Mixture, MixtureDecoder
 from model.ngram_model import NgramModel
+from model.runtime import select_runtime
+from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.conftest import printed as printed_error
 from tests.variants import concatenated
 from training.evaluate import exact_loss
-from training.runtime import select_runtime
 
 V = 11
 SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
@@ -220,7 +222,7 @@ def load_gpt(path):
 
 def printed(capsys, *arguments):
     """Run sample.py; return its standard output."""
-    assert sample.main(list(map(str, arguments))) == 0
+    assert sample_main(list(map(str, arguments))) == 0
     return capsys.readouterr().out
 
 
@@ -280,7 +282,7 @@ def test_a_conversation_uses_the_n_grams(smoke, play, capsys, monkeypatch):
 
 
 def test_one_checkpoint_without_n_grams_is_used_as_it_is(smoke):
-    assert type(sample.Session(sample.load_sample([f"--ckpt={smoke}"])).model) is GPT
+    assert type(sample.Session(parse_sample_options([f"--ckpt={smoke}"])).model) is GPT
 
 
 def test_the_n_grams_are_read_with_the_encoding_newlines_and_min_count_of_the_run(
@@ -296,7 +298,7 @@ def test_the_n_grams_are_read_with_the_encoding_newlines_and_min_count_of_the_ru
         data = DataConfig(encoding=encoding, newlines=newlines, min_count=min_count)
         ckpt = other_checkpoint(encoding, "".join(sorted(set(expected))), data)
         words = [f"--ckpt={ckpt}", f"--ngrams={path}"]
-        session = sample.Session(sample.load_sample(words), find_file(path))
+        session = sample.Session(parse_sample_options(words), find_file(path))
         assert session.tokenizer.decode(session.ngram_model.ids) == expected * 30
 
 
@@ -322,16 +324,16 @@ def test_a_text_of_n_grams_that_cannot_be_used_gets_one_line(
         path.write_bytes(content)
     words = [f"--ckpt={smoke}", f"--ngrams={path}", "--max-new-tokens=2", *options]
     if not code:
-        assert sample.main(words) == 0
+        assert sample_main(words) == 0
         return
     with pytest.raises(UserError) as caught:
-        sample.main(words)
+        sample_main(words)
     assert caught.value.exit_code == code and message in printed_error(caught.value)
 
 
 def test_a_weight_without_n_grams_is_refused(smoke):
     with pytest.raises(UserError, match="--ngram_weight only applies together with --ngrams"):
-        sample.main([f"--ckpt={smoke}", "--ngram-weight=0.5"])
+        sample_main([f"--ckpt={smoke}", "--ngram-weight=0.5"])
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_a_scored_text_that_is_in_the_n_grams_text_is_named(
     # the next character differs from that of the play, so no run is longer
     (tmp_path / "text.txt").write_text(f"{other}#{shared}#{other}".replace("#", "\n\n\n"))
     words = [f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}", f"--ngrams={play}"]
-    assert sample.main(words) == 0
+    assert sample_main(words) == 0
     assert ("so this loss is too low" in capsys.readouterr().err) == too_low
 
 
@@ -396,7 +398,7 @@ def test_models_that_cannot_be_averaged_are_refused_with_the_difference(
     known = checkpoint.load(first).vocabulary
     other = other_checkpoint("other", vocabulary(known), block_size=block_size)
     with pytest.raises(UserError) as caught:
-        sample.main([f"--ckpt={smoke}", f"--ckpt={other}"])
+        sample_main([f"--ckpt={smoke}", f"--ckpt={other}"])
     assert caught.value.exit_code == 4
     message = printed_error(caught.value)
     assert message.startswith(f"{other}: its {difference.format(first=first)}"), message
@@ -405,5 +407,5 @@ def test_models_that_cannot_be_averaged_are_refused_with_the_difference(
 @pytest.mark.parametrize("option", ["--html=page.html", "--attention=heads", "--kernel=loop"])
 def test_options_for_one_model_are_refused_with_several_checkpoints(option):
     with pytest.raises(UserError, match="takes one --ckpt, but 2 are given") as caught:
-        sample.main(["--ckpt=x", "--ckpt=y", option])
+        sample_main(["--ckpt=x", "--ckpt=y", option])
     assert caught.value.exit_code == 2

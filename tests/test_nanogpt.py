@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import sample
 from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
 from configs.schema import LAYOUTS
 from convert import nanogpt
 from tests.campaigns.common import train
+from tests.commands import sample_main
 from tests.conftest import printed
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
@@ -204,9 +204,9 @@ def test_half_precision_and_the_masks_of_old_versions_are_read(files):
 
 def test_the_run_is_sampled_scored_and_trained_further_but_not_resumed(files, capsys):
     run = import_run(files)
-    assert sample.main([f"--ckpt={run}", "--max_new_tokens=30"]) == 0
+    assert sample_main([f"--ckpt={run}", "--max_new_tokens=30"]) == 0
     assert len(capsys.readouterr().out) > 30
-    assert sample.main([f"--ckpt={run}", f"--score={files / 'text.txt'}"]) == 0
+    assert sample_main([f"--ckpt={run}", f"--score={files / 'text.txt'}"]) == 0
     options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
     options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
     code, output = train(*options, f"--init_from={run}", f"--out_dir={files / 'more'}")
@@ -220,7 +220,7 @@ def test_the_run_is_sampled_scored_and_trained_further_but_not_resumed(files, ca
 
 def test_sample_names_the_command_that_imports_a_checkpoint_of_nanogpt(files):
     with pytest.raises(UserError, match=r"python -m convert\.nanogpt CKPT --meta"):
-        sample.main([f"--ckpt={files / 'ckpt.pt'}"])
+        sample_main([f"--ckpt={files / 'ckpt.pt'}"])
 
 
 def test_a_folder_with_a_run_is_left_alone(files):

@@ -7,7 +7,7 @@ import torch
 
 from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
-from configs.cli import load
+from configs.cli import parse_train
 from configs.schema import Config, ModelConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
@@ -153,4 +153,4 @@ def test_a_resumed_run_keeps_its_vocabulary(parent, text, tmp_path):
 @pytest.mark.parametrize("others", [[], ["--resume"]])
 def test_the_option_is_refused_without_init_from(others):
     with pytest.raises(UserError, match="--new_characters only applies together with --init_from"):
-        load(["configs/smoke.yaml", "--new_characters=add", *others])
+        parse_train(["configs/smoke.yaml", "--new_characters=add", *others])

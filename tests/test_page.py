@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-import sample
 from checkpointing import checkpoint
 from common.console import escape
 from common.errors import ConfigError, UserError
@@ -22,13 +21,14 @@ from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
 from model.gpt import GPT
+from model.runtime import select_runtime
 from page import export
+from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
 from tests.variants import CHOICES
 from training.evaluate import exact_loss
-from training.runtime import select_runtime
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
 V = 11
@@ -120,7 +120,7 @@ def logits_of(model, ids):
 def trained(smoke, tmp_path_factory):
     """The page of a trained model, as sample.py writes it, and the model."""
     path = tmp_path_factory.mktemp("pages") / "smoke.html"
-    assert sample.main([f"--ckpt={smoke}", f"--html={path}", "--prompt=KING", "--device=cpu"]) == 0
+    assert sample_main([f"--ckpt={smoke}", f"--html={path}", "--prompt=KING", "--device=cpu"]) == 0
     saved = checkpoint.load(smoke / "best.safetensors")
     return path, checkpoint.build_model(saved).eval(), saved.vocabulary
 
@@ -162,7 +162,7 @@ def test_no_setting_of_the_model_is_unknown_to_the_page():
 def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, dtype, tolerance):
     _, model, _ = trained
     path = tmp_path / "page.html"
-    sample.main([f"--ckpt={smoke}", f"--html={path}", f"--html-dtype={dtype}"])
+    sample_main([f"--ckpt={smoke}", f"--html={path}", f"--html-dtype={dtype}"])
     ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
     given = given_of(path) | {"ids": ids}
     assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
@@ -298,7 +298,7 @@ def test_the_page_writes_what_sample_py_writes(trained, smoke, capsys):
     for seed in range(3):
         settings, prompt = settings_of_seed(seed), "KING"[: 1 + seed]
         options = [f"--{name}={value}" for name, value in settings.items()]
-        sample.main([f"--ckpt={smoke}", f"--prompt={prompt}", "--max-new-tokens=1000", *options])
+        sample_main([f"--ckpt={smoke}", f"--prompt={prompt}", "--max-new-tokens=1000", *options])
         ids = tokenizer.encode(capsys.readouterr().out.removesuffix("\n")).tolist()
         texts.append({"ids": ids, "first": len(prompt), "settings": settings})
     assert_same_texts(given_of(path), texts)
@@ -367,7 +367,7 @@ def test_hostile_strings_stay_data(smoke, tmp_path):
     path, page = hostile_checkpoint(smoke, tmp_path), tmp_path / "page.html"
     prompt = "</script><b>\u2028\u202e\"'{{}}"
     prompt = "".join(c for c in prompt if c in HOSTILE)
-    sample.main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
+    sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
     parts = parts_of(page.read_text(encoding="utf-8"))
     data = json.loads(parts["data"])
     assert data["vocabulary"] == HOSTILE and data["prompt"] == prompt
@@ -408,20 +408,20 @@ def test_an_existing_page_is_only_replaced_on_request(smoke, tmp_path):
     path.write_text(old)
     for words, code in (([], 2), (["--overwrite"], 0)):
         try:
-            assert sample.main([f"--ckpt={smoke}", f"--html={path}", *words]) == code
+            assert sample_main([f"--ckpt={smoke}", f"--html={path}", *words]) == code
         except UserError as error:
             assert error.exit_code == code and path.read_text() == old
             assert "page.html: exists already" in str(error) and "--overwrite" in str(error)
     assert "an old page" not in path.read_text()
     with pytest.raises(ConfigError, match="exists already; name a file"):
-        sample.main([f"--ckpt={smoke}", f"--html={tmp_path}", "--overwrite"])
+        sample_main([f"--ckpt={smoke}", f"--html={tmp_path}", "--overwrite"])
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/page.html", f"{'x' * 300}.html", "a.txt/b.html"])
 def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, name):
     (tmp_path / "a.txt").touch()
     with pytest.raises(UserError) as caught:
-        sample.main([f"--ckpt={smoke}", f"--html={tmp_path / name}"])
+        sample_main([f"--ckpt={smoke}", f"--html={tmp_path / name}"])
     assert caught.value.exit_code == 5 and "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
@@ -429,11 +429,11 @@ def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, 
 def test_weights_that_do_not_fit_are_refused_with_their_size(smoke, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "MAX_WEIGHTS", 300_000)
     with pytest.raises(ConfigError, match=r"0\.4 MB in float32.*--html-dtype=float16 halves them"):
-        sample.main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}"])
+        sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}"])
     monkeypatch.setattr(export, "MAX_WEIGHTS", 100_000)
     with pytest.raises(ConfigError, match=r"0\.2 MB in float16.*train a smaller model"):
         options = [f"--html={tmp_path / 'page.html'}", "--html-dtype=float16"]
-        sample.main([f"--ckpt={smoke}", *options])
+        sample_main([f"--ckpt={smoke}", *options])
     assert not list(tmp_path.iterdir())
 
 
@@ -456,5 +456,5 @@ def test_options_that_contradict_each_other_are_refused(options):
 
 def test_an_unknown_character_of_the_prompt_is_refused_before_anything_is_written(smoke, tmp_path):
     with pytest.raises(UserError, match="not in the vocabulary"):
-        sample.main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}", "--prompt=\xe9"])
+        sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}", "--prompt=\xe9"])
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import pytest
 
 from checkpointing import file_format
 from checkpointing.checkpoint import find
-from common.console import MAX_LINE, print_note, print_result, run_command, shorten
+from common.console import MAX_LINE, print_note, print_result, shorten
 from common.errors import ResourceError, UserError
 from configs.schema import Config
 from tests.campaigns.common import (
@@ -25,6 +25,7 @@ from tests.campaigns.common import (
     step_of,
     train,
 )
+from tests.commands import exit_code, train_main
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX streams and signals")
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX streams and signa
 
 def shell(command, **more):
     """Run a command line in the project's folder: exit code, stdout and stderr."""
-    command = command.replace("python", sys.executable)
+    command = command.replace("python ", f"{sys.executable} ")
     done = subprocess.run(
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=240,
         env=ENVIRONMENT | more,
@@ -101,10 +102,8 @@ def test_an_error_that_nobody_reads_has_its_exit_code(command):
 
 
 def test_ctrl_c_on_a_pipeline_whose_reader_has_gone_is_silent():
-    code = ("import time; from common.console import run_script\n"
-            "def main(_):\n"
-            "    time.sleep(0.5); print('text', end=''); raise KeyboardInterrupt\n"
-            "import sys; sys.exit(run_script(main))")  # fmt: skip
+    code = ("import time; from common.process import start_command; start_command()\n"
+            "time.sleep(0.5); print('text', end=''); raise KeyboardInterrupt")  # fmt: skip
     command = f'python -c "{code}" | true; exit ${{PIPESTATUS[0]}}'
     assert shell(command, PYTHONUNBUFFERED="") == (130, "", "")
 
@@ -112,15 +111,32 @@ def test_ctrl_c_on_a_pipeline_whose_reader_has_gone_is_silent():
 # ------------------------------------------------------------------------------------------ signals
 
 
-@pytest.mark.parametrize("script", ["train.py", "sample.py"])
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
-def test_a_signal_during_the_imports_is_its_exit_code_without_a_traceback(
-    script, name, code, tmp_path
+COMMANDS = ["train.py configs/smoke.yaml", "sample.py --ckpt=x"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("module", ["difflib", "yaml", "torch"])
+def test_a_signal_during_the_imports_ends_the_process_at_once_without_a_traceback(
+    module, name, command, tmp_path
 ):
-    (tmp_path / "difflib.py").write_text(  # imported before anything of ours but common.signals
-        f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(9)"
+    # `difflib` is imported before there is a handler: then the signal itself ends the process
+    number = getattr(signal, name)
+    code = -number if module == "difflib" else 130 if name == "SIGINT" else 143
+    (tmp_path / f"{module}.py").write_text(
+        f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(9)"
     )
-    assert shell(f"python {script} --help", PYTHONPATH=str(tmp_path)) == (code, "", "")
+    assert shell(f"exec python {command}", PYTHONPATH=str(tmp_path)) == (code, "", "")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_ignored_signal_stays_ignored_during_the_imports(command, tmp_path):
+    (tmp_path / "yaml.py").write_text(
+        f"import os\nfor number in {int(signal.SIGINT)}, {int(signal.SIGHUP)}:\n"
+        "    os.kill(os.getpid(), number)\nos._exit(9)"
+    )
+    line = f"trap '' INT HUP; exec python {command}"
+    assert shell(line, PYTHONPATH=str(tmp_path)) == (9, "", "")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -143,10 +159,10 @@ def test_thirty_signals_end_a_run_with_the_code_of_one_and_nothing_is_lost(name,
 
 SHUTTING_DOWN = """
 import atexit, os, signal, sys, time
-from common.console import run_script
+from common.process import end_command, start_command
 from common.signals import Stop
 
-def main(_):
+def main():
     with Stop() as stop:
         stop.defer_signals(verbose=False)
         os.kill(os.getpid(), signal.{name})
@@ -159,7 +175,8 @@ def later():
         time.sleep(0.001)
 
 atexit.register(later)
-sys.exit(run_script(main))
+start_command()
+end_command(main())
 """
 
 
@@ -197,7 +214,7 @@ def test_memory_that_does_not_suffice_for_an_import_is_one_line_and_exit_5(error
     def main(_):
         raise error
 
-    assert run_command(main) == 5
+    assert exit_code(main, []) == 5
     assert re.fullmatch(r"error: out of memory \(\w+\): .*\n", capsys.readouterr().err)
 
 
@@ -223,7 +240,7 @@ def test_a_message_of_any_length_is_bounded_and_its_middle_left_out(capsys):
     def main(_):
         raise UserError("begins" + "x" * 900_000 + "ends")
 
-    assert run_command(main) == 2
+    assert exit_code(main, []) == 2
     said = capsys.readouterr().err
     assert len(said) < MAX_LINE + 20
     assert said.startswith("error: begins") and said.endswith("ends\n") and " ... " in said
@@ -242,7 +259,7 @@ def test_an_error_is_escaped_where_it_is_printed(capsys):
     def main(_):
         raise UserError("a\nerror: \x1b[2J")
 
-    assert run_command(main) == 2
+    assert exit_code(main, []) == 2
     assert capsys.readouterr().err == "error: a\\nerror: \\x1b[2J\n"
 
 
@@ -256,11 +273,9 @@ LONG = "x" * 900_000
     ["configs/smoke.yaml", f"--data.encoding={LONG}"],
 ])  # fmt: skip
 def test_an_argument_of_any_length_gets_a_short_answer(words, capsys, monkeypatch, tmp_path):
-    import train as script
-
     assert Config()  # the schema is loaded
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["train.py", f"--out_dir={tmp_path / 'run'}", *words])
-    assert run_command(script.main) in (2, 4, 5)
+    argv = [f"--out_dir={tmp_path / 'run'}", *words]
+    assert exit_code(train_main, argv) in (2, 4, 5)
     out, err = capsys.readouterr()
     assert len(out) + len(err) < MAX_LINE + 20 and err.count("\n") == 1

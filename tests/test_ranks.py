@@ -18,11 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from checkpointing import checkpoint
 from checkpointing.checkpoint import BEST, LAST, PREV
+from common import torchrun as torchrun_variables
 from common.console import program
 from common.errors import ConfigError, ResourceError
 from common.signals import Stop
+from common.torchrun import NOT_LAUNCHED, VARIABLES, Ranks
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
+from model import runtime
 from model.gpt import GPT
 from tests.campaigns.common import (
     ENVIRONMENT,
@@ -40,8 +43,8 @@ from tests.campaigns.common import (
 from tests.campaigns.ranks import in_float64, run_ranks, torchrun
 from tests.campaigns.signals import send_at
 from tests.conftest import printed
-from training import distributed, runtime
-from training.distributed import SINGLE_PROCESS, VARIABLES, World
+from training import environment
+from training.distributed import SINGLE_PROCESS, World
 from training.evaluate import loss_sums_by_position
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -60,10 +63,7 @@ def uninterrupted(tmp_path_factory):
 
 def world_of(size: int, rank: int = 0) -> World:
     """Return the World of a process that torchrun started on one machine."""
-    values = dict(zip(VARIABLES, (rank, size, rank, size, 1), strict=True))
-    return World(
-        Stop(), {"TORCHELASTIC_RUN_ID": "x"} | {name: str(value) for name, value in values.items()}
-    )
+    return World(Ranks(rank, size, rank, size, launched=True), Stop())
 
 
 # ---------------------------------------------------------------- equality with a single process
@@ -110,12 +110,12 @@ def test_padding_does_not_change_the_weight_of_a_prediction_on_any_rank(tmp_path
 def write_evaluation(folder: Path, world: World) -> None:
     """Write the exact loss of an untrained model on a random text and its number of batches."""
     ids = np.random.default_rng(0).integers(0, 7, 5001).astype(np.uint8)
-    selected = runtime.select_runtime("cpu", "float32", world)
+    cpu = runtime.select_runtime("cpu", "float32")
     model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 7)
     calls = []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
     nats, count = loss_sums_by_position(
-        model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), selected
+        model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), cpu, world
     ).sum(axis=1)
     (folder / f"loss{world.size}{world.rank}").write_text(f"{float(nats / count)!r} {len(calls)}")
 
@@ -187,7 +187,9 @@ def test_gradients_are_averaged_once_per_step_with_gradient_accumulation(tmp_pat
 
 
 def test_each_step_and_rank_has_its_own_dropout_seed(uninterrupted):
-    assert len({runtime.step_seed(1, step, rank) for step in range(9) for rank in range(9)}) == 81
+    assert (
+        len({environment.step_seed(1, step, rank) for step in range(9) for rank in range(9)}) == 81
+    )
 
 
 # ------------------------------------------------------------------------- output and files, errors
@@ -215,7 +217,7 @@ def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(uninterrupted, tmp_
 
 def wait_longer(_: int) -> None:
     """Wait longer for the message of rank 0, since the test machine may be slow."""
-    distributed.GRACE_SECONDS = 120.0
+    torchrun_variables.GRACE_SECONDS = 120.0
 
 
 @pytest.mark.parametrize(
@@ -266,19 +268,19 @@ def test_more_ranks_than_gpus_are_rejected_with_the_number_of_gpus(monkeypatch):
     with pytest.raises(
         ResourceError, match=r"3 processes .* its 2 GPUs; .*--nproc_per_node=2"
     ) as caught:
-        runtime.select_runtime("auto", "float32", world_of(3))
+        runtime.select_runtime("auto", "float32", world_of(3).ranks)
     assert caught.value.exit_code == 5
 
 
 def test_the_batch_slices_of_all_ranks_are_the_whole_batch():
     rows = list(range(12))
     assert (
-        [row for rank in range(4) for row in rows[world_of(4, rank).batch_slice(12)]]
+        [row for rank in range(4) for row in rows[world_of(4, rank).ranks.batch_slice(12)]]
         == rows
-        == rows[SINGLE_PROCESS.batch_slice(12)]
+        == rows[NOT_LAUNCHED.batch_slice(12)]
     )
     with pytest.raises(ConfigError):
-        world_of(5).batch_slice(12)
+        world_of(5).ranks.batch_slice(12)
 
 
 def record_sockets(folder: Path, rank: int) -> None:
@@ -435,7 +437,7 @@ WRONG = {  # what is in the environment beside TORCHELASTIC_RUN_ID, and what the
 @pytest.mark.parametrize("words", WRONG)
 def test_variables_of_torchrun_that_cannot_be_are_named_with_exit_2(words):
     with pytest.raises(ConfigError) as caught:
-        World(Stop(), {"TORCHELASTIC_RUN_ID": "x"} | WRONG[words])
+        Ranks.from_environment({"TORCHELASTIC_RUN_ID": "x"} | WRONG[words])
     message = printed(caught.value)
     assert caught.value.exit_code == 2 and words in message and len(message) < 400
 
@@ -443,8 +445,6 @@ def test_variables_of_torchrun_that_cannot_be_are_named_with_exit_2(words):
 def test_an_address_that_is_missing_is_named_with_exit_2(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in zip(VARIABLES, "01011", strict=True):
-        monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"MASTER_ADDR .*; start the program with torchrun"):
         world_of(1).init_process_group(torch.device("cpu"))
 
@@ -452,6 +452,7 @@ def test_an_address_that_is_missing_is_named_with_exit_2(monkeypatch):
 THREADS = """
 import os, sys, threading
 from common.signals import Stop
+from common.torchrun import Ranks
 from pathlib import Path
 import torch
 from model.gpt import GPT
@@ -463,7 +464,7 @@ def threads():
     return sorted(name.strip() for name in names)
 
 before = threads()
-with Stop() as stop, World(stop, os.environ) as world:
+with Stop() as stop, World(Ranks.from_environment(os.environ), stop) as world:
     world.init_process_group(torch.device("cpu"))
     network = world.wrap_ddp(GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 5))
     during = threads()

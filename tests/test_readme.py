@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from checkpointing.checkpoint import check_same_model
-from configs.cli import load, load_sample
+from configs.cli import parse_sample_options, parse_train
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("data/*/README.md")])
@@ -38,9 +38,9 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
     monkeypatch.chdir(ROOT)
     _, script, *arguments = shlex.split(command, comments=True)
     if script == "train.py":
-        load([word for word in arguments if word not in ("--help", "--print-config")])
+        parse_train([word for word in arguments if word not in ("--help", "--print-config")])
     elif script == "sample.py":
-        load_sample(arguments)
+        parse_sample_options(arguments)
     else:
         assert script == "-m" and (ROOT / f"{arguments[0].replace('.', '/')}.py").exists()
 
@@ -48,8 +48,8 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
 @pytest.mark.parametrize("command", [each for each in COMMANDS if "--init_from" in each])
 def test_every_init_from_example_has_the_model_of_its_checkpoint(command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    fine_tune = load(shlex.split(command, comments=True)[2:])
-    parent = load([f"configs/{Path(fine_tune.init_from).name}.yaml"])
+    fine_tune = parse_train(shlex.split(command, comments=True)[2:])
+    parent = parse_train([f"configs/{Path(fine_tune.init_from).name}.yaml"])
     check_same_model(SimpleNamespace(config=parent.config, path="parent"), fine_tune.config)
 
 

@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 
-import sample
 from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from checkpointing.run_dir import CheckpointManager
@@ -34,6 +33,7 @@ from tests.campaigns.common import (
     write_checkpoint,
 )
 from tests.campaigns.fields import DIVERGING
+from tests.commands import sample_main
 
 RECIPES = {
     "adamw-cosine": ["--optimizer=adamw", "--schedule=cosine"],
@@ -306,7 +306,7 @@ def test_where_another_checkpoint_is_used_every_command_says_so_and_reads_it_onc
     code, output = train(*options, f"--out_dir={tmp_path / 'new'}", f"--init_from={run}")
     assert code == 0 and note in output and paths == [run / BEST, run / LAST]
     paths.clear()
-    assert sample.main([f"--ckpt={run}", "--max-new-tokens=1"]) == 0
+    assert sample_main([f"--ckpt={run}", "--max-new-tokens=1"]) == 0
     assert note in capsys.readouterr().err and paths == [run / BEST, run / LAST]
     paths.clear()
     (run / LAST).write_bytes((run / LAST).read_bytes()[:-1])

@@ -16,14 +16,13 @@ import pytest
 import torch
 import yaml
 
-import sample
 import train as train_py
 from checkpointing import run_dir
 from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET, text_info
 from checkpointing.run_dir import write_settings
 from common.console import escape, path_word, program, script, shell_command
 from common.errors import ResourceError
-from configs.cli import load
+from configs.cli import parse_sample_options, parse_train
 from configs.schema import Config
 from dashboard.event_file import EventFile
 from tests.campaigns.common import SMALL, at_step, scalars, small_run_args, step_of, train
@@ -117,7 +116,7 @@ def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
     path = tmp_path / "config.yaml"
     assert write_settings(tmp_path, Config(seed=1)) is None
     assert write_settings(tmp_path, Config(seed=2)) is None
-    assert load([str(path)]).config == Config(seed=2)
+    assert parse_train([str(path)]).config == Config(seed=2)
     edited = path.read_text().replace("seed: 2", "seed: 3  # mine")
     path.write_text(edited)
     assert write_settings(tmp_path, Config(seed=4)).startswith(
@@ -363,25 +362,25 @@ def test_every_printed_command_means_the_folder_that_it_names(
     for folder in folders:
         folder.mkdir()
         write_settings(folder, Config())
-        start = load(
+        start = parse_train(
             [path_word(folder / "config.yaml"), f"--out_dir={path_word(folder)}", "--seed", "4"]
         )
         commands += [
-            start.repeat_command([program("python")], resume=True, changes={"seed": 5}),
+            start.repeat_command(resume=True, changes={"seed": 5}),
             shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)]),
             shell_command([program("tensorboard"), "--logdir", path_word(folder)]),
         ]
     found = shell(commands, tmp_path)
     resumed, sampled, boards = found[::3], found[1::3], found[2::3]
     for folder, (train_script, *words) in zip(folders, resumed, strict=True):
-        command = load(words)
+        command = parse_train(words)
         assert Path(train_script) == ROOT / "train.py"
         assert os.path.samefile(command.out_dir, folder), folder
         assert Path(command.config_file).parent.samefile(folder)
         assert command.resume == "auto" and command.config.seed == 5
     for folder, (sample_script, *words) in zip(folders, sampled, strict=True):
         assert Path(sample_script) == ROOT / "sample.py"
-        (ckpt,) = sample.load_sample(words).ckpt
+        (ckpt,) = parse_sample_options(words).ckpt
         assert os.path.samefile(ckpt, folder)
     for folder, (_, logdir) in zip(folders, boards, strict=True):
         assert os.path.samefile(os.path.expanduser(logdir), folder) and logdir[0] != "-"
@@ -410,7 +409,7 @@ def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeyp
 
 def test_a_command_that_is_too_long_for_a_line_is_not_printed():
     words = [str(ROOT / SMALL[0]), *[f"--data.sources={n}/{'x' * 90}.txt" for n in range(40)]]
-    output = load(words).repeat_command(["python"], resume=True)
+    output = parse_train(words).repeat_command(resume=True)
     assert output == "(no command is printed: it is too long)"
 
 
@@ -422,9 +421,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_saved_with_a_name_that_is():
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"])
 def test_for_a_name_with_control_characters_no_command_is_printed_but_the_reason(name, tmp_path):
     folder = tmp_path / name
-    output = load([str(ROOT / SMALL[0]), f"--out_dir={folder}"]).repeat_command(
-        ["python"], resume=True
-    )
+    output = parse_train([str(ROOT / SMALL[0]), f"--out_dir={folder}"]).repeat_command(resume=True)
     assert output == "(no command is printed: a name in it contains control characters)"
 
 

@@ -9,8 +9,9 @@ import torch
 
 from common.errors import ResourceError
 from configs.schema import ModelConfig
+from model import runtime
 from tests.campaigns.common import contents, small_run_args, train
-from training import runtime
+from training.environment import resolve_kernel
 
 
 @pytest.fixture
@@ -63,9 +64,9 @@ def test_kernel_auto_is_batched_in_bfloat16_on_a_cpu_up_to_a_context(
 ):
     selected = runtime.Runtime(torch.device(device), runtime.DTYPES[dtype], "")
     model = ModelConfig(kernel="auto", block_size=context)
-    assert runtime.resolve_kernel(model, selected).kernel == kernel
+    assert resolve_kernel(model, selected).kernel == kernel
     named = ModelConfig(kernel="loop", block_size=context)
-    assert runtime.resolve_kernel(named, selected) is named
+    assert resolve_kernel(named, selected) is named
 
 
 def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(tmp_path):
@@ -115,7 +116,7 @@ def test_auto_selects_bfloat16_only_with_fast_native_instructions(
     simulate_devices, monkeypatch, vendor, instructions, dtype, torch_lists_capabilities
 ):
     simulate_devices("cuda")
-    monkeypatch.setattr(runtime, "_cpu_info", {"vendor_id": vendor}.get)
+    monkeypatch.setattr(runtime, "cpu_info", {"vendor_id": vendor}.get)
     if torch_lists_capabilities:
         capabilities = dict.fromkeys(instructions, True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
@@ -137,19 +138,19 @@ def test_the_vendor_and_the_model_of_the_cpu_are_those_of_proc_cpuinfo(monkeypat
     cpuinfo.write_text("vendor_id\t: GenuineIntel\nmodel\t\t: 207\nmodel name\t: Xeon\n")
     monkeypatch.setattr(runtime, "Path", lambda path: {"/proc/cpuinfo": cpuinfo}[path])
     monkeypatch.setattr(platform, "processor", lambda: "processor of the platform")
-    assert runtime._cpu_info("vendor_id") == "GenuineIntel"
-    assert runtime._cpu_info("model name") == "Xeon"
-    assert runtime._cpu_info("CPU implementer") == "processor of the platform"
+    assert runtime.cpu_info("vendor_id") == "GenuineIntel"
+    assert runtime.cpu_info("model name") == "Xeon"
+    assert runtime.cpu_info("CPU implementer") == "processor of the platform"
     cpuinfo.unlink()
-    assert runtime._cpu_info("vendor_id") == "processor of the platform"
+    assert runtime.cpu_info("vendor_id") == "processor of the platform"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_reused_by_the_next_step():
     script = """
 import resource, torch
-from training import runtime
-runtime.keep_freed_memory()
+from training.environment import keep_freed_memory
+keep_freed_memory()
 def step():
     return sum(each.sum() for each in [torch.ones(2**21) for _ in range(6)])  # 48 MB
 step(), step(), step()

@@ -24,11 +24,12 @@ from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
+from model import runtime
 from model.gpt import GPT
 from model.kv_cache import KVCache
+from tests.commands import sample_main
 from tests.conftest import ROOT, printed
 from tests.variants import concatenated
-from training import runtime
 from training.evaluate import exact_loss
 
 LONG = "a" * 200
@@ -107,7 +108,7 @@ def sample_output(smoke, capsys, monkeypatch):
 
     def run(*arguments, stdin: bytes = b"") -> str:
         monkeypatch.setattr(sys, "stdin", Input(stdin))
-        assert sample.main([f"--ckpt={smoke}", *arguments]) == 0
+        assert sample_main([f"--ckpt={smoke}", *arguments]) == 0
         return capsys.readouterr().out
 
     return run
@@ -145,7 +146,7 @@ def test_every_row_has_its_exit_code_and_one_line_on_stderr(
     if not any(each.startswith("--max-new-tokens") for each in arguments):
         arguments.append("--max-new-tokens=5")
     try:
-        exit_code, message = sample.main([f"--ckpt={smoke}", *arguments]), ""
+        exit_code, message = sample_main([f"--ckpt={smoke}", *arguments]), ""
     except UserError as error:
         exit_code, message = error.exit_code, printed(error)
     message += capsys.readouterr().err
@@ -247,7 +248,7 @@ def test_samples_have_separators_and_do_not_depend_on_the_batch_size(sample_outp
 
 
 def test_stats_prints_characters_per_second(sample_output, smoke, capsys):
-    sample.main([f"--ckpt={smoke}", "--stats", "--max-new-tokens=20", "--num-samples=2"])
+    sample_main([f"--ckpt={smoke}", "--stats", "--max-new-tokens=20", "--num-samples=2"])
     assert re.fullmatch(r"40 characters, [\d,]+ a second\n", capsys.readouterr().err)
 
 
@@ -375,7 +376,7 @@ def test_user_input_starts_on_a_new_line_of_the_chat(sample_output):
 
 def test_an_unknown_character_does_not_end_a_chat(sample_output, smoke, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Input("caf\xe9\nStay".encode()))
-    assert sample.main([f"--ckpt={smoke}", "--interactive", "--max-new-tokens=30"]) == 0
+    assert sample_main([f"--ckpt={smoke}", "--interactive", "--max-new-tokens=30"]) == 0
     printed = capsys.readouterr()
     assert "U+00E9" in printed.err and printed.err.count("\n") == 1
     assert printed.out == sample_output("--interactive", "--max-new-tokens=30", stdin=b"Stay\n")
@@ -402,7 +403,7 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
 def test_a_text_that_cannot_be_scored_is_rejected(smoke, tmp_path, content, code):
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(UserError) as caught:
-        sample.main([f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}"])
+        sample_main([f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}"])
     assert caught.value.exit_code == code
 
 

@@ -11,10 +11,9 @@ import sys
 
 import pytest
 
-import sample
-import train
 from common.console import escape
 from tests.campaigns.common import contents, write_checkpoint
+from tests.commands import sample_main, train_main
 from tests.conftest import ROOT
 
 SOURCES = [
@@ -224,16 +223,16 @@ def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escape
     forged, events, capsys, monkeypatch
 ):
     monkeypatch.chdir(ROOT)
-    assert sample.main([f"--ckpt={forged}", "--max-new-tokens=5"]) == 0
+    assert sample_main([f"--ckpt={forged}", "--max-new-tokens=5"]) == 0
     resumed = ["configs/smoke.yaml", f"--out_dir={forged}", "--max_iters=61", "--dtype=float32"]
-    assert train.main([*resumed, "--resume"]) == 0
+    assert train_main([*resumed, "--resume"]) == 0
     new_run = [
         *resumed[:1],
         f"--out_dir={forged.parent / 'new'}",
         "--max_iters=1",
         "--warmup_iters=0",
     ]
-    assert train.main([*new_run, f"--init_from={forged}"]) == 0
+    assert train_main([*new_run, f"--init_from={forged}"]) == 0
     assert any("last.safetensors" in event for event in events)
     assert [event for event in events if "canary" in event] == []
     output = "".join(capsys.readouterr())

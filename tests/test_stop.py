@@ -124,9 +124,9 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(
 ):
     run, loss = tmp_path / "run", evaluate.loss_sums_by_position
 
-    def interrupted(model, windows, runtime):
+    def interrupted(*arguments):
         signal.raise_signal(signal.SIGTERM)
-        return loss(model, windows, runtime)
+        return loss(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluate, "loss_sums_by_position", interrupted)
@@ -186,8 +186,7 @@ def test_at_the_time_limit_the_run_saves_and_exits_with_0(
 
 
 def test_the_time_limit_does_not_depend_on_the_system_clock(monkeypatch):
-    stop = Stop()
-    stop.set_time_limit(minutes=1)
+    stop = Stop(deadline=time.monotonic() + 60)
     monkeypatch.setattr(time, "time", lambda: 4e9)
     assert not stop.requested
     start_time = time.monotonic()

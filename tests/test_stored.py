@@ -16,7 +16,7 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import load_model
 from checkpointing.checkpoint import LAST
 from common.files import write_atomic
-from configs.cli import load
+from configs.cli import parse_train
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from tests.campaigns.common import scalars, stop_at, train
@@ -95,7 +95,7 @@ def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
         switches(checkpoints.load(STORED / f"{name}.safetensors").config) for name in FORMAT_1
     ]
     for path in sorted((ROOT / "configs").glob("*.yaml")):
-        assert switches(load([str(path)]).config) in stored, (
+        assert switches(parse_train([str(path)]).config) in stored, (
             f"python -m tests.test_stored {path.stem}"
         )
 

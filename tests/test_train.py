@@ -12,9 +12,9 @@ from checkpointing.checkpoint import load
 from common import files
 from common.files import write_atomic
 from tests.campaigns.common import equal, resume_if_saved
+from tests.commands import train_main
 from tests.conftest import ROOT
-from train import main
-from training.runtime import compile_or_fall_back
+from training.environment import compile_or_fall_back
 
 
 def scalars(folder):
@@ -108,7 +108,7 @@ def test_stopping_and_resuming_is_bit_exact(tmp_path, monkeypatch, recipe):
     ]
     monkeypatch.chdir(ROOT)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main([*options, f"--out_dir={whole}"]) == 0
+    assert train_main([*options, f"--out_dir={whole}"]) == 0
 
     def save_and_stop(path, content, previous=None):
         write_atomic(path, content, previous)
@@ -118,9 +118,9 @@ def test_stopping_and_resuming_is_bit_exact(tmp_path, monkeypatch, recipe):
     for _ in range(2):  # stops at step 8, and again at step 16
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(files, "write_atomic", save_and_stop)
-            main([*options, f"--out_dir={parts}", *resume_if_saved(parts)])
+            train_main([*options, f"--out_dir={parts}", *resume_if_saved(parts)])
     assert load(parts / "last.safetensors").progress.step == 16
-    assert main([*options, f"--out_dir={parts}", "--resume"]) == 0
+    assert train_main([*options, f"--out_dir={parts}", "--resume"]) == 0
     assert_same_training(whole / "last.safetensors", parts / "last.safetensors")
 
 

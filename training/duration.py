@@ -1,10 +1,11 @@
-"""The numbers of iterations and evaluations that fit into a given time."""
+"""The length of a run that fits into a given time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.signals import Stop
+from configs.scaling import scaled_to
 from configs.schema import TrainConfig
 from training.evaluate import evaluate
 from training.state import Run
@@ -39,7 +40,7 @@ def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
     for _ in range(WARMUP_STEPS):
         step()
     first = step().seconds
-    count = run.runtime.world.on_rank_0(max, MIN_TIMED_STEPS, int(TIMED_FRACTION * seconds / first))
+    count = run.world.on_rank_0(max, MIN_TIMED_STEPS, int(TIMED_FRACTION * seconds / first))
     step_began = time.monotonic()
     for _ in range(count):
         step()
@@ -51,18 +52,22 @@ def measure_speed(run: Run, seconds: float, stop: Stop) -> Speed:
 
 
 def fit_to_time(
-    speed: Speed, seconds: float, settings_for: Callable[[int, int], TrainConfig]
-) -> tuple[int, int]:
-    """Return max_iters and max_evaluations of a run that takes at most TARGET * seconds.
+    train: TrainConfig, given: Mapping[str, object], speed: Speed, seconds: float
+) -> TrainConfig:
+    """Return the settings of the longest run that takes at most TARGET * seconds.
 
-    max_iters is the largest that fits, or 1 if none does. `settings_for(max_iters,
-    max_evaluations)` returns the settings of a run with these limits.
+    It has at least one step. The lengths in `train` are scaled with max_iters (see `scaled_to`),
+    but those in `given`, which the user has set, stay.
     """
     max_evaluations = int(EVALUATION_FRACTION * seconds / max(speed.evaluation, 1e-9))
     max_evaluations = max(1, max_evaluations)
+
+    def of_length(max_iters: int) -> TrainConfig:
+        return scaled_to(train, given | {"max_iters": max_iters}, max_evaluations)
+
     low, high = 1, max(2, int(TARGET * seconds / speed.step) + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        fits = speed.seconds(settings_for(middle, max_evaluations)) <= TARGET * seconds
+        fits = speed.seconds(of_length(middle)) <= TARGET * seconds
         low, high = (middle, high) if fits else (low, middle)
-    return low, max_evaluations
+    return of_length(low)

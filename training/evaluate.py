@@ -17,8 +17,9 @@ from data.batches import evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.mixture import Mixture
+from model.runtime import Runtime
 from training import health
-from training.runtime import Runtime
+from training.distributed import SINGLE_PROCESS, World
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
@@ -77,14 +78,14 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     for split in (val, train_part):
         windows = evaluation_windows(split, block_size, batch_size)
         windows = stop.interruptible(windows)
-        sums.append(loss_sums_by_position(run.model, windows, run.runtime))
+        sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
     nats, counts = sums[0]  # each (block_size,), of the validation text
     reached = counts > 0  # positions that the windows of a short text reach
     finite = math.isfinite(val_loss)
     sample = ""
     if finite:
-        sample = run.runtime.world.on_rank_0(generate_sample, run, stop)
+        sample = run.world.on_rank_0(generate_sample, run, stop)
 
     improved = progress.record_evaluation(val_loss, train_loss)
     probe = run_probe(run) if finite else None
@@ -123,7 +124,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 @torch.inference_mode()
 def loss_sums_by_position(
-    model: GPT | Mixture, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT | Mixture,
+    windows: Iterable[tuple[np.ndarray, np.ndarray]],
+    runtime: Runtime,
+    world: World = SINGLE_PROCESS,
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
@@ -131,7 +135,7 @@ def loss_sums_by_position(
     ranks. The model is left in evaluation mode.
     """
     model.eval()
-    world, sums = runtime.world, np.zeros((2, model.config.block_size))
+    sums = np.zeros((2, model.config.block_size))
     with world.raise_on_all():
         for x, y in world.shard(windows):
             x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))

@@ -16,9 +16,10 @@ from configs.schema import Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
+from model.runtime import Runtime
 from training import optimizers
+from training.distributed import SINGLE_PROCESS, World
 from training.health import SPIKE_WINDOW, WARNINGS, HealthWarning, is_spike
-from training.runtime import Runtime
 
 STEP_RANGE, LOSS_RANGE = "[0, 1e15]", "[0, inf)"
 # the fields of Progress that depend on the validation text
@@ -107,8 +108,15 @@ class Progress(Checked):
 class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
-    def __init__(self, model: GPT, config: Config, corpus: Corpus, runtime: Runtime):
-        self.config, self.corpus, self.runtime = config, corpus, runtime
+    def __init__(
+        self,
+        model: GPT,
+        config: Config,
+        corpus: Corpus,
+        runtime: Runtime,
+        world: World = SINGLE_PROCESS,
+    ):
+        self.config, self.corpus, self.runtime, self.world = config, corpus, runtime, world
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
         self.progress = Progress()

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import NonFiniteError
 from data.batches import IGNORED
-from training import health, optimizers, runtime, schedule
+from training import environment, health, optimizers, schedule
 from training.evaluate import cross_entropy
 from training.state import Run
 
@@ -44,14 +44,14 @@ class TrainStep:
     """
 
     def __init__(self, run: Run, notify: Callable[[str], None]):
-        self.run, self.world = run, run.runtime.world
+        self.run, self.world = run, run.world
         # the rows of each micro-batch that this rank computes
-        self.rows = self.world.batch_slice(run.config.train.batch_size)
+        self.rows = self.world.ranks.batch_slice(run.config.train.batch_size)
         # the same parameters as `run.model`: wrapped by DDP with several ranks, and compiled
         self.network = self.world.wrap_ddp(run.model)
         self.forward = self.network
         if run.config.compile:
-            self.forward = runtime.compile_or_fall_back(self.network, notify)
+            self.forward = environment.compile_or_fall_back(self.network, notify)
 
     def __call__(self) -> StepResult:
         """Make one update.
@@ -61,7 +61,7 @@ class TrainStep:
         """
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
-        torch.manual_seed(runtime.step_seed(run.config.seed, progress.step, self.world.rank))
+        torch.manual_seed(environment.step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
         # forward and backward, one micro-batch after another; they are numbered through the run

@@ -20,11 +20,12 @@ from checkpointing.checkpoint import BEST, LAST, SECTIONS
 from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
-from configs.cli import CommandLineOptions, _options
+from configs.cli import CommandLineOptions
 from configs.fields import kind
+from configs.options import options_of
 from configs.schema import Config, TrainConfig
+from tests.commands import train_main
 from tests.conftest import printed
-from train import main
 from training import schedule
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def merged(arguments: Iterable[object]) -> list[str]:
 
     train.py refuses an option given twice. Lists, such as --data.sources, add up and are kept.
     """
-    options, words = _options(CommandLineOptions, Config), {}
+    options, words = options_of(CommandLineOptions, Config), {}
     for number, word in enumerate(map(str, arguments)):
         key = word.partition("=")[0].removeprefix("--").replace("-", "_")
         name, field, _ = options.get(key, ("", None, ""))
@@ -76,7 +77,7 @@ def train(*arguments: object) -> tuple[int, str]:
     os.chdir(ROOT)
     try:
         with redirect_stdout(stdout):
-            code = main(merged(arguments))
+            code = train_main(merged(arguments))
     except UserError as error:
         return error.exit_code, f"{stdout.getvalue()}error: {printed(error)}\n"
     except SystemExit as system_exit:

@@ -24,11 +24,11 @@ import torch
 from checkpointing import checkpoint
 from common.errors import CheckpointError
 from data.tokenizer import CharTokenizer
+from model.runtime import select_runtime
 from tests.campaigns.common import run_campaign, small_run_args, start, train
 from tests.conftest import printed
 from tests.test_file_format import FORGED, file_with_header
 from tests.test_nanogpt import PICKLES, archive_of
-from training.runtime import select_runtime
 
 MEMORY = 64_000_000  # bytes
 

@@ -32,6 +32,7 @@ from tests.campaigns.fuzzing import (
     main,
     rng_of,
 )
+from tests.commands import sample_main, train_main
 from tests.conftest import ROOT
 
 SAMPLE = settings_of(SampleConfig)
@@ -110,7 +111,7 @@ def nonsense(rng: random.Random, script: str) -> list[str]:
 NAMES = [f"--{name}" for options in OPTIONS.values() for name in options]
 WORDS = st.sampled_from([*STRAY, *AWKWARD, *NAMES]) | st.text()
 LINES = st.lists(WORDS | st.builds("{}={}".format, WORDS, WORDS), max_size=6)
-COMMANDS = {"train.py": train.main, "sample.py": sample.main}
+COMMANDS = {"train.py": train_main, "sample.py": sample_main}
 KINDS: dict[str, Callable[[random.Random, str], list[str]]] = {
     "options": random_options,
     "mutated": mutated,
@@ -140,7 +141,7 @@ def run(cases: int) -> Tally:
         stack.enter_context(patch.object(train, "only_writer", nullcontext))
         stack.enter_context(patch.object(train, "train", lambda *_: None))
         stack.enter_context(patch.object(sample, "Session", Stub))
-        stack.enter_context(patch.multiple(sample, print_samples=Stub, interact=Stub))
+        stack.enter_context(patch.multiple(sample, print_samples=Stub, take_turns=Stub))
 
         def check(script: str, kind: str, number: int, argv: list[str]) -> None:
             result = call(COMMANDS[script], *argv)

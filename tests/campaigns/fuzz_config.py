@@ -14,7 +14,6 @@ from unittest.mock import patch
 import yaml
 from hypothesis import strategies as st
 
-import train
 from configs.fields import settings_of
 from configs.schema import Config
 from tests.campaigns.fuzzing import (
@@ -28,6 +27,7 @@ from tests.campaigns.fuzzing import (
     main,
     rng_of,
 )
+from tests.commands import train_main
 from tests.conftest import ROOT
 
 SHIPPED = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.yaml"))]
@@ -150,7 +150,7 @@ def run(cases: int) -> Tally:
 
         def check(kind: str, number: int, content: bytes) -> None:
             file.write_bytes(content)
-            result = call(train.main, str(file), "--print-config")
+            result = call(train_main, str(file), "--print-config")
             tally.add(kind, number, content, result)
             if tally.is_sampled:
                 in_subprocess = call_in_subprocess("train.py", str(file), "--print-config")
@@ -177,7 +177,7 @@ def run(cases: int) -> Tally:
 def _check_printed(file: Path, printed: str) -> None:
     """Check that a printed config, when loaded, prints itself."""
     file.write_text(printed, encoding="utf-8", newline="")
-    assert call(train.main, str(file), "--print-config").out == printed
+    assert call(train_main, str(file), "--print-config").out == printed
 
 
 if __name__ == "__main__":

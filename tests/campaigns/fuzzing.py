@@ -11,7 +11,6 @@ import random
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import Field, dataclass
@@ -20,7 +19,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 
-from common.console import run_command
+from tests.commands import exit_code
 from tests.conftest import ROOT
 
 BIDIRECTIONAL = [0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -72,10 +71,7 @@ def call(main: Callable[[list[str]], int], *argv: str) -> Result:
     )
     start_time = time.perf_counter()
     with patch.multiple(sys, argv=["command", *argv], stdin=stdin, stdout=out, stderr=err):
-        try:
-            code = run_command(main)
-        except Exception:
-            code = traceback.print_exc() or 1
+        code = exit_code(main, list(argv))
     seconds = time.perf_counter() - start_time
     return Result(code, *(_content(each) for each in (out, err)), seconds)
 

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 
-from common.console import run_script
+from common.process import end_command
+from model import runtime
 from tests.campaigns.common import (
     ENVIRONMENT,
     ROOT,
@@ -34,8 +35,8 @@ from tests.campaigns.common import (
     small_run_args,
     step_of,
 )
-from train import main
-from training import evaluate, runtime
+from tests.commands import exit_code, train_main
+from training import evaluate
 
 # -------------------------------------------------------- ranks without torchrun, for test_ranks.py
 
@@ -101,8 +102,7 @@ def _rank(
     torch.set_num_threads(1)
     if each:
         each(rank)
-    sys.argv = ["train.py", *merged(argv)]
-    sys.exit(run_script(main))
+    end_command(exit_code(train_main, merged(argv)))
 
 
 def in_float64(_: int) -> None:

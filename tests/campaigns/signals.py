@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from common.process import end_command
 from tests.campaigns.common import (
     count_checkpoints,
     resume_if_saved,
@@ -27,9 +28,10 @@ from tests.campaigns.common import (
     start,
     train,
 )
+from tests.commands import exit_code, train_main
 
 PHASES = {
-    "load": ("data.corpus", "load_corpus"),
+    "load": ("train", "load_corpus"),
     "step": ("training.schedule", "lr_multiplier"),
     "evaluate": ("training.evaluate", "loss_sums_by_position"),
     "sample": ("training.evaluate", "generate"),
@@ -102,10 +104,7 @@ def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:
-        from common.console import run_script
-        from train import main
-
         phase, kind, call, *sys.argv[1:] = sys.argv[1:]
         send_at(phase, kind, int(call))
-        sys.exit(run_script(main))
+        end_command(exit_code(train_main, sys.argv[1:]))
     run_campaign(campaign)

@@ -23,13 +23,12 @@ from unittest.mock import patch
 
 import yaml
 
-import sample
-import train
 from common.console import escape, path_word, shell_command
 from common.errors import CheckpointError, DataError
 from convert import nanogpt
 from data.corpus import load_corpus
 from tests.campaigns.fuzzing import Tally, call
+from tests.commands import sample_main, train_main
 from tests.conftest import printed
 
 MARKS = {  # of yaml-test-suite, for characters that an editor does not show
@@ -71,7 +70,7 @@ def check_yaml(texts: Iterable[str]) -> Tally:
             indented = "".join(f"  {line}" for line in text.splitlines(keepends=True))
             for kind, content in (("alone", text), ("a section", f"model:\n{indented}")):
                 file.write_text(content, encoding="utf-8", errors="surrogatepass", newline="")
-                tally.add(kind, number, content, call(train.main, str(file), "--print-config"))
+                tally.add(kind, number, content, call(train_main, str(file), "--print-config"))
     return tally
 
 
@@ -86,10 +85,10 @@ def check_strings(strings: Iterable[str]) -> Tally:
                 f"seed: 1\n{json.dumps(string)}: 2\n".encode(errors="surrogatepass")
             )
             for kind, main, words in (
-                ("setting", train.main, [config, f"--out_dir={string}", "--print-config"]),
-                ("option", train.main, [config, f"--{string}=1", "--print-config"]),
-                ("key", train.main, [str(folder / "config.yaml"), "--print-config"]),
-                ("prompt", sample.main, [f"--ckpt={folder / 'none'}", f"--prompt={string}"]),
+                ("setting", train_main, [config, f"--out_dir={string}", "--print-config"]),
+                ("option", train_main, [config, f"--{string}=1", "--print-config"]),
+                ("key", train_main, [str(folder / "config.yaml"), "--print-config"]),
+                ("prompt", sample_main, [f"--ckpt={folder / 'none'}", f"--prompt={string}"]),
             ):
                 tally.add(kind, number, string, found := call(main, *words))
                 if kind == "setting" and found.code == 0:
@@ -148,7 +147,7 @@ def check_pickles(folder: Path) -> Tally:
     sys.addaudithook(watch)
     try:
         for number, path in enumerate(path for path in sorted(folder.rglob("*")) if path.is_file()):
-            tally.add("as ours", number, path, call(sample.main, f"--ckpt={path}"))
+            tally.add("as ours", number, path, call(sample_main, f"--ckpt={path}"))
             try:
                 nanogpt.read_checkpoint(path)
             except CheckpointError as error:

@@ -21,14 +21,13 @@ from pathlib import Path
 import torch
 import yaml
 
-import sample
-import train
 from checkpointing import checkpoint as checkpoints
-from common.console import escape, run_command
+from common.console import escape
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
 from tests.campaigns.fuzzing import AWKWARD, CONTROLS, Result, Tally, main, rng_of
+from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT
 from tests.variants import concatenated
 
@@ -167,8 +166,7 @@ def run_commands(file: str) -> None:
     """Run each command of a JSON file in this process."""
     for number, (script, *argv) in enumerate(json.loads(Path(file).read_text())):
         print(f"<case {number}>", flush=True)
-        sys.argv = [script, *argv]
-        code = run_command(train.main if script == "train.py" else sample.main)
+        code = exit_code(train_main if script == "train.py" else sample_main, argv)
         sys.stderr.flush()
         print(f"<exit code {code}>", flush=True)
 

@@ -1,0 +1,73 @@
+"""Text that the user gives to a command: a prompt, a typed line, a file. All are read as UTF-8."""
+
+import re
+import sys
+
+from common.console import print_text
+from common.errors import ConfigError, DataError, UserError
+from common.files import read_regular
+
+MAX_BYTES = 2**28
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+
+
+def read_prompt(prompt: str) -> str:
+    """Return the text of --prompt: the option itself, the content of a file, or standard input."""
+    if prompt == "-":
+        content = _limited(sys.stdin.buffer.read(MAX_BYTES + 1))
+        return _decode(content, "standard input", ConfigError)
+    if prompt.startswith("FILE:"):
+        return read_text_file(prompt.removeprefix("FILE:"), ConfigError)
+    return unescape(prompt)
+
+
+def read_text_file(name: str, error_type: type[UserError]) -> str:
+    """Read a text file; raise `error_type` if it cannot be read."""
+    try:
+        content = read_regular(name, MAX_BYTES)
+    except OSError as error:
+        raise error_type(f"{name}: {error.strerror}; name a text file that can be read") from None
+    return _decode(content, name, error_type)
+
+
+def check_readable(name: str) -> None:
+    """Raise DataError if a file cannot be read, whatever its encoding and size."""
+    try:
+        read_regular(name, sys.maxsize, only_first=1)
+    except OSError as error:
+        raise DataError(f"{name}: {error.strerror}; name a text file that can be read") from None
+
+
+def read_line() -> str | None:
+    """Read the next line from standard input, with a prompt on a terminal; None at the end."""
+    if sys.stdin.isatty():
+        print_text("> ")
+    line = _limited(sys.stdin.buffer.readline(MAX_BYTES + 1))
+    if not line and sys.stdin.isatty():
+        print_text("\n")
+    return _decode(line, "standard input", ConfigError).rstrip("\r\n") if line else None
+
+
+def unescape(text: str) -> str:
+    r"""Replace \n, \t, \r and \\ with the characters they stand for."""
+    return re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
+
+
+def _limited(content: bytes) -> bytes:
+    """Return what was read from standard input; raise ConfigError if it is over the limit."""
+    if len(content) > MAX_BYTES:
+        raise ConfigError(
+            f"standard input: more than {MAX_BYTES:,} bytes; at most {MAX_BYTES:,} are read; "
+            "give a shorter text"
+        )
+    return content
+
+
+def _decode(content: bytes | bytearray, source: str, error_type: type[UserError]) -> str:
+    """Decode UTF-8; raise `error_type` if it is not."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise error_type(
+            f"{source}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+        ) from None

@@ -1,0 +1,130 @@
+"""The device to compute on, and the dtype of matrix products."""
+
+import contextlib
+import platform
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from common.errors import ResourceError
+from common.torchrun import NOT_LAUNCHED, Ranks
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The device, and the dtype of matrix products there.
+
+    In training, weights, optimizer state and loss are always float32. `reason` explains the choice
+    of the dtype.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.device.type}, {dtype_name(self.dtype)} ({self.reason})"
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Return the context for forward passes: autocast to `dtype`, nothing for float32."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    @cached_property
+    def peak_flops(self) -> float:
+        """The measured FLOP/s of a square matrix product: the reference for utilization."""
+        size = 8192 if self.device.type == "cuda" else 512
+        matrix = torch.ones(size, size, dtype=self.dtype, device=self.device)
+        seconds = []
+        for _ in range(20):  # the first ones warm up
+            began = time.perf_counter()
+            (matrix @ matrix)[0, 0].item()  # waits for the result
+            seconds.append(time.perf_counter() - began)
+        return 2 * size**3 / min(seconds)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def select_runtime(device: str, dtype: str, ranks: Ranks = NOT_LAUNCHED) -> Runtime:
+    """Select the device and dtype that the settings name, and for `auto` the best available.
+
+    Raises ResourceError if this machine does not have them.
+    """
+    # torch.distributed does not support MPS
+    mps = torch.backends.mps.is_available() and not ranks.launched
+    available = {"cuda": torch.cuda.is_available(), "mps": mps, "cpu": True}
+    name = next(name for name in available if available[name]) if device == "auto" else device
+    if not available[name]:
+        fits = ", ".join(name for name in ("cpu", "cuda", "mps") if available[name])
+        raise ResourceError(
+            f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto"
+        )
+    if name == "cuda" and ranks.launched and ranks.local_size > torch.cuda.device_count():
+        gpus = torch.cuda.device_count()
+        raise ResourceError(
+            f"device: {ranks.local_size} processes on this machine are more than its {gpus} GPUs; "
+            f"allowed: one process per GPU; use torchrun --nproc_per_node={gpus}, or device: cpu"
+        )
+    if dtype == "auto":
+        dtype, reason = _fast_dtype(name)
+    else:
+        reason = "as set"
+    if dtype == "float16" and name == "cpu":
+        raise ResourceError(
+            "dtype: float16 is not supported on a CPU; allowed: float32, bfloat16; use dtype: auto"
+        )
+    if name == "cuda" and ranks.launched:
+        torch.cuda.set_device(ranks.local_rank)
+    return Runtime(torch.device(name), DTYPES[dtype], reason)
+
+
+def _fast_dtype(device: str) -> tuple[str, str]:
+    """Return the dtype for `auto` on a device, and the reason."""
+    if device == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bfloat16", "this GPU has bfloat16 instructions"
+        return "float32", "this GPU has no bfloat16 instructions"
+    if device == "cpu":
+        if _cpu_is_fast_in_bfloat16():
+            return "bfloat16", "faster than float32 on this CPU"
+        return "float32", "bfloat16 is not faster on this CPU"
+    return "float32", "the safe choice on this device"
+
+
+def _cpu_is_fast_in_bfloat16() -> bool:
+    """Return whether the CPU has AMX, Arm's BF16, or AVX512-BF16 and is not made by Intel.
+
+    On the Intel CPU without AMX that we measured, bfloat16 matrix products take twice as long as
+    float32 ones (docs/results.md). Arm CPUs have not been measured.
+    """
+    if hasattr(torch.cpu, "get_capabilities"):
+        capabilities = torch.cpu.get_capabilities()
+        if any(capabilities.get(name) for name in ("amx_bf16", "amx_tile", "bf16")):
+            return True
+        has_avx512_bf16 = bool(capabilities.get("avx512_bf16"))
+    else:  # before torch 2.11
+        if torch.cpu._is_amx_tile_supported():
+            return True
+        has_avx512_bf16 = torch.cpu._is_avx512_bf16_supported()
+    return has_avx512_bf16 and "Intel" not in cpu_info("vendor_id")
+
+
+def cpu_info(key: str) -> str:
+    """Return the entry `key` of /proc/cpuinfo, or else platform.processor().
+
+    On Windows, platform.processor() contains the vendor. The "model name" identifies the CPU in
+    checkpoints, because libraries choose their kernels by it.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(key):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
