@@ -106,8 +106,8 @@ def train(command: Command, stop: Stop, world: World) -> None:
     saved = parent = None  # frees their tensors
     if source:
         line = f"resuming from {source} at step {run.progress.step:,}"
-        exact = "so the result will not be bit-identical to that of an uninterrupted run"
-        info("; ".join([line, *changes, exact] if changes else [line]))
+        inexact = "so the result will not be bit-identical to that of an uninterrupted run"
+        info("; ".join([line, *changes, inexact] if changes else [line]))
 
     # train; from here on a signal ends the run only after it is saved
     stop.defer_signals(verbose=world.is_main)

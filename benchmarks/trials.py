@@ -12,26 +12,47 @@ of the training text to choose settings: the validation text then stays unseen.
 """
 
 import argparse
+import csv
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.time_to_loss import TrainingResult, run_training
+from checkpointing.checkpoint import METRICS
 
 
-def load_results(path: Path) -> dict[tuple[str, ...], TrainingResult]:
+@dataclass(frozen=True)
+class Result:
+    """The exact validation loss at the end of a run, and the minutes from its first step on."""
+
+    loss: float
+    minutes: float
+
+
+def run_training(config: str, *options: str) -> Result:
+    """Run train.py with a config and options; read the result from its metrics.csv."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "train.py", config, *options, f"--out_dir={run}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        with open(run / METRICS, newline="") as file:
+            last = [row for row in csv.DictReader(file) if row["val_loss"]][-1]
+    return Result(float(last["val_loss"]), float(last["minutes"]))
+
+
+def load_results(path: Path) -> dict[tuple[str, ...], Result]:
     """Load the finished runs by their command lines; without a file there are none."""
     if not path.exists():
         return {}
     runs = [json.loads(line) for line in path.read_text().splitlines()]
-    return {tuple(run.pop("command")): TrainingResult(**run) for run in runs}
+    return {tuple(run.pop("command")): Result(**run) for run in runs}
 
 
-def run_trial(
-    run: Callable[..., TrainingResult], command: tuple[str, ...], path: Path
-) -> TrainingResult:
+def run_trial(run: Callable[..., Result], command: tuple[str, ...], path: Path) -> Result:
     """Return the result of a command line, from the results file if it is there.
 
     Otherwise call `run(*command)` and append its result to the file.
@@ -56,16 +77,16 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.names:
         if name not in table["trials"]:
             parser.error(f"{name}: not in {options.table}; allowed: {', '.join(table['trials'])}")
-    print("| trial | loss | lowest to highest | seconds of steps |\n| --- | ---: | ---: | ---: |")
+    print("| trial | loss | lowest to highest | minutes |\n| --- | ---: | ---: | ---: |")
     for name in options.names or table["trials"]:
         command = (*table["train.py"], *table["trials"][name])
         runs = [
             run_trial(run_training, (*command, f"--seed={seed}"), path) for seed in options.seeds
         ]
         losses = [run.loss for run in runs]
-        seconds = statistics.mean(run.step_seconds for run in runs)
+        minutes = statistics.mean(run.minutes for run in runs)
         spread = f"{min(losses):.4f} to {max(losses):.4f}"
-        print(f"| {name} | {statistics.mean(losses):.4f} | {spread} | {seconds:.1f} |", flush=True)
+        print(f"| {name} | {statistics.mean(losses):.4f} | {spread} | {minutes:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

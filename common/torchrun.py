@@ -1,4 +1,4 @@
-"""What torchrun tells a process about itself and the others, read before torch is imported."""
+"""The ranks of a run, as torchrun describes them to each process; read before torch is imported."""
 
 import os
 import re

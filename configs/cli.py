@@ -20,6 +20,7 @@ from common.console import (
 from common.errors import ConfigError, DataError, ResourceError, UserError
 from common.files import check_path_spelling
 from common.packages import check_address_space
+from common.page_file import check_page_file
 from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report, silence
 from common.user_text import check_readable, read_prompt, read_text_file, unescape
 from configs.fields import Checked, brief, error_context, setting, settings_of
@@ -27,7 +28,6 @@ from configs.options import command_help, parse_arguments
 from configs.scaling import changed_lengths, scaled_to, scaling_note
 from configs.schema import Config, SampleConfig, TrainConfig, check_memory, from_dict
 from configs.strict_yaml import read_config, to_yaml
-from page.target import check_target
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -45,7 +45,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
   python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
-  python sample.py --ckpt out/shakespeare --num-samples=3 --temperature=0.6 --seed=7
+  python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6 --seed=7
 """
 # options that a resume must not repeat
 STARTING_OPTIONS = ("resume", "overwrite", "init_from", "new_characters", "allow_data_change")
@@ -166,7 +166,7 @@ class SampleCommand:
 def parse_train(argv: list[str]) -> Command:
     """Parse and check the arguments of train.py: a config file and the options that override it.
 
-    Exits after --help and --print-config. With several ranks, only rank 0 prints, and only local
+    Exits after --help and --print_config. With several ranks, only rank 0 prints, and only local
     rank 0 reports an error, which all of them have.
     """
     ranks = Ranks.from_environment(os.environ)
@@ -265,7 +265,7 @@ def parse_sample(argv: list[str]) -> SampleCommand:
     for ckpt in options.ckpt:
         check_path_spelling(ckpt)
     if options.html:
-        check_target(Path(options.html), options.overwrite)
+        check_page_file(Path(options.html), options.overwrite)
     if options.score:
         text = read_text_file(options.score, DataError)
     else:

@@ -45,7 +45,7 @@ def setting(
     `within` is an interval such as "[0, 1)". A number may have choices too: `int | str` with
     choices ("auto",). In a list, each item must be allowed. A setting whose default is MISSING is
     required; with None it may be omitted. On the command line the setting also has its `aliases`
-    (those that start with `no-` mean false), and `bare_value` is its value when the option is given
+    (those that start with `no_` mean false), and `bare_value` is its value when the option is given
     without one. A `repeatable` list is given one string at a time, unchanged; other lists may be
     written as in YAML.
     """

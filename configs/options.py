@@ -107,7 +107,7 @@ def options_of(*sections: type) -> dict[str, tuple[str, Field, str]]:
         short = [each.name] if keys[each.name] == 1 else []
         for alias in (name, *short, *each.metadata["aliases"]):
             bare_value = each.metadata["bare_value"]
-            if alias.startswith("no-"):
+            if alias.startswith("no_"):
                 bare_value = "false"
             elif kind(each) is bool:
                 bare_value = "true"

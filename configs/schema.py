@@ -388,7 +388,7 @@ class SampleConfig(Checked):
     cache: bool = setting(
         True,
         "use the KV cache: faster; in float32 the same text, in bfloat16 and float16 it may differ",
-        aliases=("no-cache",),
+        aliases=("no_cache",),
     )
 
     def __post_init__(self):

@@ -46,20 +46,21 @@ class Logger:
         self.bar = tqdm(
             total=last_step,
             initial=first_step,
-            unit="step",
+            # short words, so that a terminal of 80 columns has room for the bar itself
+            bar_format="{n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}",
             disable=folder is None or not sys.stderr.isatty(),
         )
 
     def progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
         """Move the bar to `step`, the number of steps done."""
         with suppress(OSError):
-            postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} characters/s"
+            postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
     @property
     def is_described(self) -> bool:
-        """Whether the folder has a description of the run."""
+        """True if the folder has a description of the run."""
         return self.folder is not None and (self.folder / DESCRIPTION).exists()
 
     def describe(self, items: Iterable[Summary]) -> None:

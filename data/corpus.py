@@ -154,7 +154,7 @@ def _choose(
         raise CheckpointError(
             f"{setting}: the text has changed since the checkpoint, which was trained on SHA-256 "
             f"{wanted}; found instead: {reasons}; restore that text, start a new run, or "
-            "continue with --allow-data-change"
+            "continue with --allow_data_change"
         )
     hint = alternatives[-1].suggestion("name an existing file, folder or address")
     raise DataError(f"{setting}: no text is available: {reasons}; {hint}")

@@ -87,7 +87,7 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
     size = sum(array.size for array in arrays.values()) * np.dtype(dtype).itemsize
     if size > MAX_WEIGHTS:
         halves = dtype == "float32" and size <= 2 * MAX_WEIGHTS
-        remedy = "--html-dtype=float16 halves them" if halves else "train a smaller model"
+        remedy = "--html_dtype=float16 halves them" if halves else "train a smaller model"
         raise ConfigError(
             f"--html: the weights are {size / 1e6:,.1f} MB in {dtype}; "
             f"at most {MAX_WEIGHTS / 1e6:,.0f} MB fit into a page; {remedy}"
@@ -95,7 +95,7 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
     largest = max(float(np.abs(array).max()) for array in arrays.values())
     if largest > float(np.finfo(dtype).max):
         raise ConfigError(
-            f"--html-dtype=float16: a weight is {largest:,.0f}, beyond float16; use float32"
+            f"--html_dtype=float16: a weight is {largest:,.0f}, beyond float16; use float32"
         )
     numbers = [array.astype(np.dtype(dtype).newbyteorder("<")) for array in arrays.values()]
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]

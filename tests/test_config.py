@@ -31,6 +31,7 @@ from configs.schema import (
 )
 from configs.strict_yaml import to_yaml
 from data.summary import PRESETS, size_advice
+from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
 
 # raised by chr(0xFFFFFFFF)
@@ -558,3 +559,20 @@ def test_loading_a_config_and_help_do_not_import_torch():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False False\n"
+
+
+def test_each_of_the_first_five_wrong_settings_of_a_file_is_a_line(tmp_path, capsys):
+    path = tmp_path / "many.yaml"
+    path.write_text("sead: 1\nmodel:\n  n_layer: 0\n  heads: 4\ntrain: 3\nseed: x\ncompile: yes\n")
+    assert exit_code(train_main, [str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    faults = [
+        "line 1: unknown key 'sead'",
+        "line 3: n_layer must be",
+        "line 4: unknown key 'heads'",
+        "line 5: train must be a mapping",
+        "line 6: seed must be",
+    ]
+    assert len(lines) == len(faults)
+    for line, fault in zip(lines, faults, strict=True):
+        assert line.startswith(f"error: {path}: {fault}")

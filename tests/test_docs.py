@@ -14,6 +14,9 @@ from PIL import Image
 from benchmarks import attention as benchmark
 from benchmarks import tour as pictures
 from checkpointing import checkpoint
+from configs.cli import CommandLineOptions
+from configs.options import options_of
+from configs.schema import Config, SampleConfig
 from data.corpus import load_corpus
 from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT
@@ -106,3 +109,14 @@ def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypa
     ours = np.array(pictures.attention_maps(with_shifts, corpus)).astype(int)
     theirs = Image.open(pictures.PICTURES / "attention_with_shifts.png")
     assert np.abs(ours - np.array(theirs)).max() <= 2  # shades
+
+
+def test_options_are_written_as_the_settings_are_with_underscores():
+    names = {name for name in options_of(CommandLineOptions, Config) | options_of(SampleConfig)}
+    spelled = {f"--{name.replace('_', '-')}": f"--{name}" for name in names if "_" in name}
+    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.*")]
+    for package in ("common", "data", "model", "training", "checkpointing", "dashboard", "convert"):
+        shown += (ROOT / package).glob("*.py")
+    for path in [*shown, *ROOT.glob("page/*.py"), *ROOT.glob("*.py")]:
+        words = set(re.findall(r"--[a-z][a-z.-]*", path.read_text(encoding="utf-8")))
+        assert not words & spelled.keys(), path

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 import sample
 from checkpointing import checkpoint
+from common import user_text
 from common.console import escape
 from common.errors import UserError
 from common.files import write_atomic
+from common.user_text import read_prompt, unescape
 from configs.schema import Config, ModelConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
@@ -227,13 +229,36 @@ def test_no_cache_creates_no_kv_cache(sample_output, monkeypatch):
     assert created
 
 
-def test_a_prompt_file_that_is_too_large_is_rejected(tmp_path, monkeypatch):
-    (tmp_path / "prompt.txt").write_bytes(b"a" * 101)
-    monkeypatch.setattr(sample, "MAX_FILE", 101)
-    assert sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}") == "a" * 101
-    monkeypatch.setattr(sample, "MAX_FILE", 100)
+def test_more_input_than_the_limit_is_rejected(tmp_path, monkeypatch):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"a" * 101)
+    monkeypatch.setattr(user_text, "MAX_BYTES", 101)
+    assert read_prompt(f"FILE:{path}") == "a" * 101
+    for read in (lambda: read_prompt("-"), user_text.read_line):
+        monkeypatch.setattr(sys, "stdin", Input(b"a" * 101))
+        assert read() == "a" * 101
+    monkeypatch.setattr(user_text, "MAX_BYTES", 100)
     with pytest.raises(UserError, match="101 bytes; at most 100 are read"):
-        sample.read_prompt(f"FILE:{tmp_path / 'prompt.txt'}")
+        read_prompt(f"FILE:{path}")
+    for read in (lambda: read_prompt("-"), user_text.read_line):
+        monkeypatch.setattr(sys, "stdin", Input(b"a" * 101))
+        with pytest.raises(UserError, match=r"standard input: .* at most 100 are read"):
+            read()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs /dev/zero")
+@pytest.mark.parametrize("option", ["--prompt=-", "--interactive"])
+def test_an_endless_input_is_refused(option, smoke):
+    with open("/dev/zero", "rb") as endless:
+        done = subprocess.run(
+            [sys.executable, "sample.py", f"--ckpt={smoke}", option],
+            cwd=ROOT, stdin=endless, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: standard input: more than 268,435,456 bytes; at most 268,435,456 are read; give a "
+        "shorter text\n"
+    )
 
 
 def test_samples_have_separators_and_do_not_depend_on_the_batch_size(sample_output, monkeypatch):
@@ -328,7 +353,7 @@ def test_a_stop_string_does_not_match_text_that_an_earlier_turn_hid(sample_outpu
     "written, read", [(r"\n", "\n"), (r"\t\r\\n", "\t\r\\n"), (r"\x\ ", r"\x\ ")]
 )
 def test_escapes_in_prompt_and_stop_stand_for_their_characters(written, read):
-    assert sample.unescape(written) == read
+    assert unescape(written) == read
 
 
 def test_escapes_work_in_the_commands_but_not_in_files(sample_output, tmp_path, capsys):

@@ -1,11 +1,13 @@
 """The campaign of trials: a table of settings in, a table of losses out, and no run twice."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
 from benchmarks import trials
-from benchmarks.time_to_loss import TrainingResult
+from checkpointing.checkpoint import METRICS
+from tests.campaigns.common import scalars, small_run_args
 
 LOSSES = {"--beta2=0.9": 1.5, "--beta2=0.99": 1.25}
 
@@ -20,7 +22,7 @@ def campaign(tmp_path, monkeypatch):
     def run_training(*command):
         runs.append(command)
         loss = LOSSES[command[1]] + (command[2] == "--seed=2") / 8
-        return TrainingResult(command_seconds=9.0, step_seconds=4.0, loss=loss)
+        return trials.Result(loss=loss, minutes=4.0)
 
     monkeypatch.setattr(trials, "run_training", run_training)
     return lambda *arguments: trials.main([str(table), *arguments]), runs
@@ -34,6 +36,15 @@ def test_table(campaign, capsys):
         "| long | 1.3125 | 1.2500 to 1.3750 | 4.0 |",
     ]
     assert runs[0] == ("configs/fast.yaml", "--beta2=0.9", "--seed=1")
+
+
+def test_a_result_is_the_last_evaluation_in_metrics_csv(monkeypatch, tmp_path):
+    folder = nullcontext(tmp_path)
+    monkeypatch.setattr(trials.tempfile, "TemporaryDirectory", lambda: folder)
+    result = trials.run_training(*small_run_args(tmp_path))
+    (*_, (_, loss)) = scalars(tmp_path / "run")["val/loss"]
+    assert result.loss == pytest.approx(loss, rel=1e-6)
+    assert f",{result.minutes:.3f}," in (tmp_path / "run" / METRICS).read_text().splitlines()[-1]
 
 
 def test_finished_runs_are_not_repeated(campaign, capsys):

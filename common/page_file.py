@@ -1,4 +1,4 @@
-"""The file that a page is written to, checked before torch is imported."""
+"""The file that `sample.py --html` writes a page to, checked before torch is imported."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from common.files import read_regular
 TITLE, HEAD = b"<title>Hornbook</title>", 2**12  # every page has this title in its first bytes
 
 
-def check_target(path: Path, overwrite: bool) -> None:
+def check_page_file(path: Path, overwrite: bool) -> None:
     """Raise ConfigError if a page must not be written to `path`."""
     is_file = os.path.isfile(path)
     if os.path.exists(path) and not (overwrite and is_file):
