@@ -46,7 +46,7 @@ def environment_of(runtime: Runtime, world_size: int) -> Environment:
 def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
     """Replace `kernel: auto` with the fastest kernel to train with.
 
-    In bfloat16 on a CPU the backward pass of sdpa is slow (docs/results.md).
+    In bfloat16 on a CPU the backward pass of sdpa is slow (docs/log.md).
     """
     if model.kernel != "auto":
         return model
