@@ -161,8 +161,9 @@ def generate_sample(run: Run, stop: Stop) -> str:
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
     length = run.config.train.sample_chars
-    ids = generate(run.model, start.to(run.runtime.device), sampler, length)
-    return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.interruptible(ids))
+    characters = generate(run.model, start.to(run.runtime.device), sampler, length)
+    characters = stop.interruptible(characters)  # ids, each (1,)
+    return "".join(tokenizer.decode(ids.cpu().numpy()) for ids in characters)
 
 
 def run_probe(run: Run) -> Probe:
