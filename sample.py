@@ -208,7 +208,11 @@ class Session:
 
 
 def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample or several, each after its number if there are several."""
+    """Print one sample or several, each after its number if there are several.
+
+    A single sample is printed while it is drawn. Several are drawn in batches, which is
+    faster, and a batch is printed when it is complete.
+    """
     options, ids = session.options, session.encode(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
@@ -216,10 +220,11 @@ def print_samples(session: Session, prompt: str) -> None:
             f"the prompt has {len(ids):,} characters; the model sees at most the last "
             f"{block_size:,}"
         )
+
     # as many at once as memory for their text allows
     size = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
     first, end = 0, options.num_samples
-    if options.sample:
+    if options.sample:  # this one alone: it is the same text as among all
         first, end = options.sample - 1, options.sample
     for start in range(first, end, size):
         batch = range(start, min(start + size, end))

@@ -14,6 +14,8 @@ RESULTS = {
     "fields": r"\d+ fields removed, \d+ changed: the resume test detected 12 of 12; .*",
     "signals": r"5 signals in 5 phases: 5 correct exit codes, .*; "
     r"5 resumed runs bit-identical to an uninterrupted run",
+    "interrupts": r"6 interrupts in the first 5 s of train.py and sample.py: all ended within \S+ s "
+    r"with the right exit code and without a traceback .*",
     "starts": r"2 pairs of simultaneous starts: in 2 exactly one trained, "
     r"and the other exited with code 7 and the pid of the first",
     "ranks": r"1 kills of one of 2 ranks in 1 runs: 1 of 1 end bit-identical to an uninterrupted "
