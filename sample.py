@@ -4,10 +4,10 @@
 and `write_html`. The command line is checked before torch is imported, which takes seconds.
 """
 
-import signal
+import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
 
 import os
 import sys

@@ -8,10 +8,10 @@ between two checkpoints: batches and dropout are functions of (seed, step), the 
 step, evaluation draws from no generator of training, and an interrupted one is not recorded.
 """
 
-import signal
+import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
 
 import os
 import sys
