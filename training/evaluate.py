@@ -68,27 +68,33 @@ class Evaluation:
 def evaluate(run: Run, stop: Stop) -> Evaluation:
     """Evaluate the model and record the result in the run's progress.
 
-    Raises Interrupted, and records nothing, if a stop is requested during the evaluation.
+    Raises Interrupted, and records nothing, if a stop is requested during the evaluation: a resumed
+    run then evaluates again, as if nothing had happened.
     """
-    progress, train, val = run.progress, run.corpus.train, run.corpus.val
+    progress, val = run.progress, run.corpus.val
     block_size = run.config.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
-    train_part = train.head(len(val) // TRAIN_DIVISOR)
+
+    # the loss of every character of the validation text, and of the beginning of the training text
+    train_part = run.corpus.train.head(len(val) // TRAIN_DIVISOR)
     sums = []
     for split in (val, train_part):
-        windows = evaluation_windows(split, block_size, batch_size)
-        windows = stop.interruptible(windows)
+        windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
         sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
-    nats, counts = sums[0]  # each (block_size,), of the validation text
-    reached = counts > 0  # positions that the windows of a short text reach
-    finite = math.isfinite(val_loss)
-    sample = ""
-    if finite:
-        sample = run.world.on_rank_0(generate_sample, run, stop)
 
+    # the validation loss by position: later characters are predicted from more context
+    nats, counts = sums[0]  # each (block_size,)
+    reached = counts > 0  # positions that the windows of a short text reach
+
+    # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
+    sample, probe = "", None
+    if math.isfinite(val_loss):
+        sample = run.world.on_rank_0(generate_sample, run, stop)
+        probe = run_probe(run)
+
+    # record: from here on the evaluation counts, for the best loss and for early stopping
     improved = progress.record_evaluation(val_loss, train_loss)
-    probe = run_probe(run) if finite else None
     return Evaluation(
         step=progress.step,
         val_loss=val_loss,
@@ -103,12 +109,12 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
 def _warnings(run: Run, train_loss: float, probe: Probe | None) -> Iterable[health.HealthWarning]:
     progress = run.progress
-    yield from health.check_losses(
+    yield from health.loss_warnings(
         progress.evals_since_best, progress.best_step, progress.train_loss_at_best, train_loss
     )
     late = max(MIN_STEPS_FOR_DEAD_HEADS, run.config.train.max_iters // 2)
     if probe and progress.step >= late:
-        yield from health.check_attention(probe.attention)
+        yield from health.attention_warnings(probe.attention)
 
 
 def batch_size_for(block_size: int, vocab_size: int) -> int:
@@ -118,7 +124,10 @@ def batch_size_for(block_size: int, vocab_size: int) -> int:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Compute the nats per character of targets (B, T) under logits (B, T, V), in float32."""
+    """Compute the nats per character of targets (B, T) under logits (B, T, V), in float32.
+
+    Padding does not count: its targets are IGNORED, the default `ignore_index` of PyTorch.
+    """
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
@@ -161,8 +170,9 @@ def generate_sample(run: Run, stop: Stop) -> str:
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
     length = run.config.train.sample_chars
-    ids = generate(run.model, start.to(run.runtime.device), sampler, length)
-    return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.interruptible(ids))
+    characters = generate(run.model, start.to(run.runtime.device), sampler, length)
+    characters = stop.interruptible(characters)  # ids, each (1,)
+    return "".join(tokenizer.decode(ids.cpu().numpy()) for ids in characters)
 
 
 def run_probe(run: Run) -> Probe:
