@@ -12,7 +12,7 @@ from math import isqrt
 
 import numpy as np
 
-from data.disk_cache import StoredIds
+from data.disk_cache import StoredArray
 
 ROUNDS = 3  # of the Feistel network in `permute`
 IGNORED = -100  # the target of padding; cross_entropy ignores it by default
@@ -27,7 +27,7 @@ class Split:
     No window crosses the end of a segment.
     """
 
-    ids: np.ndarray | StoredIds
+    ids: np.ndarray | StoredArray
     segments: tuple[tuple[int, int], ...]
 
     def __len__(self) -> int:
