@@ -1,8 +1,8 @@
 """Pictures and models of docs/gpt.md and docs/experiments.md: python -m benchmarks.tour
 
-Trains five small models on data/plays with train.py, in half an hour or less on two cores, prints their losses,
-and writes everything into docs/pictures. The two models of section 12 are saved without their
-optimizer state.
+Trains five small models on data/plays with train.py, in half an hour or less on two cores, prints
+their losses, and writes everything into docs/pictures. The two models of section 12 are saved
+without their optimizer state.
 """
 
 import subprocess
