@@ -36,7 +36,7 @@ def test_the_code_of_a_tour_runs_from_beginning_to_end(tour, restore_default_dty
     text, session = tour.read_text(encoding="utf-8"), {"__name__": "tour"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert len(blocks) == text.count("```python")
-    assert sum("assert" in block[1] for block in blocks) > 0.8 * len(blocks)
+    assert sum("assert" in block[1] for block in blocks) > 0.7 * len(blocks)
     for block in blocks:
         above = "\n" * text.count("\n", 0, block.start(1))  # for line numbers in a traceback
         exec(compile(above + block[1], tour, "exec"), session)
