@@ -1,8 +1,8 @@
-"""Pictures and models of docs/gpt.md and docs/experiments.md: python -m benchmarks.tour
+"""Pictures and models of docs/gpt.md, from real runs on data/plays: python -m benchmarks.tour
 
-Trains five small models on data/plays with train.py, in half an hour or less on two cores, prints
-their losses, and writes everything into docs/pictures. The two models of section 12 are saved
-without their optimizer state.
+Trains five small models with train.py, in half an hour or less on two cores, prints their losses,
+and writes everything into docs/pictures. The two models of section 12 are saved without their
+optimizer state.
 """
 
 import subprocess
@@ -22,12 +22,13 @@ from checkpointing import checkpoint
 from common.files import write_atomic
 from configs.cli import parse_train
 from dashboard import plots
-from data.batches import evaluation_windows
+from data.batches import Batches, evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.runtime import select_runtime
-from training.evaluate import loss_sums_by_position
+from training.evaluate import cross_entropy, loss_sums_by_position
+from training.optimizers import orthogonalize
 from training.schedule import lr_multiplier
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
@@ -223,6 +224,27 @@ def schedules() -> str:
     )
 
 
+def singular_values(model: GPT, corpus: Corpus) -> str:
+    """Draw the singular values of one gradient, before and after orthogonalization by Muon."""
+    x, y = map(torch.from_numpy, Batches(corpus.train, model.config.block_size, 32, seed=0)(0))
+    cross_entropy(model(x), y).backward()
+    gradient = model.blocks[0].mlp.up.weight.grad
+    direction = orthogonalize(gradient[None])[0]
+    before, after = (torch.linalg.svdvals(each).numpy() for each in (gradient, direction))
+    numbers = np.arange(1, len(before) + 1)
+    return line_chart(
+        "Singular values of the gradient of blocks.0.mlp.up, largest first",
+        "number of the singular value",
+        "singular value",
+        [
+            Line("orthogonalized", numbers, after, RED),
+            Line("gradient, scaled to 1", numbers, before / before[0], BLUE),
+        ],
+        y_ticks=[0, 0.25, 0.5, 0.75, 1, 1.25],
+        x_ticks=[1, 8, 16, 24, 32],
+    )
+
+
 def overfitting(runs: dict[str, Path]) -> str:
     """Draw validation and training losses of runs on one play."""
     lines = []
@@ -316,6 +338,7 @@ def main() -> None:
         "schedules": schedules(),
         "loss_by_position": loss_by_position(models, corpus),
         "sampling": sampling(with_shifts, corpus),
+        "singular_values": singular_values(no_shifts, corpus),
     }
     for name, content in pictures.items():
         (PICTURES / f"{name}.svg").write_text(content, encoding="utf-8")

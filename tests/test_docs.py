@@ -96,6 +96,7 @@ def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypa
             {"with token shifts": with_shifts, "without": without}, corpus
         ),
         "sampling": pictures.sampling(with_shifts, corpus),
+        "singular_values": pictures.singular_values(without, corpus),
     }
     for name, drawing in redrawn.items():
         ours = ElementTree.fromstring(drawing)
