@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.decode import load_nanogpt_module
-from benchmarks.runs import read_loss_curve
+from benchmarks.runs import read_loss_curve, seconds_in_steps
 from benchmarks.timing import ratios
 from data.batches import Split, evaluation_windows
 from model import runtime
@@ -76,8 +76,8 @@ def run_training(config: str, *options: str) -> TrainingResult:
         began = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - began
-        curve = read_loss_curve(out_dir)
-    return TrainingResult(seconds, curve.seconds[-1], curve.losses[-1])
+        loss = float(read_loss_curve(out_dir).val_loss[-1])
+        return TrainingResult(seconds, seconds_in_steps(out_dir), loss)
 
 
 def run_nanogpt_training(
