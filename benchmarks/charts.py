@@ -7,14 +7,15 @@
 The same figure gives the same file: it has no date, and its ids come from a fixed salt.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator, StrMethodFormatter
 
 BLUE, RED, GREEN, GREY = "#285ea3", "#b5402a", "#2e7d4f", "#888888"
 WIDTH = 6.25  # inches: 600 px at 96 px per inch
@@ -56,10 +57,12 @@ def log_x(axes: Axes, ticks: list[float]) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def scale_for(values: Iterable[float]) -> str:
-    """Return the scale of an axis: logarithmic if one value is more than ten times another."""
-    values = list(values)
-    return "log" if max(values) > 10 * min(values) > 0 else "linear"
+def fit_scale(axis: Axis, values: list[float]) -> None:
+    """Make an axis logarithmic if one of its values is more than ten times another."""
+    if max(values) > 10 * min(values) > 0:
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter())
 
 
 def color_of(number: int, count: int) -> tuple[float, ...]:

@@ -4,8 +4,6 @@ Trains six small models on data/plays with train.py, in about two minutes on two
 losses, and draws docs/curves.svg. All have the same validation text, from a play that none reads.
 """
 
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import charts
-from benchmarks.runs import LossCurve, read_loss_curve, read_metrics
+from benchmarks.runs import LossCurve, read_loss_curve, read_metrics, train
 
 PICTURE = Path(__file__).parent.parent / "docs" / "curves.svg"
 PLAYS = sorted((Path(__file__).parent.parent / "data" / "plays").glob("*.txt"))
@@ -64,7 +62,7 @@ EXAMPLES = [
 ]
 
 
-def train(folder: Path, example: Example) -> Losses:
+def train_example(folder: Path, example: Example) -> Losses:
     """Train the run of an example, print its losses, and return them."""
     folder.mkdir()
     train_text, val_text = folder / "train.txt", folder / "val.txt"
@@ -73,9 +71,7 @@ def train(folder: Path, example: Example) -> Losses:
     val_text.write_text(PLAYS[0].read_text(encoding="utf-8")[:15_000], encoding="utf-8")
     texts = [f"--data.sources={train_text}", f"--val_sources={val_text}"]
     lengths = [f"--max_iters={example.steps}", f"--warmup_iters={example.steps // 20}"]
-    options = [*texts, *FIXED, *lengths, *example.options, f"--out_dir={folder}"]
-    command = [sys.executable, "train.py", "configs/fast.yaml", *options]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    train(folder, "configs/fast.yaml", *texts, *FIXED, *lengths, *example.options)
     curve = read_loss_curve(folder)
     best = curve.val_loss.argmin()
     print(
@@ -115,7 +111,7 @@ def draw(runs: list[Losses], path: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        runs = [train(Path(name) / str(i), example) for i, example in enumerate(EXAMPLES)]
+        runs = [train_example(Path(name) / str(i), example) for i, example in enumerate(EXAMPLES)]
         draw(runs, PICTURE)
 
 

@@ -43,7 +43,7 @@ def nanogpt_speed(folder: Path) -> tuple[float, float]:
 
     At multiples of EVALUATION_STEPS, the time of a run is a linear function of its steps.
     """
-    short, long = (run_nanogpt_training(folder, False, n).command_seconds for n in TIMED_STEPS)
+    short, long = (run_nanogpt_training(folder, n).command_seconds for n in TIMED_STEPS)
     per_step = (long - short) / (TIMED_STEPS[1] - TIMED_STEPS[0])
     return short - TIMED_STEPS[0] * per_step, per_step
 
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     def run_nanogpt(_: str, option: str) -> TrainingResult:
         steps = nanogpt_steps(options.nanogpt, float(option.removeprefix("--minutes=")))
-        return run_nanogpt_training(options.nanogpt, False, steps)
+        return run_nanogpt_training(options.nanogpt, steps)
 
     for minutes in options.minutes:
         option = f"--minutes={minutes:g}"

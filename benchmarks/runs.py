@@ -1,6 +1,8 @@
-"""The numbers of finished runs, from their metrics.csv, event files and checkpoints."""
+"""Runs of train.py, and their numbers, from metrics.csv, event files and checkpoints."""
 
 import csv
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,12 @@ class LossCurve:
     minutes: np.ndarray
     val_loss: np.ndarray
     train_loss: np.ndarray
+
+
+def train(folder: Path, config: str, *options: str) -> None:
+    """Run train.py with a config and options; raise CalledProcessError if it fails."""
+    command = [sys.executable, "train.py", config, *options, f"--out_dir={folder}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def read_metrics(folder: Path) -> list[dict[str, str]]:

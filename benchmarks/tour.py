@@ -5,8 +5,6 @@ and writes everything into docs/pictures. The two models of section 12 are saved
 optimizer state.
 """
 
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from PIL import Image
 
 from benchmarks import charts
-from benchmarks.runs import LossCurve, read_loss_curve
+from benchmarks.runs import LossCurve, read_loss_curve, train
 from checkpointing import checkpoint
 from common.files import write_atomic
 from configs.cli import parse_train
@@ -65,12 +63,10 @@ GAP = 16  # pixels between attention maps
 # --------------------------------------------------------------------------------------------- runs
 
 
-def train(folder: Path, *options: str) -> Path:
+def train_variant(folder: Path, *options: str) -> Path:
     """Train a variant of configs/fast.yaml in float32; print its losses and return its folder."""
     fixed = ["--ngram_embeddings=0", "--dtype=float32", "--kernel=sdpa", "--log=scalars"]
-    command = [sys.executable, "train.py", "configs/fast.yaml", *fixed, *options]
-    command.append(f"--out_dir={folder}")
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    train(folder, "configs/fast.yaml", *fixed, *options)
     curve = read_loss_curve(folder)
     val, train_loss = curve.val_loss, curve.train_loss
     best = val.argmin()
@@ -201,12 +197,12 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_with_shifts = train(folder / "shifts", *SMALL)
-        run_no_shifts = train(folder / "no_shifts", *SMALL, "--token_shifts=0")
+        run_with_shifts = train_variant(folder / "shifts", *SMALL)
+        run_no_shifts = train_variant(folder / "no_shifts", *SMALL, "--token_shifts=0")
         on_one_play = {
-            "no dropout": train(folder / "a", *FEW_CHARACTERS),
-            "dropout 0.3": train(folder / "b", *FEW_CHARACTERS, "--dropout=0.3"),
-            "decay 1": train(folder / "c", *FEW_CHARACTERS, "--weight_decay=1"),
+            "no dropout": train_variant(folder / "a", *FEW_CHARACTERS),
+            "dropout 0.3": train_variant(folder / "b", *FEW_CHARACTERS, "--dropout=0.3"),
+            "decay 1": train_variant(folder / "c", *FEW_CHARACTERS, "--weight_decay=1"),
         }
         models = {
             "with token shifts": save_weights(

@@ -31,7 +31,8 @@ from pathlib import Path
 from benchmarks.runs import LossCurve, read_loss_curve
 from checkpointing.run_dir import holds_run
 from common.console import print_result, print_text, program, script, shell_command
-from common.errors import ConfigError, UserError
+from common.errors import ConfigError, ResourceError, UserError
+from common.files import write_atomic
 from common.process import end_command, start_command
 from common.signals import EXIT_CODES, exit_at_once, handle_signals
 from configs.cli import Command, CommandLineOptions, parse_train
@@ -52,8 +53,8 @@ RECORD = "trial.json"  # in the folder of a run: its settings, and whether it is
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints
 EACH, MEANS = 0.01, 0.008  # nats: see RULE
 RULE = (
-    f"A difference counts if each of at least two seeds gains {EACH}, or if the means of three "
-    f"seeds against three differ by {MEANS}. Seeds alone differ by about 0.005."
+    f"A difference counts if each of at least two seeds gains {EACH}, or if the means of",
+    f"three seeds against three differ by {MEANS}. Seeds alone differ by about 0.005.",
 )
 
 
@@ -142,9 +143,8 @@ def parse_trials(argv: list[str]) -> tuple[TrialOptions, list[TrialRun]]:
 def plan_run(name: str, combination: Sequence[str], seed: int, shared: list[str]) -> TrialRun:
     """Return the run of a combination of options with one seed, after checking its settings."""
     trial = ",".join(option.removeprefix("--") for option in combination)
-    folder = Path(
-        "out/trials", name, ",".join(filter(None, [trial, f"seed={seed}"])).replace("/", "_")
-    )
+    folder = f"{trial},seed={seed}" if trial else f"seed={seed}"
+    folder = Path("out/trials", name, folder.replace("/", "_"))
     arguments = [*shared, *combination, f"--seed={seed}", f"--out_dir={folder}"]
     return TrialRun(trial, seed, arguments, parse_train(arguments))
 
@@ -194,7 +194,7 @@ def train(run: TrialRun) -> int:
 
 def write_record(run: TrialRun, *, finished: bool) -> None:
     record = {"settings": run.settings, "finished": finished}
-    (run.folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_atomic(run.folder / RECORD, json.dumps(record, indent=1).encode())
 
 
 def last_line(run: TrialRun, code: int) -> str:
@@ -281,7 +281,7 @@ def print_table(curves: Curves) -> None:
             f"| {trial or 'all runs'} | {len(found)} | {means[trial]:.4f} | {spread} | {above} "
             f"| {steps:,.0f} | {minutes:.1f} |"
         )
-    print_result("", RULE)
+    print_result("", *RULE)
 
 
 def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
@@ -304,10 +304,10 @@ def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
             last.plot(losses, [row] * len(losses), "o", color=color, alpha=0.6)
             last.plot(statistics.mean(losses), row, "|", color=color, markersize=16)
         found = [curve.val_loss for runs in curves.values() for curve in runs.values()]
-        over_time.set_yscale(charts.scale_for(itertools.chain(*found)))
+        charts.fit_scale(over_time.yaxis, list(itertools.chain(*found)))
         over_time.set_xlabel("minutes" if by_minutes else "steps")
         over_time.set_title("Validation loss, nats per character")
-        last.set_xscale(charts.scale_for(losses[-1] for losses in found))
+        charts.fit_scale(last.xaxis, [losses[-1] for losses in found])
         last.set_ylim(len(trials) - 0.5, -0.5)
         last.set_title("At the last step: each seed, and the mean")
         last.set_yticks(range(len(trials)), [trial or "all runs" for trial in trials])
@@ -323,7 +323,10 @@ def main(argv: list[str]) -> int:
     drawn = importlib.util.find_spec("matplotlib") is not None
     if not drawn:
         print_result("no picture without matplotlib: pip install -r requirements-dev.txt")
-    curves, failures = train_all(runs)
+    try:
+        curves, failures = train_all(runs)
+    except OSError as error:
+        raise ResourceError(f"{error.filename}: {error.strerror}; choose another --name") from error
     if len(failures) == len(runs):
         error = UserError(
             f"{folder}: all {len(runs)} runs failed, the last with {failures[-1].line}"

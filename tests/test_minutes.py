@@ -29,8 +29,7 @@ def campaign(tmp_path, monkeypatch):
         planned = float(option.removeprefix("--minutes="))
         return TrainingResult(60 * planned + 6, 50 * planned, 1.9 - 0.01 * planned)
 
-    def run_nanogpt_training(folder, compiled, max_iters):
-        assert not compiled
+    def run_nanogpt_training(folder, max_iters):
         runs.append(("nanoGPT", max_iters))
         return TrainingResult(3 + max_iters / 20, max_iters / 20, 1.75)
 
@@ -98,7 +97,7 @@ def test_the_learning_rate_of_nanogpt_falls_over_the_whole_run(monkeypatch, tmp_
     commands = []
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(time_to_loss, "nanogpt_loss", lambda folder, saved: 1.5)
-    result = time_to_loss.run_nanogpt_training(tmp_path, compiled=False, max_iters=750)
+    result = time_to_loss.run_nanogpt_training(tmp_path, max_iters=750)
     assert {"--max_iters=750", "--lr_decay_iters=750", "--compile=False"} <= set(commands[0])
     assert result.step_seconds == pytest.approx(7.5) and result.loss == 1.5
 

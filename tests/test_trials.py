@@ -101,11 +101,11 @@ def test_the_table_has_mean_and_spread_and_the_rule(compare):
     run, _ = compare
     printed = run(RATES, "--seeds=3", "--minutes=2").splitlines()
     assert "run 3 of 6: learning_rate=0.01,seed=2 (about 8 min left)" in printed
-    assert printed[-6:-1] == [
+    assert printed[-7:-1] == [
         "| learning_rate=0.01 | 3 | 1.4287 | 1.4277 to 1.4297 | lowest | 60 | 6.0 |",
         "| learning_rate=0.02 | 3 | 1.4387 | 1.4377 to 1.4397 | 0.0100: counts | 60 | 6.0 |",
         "",
-        trials.RULE,
+        *trials.RULE,
         "picture: out/trials/smoke/losses.svg",
     ]
 
