@@ -57,9 +57,10 @@ def log_x(axes: Axes, ticks: list[float]) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def fit_scale(axis: Axis, values: list[float]) -> None:
+def fit_scale(axis: Axis) -> None:
     """Make an axis logarithmic if one of its values is more than ten times another."""
-    if max(values) > 10 * min(values) > 0:
+    low, high = axis.get_data_interval()
+    if high > 10 * low > 0:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         axis.set_major_formatter(LogFormatter())
         axis.set_minor_formatter(LogFormatter())

@@ -25,7 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.runs import LossCurve, read_loss_curve
@@ -36,7 +36,7 @@ from common.files import write_atomic
 from common.process import end_command, start_command
 from common.signals import EXIT_CODES, exit_at_once, handle_signals
 from configs.cli import Command, CommandLineOptions, parse_train
-from configs.fields import Checked, kind, setting
+from configs.fields import Checked, kind, setting, settings_of
 from configs.options import command_help, options_of, parse_arguments
 from configs.schema import Config, flat_settings, from_dict
 
@@ -108,27 +108,11 @@ def parse_trials(argv: list[str]) -> tuple[TrialOptions, list[TrialRun]]:
 
     All trials have a run with the first seed before any has one with the second.
     """
-    own, others = options_of(TrialOptions), options_of(CommandLineOptions, Config)
-    own_words, shared, varied = [], [], []
-    for word in argv:
-        option, _, text = word.partition("=")
-        key = option.removeprefix("--").replace("-", "_")
-        if key in CHOSEN_HERE:
-            raise ConfigError(
-                f"{option}: benchmarks.trials chooses it for each run; allowed here are --seeds=N "
-                "and --name=NAME; leave it out"
-            )
-        takes_list = key in others and kind(others[key][1]) is tuple
-        if option.startswith("--") and key in own:
-            own_words.append(word)
-        elif option.startswith("--") and "," in text and not takes_list:
-            varied.append([f"{option}={value}" for value in text.split(",")])
-        else:
-            shared.append(word)
-    _, values, _ = parse_arguments(own_words, TrialOptions)
+    own, shared, varied = split_arguments(argv)
+    _, values, _ = parse_arguments(own, TrialOptions)
     options = from_dict(values, TrialOptions)
     if options.name == "auto":
-        options = TrialOptions(options.seeds, Path(parse_train(shared).config_file).stem)
+        options = replace(options, name=Path(parse_train(shared).config_file).stem)
     runs = [
         plan_run(options.name, combination, seed, shared)
         for seed in range(1, options.seeds + 1)
@@ -138,6 +122,38 @@ def parse_trials(argv: list[str]) -> tuple[TrialOptions, list[TrialRun]]:
         if count > 1:
             raise ConfigError(f"{run}: given twice; each trial is trained once; remove one of them")
     return options, runs
+
+
+def split_arguments(argv: list[str]) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return the options of this command, the arguments of all runs, and the options that vary.
+
+    An option that varies is a list of options, one for each value.
+    """
+    options = options_of(TrialOptions, CommandLineOptions, Config)
+    own, shared, varied = [], [], []
+    words = iter(argv)
+    for word in words:
+        option, equals, text = word.partition("=")
+        key = option.removeprefix("--").replace("-", "_")
+        if not word.startswith("--") or key not in options:
+            shared.append(word)  # the config, or a mistake that train.py reports
+            continue
+        name, field, bare_value = options[key]
+        if not equals and not bare_value:
+            text = next(words, "")
+            word = f"{option}={text}"
+        if name in CHOSEN_HERE:
+            raise ConfigError(
+                f"{option}: benchmarks.trials chooses it for each run; allowed here are --seeds=N "
+                "and --name=NAME; leave it out"
+            )
+        if name in settings_of(TrialOptions):
+            own.append(word)
+        elif "," in text and kind(field) is not tuple:
+            varied.append([f"{option}={value}" for value in text.split(",")])
+        else:
+            shared.append(word)
+    return own, shared, varied
 
 
 def plan_run(name: str, combination: Sequence[str], seed: int, shared: list[str]) -> TrialRun:
@@ -239,7 +255,7 @@ def train_all(runs: list[TrialRun]) -> tuple[Curves, list[Failure]]:
             minutes.append(curve.minutes[-1])
         else:
             failures.append(Failure(run, 6, f"the last validation loss is {loss}"))
-    return curves, failures
+    return {trial: found for trial, found in curves.items() if found}, failures
 
 
 # --------------------------------------------------------------------------------------- the report
@@ -258,7 +274,6 @@ def print_table(curves: Curves) -> None:
     losses = {
         trial: {seed: curve.val_loss[-1] for seed, curve in runs.items()}
         for trial, runs in curves.items()
-        if runs
     }
     means = {trial: statistics.mean(found.values()) for trial, found in losses.items()}
     best = min(means, key=means.get)
@@ -291,26 +306,24 @@ def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
     """
     from benchmarks import charts  # here, because a table needs no matplotlib
 
-    trials = [trial for trial, runs in curves.items() if runs]
-    last_height = 0.7 + 0.22 * len(trials)  # inches
+    last_height = 0.7 + 0.22 * len(curves)  # inches
     heights = {"height_ratios": [3, last_height]}
     with charts.picture(path, 3 + last_height, rows=2, gridspec_kw=heights) as (over_time, last):
-        for row, trial in enumerate(trials):
-            color = charts.color_of(row, len(trials))
-            for curve in curves[trial].values():
+        for row, runs in enumerate(curves.values()):
+            color = charts.color_of(row, len(curves))
+            for curve in runs.values():
                 x = curve.minutes if by_minutes else curve.steps
                 over_time.plot(x, curve.val_loss, ".-", color=color, linewidth=1)
-            losses = [curve.val_loss[-1] for curve in curves[trial].values()]
+            losses = [curve.val_loss[-1] for curve in runs.values()]
             last.plot(losses, [row] * len(losses), "o", color=color, alpha=0.6)
             last.plot(statistics.mean(losses), row, "|", color=color, markersize=16)
-        found = [curve.val_loss for runs in curves.values() for curve in runs.values()]
-        charts.fit_scale(over_time.yaxis, list(itertools.chain(*found)))
+        charts.fit_scale(over_time.yaxis)
         over_time.set_xlabel("minutes" if by_minutes else "steps")
         over_time.set_title("Validation loss, nats per character")
-        charts.fit_scale(last.xaxis, [losses[-1] for losses in found])
-        last.set_ylim(len(trials) - 0.5, -0.5)
+        charts.fit_scale(last.xaxis)
+        last.set_ylim(len(curves) - 0.5, -0.5)
         last.set_title("At the last step: each seed, and the mean")
-        last.set_yticks(range(len(trials)), [trial or "all runs" for trial in trials])
+        last.set_yticks(range(len(curves)), [trial or "all runs" for trial in curves])
 
 
 def main(argv: list[str]) -> int:

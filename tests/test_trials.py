@@ -54,7 +54,7 @@ def compare(tmp_path, monkeypatch, capsys):
 
 
 def test_each_combination_is_trained_with_each_seed_and_the_rest_goes_to_all():
-    options = [RATES, "--n_layer=1,2", "--sources=a,b.txt", "--max_iters=60", "--seeds=2"]
+    options = [RATES, "--n_layer", "1,2", "--sources=a,b.txt", "--max_iters=60", "--seeds=2"]
     _, runs = trials.parse_trials([SMOKE, *options])
     assert [run.seed for run in runs] == [1, 1, 1, 1, 2, 2, 2, 2]
     assert [run.trial for run in runs[:2]] == [f"learning_rate=0.01,n_layer={n}" for n in (1, 2)]
