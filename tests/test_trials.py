@@ -1,6 +1,7 @@
 """Comparing settings: which runs are made, what counts as a difference, and no run is lost."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -160,17 +161,21 @@ def test_the_picture_shows_every_trial_and_is_the_same_each_time(compare, tmp_pa
     assert path.read_bytes() == first
 
 
+@pytest.mark.skipif(os.name == "nt", reason="process groups")
 def test_an_interrupted_run_is_saved_and_resumed(tmp_path):
-    """Interrupt the second of two real runs."""
+    """Interrupt the second of two real runs as a terminal does: all processes of the group."""
     arguments = merged([*small_run_args(tmp_path), "--max_iters=300", RATES])
     command = [sys.executable, "-m", "benchmarks.trials", *arguments, f"--name={tmp_path}"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     second = tmp_path / SECOND
     while not (second / METRICS).exists():
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == 130 and process.stdout.read().endswith("command continues\n")
+    assert "stopped and saved at step" in (second / trials.OUTPUT).read_text()
     assert not json.loads((second / trials.RECORD).read_text())["finished"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "seed=1 (finished earlier)" in done.stdout
