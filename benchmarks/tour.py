@@ -171,7 +171,7 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
             axes.tick_params(bottom=False, labelbottom=False, left=False)
             axes.spines.bottom.set_visible(False)
         panels[0].invert_yaxis()  # shared by all
-        panels[0].set_xlim(0, 1.3)
+        panels[0].set_xlim(0, 0.6)
         panels[0].figure.suptitle(f"The ten likeliest characters after “{PROMPT}”")
 
 

@@ -14,7 +14,6 @@ then, with --max_iters. To keep the validation text unseen, choose settings on a
 training text (--sources, --val_sources).
 """
 
-import importlib.util
 import itertools
 import json
 import math
@@ -39,6 +38,11 @@ from configs.cli import Command, CommandLineOptions, parse_train
 from configs.fields import Checked, kind, setting, settings_of
 from configs.options import command_help, options_of, parse_arguments
 from configs.schema import Config, flat_settings, from_dict
+
+try:
+    from benchmarks import charts
+except ImportError:  # matplotlib is not among the packages that a user needs
+    charts = None
 
 USAGE = """\
 usage: python -m benchmarks.trials CONFIG [--key=VALUE,VALUE ...] [--key=value ...]
@@ -304,8 +308,6 @@ def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
 
     The axes are scaled to the data; they are logarithmic if a loss is ten times another.
     """
-    from benchmarks import charts  # here, because a table needs no matplotlib
-
     last_height = 0.7 + 0.22 * len(curves)  # inches
     heights = {"height_ratios": [3, last_height]}
     with charts.picture(path, 3 + last_height, rows=2, gridspec_kw=heights) as (over_time, last):
@@ -333,8 +335,7 @@ def main(argv: list[str]) -> int:
         return 0
     options, runs = parse_trials(argv)
     folder = Path("out/trials", options.name)
-    drawn = importlib.util.find_spec("matplotlib") is not None
-    if not drawn:
+    if charts is None:
         print_result("no picture without matplotlib: pip install -r requirements-dev.txt")
     try:
         curves, failures = train_all(runs)
@@ -349,7 +350,7 @@ def main(argv: list[str]) -> int:
     print_table(curves)
     for failure in failures:
         print_result(f"failed: {failure.run.folder.name}, {failure.line}")
-    if drawn:
+    if charts:
         draw(curves, folder / "losses.svg", by_minutes=runs[0].command.minutes is not None)
         print_result(f"picture: {folder / 'losses.svg'}")
     print_result(f"curves: {shell_command([program('tensorboard'), '--logdir', folder])}")
