@@ -3,7 +3,7 @@
 A run of configs/shakespeare.yaml is trained further on the plays of this repository, with
 typographic apostrophes, dashes and ellipses, which are new characters for it. The same config is
 trained on the same text from the start, for as many steps, so for as long. Losses are exact, over
-the whole validation text. Fine-tunes multiply the config's learning rates by each of --rates.
+the whole validation text. Fine-tunes multiply the config's learning rates by each of RATES.
 """
 
 import argparse
@@ -32,18 +32,6 @@ def write_text(folder: Path) -> None:
         (folder / play.name).write_text(text, encoding="utf-8")
 
 
-def schedule_options(steps: int) -> list[str]:
-    """Return the options that scale the config's schedule to a number of steps."""
-    train = parse_train([CONFIG]).config.train
-    return [
-        f"--max_iters={steps}",
-        f"--warmup_iters={steps * train.warmup_iters // train.max_iters}",
-        f"--cooldown_iters={steps * train.cooldown_iters // train.max_iters}",
-        f"--eval_interval={steps}",
-        "--log=scalars",
-    ]
-
-
 def finetune_options(parent: Path, rate: float) -> list[str]:
     """Return the options of a fine-tune with `rate` times the config's learning rates."""
     train = parse_train([CONFIG]).config.train
@@ -70,7 +58,6 @@ def print_means(results: dict[tuple[int, str], list[TrainingResult]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--parent", type=Path, help="run to start from; none: train one first")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -82,13 +69,12 @@ def main() -> None:
         loss, step = saved.progress.best_loss, saved.progress.step
         print(f"parent: {step:,} steps on {saved.data.name}, loss {loss:.4f} there", flush=True)
         starts = {"fresh": []}
-        starts |= {
-            f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in options.rates
-        }
+        starts |= {f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in RATES}
         results = {(steps, start): [] for steps in STEPS for start in starts}
         for seed in range(options.repeats):
             for steps, start in results:
-                words = [*schedule_options(steps), *starts[start], f"--seed={seed}"]
+                words = [f"--max_iters={steps}", f"--eval_interval={steps}", "--log=scalars"]
+                words += [*starts[start], f"--seed={seed}"]
                 result = run_training(CONFIG, f"--data.sources={text}", *words)
                 results[steps, start].append(result)
                 print(
