@@ -9,8 +9,8 @@ draws out/trials/NAME/losses.svg. The same command again, with more seeds or val
 resumes an interrupted run and does not repeat a finished one.
 
 With --minutes, each run measures its speed and gets the steps that fit: it compares trials at equal
-time. If other programs use the machine meanwhile, the times are not equal: compare at equal steps
-then, with --max_iters. To keep the validation text unseen, choose settings on a part of the
+time. If other programs use the machine meanwhile, the steps of one trial differ from seed to seed:
+compare at equal steps then, with --max_iters. To keep the validation text unseen, choose settings on a part of the
 training text (--sources, --val_sources).
 """
 
@@ -291,14 +291,13 @@ def print_table(curves: Curves) -> None:
         if trial != best:
             counts = "counts" if is_difference(found, losses[best]) else "does not count"
             above = f"{means[trial] - means[best]:.4f}: {counts}"
-        steps, minutes = (
-            statistics.mean(getattr(curve, name)[-1] for curve in curves[trial].values())
-            for name in ("steps", "minutes")
-        )
+        minutes = statistics.mean(curve.minutes[-1] for curve in curves[trial].values())
+        lengths = {int(curve.steps[-1]) for curve in curves[trial].values()}
+        steps = " to ".join(f"{steps:,}" for steps in sorted({min(lengths), max(lengths)}))
         spread = f"{min(found.values()):.4f} to {max(found.values()):.4f}"
         print_result(
             f"| {trial or 'all runs'} | {len(found)} | {means[trial]:.4f} | {spread} | {above} "
-            f"| {steps:,.0f} | {minutes:.1f} |"
+            f"| {steps} | {minutes:.1f} |"
         )
     print_result("", *RULE)
 

@@ -37,7 +37,8 @@ def compare(tmp_path, monkeypatch, capsys):
         code, line = failing.get(run.folder.name, (0, ""))
         (run.folder / trials.OUTPUT).write_text(f"text\n{line}\n\n")
         loss = 1.4 + run.command.config.train.learning_rate + run.seed / 1000
-        rows = [f"{step},{step / 10},,,,{loss + 1 / step},1\n" for step in (1, 60)]
+        last = 60 + (run.command.minutes or 0) * run.seed  # with --minutes, the steps that fit
+        rows = [f"{step:g},6,,,,{value},1\n" for step, value in ((1, 4), (last, loss))]
         (run.folder / METRICS).write_text(HEADER + "".join(rows))
         trials.write_record(run, finished=code == 0)
         return code
@@ -103,8 +104,8 @@ def test_the_table_has_mean_and_spread_and_the_rule(compare):
     printed = run(RATES, "--seeds=3", "--minutes=2").splitlines()
     assert "run 3 of 6: learning_rate=0.01,seed=2 (about 8 min left)" in printed
     assert printed[-7:-1] == [
-        "| learning_rate=0.01 | 3 | 1.4287 | 1.4277 to 1.4297 | lowest | 60 | 6.0 |",
-        "| learning_rate=0.02 | 3 | 1.4387 | 1.4377 to 1.4397 | 0.0100: counts | 60 | 6.0 |",
+        "| learning_rate=0.01 | 3 | 1.4120 | 1.4110 to 1.4130 | lowest | 62 to 66 | 6.0 |",
+        "| learning_rate=0.02 | 3 | 1.4220 | 1.4210 to 1.4230 | 0.0100: counts | 62 to 66 | 6.0 |",
         "",
         *trials.RULE,
         "picture: out/trials/smoke/losses.svg",
@@ -119,7 +120,7 @@ def test_finished_runs_are_not_repeated_and_stay_in_the_table(compare):
     printed = run("--learning_rate=0.01,0.02,0.03")
     assert runs == ["learning_rate=0.03,seed=1"]
     assert (
-        "| learning_rate=0.02 | 1 | 1.4377 | 1.4377 to 1.4377 | 0.0100: does not count |" in printed
+        "| learning_rate=0.02 | 1 | 1.4210 | 1.4210 to 1.4210 | 0.0100: does not count |" in printed
     )
 
 
