@@ -10,8 +10,10 @@ resumes an interrupted run and does not repeat a finished one.
 
 With --minutes, each run measures its speed and gets the steps that fit: it compares trials at equal
 time. If other programs use the machine meanwhile, the steps of one trial differ from seed to seed:
-compare at equal steps then, with --max_iters. To keep the validation text unseen, choose settings on a part of the
-training text (--sources, --val_sources).
+compare at equal steps then, with --max_iters.
+
+To keep the validation text unseen, choose settings on a part of the training text (--sources,
+--val_sources).
 """
 
 import itertools
