@@ -1,8 +1,7 @@
 """Generation speed: python -m benchmarks.decode [--nanogpt FOLDER] [--repeats N]
 
-Ours against nanoGPT's `generate` (FOLDER is a checkout) and Hugging Face's (if `transformers` is
-installed): the same weights and number of characters, in float32. Without FOLDER, our own uncached
-generation with nanoGPT's window stands in for nanoGPT. Runs alternate, and ratios are medians over
+Ours against Hugging Face's `generate` and, with FOLDER, a checkout of nanoGPT, nanoGPT's: the same
+weights and number of characters, in float32. Runs alternate, and ratios are medians over
 the repeats. Models and weights are prepared before the clock starts. nanoGPT and Hugging Face run
 with one thread and with all; ours chooses its number of threads as in sample.py.
 """
@@ -93,11 +92,9 @@ def build_nanogpt(folder: Path, config: ModelConfig) -> torch.nn.Module:
     return module.GPT(module.GPTConfig(vocab_size=VOCAB_SIZE, bias=False, **settings))
 
 
-def build_hugging_face(config: ModelConfig) -> torch.nn.Module | None:
-    """Build GPT-2 of `transformers`; return None if it is not installed."""
-    if importlib.util.find_spec("transformers") is None:
-        return None
-    from transformers import GPT2Config, GPT2LMHeadModel
+def build_hugging_face(config: ModelConfig) -> torch.nn.Module:
+    """Build GPT-2 of `transformers`."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and few importers need it
 
     return GPT2LMHeadModel(GPT2Config(**gpt2_config(config, VOCAB_SIZE)))
 
@@ -149,10 +146,9 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
         nanogpt = build_nanogpt(folder, model.config).eval()
         nanogpt.load_state_dict(gpt2_tensors(model), strict=False)  # without the tied lm_head
         others["nanoGPT"] = lambda ids: nanogpt(ids, ids)[0][0]  # all logits only with targets
-    hugging_face = build_hugging_face(model.config)
-    if hugging_face:
-        hugging_face.eval().load_state_dict(gpt2_weights(model), strict=False)
-        others["Hugging Face"] = lambda ids: hugging_face(ids).logits[0]
+    hugging_face = build_hugging_face(model.config).eval()
+    hugging_face.load_state_dict(gpt2_weights(model), strict=False)
+    others["Hugging Face"] = lambda ids: hugging_face(ids).logits[0]
     check_logits(model, others)
 
     began = time.perf_counter()
@@ -167,9 +163,7 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
         if nanogpt:
             call = partial(nanogpt.generate, prompt, characters, temperature=TEMPERATURE)
             setups |= setups_by_threads("nanoGPT", call)
-        else:
-            setups["uncached"] = partial(ours, cache=False, window="exact")
-        if hugging_face and where == "inside":
+        if where == "inside":
             call = partial(generate_hugging_face, hugging_face, prompt, characters)
             setups |= setups_by_threads("Hugging Face", call)
         seconds = time_interleaved(setups, repeats)

@@ -1,18 +1,17 @@
-"""Fine-tuning with new characters against a fresh start: python -m benchmarks.finetune [--short]
+"""Fine-tuning with new characters against a fresh start: python -m benchmarks.finetune
 
 A run of configs/shakespeare.yaml is trained further on the plays of this repository, with
 typographic apostrophes, dashes and ellipses, which are new characters for it. The same config is
 trained on the same text from the start, for as many steps, so for as long. Losses are exact, over
-the whole validation text. Fine-tunes multiply the config's learning rates by each of --rates.
+the whole validation text. Fine-tunes multiply the config's learning rates by each of RATES.
 """
 
 import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.runs import train
 from benchmarks.time_to_loss import TrainingResult, run_training
 from checkpointing import checkpoint
 from configs.cli import parse_train
@@ -21,7 +20,6 @@ CONFIG = "configs/shakespeare.yaml"
 STEPS = (40, 160, 640)
 RATES = (1.0, 0.3)
 TYPOGRAPHY = {"'": "\u2019", "--": "\u2014", "...": "\u2026"}
-SHORT = ["--n_layer=1", "--n_embd=16", "--block_size=32", "--batch_size=4", "--sample_chars=0"]
 
 
 def write_text(folder: Path) -> None:
@@ -32,24 +30,6 @@ def write_text(folder: Path) -> None:
         for plain, typographic in TYPOGRAPHY.items():
             text = text.replace(plain, typographic)
         (folder / play.name).write_text(text, encoding="utf-8")
-
-
-def train_parent(folder: Path, options: list[str]) -> None:
-    """Train the config as it is, but for `options`."""
-    command = [sys.executable, "train.py", CONFIG, *options, f"--out_dir={folder}"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
-def schedule_options(steps: int) -> list[str]:
-    """Return the options that scale the config's schedule to a number of steps."""
-    train = parse_train([CONFIG]).config.train
-    return [
-        f"--max_iters={steps}",
-        f"--warmup_iters={steps * train.warmup_iters // train.max_iters}",
-        f"--cooldown_iters={steps * train.cooldown_iters // train.max_iters}",
-        f"--eval_interval={steps}",
-        "--log=scalars",
-    ]
 
 
 def finetune_options(parent: Path, rate: float) -> list[str]:
@@ -78,27 +58,23 @@ def print_means(results: dict[tuple[int, str], list[TrainingResult]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--parent", type=Path, help="run to start from; none: train one first")
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--short", action="store_true", help="a tiny model and few steps")
     options = parser.parse_args()
-    sizes, steps_of = (SHORT, (16, 64)) if options.short else ([], STEPS)
     with tempfile.TemporaryDirectory() as name:
         text, parent = Path(name) / "plays", options.parent or Path(name) / "parent"
         write_text(text)
         if not options.parent:
-            train_parent(parent, [*sizes, *schedule_options(64)] if options.short else [])
+            train(parent, CONFIG)
         saved = checkpoint.load(parent / checkpoint.BEST)
         loss, step = saved.progress.best_loss, saved.progress.step
         print(f"parent: {step:,} steps on {saved.data.name}, loss {loss:.4f} there", flush=True)
         starts = {"fresh": []}
-        starts |= {
-            f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in options.rates
-        }
-        results = {(steps, start): [] for steps in steps_of for start in starts}
+        starts |= {f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in RATES}
+        results = {(steps, start): [] for steps in STEPS for start in starts}
         for seed in range(options.repeats):
             for steps, start in results:
-                words = [*sizes, *schedule_options(steps), *starts[start], f"--seed={seed}"]
+                words = [f"--max_iters={steps}", f"--eval_interval={steps}", "--log=scalars"]
+                words += [*starts[start], f"--seed={seed}"]
                 result = run_training(CONFIG, f"--data.sources={text}", *words)
                 results[steps, start].append(result)
                 print(

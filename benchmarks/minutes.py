@@ -8,31 +8,33 @@ the number of steps that fits.
 Every run is one line of the file RESULTS, and a run that has a line is not repeated: the same
 command resumes an interrupted campaign. Delete the lines of a recipe after changing it. Table and
 picture show all runs in that file. All runs take three hours, and nothing else should use the
-machine meanwhile. `--minutes` and `--configs` select some of them.
+machine meanwhile. `--minutes` and `--configs` select some of them; `--configs` without a name
+trains nothing, and only prints and draws.
 """
 
 import argparse
 import functools
-import math
+import json
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks import charts
 from benchmarks.time_to_loss import TrainingResult, run_nanogpt_training, run_training
-from benchmarks.tour import BLUE, GREEN, GREY, RED, Line, line_chart
-from benchmarks.trials import load_results, run_trial
 
 MINUTES = (0.5, 1, 2, 5, 10, 30)
 TICKS = (0.4, 1, 2, 5, 10, 20, 40)  # of the picture, minutes
 NANOGPT, NANOGPT_MINUTES = "nanoGPT", (1, 5, 30)
 COLORS = {
-    NANOGPT: GREY,
-    "configs/fast.yaml": GREEN,
-    "configs/shakespeare.yaml": BLUE,
-    "configs/best.yaml": RED,
+    NANOGPT: charts.GREY,
+    "configs/fast.yaml": charts.GREEN,
+    "configs/shakespeare.yaml": charts.BLUE,
+    "configs/best.yaml": charts.RED,
 }
 CONFIGS = [name for name in COLORS if name != NANOGPT]
 EVALUATION_STEPS = 250  # nanoGPT evaluates, and saves, at multiples of this number of steps
 TIMED_STEPS = (250, 750)  # of the two nanoGPT runs that measure its speed
-Runs = dict[str, list[tuple[float, dict[str, float]]]]  # recipe: planned minutes, TrainingResult
+Runs = dict[str, list[tuple[float, float, float]]]  # recipe: planned minutes, minutes, loss
 
 
 @functools.cache
@@ -41,7 +43,7 @@ def nanogpt_speed(folder: Path) -> tuple[float, float]:
 
     At multiples of EVALUATION_STEPS, the time of a run is a linear function of its steps.
     """
-    short, long = (run_nanogpt_training(folder, False, n).command_seconds for n in TIMED_STEPS)
+    short, long = (run_nanogpt_training(folder, n).command_seconds for n in TIMED_STEPS)
     per_step = (long - short) / (TIMED_STEPS[1] - TIMED_STEPS[0])
     return short - TIMED_STEPS[0] * per_step, per_step
 
@@ -56,41 +58,43 @@ def nanogpt_steps(folder: Path, minutes: float) -> int:
     return max(1, intervals) * EVALUATION_STEPS
 
 
+def read_results(path: Path) -> list[dict]:
+    """Read the lines of a results file; without a file there are none."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_once(
+    train: Callable[[str, str], TrainingResult], recipe: str, option: str, path: Path
+) -> None:
+    """Train a recipe and append its result to the file, unless it is there."""
+    command = [recipe, option]
+    if command not in [run["command"] for run in read_results(path)]:
+        result = asdict(train(recipe, option))
+        with path.open("a") as file:
+            file.write(json.dumps({"command": command, **result}) + "\n")
+
+
 def load_runs(path: Path) -> Runs:
     """Load the runs of a results file, in the order of COLORS and of the planned minutes."""
     runs: Runs = {recipe: [] for recipe in COLORS}
-    for (recipe, option), result in load_results(path).items():
-        runs[recipe].append((float(option.removeprefix("--minutes=")), result))
-    return {
-        recipe: sorted(pairs, key=lambda pair: pair[0]) for recipe, pairs in runs.items() if pairs
-    }
+    for run in read_results(path):
+        recipe, option = run["command"]
+        planned = float(option.removeprefix("--minutes="))
+        runs[recipe].append((planned, run["command_seconds"] / 60, run["loss"]))
+    return {recipe: sorted(found) for recipe, found in runs.items() if found}
 
 
-def draw(runs: Runs) -> str:
-    """Plot the losses against the minutes of the whole command: an SVG file as text."""
-    lines = [
-        Line(
-            recipe.removeprefix("configs/"),
-            [result["command_seconds"] / 60 for _, result in pairs],
-            [result["loss"] for _, result in pairs],
-            COLORS[recipe],
-            dots=True,
-        )
-        for recipe, pairs in runs.items()
-    ]
-    losses = [loss for line in lines for loss in line.y]
-    longest = max(minutes for line in lines for minutes in line.x)
-    last_tick = min((tick for tick in TICKS if tick >= longest), default=TICKS[-1])
-    tenths = range(math.floor(10 * min(losses)), math.ceil(10 * max(losses)) + 1)
-    return line_chart(
-        "Validation loss by the time of the whole command, on 2 CPU cores",
-        "minutes (logarithmic)",
-        "nats per character",
-        lines,
-        y_ticks=[tenth / 10 for tenth in tenths],
-        x_ticks=[tick for tick in TICKS if tick <= last_tick],
-        log_x=True,
-    )
+def draw(runs: Runs, path: Path) -> None:
+    """Plot the losses against the minutes of the whole command."""
+    with charts.picture(path, height=3.2) as axes:
+        for recipe, found in runs.items():
+            _, minutes, losses = zip(*found, strict=True)
+            label = recipe.removeprefix("configs/")
+            axes.plot(minutes, losses, "o-", color=COLORS[recipe], label=label)
+        charts.log_x(axes, TICKS)
+        axes.set_title("Validation loss (nats per character) by the time of the whole command")
+        axes.set_xlabel("minutes on 2 CPU cores (logarithmic)")
+        axes.legend(loc="upper right")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -110,22 +114,22 @@ def main(arguments: list[str] | None = None) -> None:
 
     def run_nanogpt(_: str, option: str) -> TrainingResult:
         steps = nanogpt_steps(options.nanogpt, float(option.removeprefix("--minutes=")))
-        return run_nanogpt_training(options.nanogpt, False, steps)
+        return run_nanogpt_training(options.nanogpt, steps)
 
     for minutes in options.minutes:
         option = f"--minutes={minutes:g}"
         for config in options.configs:
-            run_trial(run_ours, (config, option), options.results)
+            run_once(run_ours, config, option, options.results)
         if options.nanogpt and minutes in NANOGPT_MINUTES:
-            run_trial(run_nanogpt, (NANOGPT, option), options.results)
+            run_once(run_nanogpt, NANOGPT, option, options.results)
     runs = load_runs(options.results)
-    options.results.with_suffix(".svg").write_text(draw(runs), encoding="utf-8")
+    draw(runs, options.results.with_suffix(".svg"))
     print("| recipe | planned minutes | whole command, minutes | loss |")
     print("| --- | ---: | ---: | ---: |")
-    for recipe, pairs in runs.items():
-        for planned, result in pairs:
-            measured = f"{result['command_seconds'] / 60:.2f} | {result['loss']:.4f}"
-            print(f"| {recipe.removeprefix('configs/')} | {planned:g} | {measured} |")
+    for recipe, found in runs.items():
+        for planned, minutes, loss in found:
+            name = recipe.removeprefix("configs/")
+            print(f"| {name} | {planned:g} | {minutes:.2f} | {loss:.4f} |")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 Logging: in each log interval without an evaluation, the wall-clock time minus the time of the steps
 went to the log, the progress bar, TensorBoard and health checks. Checkpoints: the last one is saved
-and loaded again, in a temporary folder, and timed. Loading includes counting the n-grams of the
-training text, if the run needs them.
+and loaded again, in a temporary folder, and timed.
 """
 
 import argparse

@@ -29,7 +29,7 @@ ITS_RATE = r"([\d,]+) characters/s"
 FINISHED = "document.querySelector('#write').textContent === 'Continue'"
 
 
-def export_random_model(path: Path, dtype: str) -> GPT:
+def export_random_model(path: Path) -> GPT:
     """Write the page of a model with random weights; return the model."""
     config = parse_train([CONFIG]).config
     model = GPT(config.model, len(VOCABULARY), seed=1)
@@ -37,11 +37,11 @@ def export_random_model(path: Path, dtype: str) -> GPT:
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)
     text = {"name": "random", "sha256": "0" * 64, "characters": 1}
     saved = Checkpoint(config, VOCABULARY, text, {}, {}, {"number": 0, "size": 0}, {})
-    options = SampleConfig(ckpt=("none",), html=str(path), html_dtype=dtype)
+    options = SampleConfig(ckpt=("none",), html=str(path))
     size = write_page(path, saved, model, options, "")
     print(
         f"{CONFIG}: {model.parameter_count():,} parameters, context {config.model.block_size}, "
-        f"page of {size / 1e6:.1f} MB in {dtype}"
+        f"page of {size / 1e6:.1f} MB in float32"
     )
     return model
 
@@ -61,11 +61,10 @@ def characters_per_second(page: Page, prompt: str, length: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "page.html"
-        block_size = export_random_model(path, options.dtype).config.block_size
+        block_size = export_random_model(path).config.block_size
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         print(f"Chromium {browser.version}")
         page = browser.new_page()

@@ -1,5 +1,8 @@
-"""Loss curves of finished runs, from their event files and checkpoints."""
+"""Runs of train.py, and their numbers, from metrics.csv, event files and checkpoints."""
 
+import csv
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +15,37 @@ from configs.schema import Config
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The loss of a run over time: arrays with one entry per evaluation.
+    """The losses of a run: arrays with one entry for each evaluation.
 
-    seconds     spent in training steps so far; evaluations, saves and pauses do not count
-    characters  trained on so far
-    losses      exact validation loss, nats per character
+    steps        made so far
+    minutes      since the first step, with evaluations and saves
+    val_loss     exact validation loss, nats per character
+    train_loss   the same on a part of the training text of equal length
     """
 
-    name: str
-    seconds: np.ndarray
-    characters: np.ndarray
-    losses: np.ndarray
+    steps: np.ndarray
+    minutes: np.ndarray
+    val_loss: np.ndarray
+    train_loss: np.ndarray
+
+
+def train(folder: Path, config: str, *options: str) -> None:
+    """Run train.py with a config and options; raise CalledProcessError if it fails."""
+    command = [sys.executable, "train.py", config, *options, f"--out_dir={folder}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def read_metrics(folder: Path) -> list[dict[str, str]]:
+    """Read the rows of metrics.csv; a cell without a value is empty."""
+    with open(folder / checkpoint.METRICS, encoding="ascii", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_loss_curve(folder: Path) -> LossCurve:
+    """Read the losses of a run from its metrics.csv."""
+    rows = [row for row in read_metrics(folder) if row["val_loss"]]
+    columns = ("step", "minutes", "val_loss", "loss_on_training_text")
+    return LossCurve(*(np.array([float(row[column]) for row in rows]) for column in columns))
 
 
 def load_events(folder: Path) -> EventAccumulator:
@@ -36,21 +59,12 @@ def characters_per_step(config: Config) -> int:
     return train.batch_size * train.gradient_accumulation_steps * config.model.block_size
 
 
-def read_loss_curve(folder: Path) -> LossCurve:
-    """Read the loss curve of the run in a folder.
+def seconds_in_steps(folder: Path) -> float:
+    """Return the time that a run spent in training steps: no evaluations, saves and pauses.
 
     The log has the speed of each interval, from which the seconds of its steps follow.
     """
-    events = load_events(folder)
     per_step = characters_per_step(checkpoint.load(folder / checkpoint.LAST).config)
-    speeds, losses = events.Scalars("train/tokens_per_sec"), events.Scalars("val/loss")
-    logged_steps = np.array([0, *(each.step for each in speeds)])
-    interval_seconds = per_step * np.diff(logged_steps) / [each.value for each in speeds]
-    seconds = np.cumsum([0, *interval_seconds])
-    evaluated_steps = np.array([each.step for each in losses])
-    return LossCurve(
-        name=folder.name,
-        seconds=np.interp(evaluated_steps, logged_steps, seconds),
-        characters=evaluated_steps * per_step,
-        losses=np.array([each.value for each in losses]),
-    )
+    speeds = load_events(folder).Scalars("train/tokens_per_sec")
+    steps = np.diff([0, *(speed.step for speed in speeds)])
+    return float(np.sum(per_step * steps / [speed.value for speed in speeds]))

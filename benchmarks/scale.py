@@ -1,11 +1,10 @@
-"""Training speed by number of processes: python -m benchmarks.scale [--ranks 1 2 4]
+"""Training speed by number of processes: python -m benchmarks.scale
 
 All runs have the same global batch and divide the CPU cores of this machine among their processes.
 A second process gains the time for which a single one leaves cores idle. It costs the averaging of
 gradients and, in each process, the work that does not depend on its share of the batch.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from benchmarks.runs import load_events
 
 ROOT = Path(__file__).parent.parent
+PROCESSES = (1, 2, 4)
 STEPS, LOG_INTERVAL = 60, 6
 OPTIONS = [
     "configs/nanogpt_cpu.yaml",
@@ -41,14 +41,11 @@ def training_speed(processes: int, threads: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     print(f"{cores} cores")
     print(f"{'processes':>9}{'threads each':>14}{'characters/s':>14}{'speedup':>11}")
     baseline = None
-    for processes in options.ranks:
+    for processes in PROCESSES:
         threads = max(1, cores // processes)
         speed = training_speed(processes, threads)
         baseline = baseline or speed

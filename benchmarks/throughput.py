@@ -3,8 +3,8 @@
 Whole optimization steps (forward, backward, clipping, update) on one fixed batch, so without
 loading batches. Three measurements:
 
-- Speed against nanoGPT, in its architecture, batch size and dropout; steps alternate. FOLDER is a
-  checkout of nanoGPT; without it, ours in float32 stands in.
+- Speed in nanoGPT's architecture, batch size and dropout and, with FOLDER, a checkout of nanoGPT,
+  against it; steps alternate.
 - Utilization of modern models: model FLOP/s as a fraction of the FLOP/s of large matrix products.
 - Cost of a character in a long context against a short one.
 """
@@ -55,10 +55,10 @@ CHARACTERS_PER_STEP = 4096  # in either context
 
 
 def training_step(
-    config: ModelConfig, batch_size: int, dtype: str = "auto", optimizer: str = "adamw"
+    config: ModelConfig, batch_size: int, optimizer: str = "adamw"
 ) -> Callable[[], float]:
     """Return a call that makes one step like training/step.py and returns the loss."""
-    selected, model = runtime.select_runtime("cpu", dtype), GPT(config, VOCAB_SIZE)
+    selected, model = runtime.select_runtime("cpu", "auto"), GPT(config, VOCAB_SIZE)
     optimizers = build(model, TrainConfig(optimizer=optimizer), selected.dtype)
     x, y = torch.randint(VOCAB_SIZE, (2, batch_size, config.block_size))
 
@@ -121,8 +121,6 @@ def compare_with_nanogpt(folder: Path | None, repeats: int) -> None:
             for compiled in (False, True):
                 step = nanogpt_training_step(folder, config, batch_size, compiled)
                 steps[f"nanoGPT, compile {compiled}"] = step
-        else:
-            steps["ours, float32"] = training_step(config, batch_size, "float32")
         seconds = time_steps(steps, repeats)
         for label, taken in seconds.items():
             speed = batch_size * config.block_size / statistics.median(taken)

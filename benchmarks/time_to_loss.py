@@ -1,9 +1,9 @@
-"""Training time and loss against nanoGPT: python -m benchmarks.time_to_loss [--nanogpt FOLDER]
+"""Training time and loss against nanoGPT: python -m benchmarks.time_to_loss --nanogpt FOLDER
 
 Whole training commands, alternating, on the same text:
 
 - nanoGPT's recipe for a CPU, by the train.py in FOLDER, a checkout of nanoGPT with
-  data/shakespeare_char prepared; without FOLDER, configs/nanogpt_cpu.yaml in float32
+  data/shakespeare_char prepared
 - configs/fast.yaml, made to reach the loss of that recipe
 - configs/shakespeare.yaml, with less context and shortened to less time than that recipe takes
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.decode import load_nanogpt_module
-from benchmarks.runs import read_loss_curve
+from benchmarks.runs import read_loss_curve, seconds_in_steps, train
 from benchmarks.timing import ratios
 from data.batches import Split, evaluation_windows
 from model import runtime
@@ -41,6 +41,7 @@ NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
     "n_head": 4,
     "n_embd": 128,
     "dropout": 0.0,
+    "compile": False,  # which is faster at this size
 }
 NANOGPT_STEPS = 2000
 SHORTENED = [
@@ -72,17 +73,14 @@ def run_training(config: str, *options: str) -> TrainingResult:
     """Run our train.py with a config and options."""
     with tempfile.TemporaryDirectory() as folder:
         out_dir = Path(folder) / "run"
-        command = [sys.executable, "train.py", config, *options, f"--out_dir={out_dir}"]
         began = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        train(out_dir, config, *options)
         seconds = time.perf_counter() - began
-        curve = read_loss_curve(out_dir)
-    return TrainingResult(seconds, curve.seconds[-1], curve.losses[-1])
+        loss = float(read_loss_curve(out_dir).val_loss[-1])
+        return TrainingResult(seconds, seconds_in_steps(out_dir), loss)
 
 
-def run_nanogpt_training(
-    folder: Path, compiled: bool, max_iters: int = NANOGPT_STEPS
-) -> TrainingResult:
+def run_nanogpt_training(folder: Path, max_iters: int = NANOGPT_STEPS) -> TrainingResult:
     """Run the train.py of a nanoGPT checkout, and measure the loss of its last checkpoint.
 
     Its time per step includes the evaluations, so `step_seconds` is the median step times the
@@ -90,7 +88,6 @@ def run_nanogpt_training(
     """
     with tempfile.TemporaryDirectory() as out_dir:
         settings = NANOGPT_OPTIONS | {
-            "compile": compiled,
             "max_iters": max_iters,
             "lr_decay_iters": max_iters,
             "out_dir": out_dir,
@@ -154,38 +151,21 @@ def print_comparison(results: dict[str, list[TrainingResult]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--nanogpt", type=Path, help="folder of a checkout of nanoGPT")
-    parser.add_argument("--compile", action="store_true", help="run nanoGPT with --compile=True")
+    checkout = "folder of a checkout of nanoGPT"
+    parser.add_argument("--nanogpt", type=Path, required=True, help=checkout)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    folder, text = options.nanogpt, []
-    if folder:
-        text = [f"--data.sources={folder.resolve()}/data/shakespeare_char/input.txt"]
-        baseline = "nanoGPT"
-    else:
-        baseline = "nanogpt_cpu.yaml, float32"
-
-    def run_baseline(seed: int) -> TrainingResult:
-        if folder:
-            return run_nanogpt_training(folder, options.compile)
-        classic = ["--dtype=float32", "--kernel=sdpa"]
-        return run_training("configs/nanogpt_cpu.yaml", *classic, f"--seed={seed}")
-
-    def run_fast(seed: int) -> TrainingResult:
-        return run_training("configs/fast.yaml", f"--seed={seed}", *text)
-
-    def run_shortened(seed: int) -> TrainingResult:
-        return run_training("configs/shakespeare.yaml", *SHORTENED, f"--seed={seed}", *text)
-
+    text = f"--data.sources={options.nanogpt.resolve()}/data/shakespeare_char/input.txt"
+    shakespeare = ["configs/shakespeare.yaml", *SHORTENED]
     recipes = {
-        baseline: run_baseline,
-        "fast.yaml": run_fast,
-        "shakespeare.yaml, shortened": run_shortened,
+        "nanoGPT": lambda seed: run_nanogpt_training(options.nanogpt),
+        "fast.yaml": lambda seed: run_training("configs/fast.yaml", text, seed),
+        "shakespeare.yaml, shortened": lambda seed: run_training(*shakespeare, text, seed),
     }
     results = {name: [] for name in recipes}
     for seed in range(options.repeats):
         for name, run_recipe in recipes.items():
-            result = run_recipe(seed)
+            result = run_recipe(f"--seed={seed}")
             results[name].append(result)
             print(
                 f"{name:<28} command {result.command_seconds:6.1f} s  "

@@ -5,19 +5,16 @@ and writes everything into docs/pictures. The two models of section 12 are saved
 optimizer state.
 """
 
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from html import escape
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.runs import load_events
+from benchmarks import charts
+from benchmarks.runs import LossCurve, read_loss_curve, train
 from checkpointing import checkpoint
 from common.files import write_atomic
 from configs.cli import parse_train
@@ -60,137 +57,26 @@ SAMPLER_SETTINGS = {
     "top-p 0.7": {"top_p": 0.7},
     "min-p 0.3": {"min_p": 0.3},
 }
+SCHEDULES = {"cosine": charts.BLUE, "trapezoid": charts.RED, "constant": charts.GREEN}
 GAP = 16  # pixels between attention maps
-BLUE, RED, GREEN, GREY = "#285ea3", "#b5402a", "#2e7d4f", "#888888"
-
-
-# ------------------------------------------------------------------------------------------- charts
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a chart: its name in the legend, and its points in the units of the axes.
-
-    `dots` marks the points.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    color: str
-    dashed: bool = False
-    dots: bool = False
-
-
-def line_chart(
-    title: str,
-    x_name: str,
-    y_name: str,
-    lines: Sequence[Line],
-    y_ticks: Sequence[float],
-    x_ticks: Sequence[float],
-    log_x: bool = False,
-) -> str:
-    """Return a line chart as an SVG file; on white, so that it is readable on any page."""
-    width, height, left, right, top, bottom = 760, 360, 60, 190, 44, 48
-    scale = np.log if log_x else np.asarray
-    x_low, x_high = scale(x_ticks[0]), scale(x_ticks[-1])
-
-    def at_x(x):
-        return left + (scale(x) - x_low) / (x_high - x_low) * (width - left - right)
-
-    def at_y(y):
-        share = (np.asarray(y) - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
-        return height - bottom - share * (height - top - bottom)
-
-    shapes = [text(left, 24, title, size=15)]
-    for tick in y_ticks:
-        shapes.append(stroke([left, width - right], [at_y(tick)] * 2, "#dddddd", 1))
-        shapes.append(text(left - 8, at_y(tick) + 4, f"{tick:g}", anchor="end"))
-    for tick in x_ticks:
-        shapes.append(text(at_x(tick), height - bottom + 18, f"{tick:g}", anchor="middle"))
-    shapes.append(text((left + width - right) / 2, height - 10, x_name, anchor="middle"))
-    shapes.append(text(left, top - 4, y_name, color=GREY))
-    for i, line in enumerate(lines):
-        shapes.append(stroke(at_x(line.x), at_y(line.y), line.color, 2, line.dashed))
-        if line.dots:
-            shapes += [
-                dot(x, y, line.color) for x, y in zip(at_x(line.x), at_y(line.y), strict=True)
-            ]
-        y = top + 10 + 20 * i
-        shapes.append(stroke([width - right + 14, width - right + 38], [y, y], line.color, 2,
-                             line.dashed))  # fmt: skip
-        shapes.append(text(width - right + 44, y + 4, line.name))
-    return svg(width, height, shapes)
-
-
-def bar_charts(title: str, names: Sequence[str], charts: dict[str, np.ndarray]) -> str:
-    """Return an SVG file: bar charts side by side, with one bar from 0 to 1 for each name."""
-    column, row, left, top = 132, 20, 70, 64
-    shapes = [text(16, 24, title, size=15)]
-    for i, name in enumerate(names):
-        shapes.append(text(left - 10, top + row * i + 13, name, anchor="end"))
-    for c, (heading, values) in enumerate(charts.items()):
-        x = left + column * c
-        shapes.append(text(x, top - 10, heading, color=GREY))
-        for i, value in enumerate(values):
-            y = top + row * i
-            shapes.append(f'<rect x="{x}" y="{y + 2}" width="{1 + 80 * value:.1f}" height="14" '
-                          f'fill="{BLUE if value else GREY}"/>')  # fmt: skip
-            shapes.append(text(x + 6 + 80 * value, y + 13, f"{value:.2f}" if value else "0"))
-    return svg(left + column * len(charts) + 10, top + row * len(names) + 16, shapes)
-
-
-def text(x, y, words, size=12, anchor="start", color="#111111") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-        f'fill="{color}">{escape(words)}</text>'
-    )
-
-
-def stroke(x, y, color, width, dashed=False) -> str:
-    points = " ".join(f"{each_x:.1f},{each_y:.1f}" for each_x, each_y in zip(x, y, strict=True))
-    dashes = ' stroke-dasharray="5 4"' if dashed else ""
-    return (
-        f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"{dashes}/>'
-    )
-
-
-def dot(x, y, color) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>'
-
-
-def svg(width: int, height: int, shapes: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" font-family="sans-serif">'
-    )
-    paper = f'<rect width="{width}" height="{height}" rx="6" fill="#ffffff"/>'
-    return "\n".join([head, paper, *shapes, "</svg>\n"])
 
 
 # --------------------------------------------------------------------------------------------- runs
 
 
-def train(folder: Path, *options: str) -> Path:
+def train_variant(folder: Path, *options: str) -> Path:
     """Train a variant of configs/fast.yaml in float32; print its losses and return its folder."""
     fixed = ["--ngram_embeddings=0", "--dtype=float32", "--kernel=sdpa", "--log=scalars"]
-    command = [sys.executable, "train.py", "configs/fast.yaml", *fixed, *options]
-    command.append(f"--out_dir={folder}")
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    steps, val, train = loss_curves(folder)
+    train(folder, "configs/fast.yaml", *fixed, *options)
+    curve = read_loss_curve(folder)
+    val, train_loss = curve.val_loss, curve.train_loss
     best = val.argmin()
-    print(f"{' '.join(options)}: best {val[best]:.4f} (train {train[best]:.4f}) at step "
-          f"{steps[best]}, last {val[-1]:.4f} (train {train[-1]:.4f})", flush=True)  # fmt: skip
+    print(
+        f"{' '.join(options)}: best {val[best]:.4f} (train {train_loss[best]:.4f}) at step "
+        f"{curve.steps[best]:.0f}, last {val[-1]:.4f} (train {train_loss[-1]:.4f})",
+        flush=True,
+    )
     return folder
-
-
-def loss_curves(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the steps, validation losses and training losses of all but the first evaluation."""
-    events = load_events(folder)
-    val, train = (events.Scalars(f"val/{name}")[1:] for name in ("loss", "train_loss"))
-    steps = np.array([each.step for each in val])
-    return steps, np.array([each.value for each in val]), np.array([each.value for each in train])
 
 
 def save_weights(folder: Path, path: Path) -> GPT:
@@ -205,96 +91,89 @@ def save_weights(folder: Path, path: Path) -> GPT:
 # ----------------------------------------------------------------------------------------- pictures
 
 
-def schedules() -> str:
+def schedules(path: Path) -> None:
     """Draw the learning rate over three runs with the same number of steps."""
-    lines = []
-    for schedule, color in (("cosine", BLUE), ("trapezoid", RED), ("constant", GREEN)):
-        options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=auto"]
-        options.append(f"--schedule={schedule}")
-        settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).config.train
-        steps = np.arange(settings.max_iters)
-        rates = [lr_multiplier(step, settings) for step in steps]
-        lines.append(Line(schedule, steps[::4], rates[::4], color))
-    return line_chart(
-        "Learning-rate schedules: warm-up of 100 steps, down to 0.1 at step 1000",
-        "step",
-        "fraction of the peak",
-        lines,
-        y_ticks=[0, 0.25, 0.5, 0.75, 1],
-        x_ticks=[0, 250, 500, 750, 1000],
-    )
+    with charts.picture(path, height=2.6) as axes:
+        for schedule, color in SCHEDULES.items():
+            options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=auto"]
+            options.append(f"--schedule={schedule}")
+            settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).config.train
+            steps = np.arange(0, settings.max_iters, 4)
+            rates = [lr_multiplier(step, settings) for step in steps.tolist()]
+            axes.plot(steps, rates, color=color, label=schedule)
+        axes.set_title("The learning rate as a fraction of its peak, with a warm-up of 50 steps")
+        axes.set_xlabel("step")
+        axes.set_ylim(0, 1.05)
+        axes.legend(loc="lower left", bbox_to_anchor=(0.08, 0))
 
 
-def singular_values(model: GPT, corpus: Corpus) -> str:
+def singular_values(path: Path, model: GPT, corpus: Corpus) -> None:
     """Draw the singular values of one gradient, before and after orthogonalization by Muon."""
     x, y = map(torch.from_numpy, Batches(corpus.train, model.config.block_size, 32, seed=0)(0))
     cross_entropy(model(x), y).backward()
     gradient = model.blocks[0].mlp.up.weight.grad
     direction = orthogonalize(gradient[None])[0]
-    before, after = (torch.linalg.svdvals(each).numpy() for each in (gradient, direction))
+    before, after = (torch.linalg.svdvals(matrix).numpy() for matrix in (gradient, direction))
     numbers = np.arange(1, len(before) + 1)
-    return line_chart(
-        "Singular values of the gradient of blocks.0.mlp.up, largest first",
-        "number of the singular value",
-        "singular value",
-        [
-            Line("orthogonalized", numbers, after, RED),
-            Line("gradient, scaled to 1", numbers, before / before[0], BLUE),
-        ],
-        y_ticks=[0, 0.25, 0.5, 0.75, 1, 1.25],
-        x_ticks=[1, 8, 16, 24, 32],
-    )
+    with charts.picture(path, height=2.6) as axes:
+        axes.plot(numbers, after, color=charts.RED, label="orthogonalized")
+        axes.plot(numbers, before / before[0], color=charts.BLUE, label="gradient, scaled to 1")
+        axes.set_title("Singular values of the gradient of blocks.0.mlp.up, largest first")
+        axes.set_xlabel("number of the singular value")
+        axes.set_ylim(0, 1.3)
+        axes.legend(loc="lower left")
 
 
-def overfitting(runs: dict[str, Path]) -> str:
+def overfitting(path: Path, curves: dict[str, LossCurve]) -> None:
     """Draw validation and training losses of runs on one play."""
-    lines = []
-    for (name, folder), color in zip(runs.items(), (RED, BLUE, GREEN), strict=True):
-        steps, val, train_losses = loss_curves(folder)
-        lines.append(Line(f"{name}, validation", steps, val, color))
-        lines.append(Line(f"{name}, training", steps, train_losses, color, dashed=True))
-    return line_chart(
-        "0.4 million parameters on 52,233 characters of one play: 12 epochs",
-        "step",
-        "nats per character",
-        lines,
-        y_ticks=[0.5, 1, 1.5, 2, 2.5],
-        x_ticks=[0, 100, 200, 300, 400],
-    )
+    colors = (charts.RED, charts.BLUE, charts.GREEN)
+    with charts.picture(path, height=3.2) as axes:
+        for (name, curve), color in zip(curves.items(), colors, strict=True):
+            axes.plot(curve.steps, curve.val_loss, color=color, label=f"{name}, validation")
+            axes.plot(curve.steps, curve.train_loss, "--", color=color, label=f"{name}, training")
+        axes.set_title("0.4 million parameters on 52,233 characters of one play: 12 epochs")
+        axes.set_xlabel("step")
+        axes.set_ylabel("nats per character")
+        axes.set_ylim(0.5, 2.5)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def loss_by_position(models: dict[str, GPT], corpus: Corpus) -> str:
+def loss_by_position(path: Path, models: dict[str, GPT], corpus: Corpus) -> None:
     """Draw the validation loss at each position in the context."""
-    lines = []
-    for (name, model), color in zip(models.items(), (BLUE, RED), strict=True):
-        windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
-        nats, counts = loss_sums_by_position(model, windows, select_runtime("cpu", "float32"))
-        lines.append(Line(name, np.arange(1, len(nats) + 1), nats / counts, color))
-    x_ticks = [1, 2, 4, 8, 16, 32, 64]
-    lines.append(Line("trigram, by counting", x_ticks, [TRIGRAM] * 7, GREY, dashed=True))
-    return line_chart(
-        "Validation loss by the number of characters that the model sees",
-        "characters in view (logarithmic)",
-        "nats per character",
-        lines,
-        y_ticks=[1, 1.5, 2, 2.5, 3, 3.5],
-        x_ticks=x_ticks,
-        log_x=True,
-    )
+    with charts.picture(path, height=3) as axes:
+        for (name, model), color in zip(models.items(), (charts.BLUE, charts.RED), strict=True):
+            windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
+            nats, counts = loss_sums_by_position(model, windows, select_runtime("cpu", "float32"))
+            axes.plot(np.arange(1, len(nats) + 1), nats / counts, color=color, label=name)
+        axes.axhline(TRIGRAM, color=charts.GREY, linestyle="--", label="trigram, by counting")
+        charts.log_x(axes, [1, 2, 4, 8, 16, 32, 64])
+        axes.set_title("Validation loss by the number of characters that the model sees")
+        axes.set_xlabel("characters in view (logarithmic)")
+        axes.set_ylabel("nats per character")
+        axes.legend(loc="upper right")
 
 
 @torch.inference_mode()
-def sampling(model: GPT, corpus: Corpus) -> str:
+def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
     """Draw the distribution of the character after PROMPT under five settings of the sampler."""
     ids = torch.from_numpy(corpus.tokenizer.encode(PROMPT).astype(int))
     logits = model(ids[None])[:, -1].double().numpy()
     order = (-logits[0]).argsort()[:10]
-    charts = {}
-    for name, settings in SAMPLER_SETTINGS.items():
-        probs = Sampler(**settings).unnormalized_probs(logits)[0]
-        charts[name] = (probs / probs.sum())[order]
     names = [plots.name(corpus.tokenizer.vocabulary[i]) for i in order]
-    return bar_charts(f"The ten likeliest characters after “{PROMPT}”", names, charts)
+    columns = len(SAMPLER_SETTINGS)
+    with charts.picture(path, height=2.8, columns=columns, sharex=True, sharey=True) as panels:
+        for axes, (name, settings) in zip(panels, SAMPLER_SETTINGS.items(), strict=True):
+            probs = Sampler(**settings).unnormalized_probs(logits)[0]
+            probs = (probs / probs.sum())[order]
+            bars = axes.barh(names, probs, color=charts.BLUE)
+            axes.bar_label(bars, [f"{p:.2f}" if p else "0" for p in probs], padding=2)
+            axes.set_title(name)
+            axes.grid(visible=False)
+            axes.tick_params(bottom=False, labelbottom=False, left=False)
+            axes.spines.bottom.set_visible(False)
+        panels[0].invert_yaxis()  # shared by all
+        panels[0].set_xlim(0, 0.6)
+        panels[0].figure.suptitle(f"The ten likeliest characters after “{PROMPT}”")
 
 
 def attention_maps(model: GPT, corpus: Corpus) -> Image.Image:
@@ -319,12 +198,12 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_with_shifts = train(folder / "shifts", *SMALL)
-        run_no_shifts = train(folder / "no_shifts", *SMALL, "--token_shifts=0")
+        run_with_shifts = train_variant(folder / "shifts", *SMALL)
+        run_no_shifts = train_variant(folder / "no_shifts", *SMALL, "--token_shifts=0")
         on_one_play = {
-            "no dropout": train(folder / "a", *FEW_CHARACTERS),
-            "dropout 0.3": train(folder / "b", *FEW_CHARACTERS, "--dropout=0.3"),
-            "decay 1": train(folder / "c", *FEW_CHARACTERS, "--weight_decay=1"),
+            "no dropout": train_variant(folder / "a", *FEW_CHARACTERS),
+            "dropout 0.3": train_variant(folder / "b", *FEW_CHARACTERS, "--dropout=0.3"),
+            "decay 1": train_variant(folder / "c", *FEW_CHARACTERS, "--weight_decay=1"),
         }
         models = {
             "with token shifts": save_weights(
@@ -332,17 +211,14 @@ def main() -> None:
             ),
             "without": save_weights(run_no_shifts, PICTURES / "without_shifts.safetensors"),
         }
-        pictures = {"overfitting": overfitting(on_one_play)}
+        curves = {name: read_loss_curve(run) for name, run in on_one_play.items()}
+        overfitting(PICTURES / "overfitting.svg", curves)
     corpus = load_corpus(DataConfig(sources=["data/plays"]))
     with_shifts, no_shifts = models.values()
-    pictures |= {
-        "schedules": schedules(),
-        "loss_by_position": loss_by_position(models, corpus),
-        "sampling": sampling(with_shifts, corpus),
-        "singular_values": singular_values(no_shifts, corpus),
-    }
-    for name, content in pictures.items():
-        (PICTURES / f"{name}.svg").write_text(content, encoding="utf-8")
+    schedules(PICTURES / "schedules.svg")
+    loss_by_position(PICTURES / "loss_by_position.svg", models, corpus)
+    sampling(PICTURES / "sampling.svg", with_shifts, corpus)
+    singular_values(PICTURES / "singular_values.svg", no_shifts, corpus)
     for name, model in (("with_shifts", with_shifts), ("without_shifts", no_shifts)):
         image = attention_maps(model, corpus)
         image.save(PICTURES / f"attention_{name}.png", optimize=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -30,6 +31,11 @@ def printed(error: Exception) -> str:
     line = stderr.getvalue().removeprefix("error: ").removesuffix("\n")
     assert escape(line) == line
     return line
+
+
+def shapes(picture: Path) -> list[tuple[str, str | None]]:
+    """Return the kinds of the shapes in an SVG file, and its words."""
+    return [(shape.tag, shape.text) for shape in ElementTree.parse(picture).iter()]
 
 
 class Command:
