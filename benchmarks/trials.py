@@ -37,7 +37,7 @@ from common.files import write_atomic
 from common.process import end_command, start_command
 from common.signals import EXIT_CODES, exit_at_once, handle_signals
 from configs.cli import Command, CommandLineOptions, parse_train
-from configs.fields import Checked, kind, setting, settings_of
+from configs.fields import Checked, value_type, setting, settings_of
 from configs.options import command_help, options_of, parse_arguments
 from configs.schema import Config, flat_settings, from_dict
 
@@ -155,7 +155,7 @@ def split_arguments(argv: list[str]) -> tuple[list[str], list[str], list[list[st
             )
         if name in settings_of(TrialOptions):
             own.append(word)
-        elif "," in text and kind(field) is not tuple:
+        elif "," in text and value_type(field) is not tuple:
             varied.append([f"{option}={value}" for value in text.split(",")])
         else:
             shared.append(word)
