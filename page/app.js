@@ -3,6 +3,7 @@
 
 const SLICE = 40; // milliseconds that the worker computes before it reads messages again
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
+const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
 const BITS_PER_NAT = 1 / Math.LN2;
 // A head is named after a pattern that gets on average this share of its attention, and this many
 // times the share that uniform attention would give.
@@ -86,6 +87,17 @@ function serve() {
           slice.report({ n, start, window, attention, previous, induction });
         }
       }
+    },
+
+    // Compare the model in the page with the one in Python.
+    async check({ check }, pause) {
+      let largest = 0;
+      for (const difference of differences(model, check)) {
+        largest = Math.max(largest, difference); // stays NaN
+        await pause(false);
+      }
+      const { report } = await pause(true);
+      report({ difference: largest });
     },
 
     async score({ ids }, pause) {
@@ -385,11 +397,11 @@ function showPage() {
   const data = JSON.parse($("data").textContent);
   const vocabulary = Array.from(data.vocabulary);
   const ids = new Map(vocabulary.map((c, id) => [c, id]));
-  const fail = (reason) => {
-    $("failure").textContent = `This browser cannot run the model: ${reason}.`;
+  const fail = (text) => {
+    $("failure").textContent = text;
     $("failure").hidden = false;
   };
-  const ask = startWorker(fail);
+  const ask = startWorker((reason) => fail(`This browser cannot run the model: ${reason}.`));
   const { dtype, shapes, config } = data;
   ask("load", { base64: $("weights").textContent, dtype, shapes, config });
   $("weights").remove();
@@ -400,8 +412,17 @@ function showPage() {
     const labels = ["0 nats", "1", "2", "3", "4", "5", "6", "7 and more"];
     legend.append(...labels.map((text, n) => element("span", { className: `n${n}`, text })));
   }
+  // Say if this is not Python's model. It runs after the first characters, which should not wait.
+  const check = () =>
+    ask("check", { check: data.check }, ({ difference }) => {
+      if (difference <= TOLERANCE) return;
+      fail(
+        "This page is not the model that was trained: its logits differ from Python's by up to " +
+          `${percent(difference)} of the largest. Was the model's code changed without the page's?`,
+      );
+    });
   const attention = showAttention(ask, vocabulary, config);
-  showWrite(ask, vocabulary, ids, data, attention);
+  showWrite(ask, vocabulary, ids, data, attention, check);
   showScore(ask, vocabulary, ids);
   showAbout(data, vocabulary);
   document.querySelector("main").hidden = false;
@@ -409,14 +430,14 @@ function showPage() {
 
 const escapedText = (text) => Array.from(text, escaped).join("");
 
-function showWrite(ask, vocabulary, ids, data, inspect) {
+function showWrite(ask, vocabulary, ids, data, inspect, check) {
   const { block_size: blockSize } = data.config;
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
   $("prompt").value = data.prompt;
   // With an empty prompt, the text starts after a hidden newline (else a space, else id 0).
   const start = ids.get("\n") ?? ids.get(" ") ?? 0;
-  let [writing, prompt, end, rate, shown] = [false, null, 0, 0, null];
+  let [writing, prompt, end, rate, shown, checked] = [false, null, 0, 0, null, false];
 
   const why = (i) => {
     shown = i;
@@ -467,6 +488,8 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
       rate = report.rate;
       writing = view.items.length < until;
       if (shown >= report.from) why(shown); // it has been judged now
+      if (!checked) check();
+      checked = true;
       update();
     });
     update();

@@ -227,13 +227,31 @@ class Reader {
   }
 }
 
-// Yield [position, logits] for every prediction in a text, each once. The windows do not overlap
-// and have block_size predictions, like those of `evaluation_windows` in data/batches.py.
+// Read the window ids[start] to ids[end - 1]; yield [n, logits] for each n: those after n ids.
+function* readWindow(model, ids, start, end) {
+  const [window, caches] = [ids.slice(start, end), model.newCaches()];
+  for (let i = 0; i < window.length; i++) yield [start + i + 1, model.step(window, i, caches)];
+}
+
+// Yield [n, logits] for every prediction in a text, each once. The windows do not overlap and have
+// block_size predictions, like those of `evaluation_windows` in data/batches.py.
 function* predictions(model, ids) {
-  for (let start = 0; start < ids.length - 1; start += model.config.block_size) {
-    const window = ids.slice(start, Math.min(start + model.config.block_size, ids.length - 1));
-    const caches = model.newCaches();
-    for (let i = 0; i < window.length; i++) yield [start + i + 1, model.step(window, i, caches)];
+  const size = model.config.block_size;
+  for (let start = 0; start < ids.length - 1; start += size) {
+    yield* readWindow(model, ids, start, Math.min(start + size, ids.length - 1));
+  }
+}
+
+// Compare the logits with those that Python computed from the same weights: `check` has ids, and
+// [n, logits] for some n. Yield the difference after each step, in units of the largest logit; 0
+// where there is nothing to compare.
+function* differences(model, { ids, logits }) {
+  const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  for (const [n, expected] of logits) {
+    for (const [m, found] of readWindow(model, ids, windowStart(n, model.config.block_size), n)) {
+      if (m < n) yield 0;
+      else yield largest(expected.map((logit, i) => logit - found[i])) / largest(expected);
+    }
   }
 }
 
