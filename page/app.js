@@ -4,6 +4,8 @@
 const SLICE = 40; // milliseconds that the worker computes before it reads messages again
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
 const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
+const PACE = 20; // characters per second, while the page writes by itself
+const SURPRISE = Math.log(10); // nats: a probability below 10 %
 const BITS_PER_NAT = 1 / Math.LN2;
 // A head is named after a pattern that gets on average this share of its attention, and this many
 // times the share that uniform attention would give.
@@ -46,8 +48,9 @@ function serve() {
       [writer, inspector, inspected, shares] = [new Reader(model), new Reader(model), [], []];
     },
 
-    // Judge the given characters from position `from` on, then draw more up to position `end`.
-    async write({ ids, from, end, settings }, pause) {
+    // Judge the given characters from position `from` on, then draw more up to position `end`, as
+    // fast as possible or, with `pace`, so many a second.
+    async write({ ids, from, end, settings, pace }, pause) {
       const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
       let [items, drawing] = [[], 0];
       for (let n = from; n < end; n++) {
@@ -55,12 +58,14 @@ function serve() {
         const logits = writer.read(ids, n);
         if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
         items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
-        const slice = await pause(n + 1 === end);
+        const paced = pace && n >= given;
+        const slice = await pause(n + 1 === end || paced);
         if (!slice) continue;
         if (slice.stopped) return;
         const [drawn, seconds] = [Math.max(0, n + 1 - given), (performance.now() - drawing) / 1000];
-        slice.report({ from: n + 1 - items.length, items, rate: drawn / seconds });
+        slice.report({ from: n + 1 - items.length, items, rate: pace ? 0 : drawn / seconds });
         items = [];
+        if (paced) await new Promise((resolve) => setTimeout(resolve, 1000 / pace));
       }
     },
 
@@ -437,7 +442,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, check) {
   $("prompt").value = data.prompt;
   // With an empty prompt, the text starts after a hidden newline (else a space, else id 0).
   const start = ids.get("\n") ?? ids.get(" ") ?? 0;
-  let [writing, prompt, end, rate, shown, checked] = [false, null, 0, 0, null, false];
+  let [writing, prompt, given, end, rate, shown, checked] = [false, null, 0, 0, 0, null, false];
+  let alive = true; // the page writes by itself, until the reader takes over
 
   const why = (i) => {
     shown = i;
@@ -457,39 +463,40 @@ function showWrite(ask, vocabulary, ids, data, inspect, check) {
 
   // Begin a new text with the prompt; return whether that is possible.
   const begin = () => {
-    const given = encode($("prompt"), $("prompt-error"), ids);
-    if (!given) return false;
+    const text = encode($("prompt"), $("prompt-error"), ids);
+    if (!text) return false;
     prompt = $("prompt").value;
     view.clear();
     [shown, rate] = [null, 0];
     $("why").replaceChildren();
     inspect(null);
-    view.append((given.length ? given : [start]).map((id) => ({ id })), {
+    view.append((text.length ? text : [start]).map((id) => ({ id })), {
       given: true,
-      hidden: !given.length,
+      hidden: !text.length,
     });
-    end = view.items.length;
+    given = end = view.items.length;
     return true;
   };
 
   // Judge the given characters that have not been judged, then write up to position `until`.
-  const write = (until) => {
+  const write = (until, pace = 0) => {
     const chosen = settings();
     if (!chosen) return;
     writing = true;
     const text = view.items.map(({ id }) => id);
     const judged = view.items.findLastIndex(({ nats }) => nats !== undefined) + 1;
     const from = Math.max(1, judged, judged ? 0 : windowStart(text.length, blockSize) + 1);
-    const message = { ids: text, from: Math.min(from, text.length), end: until, settings: chosen };
+    const message = { ids: text, from: Math.min(from, text.length), end: until, settings: chosen, pace };
     ask("write", message, (report) => {
-      const given = Math.max(0, view.items.length - report.from);
-      report.items.slice(0, given).forEach((item, i) => view.scoreCharacter(report.from + i, item));
-      view.append(report.items.slice(given));
+      const known = Math.max(0, view.items.length - report.from);
+      report.items.slice(0, known).forEach((item, i) => view.scoreCharacter(report.from + i, item));
+      view.append(report.items.slice(known));
       rate = report.rate;
       writing = view.items.length < until;
       if (shown >= report.from) why(shown); // it has been judged now
       if (!checked) check();
       checked = true;
+      if (alive && view.selected === null) selectSurprise();
       update();
     });
     update();
@@ -500,6 +507,20 @@ function showWrite(ask, vocabulary, ids, data, inspect, check) {
     writing = false;
     update();
   };
+
+  // Select the first character drawn with a low probability; at the end of the text, the lowest.
+  const selectSurprise = () => {
+    const losses = view.items.map(({ nats }, i) => (i < given ? 0 : nats));
+    const first = losses.findIndex((nats) => nats > SURPRISE);
+    if (first >= 0) view.select(first);
+    else if (!writing) view.select(argmax(losses));
+  };
+
+  const takeOver = ({ target }) => {
+    if (alive && writing && !$("write").contains(target)) pause(); // its own click pauses or writes
+    alive = false;
+  };
+  for (const event of ["click", "keydown"]) document.addEventListener(event, takeOver, true);
 
   // Replace character i by a different one and continue the text from there.
   const replace = (i, id) => {
@@ -565,6 +586,9 @@ function showWrite(ask, vocabulary, ids, data, inspect, check) {
       : "";
   };
   update();
+  if (!begin()) return;
+  end += Number($("max_new_tokens").value);
+  write(end, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : PACE);
 }
 
 // Return `inspect(ids, n)`, which shows what the model attended to when it predicted character n.
