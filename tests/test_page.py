@@ -27,7 +27,7 @@ from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
-from tests.variants import CHOICES
+from tests.variants import CHOICES, RECIPES, choices_of
 from training.evaluate import exact_loss
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
@@ -245,6 +245,41 @@ def test_attention_is_that_of_the_models_attention_maps(trained):
         maps = torch.cat(model.attention_maps(torch.tensor(ids)))  # (L * H, T, T)
         for position, rows in enumerate(found):
             assert_close(rows, maps[:, position, : position + 1].numpy(), 1e-5)
+
+
+def test_the_lens_and_silent_heads_are_those_of_the_model_with_the_switches_of_the_recipes():
+    ids, off = np.random.default_rng(3).integers(0, V, 8).tolist(), [(0, 1), (1, 0)]
+    models = [random_model(10.0, **choices_of(recipe)) for recipe in RECIPES]
+    code = """
+    return given.map(({ config, dtype, shapes, weights, ids }) =>
+      [[], [1, 2]].map((off) => {
+        const model = new GPT(config, decodeWeights(weights, dtype, shapes), off);
+        const all = Array.from(readWindow(model, ids, 0, 8), ([, logits]) => Array.from(logits));
+        return { all, lens: model.lens().map((logits) => Array.from(logits)) };
+      }));
+    """
+    found = run_node(code, [packed(model, ids) for model in models])
+    for model, (whole, silent) in zip(models, found, strict=True):
+        assert_close(whole["lens"], model.logit_lens(torch.tensor(ids))[:, -1].numpy(), 1e-5)
+        assert whole["lens"][-1] == whole["all"][-1] != silent["all"][-1]
+        with model.heads_off(off):
+            assert_close(silent["all"], logits_of(model, ids), 1e-5)
+            assert_close(silent["lens"], model.logit_lens(torch.tensor(ids))[:, -1].numpy(), 1e-5)
+
+
+@pytest.mark.parametrize("start, end", [(1, 9), (5, 30), (12, 13), (9, 10), (13, 30)])
+def test_a_text_is_judged_again_in_the_windows_in_which_it_was_written(start, end):
+    model = packed(random_model(10.0), np.random.default_rng(5).integers(0, V, 30).tolist())
+    code = """
+    const { config, dtype, shapes, weights, ids, start, end } = given;
+    const model = new GPT(config, decodeWeights(weights, dtype, shapes));
+    const again = [...rereadings(model, ids, start, end)].filter(([, logits]) => logits);
+    const reader = new Reader(model);
+    const numbers = ([n, logits]) => [n, ...logits];
+    return [again, again.map(([n]) => [n, reader.read(ids, n)])].map((all) => all.map(numbers));
+    """
+    again, written = run_node(code, model | {"start": start, "end": end})
+    assert again == written and [row[0] for row in again] == [*range(start, end)]
 
 
 def test_head_means_are_those_of_the_attention_maps():
