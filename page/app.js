@@ -111,12 +111,11 @@ function serve() {
       for (const [from, end] of spans) {
         let items = [];
         for (const [n, logits] of rereadings(model, ids, from, end)) {
-          if (logits) items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
+          if (logits) items.push({ position: n, id: ids[n], ...scoreCharacter(logits, ids[n]) });
           const slice = await pause(n + 1 === end);
           if (!slice) continue;
           if (slice.stopped) return;
-          const done = n + 1 === spans.at(-1)[1] && end === spans.at(-1)[1];
-          slice.report({ from: n + 1 - items.length, items, done });
+          slice.report({ items, done: logits && n + 1 === spans.at(-1)[1] });
           items = [];
         }
       }
@@ -575,7 +574,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
       if (item.nats === now.nats) return;
       view.scoreCharacter(i, { ...item, ...now });
       if (shown === i) why(i);
-      if (before?.[i]) heads.say(`${went(i)} The text is read again.`);
+      if (before?.[i]) heads.say(`The selected ${went(i)} The text is read again.`);
     });
   };
   // Say how the probability of a character has changed with the heads.
@@ -690,9 +689,9 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     const [top, bottom] = view.visible().map((i) => Math.max(first, i));
     const spans = [[top, bottom], [bottom, text.length], [first, top]];
     const message = { ids: text, spans: spans.filter(([from, to]) => from < to) };
-    ask("judge", message, ({ from, items, done }) => {
-      items.forEach((item, i) => view.scoreCharacter(from + i, item));
-      if (shown >= from && shown < from + items.length) why(shown);
+    ask("judge", message, ({ items, done }) => {
+      for (const { position, ...item } of items) view.scoreCharacter(position, item);
+      if (items.some(({ position }) => position === shown)) why(shown);
       if (done) sayChange();
       update();
     });
@@ -709,7 +708,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     const button = element("button", { text: `after “${escapedText(around)}”` });
     button.addEventListener("click", () => view.selected === most || view.select(most));
     heads.say(
-      view.selected in before ? `${went(view.selected)} ` : "",
+      view.selected in before ? `The selected ${went(view.selected)} ` : "",
       `The mean loss of the text went from ${was.toFixed(4)} to ${is.toFixed(4)} nats. `,
       `What changed most: ${went(most)} It stands `, button, ".",
     );

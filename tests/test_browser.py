@@ -89,6 +89,13 @@ class Tab:
     def select(self, i: int, box: str = "#text"):
         self.page.locator(f"{box} span").nth(i).click()
 
+    def levels(self) -> list[int]:
+        """The colors of the text, but for its first character: levels of loss."""
+        names = self.page.evaluate(
+            "Array.from(document.querySelectorAll('#text span')).map((span) => span.className)"
+        )
+        return [int(re.search(r"n(\d)", name)[1]) for name in names[1:]]
+
     def inspected(self):
         self.until("document.querySelector('#attention').ariaBusy === 'false'")
 
@@ -399,13 +406,11 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_pat
         """What the page shows of character n, and the levels of all."""
         opened.inspected()
         rows = opened.locator("#lens tbody tr td:last-child").all_inner_texts()
-        return rows, re.search(r"probability (\S+\s%)", opened.inner_text("#why"))[1], levels()
-
-    def levels():
-        names = opened.evaluate(
-            "Array.from(document.querySelectorAll('#text span')).map((span) => span.className)"
+        return (
+            rows,
+            re.search(r"probability (\S+\s%)", opened.inner_text("#why"))[1],
+            opened.levels(),
         )
-        return [int(re.search(r"n(\d)", name)[1]) for name in names[1:]]
 
     def expected():
         shares = python.lens(text, n)[:, python.VOCABULARY.index(text[n])].tolist()
@@ -441,15 +446,34 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_pat
         opened.click("#step")  # the next character
         opened.until(f"document.querySelectorAll('#text span').length === {len(text) + 1}")
         text = opened.text()
-        assert levels()[-1] == min(7, int(python.nats(text)[-1]))
+        assert opened.levels()[-1] == min(7, int(python.nats(text)[-1]))
         text = text[:-1]
     assert float(means[0]) == pytest.approx(np.mean(python.nats(text)), abs=1e-4)
     opened.click("#all-on")
     opened.inspected()
     assert not opened.is_visible("#heads-off")
     opened.until("document.querySelector('#off-effect').textContent.includes('changed most')")
-    assert shown()[:2] == with_all[:2] and levels()[: len(text) - 1] == with_all[2]
+    assert shown()[:2] == with_all[:2] and opened.levels()[: len(text) - 1] == with_all[2]
     opened.context.close()
+
+
+def test_a_long_text_has_its_colors_again_when_all_heads_are_on_again(tab):
+    """It is judged in many slices of time, some of which end in what is only context."""
+    tab.fill("#max_new_tokens", "1500")
+    tab.write()
+    tab.select(1400)
+    tab.inspected()
+    first, effects = tab.levels(), []
+    for switch in ("#heads tr:first-child input", "#all-on"):
+        tab.click(switch)
+        tab.until("document.querySelector('#off-effect').textContent.includes('changed most')")
+        effects.append(tab.text_content("#off-effect").split("What changed most")[1])
+        assert (tab.levels() == first) == (switch == "#all-on")
+    (was, now, place), (was_again, now_again, same_place) = (
+        re.search(r"from (.*) to (.*?)\. It stands (.*)", effect).groups() for effect in effects
+    )
+    assert (was, now, place) == (now_again, was_again, same_place)
+    assert place.split("“")[1].split("”")[0].replace("\\n", "\n") in tab.text()
 
 
 def test_the_first_character_was_not_chosen(tab):
