@@ -542,6 +542,7 @@ function showHeads(ask, { n_head: H }) {
   $("all-on").addEventListener("click", () => {
     heads.off.clear();
     apply();
+    $("text").focus({ preventScroll: true }); // the button is gone
   });
   return heads;
 }
@@ -574,14 +575,16 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
       if (item.nats === now.nats) return;
       view.scoreCharacter(i, { ...item, ...now });
       if (shown === i) why(i);
-      if (before?.[i]) heads.say(`The selected ${went(i)} The text is read again.`);
+      if (before && i in before) heads.say(`The selected ${went(i)} The text is read again.`);
     });
   };
+
   // Say how the probability of a character has changed with the heads.
   const went = (i) => {
     const [was, is] = [before[i], view.items[i].nats].map((nats) => percent(Math.exp(-nats)));
     return `${quoted(vocabulary[view.items[i].id])} went from ${was} to ${is}.`;
   };
+
   const options = { onShow: why, onSelect: look, panel: $("why") };
   const view = new TextView($("text"), vocabulary, options);
 
@@ -685,7 +688,9 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     const text = view.items.map(({ id }) => id);
     const first = view.items.findIndex(({ nats }) => nats !== undefined);
     if (first < 0) return;
-    before ||= Object.fromEntries(view.items.map(({ nats }, i) => [i, nats]).slice(first));
+    before ||= Object.fromEntries(
+      view.items.map(({ nats }, i) => [i, nats]).filter(([, nats]) => nats !== undefined),
+    );
     const [top, bottom] = view.visible().map((i) => Math.max(first, i));
     const spans = [[top, bottom], [bottom, text.length], [first, top]];
     const message = { ids: text, spans: spans.filter(([from, to]) => from < to) };

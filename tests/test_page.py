@@ -187,12 +187,13 @@ class GatedConfig(ModelConfig):
     ],
     ids=["a gate", "SwiGLU's gate beside ReLU^2", "a setting"],
 )  # fmt: skip
-def test_a_model_with_a_part_that_the_page_does_not_read_is_refused(change, message):
+def test_a_model_with_a_part_that_the_page_does_not_read_is_refused(change, message, tmp_path):
     model = random_model(mlp="relu2")
     export.refuse_unread(model)
     change(model)
     with pytest.raises(ConfigError, match=re.escape(message)):
-        export.refuse_unread(model)
+        export.write_page(tmp_path / "page.html", None, model, SampleConfig(ckpt=("x",)), "")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
