@@ -412,7 +412,7 @@ function showLens(panel, vocabulary, lens, id) {
         title: `${named(character)}: ${percent(share)}`,
       });
       chip.append(element("small", { text: `${Math.round(100 * share)}\u00a0%` }));
-      chip.style.setProperty("--share", share);
+      chip.style.setProperty("--share", Math.sqrt(share)); // small ones can be told apart
       return chip;
     });
     return element("tr", {}, [
@@ -423,14 +423,10 @@ function showLens(panel, vocabulary, lens, id) {
   });
   const head = ["Block", "Likeliest next", quoted(vocabulary[id])];
   const columns = head.map((text) => element("th", { scope: "col", text }));
-  const mind = quoted(vocabulary[likeliest]);
+  const mind = quoted(vocabulary[likeliest]).replace(/^./, (letter) => letter.toUpperCase());
+  const from = settled ? `from block ${settled + 1} of ${lens.length} on` : "after every block";
   panel.replaceChildren(
-    element("p", {
-      text: settled
-        ? `After block ${settled}, another character was still the likeliest; ` +
-          `from block ${settled + 1} on, it is ${mind}.`
-        : `${mind[0].toUpperCase()}${mind.slice(1)} is the likeliest after every block.`,
-    }),
+    element("p", { text: `${mind} comes first ${from}.` }),
     element("table", {}, [
       element("thead", {}, [element("tr", {}, columns)]),
       element("tbody", {}, rows),
@@ -439,7 +435,7 @@ function showLens(panel, vocabulary, lens, id) {
       className: "hint",
       text:
         "Each row shows what the model would predict if it ended after that block (the logit " +
-        "lens). The last row is the whole model.",
+        "lens); the last row is the whole model. The last column is the character that was taken.",
     }),
   );
 }
@@ -575,15 +571,16 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
       if (item.nats === now.nats) return;
       view.scoreCharacter(i, { ...item, ...now });
       if (shown === i) why(i);
-      if (before && i in before) heads.say(`The selected ${went(i)} The text is read again.`);
+      if (before && i in before) heads.say(`${selected(i)}The text is read again.`);
     });
   };
 
-  // Say how the probability of a character has changed with the heads.
-  const went = (i) => {
+  // Return how the probability of a character has changed with the heads.
+  const change = (i) => {
     const [was, is] = [before[i], view.items[i].nats].map((nats) => percent(Math.exp(-nats)));
-    return `${quoted(vocabulary[view.items[i].id])} went from ${was} to ${is}.`;
+    return `${was} → ${is}.`;
   };
+  const selected = (i) => `Selected ${quoted(vocabulary[view.items[i].id])}: ${change(i)} `;
 
   const options = { onShow: why, onSelect: look, panel: $("why") };
   const view = new TextView($("text"), vocabulary, options);
@@ -705,17 +702,18 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
   // Say how the losses have changed, and name the character whose loss has changed most.
   const sayChange = () => {
     const judged = Object.keys(before).map(Number).filter((i) => i < view.items.length);
-    const change = (i) => Math.abs(view.items[i].nats - before[i]);
+    const difference = (i) => Math.abs(view.items[i].nats - before[i]);
     const mean = (loss) => judged.reduce((sum, i) => sum + loss(i), 0) / judged.length;
     const [was, is] = [mean((i) => before[i]), mean((i) => view.items[i].nats)];
-    const most = judged.reduce((best, i) => (change(i) > change(best) ? i : best));
+    const most = judged.reduce((best, i) => (difference(i) > difference(best) ? i : best));
     const around = view.items.slice(Math.max(0, most - 12), most).map(({ id }) => vocabulary[id]);
-    const button = element("button", { text: `after “${escapedText(around)}”` });
+    const name = `${quoted(vocabulary[view.items[most].id])} after “${escapedText(around)}”`;
+    const button = element("button", { text: name });
     button.addEventListener("click", () => view.selected === most || view.select(most));
     heads.say(
-      view.selected in before ? `The selected ${went(view.selected)} ` : "",
-      `The mean loss of the text went from ${was.toFixed(4)} to ${is.toFixed(4)} nats. `,
-      `What changed most: ${went(most)} It stands `, button, ".",
+      view.selected in before ? selected(view.selected) : "",
+      `Mean loss of the text: ${was.toFixed(4)} → ${is.toFixed(4)} nats. Changed most: `,
+      button, `: ${change(most)}`,
     );
     before = null;
   };

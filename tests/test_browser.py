@@ -432,7 +432,7 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_pat
     opened.select_option("#layer", index=0)
     opened.focus("#heads tr:nth-child(2) input")
     opened.keyboard.press("Space")
-    opened.until("document.querySelector('#off-effect').textContent.includes('changed most')")
+    opened.until("document.querySelector('#off-effect').textContent.includes('Changed most')")
     assert opened.text_content("#off-names") == "Switched off: layer 1 head 2."
     with python.model.heads_off([(0, 1)]):
         assert shown() == expected() != with_all
@@ -451,7 +451,7 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_pat
     opened.click("#all-on")
     opened.inspected()
     assert not opened.is_visible("#heads-off")
-    opened.until("document.querySelector('#off-effect').textContent.includes('changed most')")
+    opened.until("document.querySelector('#off-effect').textContent.includes('Changed most')")
     assert shown()[:2] == with_all[:2] and opened.levels()[: len(text) - 1] == with_all[2]
     opened.context.close()
 
@@ -465,14 +465,13 @@ def test_a_long_text_has_its_colors_again_when_all_heads_are_on_again(tab):
     first, effects = tab.levels(), []
     for switch in ("#heads tr:first-child input", "#all-on"):
         tab.click(switch)
-        tab.until("document.querySelector('#off-effect').textContent.includes('changed most')")
-        effects.append(tab.text_content("#off-effect").split("What changed most")[1])
+        tab.until("document.querySelector('#off-effect').textContent.includes('Changed most')")
+        effect = tab.text_content("#off-effect").split("Changed most: ")[1]
+        effects.append(re.fullmatch(r"(.*): (.*) → (.*)\.", effect).groups())
         assert (tab.levels() == first) == (switch == "#all-on")
-    (was, now, place), (was_again, now_again, same_place) = (
-        re.search(r"from (.*) to (.*?)\. It stands (.*)", effect).groups() for effect in effects
-    )
-    assert (was, now, place) == (now_again, was_again, same_place)
-    assert place.split("“")[1].split("”")[0].replace("\\n", "\n") in tab.text()
+    (place, was, now), (same_place, *again) = effects
+    assert place == same_place and [now, was] == again
+    assert re.search("“(.*)”", place)[1].replace("\\n", "\n") in tab.text()
 
 
 def test_the_first_character_was_not_chosen(tab):
