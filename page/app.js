@@ -808,7 +808,7 @@ function showAttention(ask, vocabulary, config, heads) {
         $("head").value = h;
         draw();
       });
-      const label = `Head ${h + 1} is on`;
+      const label = `Use head ${h + 1}`;
       const input = element("input", { type: "checkbox", role: "switch", "aria-label": label });
       input.checked = !heads.off.has(n);
       input.addEventListener("change", () => heads.toggle(n));
