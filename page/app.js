@@ -690,7 +690,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     waiting = false;
     const text = view.items.map(({ id }) => id);
     const first = view.items.findIndex(({ nats }) => nats !== undefined);
-    if (first < 0) return;
+    if (first < 0) return (before = null); // there is nothing to judge
     const [top, bottom] = view.visible().map((i) => Math.max(first, i));
     const spans = [[top, bottom], [bottom, text.length], [first, top]];
     const message = { ids: text, spans: spans.filter(([from, to]) => from < to) };
