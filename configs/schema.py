@@ -11,6 +11,7 @@ import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
 from common.errors import ConfigError, did_you_mean
+from common.user_text import unescape, with_escapes
 from configs.fields import Checked, brief, setting, variants
 
 # an address of a text: URL, name of its folder, name of the file, SHA-256
@@ -74,11 +75,31 @@ class DataConfig(Checked):
         (), "validation texts, in the format of sources; none: the end of each source file"
     )
     val_fraction: float = setting(
-        0.1, "fraction of each file, at its end, to validate on", "(0, 1)"
+        0.1,
+        "fraction of each file, at its end, to validate on; of a list: of its distinct items, those "
+        "with the lowest SHA-256",
+        "(0, 1)",
+    )
+    separator: str = setting(
+        "",
+        "text that ends each item of a list, with escapes as in --prompt: '\\n' for names, '\\n\\n' "
+        "for recipes; every item is learned alone; none: the text is one piece",
+    )
+    answer_after: str = setting(
+        "",
+        "with separator: text that ends the question of an item, such as =; only what follows "
+        "counts for the loss",
     )
 
     def __post_init__(self):
         super().__post_init__()
+        for name in ("separator", "answer_after"):  # one spelling, however it was written
+            object.__setattr__(self, name, with_escapes(unescape(getattr(self, name))))
+        if self.answer_after and not self.separator:
+            raise ConfigError(
+                f"answer_after {brief(self.answer_after)} needs items that end: set separator too, "
+                "such as '\\n'"
+            )
         self._check_encoding()
         for source in self.sources + self.val_sources:
             if "://" in source and not ADDRESS.fullmatch(source):

@@ -17,6 +17,7 @@ from configs.cli import Command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
+from data.items import longer_than
 from data.summary import size_advice
 from model.runtime import dtype_name
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
@@ -43,11 +44,12 @@ class Report:
         parameters = model.parameter_count()
         lines = [
             *corpus.summary,
+            *self._note_long_items(),
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             f"device      {run.runtime}{run.world}; attention kernel: {run.config.model.kernel}",
         ]
-        if run.progress.step == 0:
+        if run.progress.step == 0 and not corpus.item_format:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
         # scalars alone are for short runs, for which this measurement is too slow
@@ -65,6 +67,15 @@ class Report:
                     summaries.charts(),
                     summaries.hparams(settings),
                 ]
+            )
+
+    def _note_long_items(self) -> Iterator[str]:
+        """Yield a note if items of a list are longer than the context."""
+        corpus, block_size = self.run.corpus, self.run.config.model.block_size
+        if corpus.item_format and (count := longer_than(block_size, (corpus.train, corpus.val))):
+            yield (
+                f"note: {count:,} items with their ends are longer than block_size {block_size}: "
+                "the model never sees such an item as a whole"
             )
 
     def log_step(self, result: StepResult) -> None:
@@ -100,15 +111,22 @@ class Report:
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
         }
+        exact_match = ""
+        if result.exact_match is not None:
+            scalars["val/exact_match"] = result.exact_match
+            answers = len(self.run.corpus.val.segments)
+            exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
         self.logger.scalars(step, scalars)
         info(
             f"step {step:,}: validation loss {val_loss:.4f} "
             f"({val_loss * BITS_PER_NAT:.4f} bits per character"
             f"{'; the best so far' if result.improved else ''}), loss on training text "
-            f"{train_loss:.4f}"
+            f"{train_loss:.4f}{exact_match}"
         )
+        if result.wrong_answers:
+            self.logger.sample(step, "\n".join(result.wrong_answers), "samples/wrong_answers")
         if result.sample:
-            self.logger.sample(step, result.sample)
+            self.logger.sample(step, result.sample, "samples/text")
         self._log_warnings("val", result.warnings)
         if result.probe and self.pictures:
             self.logger.summaries(step, figures(result, self.run.corpus.tokenizer.vocabulary))
@@ -192,10 +210,10 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
         for head, weights in enumerate(heads.numpy(), 1):
             image = plots.attention(weights, probe.text, f"layer {layer}, head {head}")
             yield summaries.picture(f"attention/layer_{layer}_head_{head}", image)
-    positions = 1 + np.arange(len(result.loss_by_position))
+    counted = np.flatnonzero(~np.isnan(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
-    chart = plots.curve(positions, result.loss_by_position, uniform, title)
+    chart = plots.curve(1 + counted, result.loss_by_position[counted], uniform, title)
     yield summaries.picture("val/loss_by_position", chart)
 
 

@@ -3,15 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import CheckpointError, DataError, first_few
+from configs.schema import DataConfig
 from data.batches import Split
 from data.disk_cache import StoredIds
 from data.download import Unavailable
+from data.items import ItemFormat, load_items
 from data.streaming import StreamedText
 from data.summary import summarize, total_counts
 from data.text_files import Source, Text
@@ -27,6 +30,7 @@ class Corpus:
     val_sha256  of the validation text, if that is a text of its own
     characters  in all files together
     summary     lines for the user
+    item_format of a list; None: the text is one piece
     """
 
     name: str
@@ -37,6 +41,7 @@ class Corpus:
     train: Split
     val: Split
     summary: list[str]
+    item_format: ItemFormat | None = None
 
 
 def load_corpus(
@@ -48,6 +53,8 @@ def load_corpus(
     min_count: int = 1,
     val_sources: Sequence[str] = (),
     val_fraction: float = 0.1,
+    separator: str = "",
+    answer_after: str = "",
     wanted_sha256: str | None = None,
     wanted_val_sha256: str | None = None,
     vocabulary: str | None = None,
@@ -82,9 +89,16 @@ def load_corpus(
     texts = [StreamedText(choice.text, encoding, newlines) for choice in chosen]
     counts, path = total_counts(texts), chosen[0].text.path
     tokenizer = _tokenizer_for(counts, path, min_count, vocabulary, add_characters)
+    item_format, item_lines = None, []
+    if separator:
+        item_format = ItemFormat.of(DataConfig(separator=separator, answer_after=answer_after))
+        encode = partial(tokenizer.encode, map_unknown=min_count > 1)
+        train, val, item_lines = load_items(texts, item_format, val_fraction, encode)
     ids = [text.ids(tokenizer, map_unknown=min_count > 1) for text in texts]
     file_spans = [list(pairwise(accumulate(text.char_counts.lengths, initial=0))) for text in texts]
-    if val_sources:
+    if separator:
+        pass
+    elif val_sources:
         train, val = Split(ids[0], tuple(file_spans[0])), Split(ids[1], tuple(file_spans[1]))
     else:
         train, val = _split(ids[0], file_spans[0], val_fraction)
@@ -99,13 +113,16 @@ def load_corpus(
         summary=[
             *chain(*map(_describe_choice, chosen, texts)),
             *_note_rare_but_kept(total_counts(texts), min_count, vocabulary),
-            *summarize(texts, tokenizer, train, val),
+            *summarize(texts, tokenizer, train, val, item_lines),
         ],
+        item_format=item_format,
     )
 
 
 def check_sizes(corpus: Corpus, block_size: int) -> None:
     """Raise DataError unless both splits hold at least one window of `block_size` predictions."""
+    if corpus.item_format:
+        return  # any item is enough
     longest_segment = {
         name: max(end - start for start, end in split.segments)
         for name, split in (("training", corpus.train), ("validation", corpus.val))

@@ -81,6 +81,13 @@ class StreamedText:
             )
         return StoredIds(entry, tokenizer.dtype)
 
+    def read_files(self) -> list[str]:
+        """Return the characters of each file."""
+        contents = [""] * len(self.text.files)
+        for number, piece in self._pieces("reading"):
+            contents[number] += piece
+        return contents
+
     def _key(self, *more: str) -> str:
         parts = (CACHE_FORMAT, self.text.sha256, self.encoding, self.newlines, *more)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -24,16 +24,26 @@ PRESETS = (
 
 
 def summarize(
-    texts: Sequence[StreamedText], tokenizer: CharTokenizer, train: Split, val: Split
+    texts: Sequence[StreamedText],
+    tokenizer: CharTokenizer,
+    train: Split,
+    val: Split,
+    item_lines: Sequence[str],
 ) -> list[str]:
-    """Return the summary of a text; notes about what is unusual come first."""
+    """Return the summary of a text; notes about what is unusual come first.
+
+    `item_lines` describe the splits of a list.
+    """
     counts, total = total_counts(texts), len(train) + len(val)
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
     vocabulary = tokenizer.vocabulary
+    split_lines = [
+        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
+        f"{len(val):,} to validate on ({len(val) / total:.1%})"
+    ]
     return [
         *(f"note: {note}" for note in _notes(texts, counts, vocabulary, train, val)),
-        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
-        f"{len(val):,} to validate on ({len(val) / total:.1%})",
+        *(item_lines or split_lines),
         f"vocabulary  {len(vocabulary):,} characters: "
         f"{vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",

@@ -1,0 +1,177 @@
+"""Lists: texts whose items are learned one by one, such as names, recipes, or sums with answers.
+
+A list is laid out as `separator item separator item ... separator`. The segment of an item begins
+with the last character of the separator before it and ends with its own separator. So a model
+learns how an item begins and ends, and never sees another one:
+
+    separator "\\n", items "ab" and "c":  the text "\\nab\\nc\\n", segments "\\nab\\n" and "\\nc\\n"
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate, chain, pairwise
+
+import numpy as np
+
+from common.errors import DataError
+from common.user_text import unescape
+from configs.fields import brief
+from configs.schema import DataConfig
+from data.batches import IGNORED, Split
+from data.streaming import LARGE, StreamedText
+
+
+@dataclass(frozen=True)
+class ItemFormat:
+    """How the items of a list end, and how their questions end if they have answers."""
+
+    separator: str
+    answer_after: str = ""
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "ItemFormat | None":
+        """Return the format that the settings describe; None if the text is not a list."""
+        if not data.separator:
+            return None
+        return cls(unescape(data.separator), unescape(data.answer_after))
+
+    @property
+    def start(self) -> str:
+        """What a model sees before an item: the last character of a separator."""
+        return self.separator[-1]
+
+    def cut(self, text: str) -> list[str]:
+        """Return the items of a text, without separators; empty ones are left out."""
+        return [item for item in text.split(self.separator) if item]
+
+    def question(self, item: str) -> str:
+        """Return the item through `answer_after`."""
+        return item[: item.index(self.answer_after) + len(self.answer_after)]
+
+    def split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
+        """Encode items into a split with a segment for each.
+
+        With `answer_after`, only the answers and the ends of the items count for the loss.
+        """
+        ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
+        lengths = (len(item) + len(self.separator) for item in items)
+        ends = list(accumulate(lengths, initial=len(self.separator)))
+        segments = tuple((end - 1, next_end) for end, next_end in pairwise(ends))
+        if not self.answer_after:
+            return Split(ids, segments)
+        targets = ids.astype(np.int32)
+        for item, start in zip(items, ends, strict=False):
+            targets[start : start + len(self.question(item))] = IGNORED
+        return Split(ids, segments, targets)
+
+
+def load_items(
+    texts: Sequence[StreamedText],
+    form: ItemFormat,
+    val_fraction: float,
+    encode: Callable[[str], np.ndarray],
+) -> tuple[Split, Split, list[str]]:
+    """Cut a text, and the validation text if there is one, into items; split and encode them.
+
+    Also return lines for the user. Raises DataError for a text that is too large, in which the
+    separator does not occur, or whose items have no answers or cannot be split.
+    """
+    parts, empty = zip(*(read_items(text, form) for text in texts), strict=True)
+    needed = 3 - len(texts)  # a text that is split needs two
+    for text, items in zip(texts, parts, strict=True):
+        if len(set(items)) < needed:
+            raise DataError(
+                f"{text.text.path}: {len(set(items))} distinct items; at least {needed} are "
+                "needed; add items, or correct data.separator"
+            )
+    train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
+    lines = list(_describe(train, val, sum(empty)))
+    if len(parts) > 1 and (known := len(set(val) & set(train))):
+        lines.append(
+            f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
+            "text too"
+        )
+    return form.split(train, encode), form.split(val, encode), lines
+
+
+def read_items(text: StreamedText, form: ItemFormat) -> tuple[list[str], int]:
+    """Return the items of a text and the number of empty ones, which are left out.
+
+    The end of a file ends an item. Raises DataError as `load_items` does.
+    """
+    path = text.text.path
+    if text.is_large:
+        raise DataError(
+            f"{path}: {text.text.size:,} bytes; with data.separator, less than {LARGE:,} are "
+            "allowed; use a part of the text, or leave the separator out"
+        )
+    contents = text.read_files()
+    if not any(form.separator in content for content in contents):
+        remedy = "correct data.separator"
+        if "\n" in form.separator and text.char_counts.crlf:
+            remedy = "the lines end in \\r\\n: set --data.newlines=unix"
+        raise DataError(
+            f"{path}: the separator {brief(form.separator)} never occurs in the text; {remedy}"
+        )
+    items = list(chain.from_iterable(map(form.cut, contents)))
+    pieces = sum(content.removesuffix(form.separator).count(form.separator) + 1 for content in contents if content)
+    without = [item for item in items if form.answer_after not in item]
+    if without:
+        raise DataError(
+            f"{path}: {len(without):,} of {len(items):,} items have no data.answer_after "
+            f"{brief(form.answer_after)}, the first of them {brief(without[0])} in line "
+            f"{_line_number(contents, without[0], form)}; correct or remove them"
+        )
+    return items, pieces - len(items)
+
+
+def _line_number(contents: Sequence[str], wanted: str, form: ItemFormat) -> int:
+    """Return the number of the line in which an item begins, in its file, counted from 1."""
+    for content in contents:
+        line = 1
+        for item in content.split(form.separator):
+            if item == wanted:
+                return line
+            line += (item + form.separator).count("\n")
+    raise AssertionError("the item comes from these texts")
+
+
+def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
+    """Divide items into those to train on and those to validate on.
+
+    An item alone decides: it is for validation if its SHA-256, as a fraction of the largest, is
+    below `val_fraction`. So equal items stay together, and no other item, seed or machine matters.
+    If all are on one side, the one nearest to the limit changes sides. Both parts are in the order
+    of the digests, so that their beginnings are fair samples.
+    """
+    digests = {item: sha256(item.encode()).digest() for item in items}
+    ordered = sorted(digests.values())
+    count = sum(int.from_bytes(digest) < val_fraction * 2**256 for digest in ordered)
+    last = ordered[max(1, min(count, len(ordered) - 1)) - 1]
+    val, train = [], []
+    for item in sorted(items, key=digests.__getitem__):
+        (val if digests[item] <= last else train).append(item)
+    return train, val
+
+
+def longer_than(block_size: int, splits: Sequence[Split]) -> int:
+    """Return how many items do not fit into a window of `block_size` predictions."""
+    segments = chain.from_iterable(split.segments for split in splits)
+    return sum(end - start - 1 > block_size for start, end in segments)
+
+
+def _describe(train: Sequence[str], val: Sequence[str], empty: int) -> Iterator[str]:
+    """Yield the number of the items, their lengths, and how many are on each side."""
+    items, distinct = [*train, *val], len({*train, *val})
+    lengths = list(map(len, items))
+    yield (
+        f"items       {len(items):,}, {distinct:,} of them distinct; median length "
+        f"{statistics.median(lengths):g} characters, longest {max(lengths):,}"
+        + f"; {empty:,} empty ones are left out" * (empty > 0)
+    )
+    yield (
+        f"text        {len(train):,} items to train on ({len(train) / len(items):.1%}), "
+        f"{len(val):,} to validate on ({len(val) / len(items):.1%})"
+    )
