@@ -265,10 +265,8 @@ def build_run(
     # the text: that of the checkpoint, unless the user allows another one
     same_text = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
     corpus = load_corpus(
-        **vars(config.data),
-        notify=notify,
-        wanted_sha256=same_text.sha256,
-        wanted_val_sha256=same_text.val_sha256,
+        config.data,
+        wanted=(same_text.sha256, same_text.val_sha256),
         vocabulary=base.vocabulary if base else None,
         add_characters=command.new_characters == "add",
     )

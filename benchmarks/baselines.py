@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.text.is_file():
         parser.error(f"--text: {options.text} is not a file")
-    corpus = load_corpus([str(options.text)], notify=print)
+    corpus = load_corpus(DataConfig(sources=[str(options.text)]))
     vocabulary = corpus.tokenizer.vocabulary
     train, val = corpus.train.text(), corpus.val.text()
     gpts = {name: [load_model(name, corpus)] for name in options.ckpt}

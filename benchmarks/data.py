@@ -29,9 +29,10 @@ TEXTS = {  # name: characters to draw from
 }
 ENCODE = """
 import sys, time, torch
+from configs.schema import DataConfig
 from data.corpus import load_corpus
 began = time.perf_counter()
-load_corpus([sys.argv[1]], notify=print)
+load_corpus(DataConfig(sources=[sys.argv[1]]))
 print(f"seconds {time.perf_counter() - began}")
 """
 ONE_STEP = ["--max_iters=1", "--warmup_iters=0", "--val_fraction=1e-5", "--sample_chars=1"]

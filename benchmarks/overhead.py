@@ -60,10 +60,8 @@ def logging_overhead(events: EventAccumulator, per_step: int) -> float:
 def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:
     """Return the median seconds to save a run, and to load and restore it."""
     corpus = load_corpus(
-        **vars(saved.config.data),
-        notify=print,
-        wanted_sha256=saved.data.sha256,
-        wanted_val_sha256=saved.data.val_sha256,
+        saved.config.data,
+        wanted=(saved.data.sha256, saved.data.val_sha256),
         vocabulary=saved.vocabulary,
     )
     run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))

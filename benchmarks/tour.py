@@ -21,6 +21,7 @@ from benchmarks.runs import load_events
 from checkpointing import checkpoint
 from common.files import write_atomic
 from configs.cli import parse_train
+from configs.schema import DataConfig
 from dashboard import plots
 from data.batches import Batches, evaluation_windows
 from data.corpus import Corpus, load_corpus
@@ -332,7 +333,7 @@ def main() -> None:
             "without": save_weights(run_no_shifts, PICTURES / "without_shifts.safetensors"),
         }
         pictures = {"overfitting": overfitting(on_one_play)}
-    corpus = load_corpus(["data/plays"], notify=print)
+    corpus = load_corpus(DataConfig(sources=["data/plays"]))
     with_shifts, no_shifts = models.values()
     pictures |= {
         "schedules": schedules(),

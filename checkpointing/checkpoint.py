@@ -58,7 +58,7 @@ class TextInfo(Checked):
     """The text that a run is trained on."""
 
     name: str = setting("", "for messages: plays, book.txt")
-    sha256: str | None = setting(None, "of the text, as data.text_files.Text defines it")
+    sha256: str | None = setting(None, "of the text, as data.text.Text defines it")
     characters: int = setting(0, "in all files together", "[0, 1e15]")
     val_sha256: str | None = setting(None, "of the validation text, if that is a text of its own")
 

@@ -76,14 +76,14 @@ class DataConfig(Checked):
     )
     val_fraction: float = setting(
         0.1,
-        "fraction of each file, at its end, to validate on; of a list: of its distinct items, those "
+        "fraction of each file, at its end, to validate on; of the distinct items of a list, those "
         "with the lowest SHA-256",
         "(0, 1)",
     )
     separator: str = setting(
         "",
-        "text that ends each item of a list, with escapes as in --prompt: '\\n' for names, '\\n\\n' "
-        "for recipes; every item is learned alone; none: the text is one piece",
+        "text that ends an item of a list, with the escapes of --prompt: \\n for names, \\n\\n for "
+        "recipes; each item is learned alone; none: the text is one piece",
     )
     answer_after: str = setting(
         "",

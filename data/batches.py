@@ -12,7 +12,7 @@ from math import isqrt
 
 import numpy as np
 
-from data.disk_cache import StoredIds
+from data.disk_cache import StoredArray
 
 ROUNDS = 3  # of the Feistel network in `permute`
 IGNORED = -100  # the target of what does not count; cross_entropy ignores it by default
@@ -28,7 +28,7 @@ class Split:
     count for the loss, are the ids with IGNORED in place of those that do not.
     """
 
-    ids: np.ndarray | StoredIds
+    ids: np.ndarray | StoredArray
     segments: tuple[tuple[int, int], ...]
     targets: np.ndarray | None = None
 

@@ -7,7 +7,7 @@ stops waiting at a deadline, whatever the thread is doing then.
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from urllib.error import URLError
@@ -27,12 +27,12 @@ class Unavailable(Exception):
     """A text that cannot be obtained; the message says why."""
 
 
-def download(url: str, sha256: str, target: Path, notify: Callable[[str], None]) -> None:
+def download(url: str, sha256: str, target: Path) -> None:
     """Store the content of `url` at `target` if its SHA-256 is `sha256`, with a progress bar.
 
     Only https is used, even after redirects. Gives up after STALL_TIMEOUT without progress, after
     MAX_SECONDS and after MAX_BYTES. `target` appears atomically, once the content is complete and
-    verified. Raises Unavailable; `notify` gets a line about a wrong digest.
+    verified. Raises Unavailable.
     """
     content = bytearray()
     with tqdm(desc=target.parent.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
@@ -41,8 +41,7 @@ def download(url: str, sha256: str, target: Path, notify: Callable[[str], None])
             bar.update(len(chunk))
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        notify(f"{url}: received {len(content):,} bytes with SHA-256 {found}, not {sha256}")
-        raise Unavailable("wrong SHA-256")
+        raise Unavailable(f"wrong SHA-256: {len(content):,} bytes with {found}, not {sha256}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as file:

@@ -20,7 +20,7 @@ from common.user_text import unescape
 from configs.fields import brief
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
-from data.streaming import LARGE, StreamedText
+from data.text import LARGE, Text
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ItemFormat:
 
 
 def load_items(
-    texts: Sequence[StreamedText],
+    texts: Sequence[Text],
     form: ItemFormat,
     val_fraction: float,
     encode: Callable[[str], np.ndarray],
@@ -83,7 +83,7 @@ def load_items(
     for text, items in zip(texts, parts, strict=True):
         if len(set(items)) < needed:
             raise DataError(
-                f"{text.text.path}: {len(set(items))} distinct items; at least {needed} are "
+                f"{text.path}: {len(set(items))} distinct items; at least {needed} are "
                 "needed; add items, or correct data.separator"
             )
     train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
@@ -96,15 +96,15 @@ def load_items(
     return form.split(train, encode), form.split(val, encode), lines
 
 
-def read_items(text: StreamedText, form: ItemFormat) -> tuple[list[str], int]:
+def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
     """Return the items of a text and the number of empty ones, which are left out.
 
     The end of a file ends an item. Raises DataError as `load_items` does.
     """
-    path = text.text.path
+    path = text.path
     if text.is_large:
         raise DataError(
-            f"{path}: {text.text.size:,} bytes; with data.separator, less than {LARGE:,} are "
+            f"{path}: {text.size:,} bytes; with data.separator, less than {LARGE:,} are "
             "allowed; use a part of the text, or leave the separator out"
         )
     contents = text.read_files()
@@ -116,7 +116,11 @@ def read_items(text: StreamedText, form: ItemFormat) -> tuple[list[str], int]:
             f"{path}: the separator {brief(form.separator)} never occurs in the text; {remedy}"
         )
     items = list(chain.from_iterable(map(form.cut, contents)))
-    pieces = sum(content.removesuffix(form.separator).count(form.separator) + 1 for content in contents if content)
+    pieces = sum(
+        content.removesuffix(form.separator).count(form.separator) + 1
+        for content in contents
+        if content
+    )
     without = [item for item in items if form.answer_after not in item]
     if without:
         raise DataError(
@@ -169,7 +173,8 @@ def _describe(train: Sequence[str], val: Sequence[str], empty: int) -> Iterator[
     yield (
         f"items       {len(items):,}, {distinct:,} of them distinct; median length "
         f"{statistics.median(lengths):g} characters, longest {max(lengths):,}"
-        + f"; {empty:,} empty ones are left out" * (empty > 0)
+        + f"; {empty:,} empty ones are left out"
+        * (empty > 0)
     )
     yield (
         f"text        {len(train):,} items to train on ({len(train) / len(items):.1%}), "

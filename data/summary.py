@@ -10,8 +10,8 @@ import numpy as np
 from common.errors import first_few
 from data import disk_cache
 from data.batches import Split
-from data.streaming import StreamedText
-from data.tokenizer import UNK, CharTokenizer, describe
+from data.text import Text
+from data.tokenizer import UNK, describe
 
 PIECE = 2**20  # ids that are counted at a time
 # config file, largest text in characters, (fewest, most) parameters that suit such a text
@@ -24,8 +24,10 @@ PRESETS = (
 
 
 def summarize(
-    texts: Sequence[StreamedText],
-    tokenizer: CharTokenizer,
+    texts: Sequence[Text],
+    counts: Counter[str],
+    vocabulary: str,
+    min_count: int,
     train: Split,
     val: Split,
     item_lines: Sequence[str],
@@ -34,25 +36,20 @@ def summarize(
 
     `item_lines` describe the splits of a list.
     """
-    counts, total = total_counts(texts), len(train) + len(val)
+    total = len(train) + len(val)
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
-    vocabulary = tokenizer.vocabulary
     split_lines = [
         f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
         f"{len(val):,} to validate on ({len(val) / total:.1%})"
     ]
     return [
-        *(f"note: {note}" for note in _notes(texts, counts, vocabulary, train, val)),
+        *chain.from_iterable(map(_describe, ("text", "validation text"), texts)),
+        *(f"note: {note}" for note in _notes(texts, counts, vocabulary, min_count, train, val)),
         *(item_lines or split_lines),
         f"vocabulary  {len(vocabulary):,} characters: "
         f"{vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
     ]
-
-
-def total_counts(texts: Sequence[StreamedText]) -> Counter[str]:
-    """Count each character in all texts together."""
-    return sum((Counter(text.char_counts.counts) for text in texts), Counter())
 
 
 def size_advice(parameters: int, characters: int) -> str | None:
@@ -70,8 +67,24 @@ def size_advice(parameters: int, characters: int) -> str | None:
     )
 
 
+def _describe(role: str, text: Text) -> Iterator[str]:
+    """Yield a text and its size, then why the sources before it are not used."""
+    files = f"{len(text.files):,} files, " * (len(text.files) > 1)
+    counts = text.char_counts
+    yield (
+        f"{role}: {text.path}, {files}"
+        f"{sum(counts.lengths):,} characters, {len(counts.counts):,} distinct"
+    )
+    yield from (f"note: {note}" for note in text.notes)
+
+
 def _notes(
-    texts: Sequence[StreamedText], counts: Counter[str], vocabulary: str, train: Split, val: Split
+    texts: Sequence[Text],
+    counts: Counter[str],
+    vocabulary: str,
+    min_count: int,
+    train: Split,
+    val: Split,
 ) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
     for kind, split in (("training", train), ("validation", val)):
@@ -94,6 +107,11 @@ def _notes(
         yield (
             f"{len(rare):,} rare characters, {times} in all, are mapped to {describe(UNK)}: "
             f"{first_few(map(describe, rare))}"
+        )
+    if kept := [c for c in vocabulary if 0 < counts[c] < min_count and c != UNK]:
+        yield (
+            f"data.min_count={min_count}: {len(kept):,} rare characters are kept, because the "
+            "checkpoint's vocabulary has them"
         )
     if unseen := _only_in(val, counts, vocabulary):
         times = _times(sum(unseen.values()))

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import socket
 import threading
 import time
@@ -16,9 +17,9 @@ import numpy as np
 import pytest
 
 import data.download
-import data.streaming
+import data.sources
 import data.summary
-import data.text_files
+import data.text
 from common.console import printable
 from common.errors import CheckpointError, ConfigError, DataError
 from configs.schema import DataConfig
@@ -37,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     """Change to an empty working folder, with HORNBOOK_CORPORA unset."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HORNBOOK_CORPORA", raising=False)
-    monkeypatch.setattr(data.text_files, "ROOT", tmp_path / "no code here")
+    monkeypatch.setattr(data.sources, "ROOT", tmp_path / "no code here")
     return tmp_path
 
 
@@ -48,11 +49,11 @@ def write(path, content=TEXT):
     return str(path)
 
 
-def load(*sources, **settings):
-    """Load a corpus; return it and all lines printed, including its summary."""
-    lines = []
-    corpus = load_corpus(sources, notify=lines.append, **settings)
-    return corpus, printable(lines + corpus.summary).split("\n")
+def load(*sources, wanted=(None, None), vocabulary=None, **settings):
+    """Load a corpus; return it and the lines of its summary."""
+    data_config = DataConfig(sources=sources, **settings)
+    corpus = load_corpus(data_config, wanted=wanted, vocabulary=vocabulary)
+    return corpus, printable(corpus.summary).split("\n")
 
 
 def decoded_files(corpus):
@@ -321,7 +322,7 @@ def test_the_training_text_is_refused_as_validation_text(val_source):
 
 @pytest.mark.parametrize("large", [0, 10**9])
 def test_characters_that_occur_only_in_the_validation_text_are_counted(large, monkeypatch, folder):
-    monkeypatch.setattr(data.streaming, "LARGE", large)
+    monkeypatch.setattr(data.text, "LARGE", large)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     lines = load(write("book.txt", "ab" * 100 + "xxyz"))[1]
     unseen = (
@@ -509,13 +510,13 @@ ADDRESSES = {
 
 @pytest.mark.parametrize("url", ADDRESSES)
 def test_a_download_is_stored_under_the_name_of_its_file(url):
-    source = data.text_files.Source.parse(f"{url}#sha256={'0A' * 32}")
+    source = data.sources.Source.parse(f"{url}#sha256={'0A' * 32}")
     assert (source.path, source.url) == (Path("data", ADDRESSES[url], "input.txt"), url)
     assert source.sha256 == "0a" * 32 and source.name == ADDRESSES[url]
 
 
 def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
-    monkeypatch.setattr(data.text_files, "ROOT", folder / "code")
+    monkeypatch.setattr(data.sources, "ROOT", folder / "code")
     write("code/data/book.txt", "beside the code " * 9), write("code/data/a/b.md", "pattern " * 9)
     assert decoded_files(load("data/book.txt")[0]) == ["beside the code " * 9]
     assert decoded_files(load("data/**/*.md")[0]) == ["pattern " * 9]
@@ -593,7 +594,7 @@ def test_a_resumed_run_finds_its_text_by_digest_in_any_source():
         ("another text " * 20, "a.txt"),
     ):
         corpus, _ = load(
-            "missing.txt", "a.txt", "b.txt", "c.txt", wanted_sha256=sha256(wanted_text.encode())
+            "missing.txt", "a.txt", "b.txt", "c.txt", wanted=(sha256(wanted_text.encode()), None)
         )
         assert corpus.name == name and decoded_files(corpus) == [wanted_text]
 
@@ -601,7 +602,7 @@ def test_a_resumed_run_finds_its_text_by_digest_in_any_source():
 def test_a_changed_text_is_rejected_on_resume_with_all_digests():
     before = sha256(TEXT.encode())
     write("a.txt", TEXT + "more"), write("b.txt", "b" + TEXT)
-    message = error_message(CheckpointError, "a.txt", "b.txt", "c.txt", wanted_sha256=before)
+    message = error_message(CheckpointError, "a.txt", "b.txt", "c.txt", wanted=(before, None))
     assert message.startswith("data.sources: the text has changed since the checkpoint")
     for digest in (before, sha256((TEXT + "more").encode()), sha256(("b" + TEXT).encode())):
         assert digest in message
@@ -662,7 +663,7 @@ def test_val_sources_gives_a_separate_validation_text():
         "note: not available: missing.txt (no such file or folder)",
     ]
     message = error_message(
-        CheckpointError, "books", val_sources=["val.txt"], wanted_val_sha256=sha256(b"other")
+        CheckpointError, "books", val_sources=["val.txt"], wanted=(None, sha256(b"other"))
     )
     assert message.startswith("data.val_sources: the text has changed since the checkpoint")
     message = error_message(DataError, "books", val_sources=["missing.txt"])
@@ -874,7 +875,7 @@ FAILURES = {  # behaviour of the server: reason in the message
 
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_download_goes_beside_the_code_if_that_is_writable(server, folder, writable, monkeypatch):
-    monkeypatch.setattr(data.text_files, "ROOT", folder / "code")
+    monkeypatch.setattr(data.sources, "ROOT", folder / "code")
     (folder / "code" / "data").mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda path, mode: writable)
     corpus, _ = load(address(server, "complete"))
@@ -906,10 +907,10 @@ def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
 
 @pytest.mark.parametrize("behaviour", ["portal", "partial"])
 def test_a_wrong_digest_is_reported_even_without_another_source(behaviour, server):
-    lines = []
-    with pytest.raises(DataError, match="wrong SHA-256"):
-        load_corpus([address(server, behaviour)], notify=lines.append)
-    assert sha256(TEXT.encode()) in lines[0] and behaviour in lines[0]
+    message = error_message(DataError, address(server, behaviour))
+    assert re.search(
+        rf"{behaviour}/.* \(wrong SHA-256: .* not {sha256(TEXT.encode())}\); ", message
+    )
 
 
 def test_a_hanging_name_lookup_times_out(server, monkeypatch):
@@ -981,16 +982,21 @@ def test_a_text_in_hornbook_corpora_is_not_downloaded(server, monkeypatch, folde
 def test_a_resumed_run_tries_downloads_last_and_only_with_its_own_digest(server):
     write("mine.txt"), write("other.txt", "other text " * 20)
     digest = sha256(TEXT.encode())
-    assert load(address(server, "complete"), "mine.txt", wanted_sha256=digest)[0].name == "mine.txt"
     assert (
-        load(address(server, "complete", content="x"), "mine.txt", wanted_sha256=digest)[0].name
+        load(address(server, "complete"), "mine.txt", wanted=(digest, None))[0].name == "mine.txt"
+    )
+    assert (
+        load(address(server, "complete", content="x"), "mine.txt", wanted=(digest, None))[0].name
         == "mine.txt"
     )
     error_message(
-        CheckpointError, address(server, "complete", content="x"), "other.txt", wanted_sha256=digest
+        CheckpointError,
+        address(server, "complete", content="x"),
+        "other.txt",
+        wanted=(digest, None),
     )
     assert server.requests == []
-    assert load("other.txt", address(server, "complete"), wanted_sha256=digest)[0].name == "corpus"
+    assert load("other.txt", address(server, "complete"), wanted=(digest, None))[0].name == "corpus"
     assert server.requests == ["/complete/corpus/input.txt"]
 
 

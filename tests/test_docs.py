@@ -16,7 +16,7 @@ from benchmarks import tour as pictures
 from checkpointing import checkpoint
 from configs.cli import CommandLineOptions
 from configs.options import options_of
-from configs.schema import Config, SampleConfig
+from configs.schema import Config, DataConfig, SampleConfig
 from data.corpus import load_corpus
 from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT
@@ -87,7 +87,7 @@ def test_the_pictures_of_the_tour_are_shown_there_and_small():
 def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypatch):
     """Compare the number of shapes and the words: pixels may differ by rounding."""
     monkeypatch.chdir(ROOT)
-    corpus = load_corpus(["data/plays"], notify=print)
+    corpus = load_corpus(DataConfig(sources=["data/plays"]))
     with_shifts, without = (
         checkpoint.build_model(checkpoint.load(pictures.PICTURES / f"{name}_shifts.safetensors"))
         for name in ("with", "without")

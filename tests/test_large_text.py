@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from common.errors import DataError, ResourceError
-from data import disk_cache, streaming, text_files
+from configs.schema import DataConfig
+from data import disk_cache, text, text_files
 from data.batches import Batches, evaluation_windows
 from data.corpus import load_corpus
-from data.disk_cache import StoredIds
-from data.streaming import StreamedText
-from data.text_files import Source
+from data.disk_cache import StoredArray
+from data.sources import find_text
+from data.text import Text
 from data.tokenizer import CharTokenizer
 
 TEXT = "Ναι, 🙂! The quick brown fox jumps over the lazy dog.\r\n天地玄黄，宇宙洪荒。\r" * 40
@@ -29,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     """Change to an empty folder with its own cache, and stream texts of every size."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(streaming, "LARGE", 0)
+    monkeypatch.setattr(text, "LARGE", 0)
     return tmp_path
 
 
@@ -37,8 +38,12 @@ def cached_files():
     return sorted(path.name for path in Path("cache/hornbook").glob("*"))
 
 
-def load(*text_files, **settings):
-    return load_corpus(text_files, notify=print, **settings)
+def load(*sources, vocabulary=None, **settings):
+    return load_corpus(DataConfig(sources=sources, **settings), vocabulary=vocabulary)
+
+
+def find(path):
+    return find_text(DataConfig(sources=(path,)), "sources")
 
 
 def write(name, text=TEXT, encoding="utf-8"):
@@ -57,9 +62,7 @@ def forbid_reading(monkeypatch):
     """Return a function that makes any further reading of a text an error."""
 
     def forbid():
-        monkeypatch.setattr(
-            StreamedText, "_pieces", lambda *_: pytest.fail("the text is read again")
-        )
+        monkeypatch.setattr(Text, "_pieces", lambda *_: pytest.fail("the text is read again"))
 
     return forbid
 
@@ -103,9 +106,9 @@ def test_undecodable_bytes_are_reported_with_offset_and_line_for_any_chunk_size(
 def test_a_streamed_text_equals_one_read_into_memory(monkeypatch):
     write("books/a.txt"), write("books/b.txt", TEXT[::-1])
     streamed = load("books")
-    monkeypatch.setattr(streaming, "LARGE", 10**9)
+    monkeypatch.setattr(text, "LARGE", 10**9)
     in_memory = load("books")
-    assert isinstance(streamed.train.ids, StoredIds)
+    assert isinstance(streamed.train.ids, StoredArray)
     assert isinstance(in_memory.train.ids, np.ndarray)
     assert (
         np.array_equal(streamed.train.ids, in_memory.train.ids)
@@ -136,7 +139,7 @@ def test_memory_does_not_grow_with_the_text(characters, monkeypatch):
 
 def test_batches_are_read_from_the_file_without_a_copy_of_the_corpus():
     corpus = load(write("book.txt"))
-    assert isinstance(corpus.train.ids, StoredIds) and corpus.val.ids is corpus.train.ids
+    assert isinstance(corpus.train.ids, StoredArray) and corpus.val.ids is corpus.train.ids
     x, y = Batches(corpus.train, 16, 4, seed=1)(0)
     assert all(
         corpus.tokenizer.decode(row) in TEXT for row in np.concatenate([x, y[:, -1:]], axis=1)
@@ -199,7 +202,8 @@ def test_an_entry_is_checked_by_reading_it_once(monkeypatch):
     monkeypatch.setattr(os, "read", counted)
     for path in Path("cache/hornbook").iterdir():
         pieces.clear()
-        assert disk_cache.get(path.name)
+        make = lambda: pytest.fail("made again")  # noqa: E731
+        disk_cache.load_or_make(path.name, np.dtype(np.uint8), make)
         assert sum(map(len, pieces)) == path.stat().st_size
 
 
@@ -302,26 +306,26 @@ def test_cache_files_unused_for_long_are_removed():
 def test_a_text_that_changes_between_the_passes_is_rejected():
     tokenizer = CharTokenizer.from_text(TEXT)
     for content in (TEXT[:-5], TEXT + "x", TEXT[::-1]):
-        text = StreamedText(Source.parse(write("book.txt")).find(None, print))
-        assert text.char_counts.lengths == [len(TEXT)]
+        book = find(write("book.txt"))
+        assert book.char_counts.lengths == [len(TEXT)]
         write("book.txt", content)
         with pytest.raises(DataError, match=r"book\.txt: changed while it was read"):
-            text.ids(tokenizer, map_unknown=False)
+            book.ids(tokenizer, map_unknown=False)
         assert not any(name.endswith(".ids") for name in cached_files())
 
 
 def test_a_text_removed_between_the_passes_is_an_error():
-    text = StreamedText(Source.parse(write("book.txt")).find(None, print))
+    book = find(write("book.txt"))
     os.remove("book.txt")
     with pytest.raises(DataError, match=r"book\.txt: cannot be read: No such file"):
-        _ = text.char_counts
+        _ = book.char_counts
 
 
 @pytest.mark.parametrize("large", [0, 10**9])
 def test_truncating_or_removing_the_text_during_training_does_not_change_the_batches(
     large, monkeypatch
 ):
-    monkeypatch.setattr(streaming, "LARGE", large)
+    monkeypatch.setattr(text, "LARGE", large)
     corpus = load(write("book.txt"))
     expected = [Batches(corpus.train, 16, 4, seed=1)(step) for step in range(20)]
     os.truncate("book.txt", 10)

@@ -52,7 +52,7 @@ class Evaluation:
     train_loss        exact loss of the beginning of the training text
     improved          whether val_loss is the lowest so far
     loss_by_position  validation loss at each position in the context; NaN: nothing counts there
-    exact_match       fraction of the validation items whose greedy answer is right; None: no answers
+    exact_match       fraction of the validation items answered right; None: no answers
     wrong_answers     a few wrong items, each with its right answer
     sample            text generated from a fixed seed; empty if val_loss is not finite
     probe             None if val_loss is not finite

@@ -25,6 +25,7 @@ import yaml
 
 from common.console import escape, path_word, shell_command
 from common.errors import CheckpointError, DataError
+from configs.schema import DataConfig
 from convert import nanogpt
 from data.corpus import load_corpus
 from tests.campaigns.fuzzing import Tally, call
@@ -104,7 +105,7 @@ def _check_text(folder: Path, string: str) -> None:
     path = folder / "text.txt"
     path.write_bytes(text.encode(errors="surrogatepass"))
     try:
-        corpus = load_corpus([str(path)], notify=print)
+        corpus = load_corpus(DataConfig(sources=[str(path)]))
     except DataError as error:
         assert len(printed(error)) < 1000
         return
