@@ -4,10 +4,10 @@
 and `write_html`. The command line is checked before torch is imported, which takes seconds.
 """
 
-import signal
+import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
 
 import os
 import sys
@@ -72,12 +72,14 @@ class StopStrings:
             return "" if self.reached else character
         self.tail = (self.tail + character)[-self.longest :]
         self.pending += character
+
+        # does a stop string end here (of several, the longest), or may one have begun?
         stop = max(filter(self.tail.endswith, self.stops), key=len, default="")
         if stop:
             self.reached, certain = True, len(self.pending) - len(stop)
         else:
             certain = len(self.pending) - len(self._possible_start())
-        certain = max(certain, 0)
+        certain = max(certain, 0)  # negative if it began in text that is shown already
         output, self.pending = self.pending[:certain], "" if stop else self.pending[certain:]
         return output
 
@@ -122,6 +124,7 @@ class Session:
         if len(gpts) > 1 or options.ngrams:
             self.model = Mixture(gpts, self.ngram_model, options.ngram_weight)
 
+        # a stop string must be made of characters that the model can draw
         for stop in options.stop:
             try:
                 self.tokenizer.encode(stop)
@@ -176,8 +179,10 @@ class Session:
             window=options.window,
             notify=print_note,
         )
-        if generation.decoder:
+        if generation.decoder:  # the fast decoder for one sample on a CPU
             torch.set_num_threads(generation.decoder.threads)
+
+        # the prompt, once per sample
         if not len(ids):
             ids = self.tokenizer.encode(self.tokenizer.start)
         generation.append(np.tile(ids, (len(samples), 1)))
@@ -208,7 +213,11 @@ class Session:
 
 
 def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample or several, each after its number if there are several."""
+    """Print one sample or several, each after its number if there are several.
+
+    A single sample is printed while it is drawn. Several are drawn in batches, which is
+    faster, and a batch is printed when it is complete.
+    """
     options, ids = session.options, session.encode(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
@@ -216,10 +225,11 @@ def print_samples(session: Session, prompt: str) -> None:
             f"the prompt has {len(ids):,} characters; the model sees at most the last "
             f"{block_size:,}"
         )
+
     # as many at once as memory for their text allows
     size = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
     first, end = 0, options.num_samples
-    if options.sample:
+    if options.sample:  # this one alone: it is the same text as among all
         first, end = options.sample - 1, options.sample
     for start in range(first, end, size):
         batch = range(start, min(start + size, end))
@@ -260,12 +270,14 @@ def take_turns(session: Session, prompt: str) -> None:
     After an empty line the model continues from where it stopped. A stop string ends the turn; it
     stays in the context but is not printed.
     """
+    # the prompt; without one, the text begins with the first line that is typed
     ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
     generation = session.begin(samples, ids) if len(ids) else None
     shown = session.tokenizer.decode(ids)  # may contain the start of a stop string
     print_text(shown)
     end_line(shown)
     while (line := read_line()) is not None:
+        # the user's turn
         try:
             ids = session.encode(line)
         except UserError as error:
@@ -276,6 +288,8 @@ def take_turns(session: Session, prompt: str) -> None:
             shown = session.tokenizer.decode(ids)
         else:
             shown += session.append_line(generation, ids)
+
+        # the model's turn
         stop, reply = StopStrings(session.options.stop, shown), ""
         for (piece,) in session.generate(generation, [stop]):
             print_text(piece)
@@ -287,6 +301,7 @@ def take_turns(session: Session, prompt: str) -> None:
 def score(session: Session, text: str) -> None:
     """Print the exact loss of a text, under autocast to --dtype."""
     options, ids = session.options, session.encode(text)
+    # a loss that would say nothing, and one that would be too good
     if len(ids) < 2:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
     if session.ngram_model and session.ngram_model.has_read(ids, LEAK_LENGTH):
@@ -294,6 +309,8 @@ def score(session: Session, text: str) -> None:
             f"{options.score} has {LEAK_LENGTH} characters in a row that are in "
             f"--ngrams {options.ngrams} too, so this loss is too low"
         )
+
+    # windows that cover the text, each character predicted once
     split = Split(ids, ((0, len(ids)),))
     block_size = session.model.config.block_size
     batch_size = batch_size_for(block_size, len(session.tokenizer))

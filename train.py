@@ -8,10 +8,10 @@ between two checkpoints: batches and dropout are functions of (seed, step), the 
 step, evaluation draws from no generator of training, and an interrupted one is not recorded.
 """
 
-import signal
+import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
 
 import os
 import sys
@@ -64,11 +64,14 @@ TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
 def main(command: Command) -> int:
     """Run a command; return its exit code."""
+    # `stop` receives signals such as Ctrl-C; `world` is all processes of the run, usually this one
     with Stop(command.deadline) as stop, World(command.ranks, stop) as world:
+        # no other command may write to the run folder meanwhile
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
             try:
                 train(command, stop, world)
             except (NonFiniteError, RuntimeError, MemoryError) as error:
+                # is it a diverged loss, or memory? then say in one line what to try
                 raise_if_user_error(error, command, world, training_began=stop.signals_deferred)
                 raise
         return stop.exit_code
@@ -109,8 +112,10 @@ def train(command: Command, stop: Stop, world: World) -> None:
         inexact = "so the result will not be bit-identical to that of an uninterrupted run"
         info("; ".join([line, *changes, inexact] if changes else [line]))
 
-    # train; from here on a signal ends the run only after it is saved
+    # from here on a signal only sets stop.requested, which the loop reads: it saves before it ends
     stop.defer_signals(verbose=world.is_main)
+
+    # train, with a report on the console and in the folder
     log_folder = folder if world.is_main else None
     with closing(Logger(log_folder, run.progress.step, run.config.train.max_iters)) as logger:
         report = Report(run, logger)
@@ -129,29 +134,35 @@ def train(command: Command, stop: Stop, world: World) -> None:
 
 
 def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> None:
-    """Train until the last step, or until the run is asked to stop."""
+    """Train until the last step, or until the run is asked to stop.
+
+    Ctrl-C, other signals and --time_limit set `stop.requested`. It is read between two steps, so
+    the step that runs then is finished and saved; an evaluation is abandoned. A second Ctrl-C ends
+    the run without saving.
+    """
     world, max_iters = run.world, run.config.train.max_iters
     step = TrainStep(run, notify=info)
     while True:
         # every eval_interval steps: evaluate
         improved = False
         if run.evaluation_due and not stop.requested:
-            with suppress(Interrupted):  # an interrupted evaluation is redone on resume
+            with suppress(Interrupted):  # it is not recorded; the resumed run evaluates again
                 result = evaluate(run, stop)
                 improved = result.improved
                 report.log_evaluation(result)
 
-        # every save_interval steps, when improved, and at the end: save
+        # save all that a resume needs: as best when improved; as last every save_interval steps,
+        # and at the end
         done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
         if improved or done or run.save_due:
             last = done or run.save_due
             world.on_rank_0(manager.save, run, as_best=improved, as_last=last, final=done)
-        if done and not stop.requested:
+        if done and not stop.requested:  # a finished run needs no checkpoint before its last one
             world.on_rank_0(manager.remove_prev)
         if done:
             return
 
-        # one optimization step
+        # one optimization step; raises NonFiniteError, before the update, if the run has diverged
         report.log_step(step())
 
 
@@ -171,10 +182,12 @@ def find_checkpoints(command: Command, world: World) -> tuple[Checkpoint | None,
     """Load the checkpoint to resume from, or the one to take the weights from (--init_from)."""
     saved = parent = note = None
     folder = Path(command.out_dir)
+    # --init_from=PATH, --resume=PATH
     if command.init_from:
         parent, note = checkpoints.find_on_all(world, Path(command.init_from), "best")
     elif command.resume and command.resume != "auto":
         saved, note = checkpoints.find_on_all(world, Path(command.resume), "last")
+    # --resume alone: the run in out_dir, if there is one (a given --out_dir may be misspelled)
     elif command.resume and world.on_rank_0(run_dir.holds_run, folder):
         saved, note = checkpoints.find_on_all(world, folder, "last")
     elif command.resume and command.out_dir_given:
@@ -198,7 +211,9 @@ def resolve_settings(
 ) -> Command:
     """Replace `kernel: auto` with a kernel, and --minutes with the number of steps that fit."""
     command = command.with_config(model=resolve_kernel(command.config.model, runtime))
+
     before, note = command.config.train, command.scaling_note
+    # --minutes: a resumed run keeps its number of steps, a new one is fitted to the time
     if command.minutes and saved:
         names = ("max_iters", "eval_interval", "save_interval")
         planned = {name: getattr(saved.config.train, name) for name in names}
@@ -256,6 +271,7 @@ def build_run(
 
     Also return a line for each difference between the saved run and this one.
     """
+    # the checkpoint, if there is one, must fit the model
     config, base = command.config, saved or parent
     if saved:
         checkpoints.check_has_optimizer_state(saved)
@@ -279,7 +295,7 @@ def build_run(
             notify(f"{parent.path}: {TRAINED_ON}")
         return Run(model, config, corpus, runtime, world), []
 
-    # a resumed run, and how it differs from the saved one
+    # a resumed run has the weights, optimizers and progress of the checkpoint; what differs?
     run = checkpoints.restore(saved, config, corpus, runtime, world)
     changes = [
         *checkpoints.config_changes(saved.config, config).values(),
@@ -319,6 +335,7 @@ def prepare_folder(folder: Path, saved: Checkpoint | None, run: Run) -> None:
     run_dir.check_space(folder, run.checkpoint_bytes)
     if note := run_dir.prepare_run_dir(folder, source, run.config):
         info(note)
+    # steps after the checkpoint are made, and logged, again (Logger cuts metrics.csv back)
     if run_dir.is_in(source, folder):
         truncate_events(folder, saved.events)
 

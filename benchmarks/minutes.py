@@ -32,7 +32,7 @@ COLORS = {
 CONFIGS = [name for name in COLORS if name != NANOGPT]
 EVALUATION_STEPS = 250  # nanoGPT evaluates, and saves, at multiples of this number of steps
 TIMED_STEPS = (250, 750)  # of the two nanoGPT runs that measure its speed
-Runs = dict[str, list[tuple[float, TrainingResult]]]  # recipe: planned minutes, result
+Runs = dict[str, list[tuple[float, dict[str, float]]]]  # recipe: planned minutes, TrainingResult
 
 
 @functools.cache
@@ -71,8 +71,8 @@ def draw(runs: Runs) -> str:
     lines = [
         Line(
             recipe.removeprefix("configs/"),
-            [result.command_seconds / 60 for _, result in pairs],
-            [result.loss for _, result in pairs],
+            [result["command_seconds"] / 60 for _, result in pairs],
+            [result["loss"] for _, result in pairs],
             COLORS[recipe],
             dots=True,
         )
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
     print("| --- | ---: | ---: | ---: |")
     for recipe, pairs in runs.items():
         for planned, result in pairs:
-            measured = f"{result.command_seconds / 60:.2f} | {result.loss:.4f}"
+            measured = f"{result['command_seconds'] / 60:.2f} | {result['loss']:.4f}"
             print(f"| {recipe.removeprefix('configs/')} | {planned:g} | {measured} |")
 
 

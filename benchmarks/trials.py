@@ -44,24 +44,24 @@ def run_training(config: str, *options: str) -> Result:
     return Result(float(last["val_loss"]), float(last["minutes"]))
 
 
-def load_results(path: Path) -> dict[tuple[str, ...], Result]:
-    """Load the finished runs by their command lines; without a file there are none."""
+def load_results(path: Path) -> dict[tuple[str, ...], dict[str, float]]:
+    """Load the fields of each finished run by its command line; without a file there are none."""
     if not path.exists():
         return {}
     runs = [json.loads(line) for line in path.read_text().splitlines()]
-    return {tuple(run.pop("command")): Result(**run) for run in runs}
+    return {tuple(run.pop("command")): run for run in runs}
 
 
-def run_trial(run: Callable[..., Result], command: tuple[str, ...], path: Path) -> Result:
-    """Return the result of a command line, from the results file if it is there.
+def run_trial(run: Callable[..., object], command: tuple[str, ...], path: Path) -> dict[str, float]:
+    """Return the fields of a command line's result, from the results file if it is there.
 
-    Otherwise call `run(*command)` and append its result to the file.
+    Otherwise call `run(*command)`, which returns a dataclass, and append its fields to the file.
     """
     results = load_results(path)
     if command not in results:
-        results[command] = run(*command)
+        results[command] = asdict(run(*command))
         with path.open("a") as file:
-            file.write(json.dumps({"command": command, **asdict(results[command])}) + "\n")
+            file.write(json.dumps({"command": command, **results[command]}) + "\n")
     return results[command]
 
 
@@ -83,8 +83,8 @@ def main(arguments: list[str] | None = None) -> None:
         runs = [
             run_trial(run_training, (*command, f"--seed={seed}"), path) for seed in options.seeds
         ]
-        losses = [run.loss for run in runs]
-        minutes = statistics.mean(run.minutes for run in runs)
+        losses = [run["loss"] for run in runs]
+        minutes = statistics.mean(run["minutes"] for run in runs)
         spread = f"{min(losses):.4f} to {max(losses):.4f}"
         print(f"| {name} | {statistics.mean(losses):.4f} | {spread} | {minutes:.1f} |", flush=True)
 

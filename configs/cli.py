@@ -176,7 +176,7 @@ def parse_train(argv: list[str]) -> Command:
         print_text(train_help())
         raise SystemExit(0)
     try:
-        command = _parse_train(argv, ranks)
+        command = _read_command(argv, ranks)
         if command.print_config:
             print_text(to_yaml(command.config))
             raise SystemExit(0)
@@ -194,8 +194,9 @@ def parse_train(argv: list[str]) -> Command:
     return command
 
 
-def _parse_train(argv: list[str], ranks: Ranks) -> Command:
+def _read_command(argv: list[str], ranks: Ranks) -> Command:
     """Read the config file, and override its settings by the options."""
+    # the options of the command line: how to start, and settings
     words, values, given = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
@@ -209,6 +210,8 @@ def _parse_train(argv: list[str], ranks: Ranks) -> Command:
         )
     command_names = values.keys() & settings_of(CommandLineOptions).keys()
     command_options = {name: values.pop(name) for name in command_names}
+
+    # the settings of the file, overridden by those of the command line
     file = read_config(words[0])
     nested, note = _nested(file | values), None
     with error_context(words[0] + " and the options" * bool(values)):

@@ -93,7 +93,7 @@ def settings_of(section: type) -> dict[str, Field]:
     return found
 
 
-def kind(field: Field) -> type:
+def value_type(field: Field) -> type:
     """Return a setting's type without its choices: int, float, bool, str or tuple."""
     origin = get_origin(field.type)
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
@@ -101,18 +101,18 @@ def kind(field: Field) -> type:
 
 def item_type(field: Field) -> type:
     """Return the type of the items of a list, otherwise the type of the setting."""
-    return get_args(field.type)[0] if kind(field) is tuple else kind(field)
+    return get_args(field.type)[0] if value_type(field) is tuple else value_type(field)
 
 
 def describe_allowed(field: Field) -> str:
     """Describe the values that a setting may have."""
     choices, within = field.metadata["choices"], field.metadata["within"]
     interval = f" in {within}" if within else ""
-    if kind(field) is tuple:
+    if value_type(field) is tuple:
         items = f"any of {', '.join(choices)}" if choices else LIST_NAMES[item_type(field)]
         return f"a list of {items}{interval}"
     if not choices or within:
-        return " or ".join([*choices, TYPE_NAMES[kind(field)] + interval])
+        return " or ".join([*choices, TYPE_NAMES[value_type(field)] + interval])
     return "one of " + ", ".join(choices)
 
 
@@ -123,8 +123,8 @@ def check_value(field: Field, value: object) -> object:
     """
     if value is field.default is None:
         return value
-    if kind(field) is not tuple:
-        value = _convert(value, kind(field))
+    if value_type(field) is not tuple:
+        value = _convert(value, value_type(field))
         valid = _is_allowed(field, value)
     elif isinstance(value, (list, tuple)):
         value = tuple(_convert(item, item_type(field)) for item in value)
@@ -185,9 +185,9 @@ def parse_value(field: Field, raw: RawValue) -> object:
 
     Raises ConfigError with the allowed values.
     """
-    text, wanted = raw.value, kind(field)
+    text, wanted = raw.value, value_type(field)
     if isinstance(text, list):
-        return check_value(field, [each.value for each in text])
+        return check_value(field, [item.value for item in text])
     if raw.plain and text in NO_VALUE:
         remedy = "" if field.default is MISSING else ", or be left out"
         raise ConfigError(

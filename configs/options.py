@@ -19,9 +19,9 @@ from configs.fields import (
     describe_allowed,
     error_context,
     is_valid_text,
-    kind,
     parse_value,
     settings_of,
+    value_type,
 )
 from configs.schema import from_dict, suggest_setting
 from configs.strict_yaml import parse
@@ -58,8 +58,8 @@ def parse_arguments(
             known = {name: f"--{name}" for name in (*options, "help")}
             hint = suggest_setting(key, known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
-        name, each, bare_value = options[key]
-        if name in given and kind(each) is not tuple:
+        name, field, bare_value = options[key]
+        if name in given and value_type(field) is not tuple:
             both = f"{brief(given[name][0])} and {brief(word)}"
             raise ConfigError(f"duplicate option {brief(name)} ({both}); keep one of them")
         with error_context(option):
@@ -67,12 +67,12 @@ def parse_arguments(
                 text = bare_value or next(rest, "--")
                 if text.startswith("--"):
                     raise ConfigError(
-                        f"has no value; it must be {describe_allowed(each)}; write {option}=VALUE"
+                        f"has no value; it must be {describe_allowed(field)}; write {option}=VALUE"
                     )
             elif key.startswith("no_"):
                 raise ConfigError("takes no value")
-            value = _parse_option(each, text)
-        values[name] = values.get(name, ()) + value if kind(each) is tuple else value
+            value = _parse_option(field, text)
+        values[name] = values.get(name, ()) + value if value_type(field) is tuple else value
         given.setdefault(name, []).append(word if bare_value else f"{option}={text}")
     return words, values, given
 
@@ -89,29 +89,29 @@ def parse_conversion(argv: list[str], section: type, source: str) -> tuple[str, 
     return words[0], from_dict(values, section)
 
 
-def _parse_option(each: Field, text: str) -> object:
+def _parse_option(field: Field, text: str) -> object:
     """Parse the value of an option; a list may be written as in YAML, `[a, b]`."""
-    if each.metadata["repeatable"] and text:
+    if field.metadata["repeatable"] and text:
         return (text,)
-    if kind(each) is tuple and text.startswith("["):
-        return parse_value(each, parse(text))
-    return parse_value(each, RawValue(text, plain=kind(each) is not str))
+    if value_type(field) is tuple and text.startswith("["):
+        return parse_value(field, parse(text))
+    return parse_value(field, RawValue(text, plain=value_type(field) is not str))
 
 
 def options_of(*sections: type) -> dict[str, tuple[str, Field, str]]:
     """Return, for every name of an option: full name, setting, and value if none is given."""
-    settings = {name: each for section in sections for name, each in settings_of(section).items()}
-    keys = Counter(each.name for each in settings.values())
+    settings = {name: field for section in sections for name, field in settings_of(section).items()}
+    keys = Counter(field.name for field in settings.values())
     options = {}
-    for name, each in settings.items():
-        short = [each.name] if keys[each.name] == 1 else []
-        for alias in (name, *short, *each.metadata["aliases"]):
-            bare_value = each.metadata["bare_value"]
+    for name, field in settings.items():
+        short = [field.name] if keys[field.name] == 1 else []
+        for alias in (name, *short, *field.metadata["aliases"]):
+            bare_value = field.metadata["bare_value"]
             if alias.startswith("no_"):
                 bare_value = "false"
-            elif kind(each) is bool:
+            elif value_type(field) is bool:
                 bare_value = "true"
-            options[alias.replace("-", "_")] = (name, each, bare_value)
+            options[alias.replace("-", "_")] = (name, field, bare_value)
     return options
 
 
@@ -123,11 +123,11 @@ def command_help(usage: str, *sections: type) -> str:
 def _help(section: type, prefix: str = "") -> str:
     """Describe the settings of a section, then the sections in it."""
     lines = ["", section.__doc__.splitlines()[0]]
-    for each in fields(section):
-        if each.metadata:
-            also = "".join(f"; also --{alias}" for alias in each.metadata["aliases"])
-            meaning = f"{each.metadata['meaning']}; {describe_allowed(each)}{also}"
-            option = f"  --{prefix}{each.name}{_default(each.default)} "
+    for field in fields(section):
+        if field.metadata:
+            also = "".join(f"; also --{alias}" for alias in field.metadata["aliases"])
+            meaning = f"{field.metadata['meaning']}; {describe_allowed(field)}{also}"
+            option = f"  --{prefix}{field.name}{_default(field.default)} "
             indent = " " * 40
             lines.append(
                 textwrap.fill(
@@ -135,7 +135,7 @@ def _help(section: type, prefix: str = "") -> str:
                 )
             )
     inner = [
-        _help(each.type, f"{each.name}.") for each in fields(section) if is_dataclass(each.type)
+        _help(field.type, f"{field.name}.") for field in fields(section) if is_dataclass(field.type)
     ]
     return "\n".join(lines) + "\n" + "".join(inner)
 

@@ -470,7 +470,7 @@ def flat_settings(config: Config) -> dict[str, object]:
     flat = {}
     for name, value in asdict(config).items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{key}": each for key, each in value.items()}
+            flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
             flat[name] = value
     paths = ("out_dir", "data.sources", "data.val_sources")

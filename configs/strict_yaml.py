@@ -128,7 +128,7 @@ def _raw_value(node: yaml.Node) -> RawValue:
     if isinstance(node, yaml.ScalarNode):
         return RawValue(node.value, line, plain=node.style is None)
     if isinstance(node, yaml.SequenceNode):
-        return RawValue([_raw_value(each) for each in node.value], line)
+        return RawValue([_raw_value(item) for item in node.value], line)
     entries = {}
     for key_node, value_node in node.value:
         key = _raw_value(key_node)
@@ -181,7 +181,7 @@ def _read_text(path: str) -> str:
     except FileNotFoundError:
         names = {Path(name).stem: name for name in _configs_in(Path(path).parent, "configs")}
         siblings = Path(path).parent.parent.glob(f"*/{glob.escape(Path(path).name)}")
-        folders = {each.parent.name: str(each) for each in siblings}  # in out/NAME/config.yaml
+        folders = {file.parent.name: str(file) for file in siblings}  # in out/NAME/config.yaml
         available = f"allowed: {', '.join(names.values())}"
         in_folder = did_you_mean(Path(path).parent.name, folders, available)
         hint = did_you_mean(Path(path).stem, names, in_folder)

@@ -25,6 +25,7 @@ from tests.campaigns.common import at_step, contents, merged, train, write_check
 from tests.conftest import ROOT
 from train import build_run
 from training import schedule
+from training.distributed import SINGLE_PROCESS
 from training.evaluate import evaluate
 from training.step import TrainStep
 
@@ -172,7 +173,8 @@ def run_with(saved, way, name, value):
     command = parse(merged([*options, *start]))
     torch.set_num_threads(1)
     selected = runtime.select_runtime(command.config.device, command.config.dtype)
-    return build_run(command, load(last), selected, print)[0]
+    checkpoints = (load(last), None) if way == "resume" else (None, load(last))
+    return build_run(command, *checkpoints, selected, SINGLE_PROCESS, print)[0]
 
 
 def test_every_setting_of_the_schema_is_in_a_table():

@@ -16,7 +16,7 @@ from common import files
 from common.console import escape
 from common.errors import ConfigError
 from configs.cli import parse_train
-from configs.fields import check_value, kind, settings_of
+from configs.fields import check_value, settings_of, value_type
 from configs.schema import (
     LAYOUTS,
     SMALLEST_NGRAM,
@@ -451,11 +451,11 @@ def values(field):
     """Return a strategy for the allowed values of a setting; sizes are small, to save memory."""
     choices, allowed_range = field.metadata["choices"], field.metadata["within"]
     choices_strategy = st.sampled_from(choices) if choices else st.nothing()
-    if kind(field) is bool:
+    if value_type(field) is bool:
         return st.booleans()
     if allowed_range:
         low, high = map(float, allowed_range[1:-1].split(","))
-        if kind(field) is int:
+        if value_type(field) is int:
             return choices_strategy | st.integers(int(low), int(min(high, 64)))
         return choices_strategy | st.floats(
             low, high, exclude_min=allowed_range[0] == "(", exclude_max=allowed_range[-1] == ")"
@@ -465,7 +465,7 @@ def values(field):
         choices_strategy
         if choices
         else st.lists(text, min_size=1).map(tuple)
-        if kind(field) is tuple
+        if value_type(field) is tuple
         else text
     )
 

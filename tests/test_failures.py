@@ -552,7 +552,7 @@ def test_a_closed_terminal_does_not_raise_in_the_progress_bar(tmp_path, monkeypa
         logger.progress(number * 1000, 1.0, 1.0)
         Terminal.gone = number > 50
         time.sleep(0.002)
-    assert "loss 1.000, 1 characters/s" in sys.stderr.getvalue()
+    assert "loss 1.000, 1 char/s" in sys.stderr.getvalue()
     with pytest.raises(OSError, match="Broken pipe"):
         sys.stderr.write("x")
     logger.close()

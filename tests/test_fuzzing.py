@@ -1,9 +1,10 @@
 """Short forms of five campaigns: random and hostile configs, arguments, texts and characters."""
 
 from tests.campaigns import fuzz_command, fuzz_config, fuzz_text, suites, terminal
+from tests.conftest import ROOT
 
 
-def test_any_config_file_is_printed_completely_or_rejected_in_one_line():
+def test_any_config_file_is_printed_completely_or_rejected_in_a_line_for_each_fault():
     fuzz_config.run(400)
 
 
@@ -26,7 +27,7 @@ def test_hostile_yaml_is_refused_in_one_line():
 
 
 def test_hostile_strings_are_taken_as_they_are_or_refused_in_one_line(monkeypatch):
-    monkeypatch.chdir(suites.Path(suites.train.__file__).parent)
+    monkeypatch.chdir(ROOT)
     suites.check_strings(suites.OUR_STRINGS)
 
 

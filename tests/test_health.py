@@ -59,8 +59,8 @@ def test_exploding_and_vanishing_gradients_get_a_warning(options, tmp_path, monk
 
 
 def test_a_small_gradient_norm_at_a_low_loss_gets_no_warning():
-    assert [name for name, _ in health.check_step(2, 0.2, 1e-6, 65)] == ["vanishing"]
-    assert not list(health.check_step(2, 0.05, 1e-6, 65))
+    assert [name for name, _ in health.step_warnings(2, 0.2, 1e-6, 65)] == ["vanishing"]
+    assert not list(health.step_warnings(2, 0.05, 1e-6, 65))
 
 
 STALLS = {  # validation and training loss of each evaluation

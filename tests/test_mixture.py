@@ -14,7 +14,6 @@ from common.files import write_atomic
 from configs.cli import parse_sample_options
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
-from data.text_files import find_file
 from data.tokenizer import UNK, CharTokenizer
 from model.fast_decode import FastDecoder
 from model.generate import Generation, Sampler, window_start
@@ -298,14 +297,14 @@ def test_the_n_grams_are_read_with_the_encoding_newlines_and_min_count_of_the_ru
         data = DataConfig(encoding=encoding, newlines=newlines, min_count=min_count)
         ckpt = other_checkpoint(encoding, "".join(sorted(set(expected))), data)
         words = [f"--ckpt={ckpt}", f"--ngrams={path}"]
-        session = sample.Session(parse_sample_options(words), find_file(path))
+        session = sample.Session(parse_sample_options(words))
         assert session.tokenizer.decode(session.ngram_model.ids) == expected * 30
 
 
 @pytest.mark.parametrize(
     "content, options, code, message",
     [
-        (None, [], 3, "cannot be read: No such file or directory"),
+        (None, [], 3, "No such file or directory; name a text file that can be read"),
         (b"", [], 3, "no known characters; use another text"),
         ("\xe9".encode(), ["--unknown=skip"], 3, "no known characters; use another text"),
         (b"a" * 10_000_001, [], 3, "more than 10,000,000 characters, which is the most allowed"),

@@ -428,7 +428,7 @@ def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, 
 
 def test_weights_that_do_not_fit_are_refused_with_their_size(smoke, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "MAX_WEIGHTS", 300_000)
-    with pytest.raises(ConfigError, match=r"0\.4 MB in float32.*--html-dtype=float16 halves them"):
+    with pytest.raises(ConfigError, match=r"0\.4 MB in float32.*--html_dtype=float16 halves them"):
         sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}"])
     monkeypatch.setattr(export, "MAX_WEIGHTS", 100_000)
     with pytest.raises(ConfigError, match=r"0\.2 MB in float16.*train a smaller model"):

@@ -443,6 +443,8 @@ def test_variables_of_torchrun_that_cannot_be_are_named_with_exit_2(words):
 
 
 def test_an_address_that_is_missing_is_named_with_exit_2(monkeypatch):
+    for name, value in zip(VARIABLES, "01011", strict=True):
+        monkeypatch.setenv(name, value)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"MASTER_ADDR .*; start the program with torchrun"):

@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 
-import train as train_py
 from checkpointing import run_dir
 from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET, text_info
 from checkpointing.run_dir import write_settings
@@ -179,7 +178,6 @@ FAILING = {  # options, exit code, and what fails in the code
     "characters that a checkpoint lacks": (["--init_from={parent}"], 4, None),
     "another model than a checkpoint's": (["--init_from={parent}", "--n_layer=2"], 4, None),
     "a device that does not exist": ([f"--device={MISSING_DEVICE}"], 5, None),
-    "no package": ([], 5, (train_py, "check_packages", raised(ResourceError("no numpy")))),
     "too little memory": ([], 5, (state.Run, "__init__", raised(MemoryError()))),
     "too little disk": ([], 5, (run_dir, "check_space", raised(ResourceError("full")))),
     "Ctrl-C": ([], 130, (state.Run, "__init__", raised(KeyboardInterrupt()))),

@@ -102,7 +102,8 @@ EXCEPTIONS = {
         "pickle.UnpicklingError",
         "pickle",
     ],
-    "training/runtime.py": ["ctypes", "ctypes.CDLL", "ctypes"],  # sets options of glibc's malloc
+    # sets options of glibc's malloc
+    "training/environment.py": ["ctypes", "ctypes.CDLL", "ctypes"],
 }
 
 FORBIDDEN_EXAMPLES = [

@@ -74,37 +74,43 @@ class Evaluation:
 def evaluate(run: Run, stop: Stop) -> Evaluation:
     """Evaluate the model and record the result in the run's progress.
 
-    Raises Interrupted, and records nothing, if a stop is requested during the evaluation.
+    Raises Interrupted, and records nothing, if a stop is requested during the evaluation: a resumed
+    run then evaluates again, as if nothing had happened.
     """
-    progress, train, val = run.progress, run.corpus.train, run.corpus.val
+    progress, val = run.progress, run.corpus.val
     block_size = run.config.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
-    train_part = train.head(len(val) // TRAIN_DIVISOR)
+
+    # the loss of every character of the validation text, and of the beginning of the training text
+    train_part = run.corpus.train.head(len(val) // TRAIN_DIVISOR)
     sums, right = [], []
     for split in (val, train_part):
-        windows = evaluation_windows(split, block_size, batch_size)
-        windows = stop.interruptible(windows)
+        windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
         collect = [right] if split is val and val.targets is not None else []
         sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world, *collect))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
-    nats, counts = sums[0]  # each (block_size,), of the validation text
+
+    # the validation loss by position: later characters are predicted from more context
+    nats, counts = sums[0]  # each (block_size,)
     reached = np.flatnonzero(counts)[-1] + 1  # positions that the windows of a short text reach
     loss_by_position = np.full(reached, np.nan)
     np.divide(nats[:reached], counts[:reached], loss_by_position, where=counts[:reached] > 0)
-    finite = math.isfinite(val_loss)
-    sample = ""
-    if finite:
-        sample = run.world.on_rank_0(generate_sample, run, stop)
 
-    # a question is answered if every character of its answer is the likeliest one
+    # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
+    sample, probe = "", None
+    if math.isfinite(val_loss):
+        sample = run.world.on_rank_0(generate_sample, run, stop)
+        probe = run_probe(run)
+
+    # questions: an answer is right if each of its characters is the likeliest one
     exact_match, wrong_answers = None, []
     if val.targets is not None:
         wrong = wrong_segments(val, block_size, run.world.all_gather(right))
         exact_match = 1 - len(wrong) / len(val.segments)
         wrong_answers = run.world.on_rank_0(answer_again, run, stop, wrong[:SHOWN_ANSWERS])
 
+    # record: from here on the evaluation counts, for the best loss and for early stopping
     improved = progress.record_evaluation(val_loss, train_loss)
-    probe = run_probe(run) if finite else None
     return Evaluation(
         step=progress.step,
         val_loss=val_loss,
@@ -121,12 +127,12 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
 def _warnings(run: Run, train_loss: float, probe: Probe | None) -> Iterable[health.HealthWarning]:
     progress = run.progress
-    yield from health.check_losses(
+    yield from health.loss_warnings(
         progress.evals_since_best, progress.best_step, progress.train_loss_at_best, train_loss
     )
     late = max(MIN_STEPS_FOR_DEAD_HEADS, run.config.train.max_iters // 2)
     if probe and progress.step >= late:
-        yield from health.check_attention(probe.attention)
+        yield from health.attention_warnings(probe.attention)
 
 
 def batch_size_for(block_size: int, vocab_size: int) -> int:
@@ -136,7 +142,10 @@ def batch_size_for(block_size: int, vocab_size: int) -> int:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Compute the nats per character of targets (B, T) under logits (B, T, V), in float32."""
+    """Compute the nats per character of targets (B, T) under logits (B, T, V), in float32.
+
+    Padding does not count: its targets are IGNORED, the default `ignore_index` of PyTorch.
+    """
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
@@ -194,10 +203,13 @@ def exact_loss(
 def generate_sample(run: Run, stop: Stop) -> str:
     """Generate a text from a fixed seed, so that the texts of two evaluations can be compared.
 
-    Of a list: items, one after the other, each on its own.
+    Of a list: items, one after the other, each drawn on its own; no questions, as nothing teaches
+    the model to ask them.
     """
-    tokenizer = run.corpus.tokenizer
-    if run.corpus.item_format:
+    tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
+    if item_format and item_format.answer_after:
+        return ""
+    if item_format:
         items, left = [], run.config.train.sample_chars
         while left > 0:
             sampler = Sampler(run.config.seed, [len(items)], temperature=0.8)
@@ -207,8 +219,9 @@ def generate_sample(run: Run, stop: Stop) -> str:
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
     length = run.config.train.sample_chars
-    ids = generate(run.model, start.to(run.runtime.device), sampler, length)
-    return "".join(tokenizer.decode(each.cpu().numpy()) for each in stop.interruptible(ids))
+    characters = generate(run.model, start.to(run.runtime.device), sampler, length)
+    characters = stop.interruptible(characters)  # ids, each (1,)
+    return "".join(tokenizer.decode(ids.cpu().numpy()) for ids in characters)
 
 
 def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit: int) -> str:

@@ -22,10 +22,10 @@ class HealthWarning(NamedTuple):
     text: str
 
 
-def check_step(
+def step_warnings(
     step: int, loss: float, grad_norm: float, vocab_size: int
 ) -> Iterator[HealthWarning]:
-    """Check a step's loss and its gradient norm before clipping."""
+    """Yield warnings about a step's loss and its gradient norm before clipping."""
     uniform = math.log(vocab_size)
     if step == 1 and loss > uniform + 0.5:
         yield HealthWarning(
@@ -48,10 +48,10 @@ def check_step(
         )
 
 
-def check_losses(
+def loss_warnings(
     evals_since_best: int, best_step: int, train_loss_at_best: float | None, train_loss: float
 ) -> Iterator[HealthWarning]:
-    """Compare an evaluation with the best one so far."""
+    """Yield a warning if the losses have stopped falling since the best evaluation."""
     if evals_since_best < 3 or train_loss_at_best is None:
         return
     if train_loss < train_loss_at_best - 0.01:
@@ -69,8 +69,8 @@ def check_losses(
         )
 
 
-def check_attention(maps: Sequence[Tensor]) -> Iterator[HealthWarning]:
-    """Find heads whose attention ignores the text: uniform, or all on one position.
+def attention_warnings(maps: Sequence[Tensor]) -> Iterator[HealthWarning]:
+    """Yield a warning about heads that ignore the text: uniform, or all on one position.
 
     `maps` are the attention weights (H, T, T) of each layer, late in training.
     """
@@ -109,5 +109,5 @@ def is_spike(loss: float, recent_losses: Sequence[float]) -> bool:
     if len(recent_losses) < SPIKE_WINDOW:
         return False
     mean = math.fsum(recent_losses) / SPIKE_WINDOW
-    variance = math.fsum((each - mean) ** 2 for each in recent_losses) / SPIKE_WINDOW
+    variance = math.fsum((loss - mean) ** 2 for loss in recent_losses) / SPIKE_WINDOW
     return loss > mean + SPIKE_SIGMAS * math.sqrt(variance)

@@ -59,6 +59,8 @@ class TrainStep:
         """
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
+
+        # dropout and learning rate are functions of the step, so a resume need not restore them
         torch.manual_seed(environment.step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
@@ -89,7 +91,7 @@ class TrainStep:
         spike = progress.record_step(loss)
         warnings = []
         if not overflowed:
-            found = health.check_step(progress.step, loss, grad_norm, run.model.vocab_size)
+            found = health.step_warnings(progress.step, loss, grad_norm, run.model.vocab_size)
             warnings = progress.new_warnings(found)
         seconds = time.perf_counter() - began
         return StepResult(loss, grad_norm, spike, tokens, seconds, warnings)

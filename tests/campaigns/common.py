@@ -21,7 +21,7 @@ from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
 from configs.cli import CommandLineOptions
-from configs.fields import kind
+from configs.fields import value_type
 from configs.options import options_of
 from configs.schema import Config, TrainConfig
 from tests.commands import train_main
@@ -61,7 +61,7 @@ def merged(arguments: Iterable[object]) -> list[str]:
     for number, word in enumerate(map(str, arguments)):
         key = word.partition("=")[0].removeprefix("--").replace("-", "_")
         name, field, _ = options.get(key, ("", None, ""))
-        replaces = word.startswith("--") and name and kind(field) is not tuple
+        replaces = word.startswith("--") and name and value_type(field) is not tuple
         words[name if replaces else number] = word
     return list(words.values())
 

@@ -8,6 +8,7 @@ import argparse
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -102,11 +103,12 @@ def can_be_passed_to_a_process(argv: Collection[str]) -> bool:
 class Tally:
     """Counts of results by kind of case and exit code. An invalid result raises AssertionError.
 
-    `is_sampled` is true for one case in a hundred, to be run in a subprocess too, which is slow.
+    A refusal has at most `max_errors` lines. `is_sampled` is true for one case in a hundred, to be
+    run in a subprocess too, which is slow.
     """
 
-    def __init__(self, name: str, allowed: Collection[int]):
-        self.name, self.allowed = name, allowed
+    def __init__(self, name: str, allowed: Collection[int], max_errors: int = 1):
+        self.name, self.allowed, self.max_errors = name, allowed, max_errors
         self.counts = Counter()
         self.slowest = (0.0, "none")
         self.start_time = time.monotonic()
@@ -124,10 +126,9 @@ class Tally:
             return f"exit code {result.code}"
         if not {*output}.isdisjoint({*CONTROLS} - {"\n", "\t"}):
             return "a control character"
-        if result.code and not (
-            err.startswith("error: ") and err.count("\n") == 1 and err.endswith("\n")
-        ):
-            return "not a one-line error"
+        lines = re.fullmatch("(error: [^\n]+\n)+", err) and err.count("\n")
+        if result.code and not (lines and lines <= self.max_errors):
+            return f"not one error line, or at most {self.max_errors}"
         if len(err) > LONGEST:
             return "more than 1,500 characters"
         if result.code == 2 and result.out:
