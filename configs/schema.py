@@ -350,8 +350,12 @@ class SampleConfig(Checked):
         "[1, 1e12]",
     )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
-    temperature: float = setting(
-        0.8, "softmax temperature: lower is more conservative; 0: greedy", "[0, 1e6]"
+    temperature: float | str = setting(
+        "auto",
+        "softmax temperature: lower is more conservative; 0: greedy; auto: 0.8, or 0 for a model "
+        "trained with data.answer_after",
+        "[0, 1e6]",
+        choices=("auto",),
     )
     top_k: int = setting(
         0, "sample from the k likeliest characters, and ties of the k-th; 0: off", "[0, 1e9]"
@@ -369,6 +373,11 @@ class SampleConfig(Checked):
         "stop string: the sample ends where the model generates it, without printing it; escapes "
         "as in --prompt; may be repeated",
         repeatable=True,
+    )
+    novel: str | None = setting(
+        None,
+        "for a model of a list: text file, such as the training text; print samples 1, 2, 3, ... "
+        "that are not among its items, none twice, until there are num_samples",
     )
     unknown: str = setting(
         "error",
@@ -425,6 +434,9 @@ class SampleConfig(Checked):
             "score": self.score,
             "html": self.html,
         }
+        for other in ("sample", "html", "score", "interactive"):
+            if self.novel and getattr(self, other):
+                raise ConfigError(f"--novel and --{other} contradict each other; give one of them")
         for other, given in others.items():
             if self.interactive and given:
                 raise ConfigError(

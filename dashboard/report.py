@@ -13,6 +13,7 @@ import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from common.console import path_word, program, script, shell_command
+from common.user_text import with_escapes
 from configs.cli import Command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
@@ -136,7 +137,7 @@ class Report:
         folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
         progress = self.run.progress
         sample = shell_command(
-            [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+            [program("python"), script("sample.py"), "--ckpt", path_word(folder), *self._question()]
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
         if progress.step > self.first_step:
@@ -155,6 +156,14 @@ class Report:
             f"  {sample}",
             f"  {tensorboard}",
         )
+
+    def _question(self) -> Iterator[str]:
+        """Yield an option that asks the model a question, if it has learned to answer."""
+        corpus = self.run.corpus
+        if corpus.val.targets is not None:
+            start, end = corpus.val.segments[0]
+            item = corpus.tokenizer.decode(corpus.val.ids[start + 1 : end])
+            yield f"--prompt={with_escapes(corpus.item_format.question(item))}"
 
     def _early_stopping(self) -> str:
         """Return why the run ended before max_iters, or "" if it did not."""

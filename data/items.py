@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -49,6 +50,22 @@ class ItemFormat:
     def question(self, item: str) -> str:
         """Return the item through `answer_after`."""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
+
+    def check_answers(self, path: Path | str, contents: Sequence[str]) -> None:
+        """Raise DataError if an item of these files has no `answer_after`."""
+        count, first = 0, ""
+        for content in contents:
+            line = 1
+            for item in content.split(self.separator):
+                if item and self.answer_after not in item:
+                    first = first or f"{brief(item)} in line {line:,}"
+                    count += 1
+                line += (item + self.separator).count("\n")
+        if count:
+            raise DataError(
+                f"{path}: {count:,} items have no data.answer_after {brief(self.answer_after)}; the "
+                f"first is {first}; correct or remove them"
+            )
 
     def split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
         """Encode items into a split with a segment for each.
@@ -116,30 +133,13 @@ def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
             f"{path}: the separator {brief(form.separator)} never occurs in the text; {remedy}"
         )
     items = list(chain.from_iterable(map(form.cut, contents)))
+    form.check_answers(path, contents)
     pieces = sum(
         content.removesuffix(form.separator).count(form.separator) + 1
         for content in contents
         if content
     )
-    without = [item for item in items if form.answer_after not in item]
-    if without:
-        raise DataError(
-            f"{path}: {len(without):,} of {len(items):,} items have no data.answer_after "
-            f"{brief(form.answer_after)}, the first of them {brief(without[0])} in line "
-            f"{_line_number(contents, without[0], form)}; correct or remove them"
-        )
     return items, pieces - len(items)
-
-
-def _line_number(contents: Sequence[str], wanted: str, form: ItemFormat) -> int:
-    """Return the number of the line in which an item begins, in its file, counted from 1."""
-    for content in contents:
-        line = 1
-        for item in content.split(form.separator):
-            if item == wanted:
-                return line
-            line += (item + form.separator).count("\n")
-    raise AssertionError("the item comes from these texts")
 
 
 def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
