@@ -302,7 +302,8 @@ def draw_all(session: Session, batch: range, ids: np.ndarray) -> list[tuple[str,
 def print_novel(session: Session, ids: np.ndarray) -> None:
     """Print the first samples that are complete items and not among those of --novel."""
     wanted, found = session.options.num_samples, 0
-    known = set(session.item_format.cut(session.read(find_file(Path(session.options.novel)))))
+    text = session.read(find_file(Path(session.options.novel)))
+    known = {"", *session.item_format.cut(text)}
     for batch in batches(session, range(MAX_TRIES * wanted)):
         for text, complete in draw_all(session, batch, ids):
             if complete and text not in known and found < wanted:

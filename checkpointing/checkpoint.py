@@ -471,8 +471,7 @@ def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
         return
     raise CheckpointError(
         f"{saved.path}: {difference}; models can be averaged if they have the same "
-        "vocabulary, in the same order, the same block_size and the same format of items; leave one "
-        "of them out"
+        "vocabulary, in the same order, and the same block_size and items; leave one of them out"
     )
 
 

@@ -63,8 +63,8 @@ class ItemFormat:
                 line += (item + self.separator).count("\n")
         if count:
             raise DataError(
-                f"{path}: {count:,} items have no data.answer_after {brief(self.answer_after)}; the "
-                f"first is {first}; correct or remove them"
+                f"{path}: {count:,} items have no data.answer_after {brief(self.answer_after)}: "
+                f"first {first}; correct or remove them"
             )
 
     def split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
@@ -116,7 +116,8 @@ def load_items(
 def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
     """Return the items of a text and the number of empty ones, which are left out.
 
-    The end of a file ends an item. Raises DataError as `load_items` does.
+    The end of a file ends an item. The items are in the order of their digests, so that the first
+    ones are a fair sample of all. Raises DataError as `load_items` does.
     """
     path = text.path
     if text.is_large:
@@ -132,8 +133,8 @@ def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
         raise DataError(
             f"{path}: the separator {brief(form.separator)} never occurs in the text; {remedy}"
         )
-    items = list(chain.from_iterable(map(form.cut, contents)))
     form.check_answers(path, contents)
+    items = sorted(chain.from_iterable(map(form.cut, contents)), key=digest)
     pieces = sum(
         content.removesuffix(form.separator).count(form.separator) + 1
         for content in contents
@@ -147,17 +148,20 @@ def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[s
 
     An item alone decides: it is for validation if its SHA-256, as a fraction of the largest, is
     below `val_fraction`. So equal items stay together, and no other item, seed or machine matters.
-    If all are on one side, the one nearest to the limit changes sides. Both parts are in the order
-    of the digests, so that their beginnings are fair samples.
+    If all are on one side, the one nearest to the limit changes sides.
     """
-    digests = {item: sha256(item.encode()).digest() for item in items}
-    ordered = sorted(digests.values())
-    count = sum(int.from_bytes(digest) < val_fraction * 2**256 for digest in ordered)
+    ordered = sorted(map(digest, set(items)))
+    count = sum(int.from_bytes(each) < val_fraction * 2**256 for each in ordered)
     last = ordered[max(1, min(count, len(ordered) - 1)) - 1]
-    val, train = [], []
-    for item in sorted(items, key=digests.__getitem__):
-        (val if digests[item] <= last else train).append(item)
-    return train, val
+    sides = ([], [])
+    for item in items:
+        sides[digest(item) <= last].append(item)
+    return sides
+
+
+def digest(item: str) -> bytes:
+    """Return the SHA-256 of an item."""
+    return sha256(item.encode()).digest()
 
 
 def longer_than(block_size: int, splits: Sequence[Split]) -> int:
@@ -173,7 +177,7 @@ def _describe(train: Sequence[str], val: Sequence[str], empty: int) -> Iterator[
     yield (
         f"items       {len(items):,}, {distinct:,} of them distinct; median length "
         f"{statistics.median(lengths):g} characters, longest {max(lengths):,}"
-        + f"; {empty:,} empty ones are left out"
+        + f"; {empty:,} empty ones left out"
         * (empty > 0)
     )
     yield (
