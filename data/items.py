@@ -10,6 +10,7 @@ learns how an item begins and ends, and never sees another one:
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from configs.fields import brief
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
 from data.text import LARGE, Text
+from data.tokenizer import CharTokenizer
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,14 @@ def load_items(
     texts: Sequence[Text],
     form: ItemFormat,
     val_fraction: float,
-    encode: Callable[[str], np.ndarray],
+    tokenizer: CharTokenizer,
+    map_unknown: bool,
 ) -> tuple[Split, Split, list[str]]:
     """Cut a text, and the validation text if there is one, into items; split and encode them.
 
     Also return lines for the user. Raises DataError for a text that is too large, in which the
-    separator does not occur, or whose items have no answers or cannot be split.
+    separator does not occur, or whose items have no answers or cannot be split, UnknownCharacter if
+    the separator or `answer_after` is too rare for the vocabulary.
     """
     parts, empty = zip(*(read_items(text, form) for text in texts), strict=True)
     needed = 3 - len(texts)  # a text that is split needs two
@@ -110,7 +114,12 @@ def load_items(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
-    return form.split(train, encode), form.split(val, encode), lines
+    tokenizer.encode(form.separator + form.answer_after)
+    train, val = (
+        form.split(items, partial(tokenizer.encode, map_unknown=map_unknown))
+        for items in (train, val)
+    )
+    return train, val, lines
 
 
 def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
