@@ -6,7 +6,6 @@ After a change to the code: python -m page.export docs/plays.html
 import base64
 import hashlib
 import json
-import os
 import re
 import sys
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.errors import ConfigError, ResourceError
-from common.files import atomic_file, remove_stale
+from common.files import atomic_file
 from configs.schema import SampleConfig
 
 if TYPE_CHECKING:
@@ -58,8 +57,7 @@ def write_page(
     }
     page = fill_template(data, weights)
     try:
-        remove_stale(path.parent, [path.name])
-        with atomic_file(path, tag=str(os.getpid())) as file:
+        with atomic_file(path) as file:
             file.write(page)
     except OSError as error:
         raise ResourceError(
