@@ -91,9 +91,10 @@ def load_corpus(
         tokenizer=tokenizer,
         train=train,
         val=val,
-        summary=summarize(
-            texts, counts, tokenizer.vocabulary, data.min_count, train, val, item_lines
-        ),
+        summary=[
+            *summarize(texts, counts, tokenizer.vocabulary, data.min_count, train, val),
+            *item_lines,
+        ],
         item_format=item_format,
     )
 

@@ -8,7 +8,7 @@ learns how an item begins and ends, and never sees another one:
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -99,6 +99,7 @@ def load_items(
     separator does not occur, or whose items have no answers or cannot be split, UnknownCharacter if
     the separator or `answer_after` is too rare for the vocabulary.
     """
+    # the items of each text
     parts, empty = zip(*(read_items(text, form) for text in texts), strict=True)
     needed = 3 - len(texts)  # a text that is split needs two
     for text, items in zip(texts, parts, strict=True):
@@ -107,19 +108,25 @@ def load_items(
                 f"{text.path}: {len(set(items))} distinct items; at least {needed} are "
                 "needed; add items, or correct data.separator"
             )
+
+    # all items of the second text validate, or some of the only one
     train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
-    lines = list(_describe(train, val, sum(empty)))
+    items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
+    lines = [
+        f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
+        f"distinct; median length {statistics.median(lengths):g} characters, longest "
+        f"{max(lengths):,}" + f"; {sum(empty):,} empty ones left out" * any(empty)
+    ]
     if len(parts) > 1 and (known := len(set(val) & set(train))):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
-    tokenizer.encode(form.separator + form.answer_after)
-    train, val = (
-        form.split(items, partial(tokenizer.encode, map_unknown=map_unknown))
-        for items in (train, val)
-    )
-    return train, val, lines
+
+    # lay them out
+    tokenizer.encode(form.separator + form.answer_after)  # not too rare for the vocabulary
+    encode = partial(tokenizer.encode, map_unknown=map_unknown)
+    return form.split(train, encode), form.split(val, encode), lines
 
 
 def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
@@ -144,11 +151,8 @@ def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
         )
     form.check_answers(path, contents)
     items = sorted(chain.from_iterable(map(form.cut, contents)), key=digest)
-    pieces = sum(
-        content.removesuffix(form.separator).count(form.separator) + 1
-        for content in contents
-        if content
-    )
+    pieces = sum(content.count(form.separator) for content in contents)
+    pieces += sum(not content.endswith(form.separator) for content in contents)
     return items, pieces - len(items)
 
 
@@ -173,23 +177,12 @@ def digest(item: str) -> bytes:
     return sha256(item.encode()).digest()
 
 
-def longer_than(block_size: int, splits: Sequence[Split]) -> int:
-    """Return how many items do not fit into a window of `block_size` predictions."""
-    segments = chain.from_iterable(split.segments for split in splits)
-    return sum(end - start - 1 > block_size for start, end in segments)
-
-
-def _describe(train: Sequence[str], val: Sequence[str], empty: int) -> Iterator[str]:
-    """Yield the number of the items, their lengths, and how many are on each side."""
-    items, distinct = [*train, *val], len({*train, *val})
-    lengths = list(map(len, items))
-    yield (
-        f"items       {len(items):,}, {distinct:,} of them distinct; median length "
-        f"{statistics.median(lengths):g} characters, longest {max(lengths):,}"
-        + f"; {empty:,} empty ones left out"
-        * (empty > 0)
+def long_item_notes(train: Split, val: Split, block_size: int) -> list[str]:
+    """Return a note if items do not fit into a window of `block_size` predictions."""
+    segments = train.segments + val.segments
+    count = sum(end - start - 1 > block_size for start, end in segments)
+    note = (
+        f"note: {count:,} items with their ends are longer than block_size {block_size}: the model "
+        "never sees such an item as a whole"
     )
-    yield (
-        f"text        {len(train):,} items to train on ({len(train) / len(items):.1%}), "
-        f"{len(val):,} to validate on ({len(val) / len(items):.1%})"
-    )
+    return [note] * (count > 0)

@@ -30,22 +30,15 @@ def summarize(
     min_count: int,
     train: Split,
     val: Split,
-    item_lines: Sequence[str],
 ) -> list[str]:
-    """Return the summary of a text; notes about what is unusual come first.
-
-    `item_lines` describe the splits of a list.
-    """
+    """Return the summary of a text; notes about what is unusual come first."""
     total = len(train) + len(val)
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
-    split_lines = [
-        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
-        f"{len(val):,} to validate on ({len(val) / total:.1%})"
-    ]
     return [
         *chain.from_iterable(map(_describe, ("text", "validation text"), texts)),
         *(f"note: {note}" for note in _notes(texts, counts, vocabulary, min_count, train, val)),
-        *(item_lines or split_lines),
+        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
+        f"{len(val):,} to validate on ({len(val) / total:.1%})",
         f"vocabulary  {len(vocabulary):,} characters: "
         f"{vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
