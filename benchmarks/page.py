@@ -37,7 +37,7 @@ def export_random_model(path: Path, dtype: str) -> GPT:
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)
     text = {"name": "random", "sha256": "0" * 64, "characters": 1}
     saved = Checkpoint(config, VOCABULARY, text, {}, {}, {"number": 0, "size": 0}, {})
-    options = SampleConfig(ckpt=("none",), html=str(path), html_dtype=dtype)
+    options = SampleConfig(("none",), html=str(path), html_dtype=dtype, temperature=0.8)
     size = write_page(path, saved, model, options, "")
     print(
         f"{CONFIG}: {model.parameter_count():,} parameters, context {config.model.block_size}, "
