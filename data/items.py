@@ -28,7 +28,7 @@ from data.tokenizer import CharTokenizer
 
 @dataclass(frozen=True)
 class ItemFormat:
-    """How the items of a list end, and how their questions end if they have answers."""
+    """The format of a list: the ends of its items, and of their questions if they have answers."""
 
     separator: str
     answer_after: str = ""
@@ -42,7 +42,7 @@ class ItemFormat:
 
     @property
     def start(self) -> str:
-        """What a model sees before an item: the last character of a separator."""
+        """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
     def cut(self, text: str) -> list[str]:
