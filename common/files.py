@@ -26,17 +26,24 @@ def beside_code(path: Path) -> Path:
 def check_path_spelling(path: str | Path) -> None:
     """Raise CheckpointError if a path does not exist, but one with a similar name does.
 
-    It suggests only folders, and files with the same suffix. It needs no slow imports, so a typo is
-    reported at once.
+    It needs no slow imports, so a typo is reported at once.
     """
-    path, known = Path(path), {}
-    with suppress(OSError):  # for example a name that is too long: loading the path will report it
-        if not os.path.lexists(path):
-            entries = path.parent.iterdir()
-            similar = (each for each in entries if each.is_dir() or each.suffix == path.suffix)
-            known = {each.name: str(each) for each in similar}
-    if hint := did_you_mean(path.name, known, otherwise=""):
+    hint = "" if os.path.lexists(path) else similar_path(Path(path), otherwise="")
+    if hint:
         raise CheckpointError(f"{path}: no such file or folder; {hint}")
+
+
+def similar_path(path: Path, otherwise: str) -> str:
+    """Return "did you mean X?" for the nearest name in the folder of a path, or `otherwise`.
+
+    X is a folder, or a file with the same suffix if the path has one.
+    """
+    known = {}
+    with suppress(OSError):  # for example a name that is too long
+        for entry in sorted(path.parent.iterdir())[:1000]:
+            if entry.is_dir() or path.suffix in ("", entry.suffix):
+                known[entry.name] = str(entry)
+    return did_you_mean(path.name, known, otherwise)
 
 
 def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None) -> bytearray:

@@ -98,8 +98,11 @@ EXCEPTIONS = {
         "pickle.UnpicklingError",
         "pickle",
     ],
-    # sets options of glibc's malloc
-    "training/environment.py": ["ctypes", "ctypes.CDLL", "ctypes"],
+    "training/environment.py": [
+        "ctypes",
+        "ctypes.CDLL",
+        "ctypes",
+    ],  # sets options of glibc's malloc
 }
 
 FORBIDDEN_EXAMPLES = [
