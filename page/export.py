@@ -19,6 +19,7 @@ import torch
 from common.errors import ConfigError, ResourceError
 from common.files import atomic_file
 from configs.schema import ModelConfig, SampleConfig
+from data.items import ItemFormat
 from model.generate import forward, window_start
 from model.gpt import GPT
 
@@ -49,7 +50,8 @@ def write_page(
     written = copy.deepcopy(model).cpu().float()
     written.load_tensors(unpack_weights(shapes, options.html_dtype, weights))
     data = {
-        "config": {name: getattr(model.config, name) for name in READ},
+        "config": {name: getattr(model.config, name) for name in READ}
+        | {"separator": separator_ids(saved)},
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,
@@ -69,6 +71,12 @@ def write_page(
             f"name a file in a folder with {len(page) / 1e6:,.1f} MB of free space"
         ) from error
     return len(page)
+
+
+def separator_ids(saved: "Checkpoint") -> list[int]:
+    """Return the ids of the characters that end an item; none if the model learned no list."""
+    form = ItemFormat.of(saved.config.data)
+    return [saved.vocabulary.index(character) for character in form.separator] if form else []
 
 
 def refuse_unread(model: GPT) -> None:
