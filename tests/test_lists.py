@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import lists
 from checkpointing import checkpoint
 from common.errors import CheckpointError, ConfigError, DataError
 from common.signals import Stop
@@ -398,3 +399,26 @@ def test_items_longer_than_the_context_are_noted(names, tmp_path, capsys):
     arguments = [*options, f"--data.sources={names[0]}", f"--out_dir={tmp_path / 'run'}"]
     assert train_main([*arguments, "--max_iters=1"]) == 0
     assert "note: 1 items with their ends are longer than block_size 9" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------- benchmarks
+
+
+def test_the_benchmark_has_a_row_for_each_task_and_splits_without_overlap(
+    tmp_path, monkeypatch, capsys
+):
+    names, runs = tmp_path / "names.txt", []
+    names.write_text("\n".join(f"name{i}" for i in range(1200)))
+
+    def train(config, *options):
+        runs.append(options)
+        return [{"val_loss": "2.5", "exact_match": "0.5"}], 1.0
+
+    monkeypatch.setattr(lists, "train", train)
+    lists.main([str(names), "--seeds", "1", "2"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 6 and len(runs) == 12 and all("--seed=1" in run for run in runs[::2])
+    assert "| names, makemore's split | 2.5000 |" in rows[2] and "| 50.00% |" in rows[-1]
+    train, val = lists.sums_split(100, False)
+    assert len({*train, *val}) == 10_000 and len(val) == 1000 and "99+99=198" in train + val
+    assert "99+99=891" in [*lists.sums_split(100, True)[0], *lists.sums_split(100, True)[1]]
