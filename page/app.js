@@ -555,7 +555,8 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
   const start = separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
   let [writing, prompt, given, end, rate, shown, checked] = [false, null, 0, 0, 0, null, false];
   let alive = true; // the page writes by itself, until the reader takes over
-  let before = null; // the losses of the text while it is judged again with other heads
+  let before = null; // the losses of the text until all is judged again with other heads
+  let waiting = false; // for the selected character, which is judged first
   let note = ""; // on how the text was drawn
 
   const why = (i) => {
@@ -569,11 +570,15 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
       const [item, now] = [view.items[i], lens.at(-1)];
       showLens($("lens-rows"), vocabulary, lens, item.id);
       $("lens").setAttribute("aria-busy", false);
-      if (item.nats === now.nats) return;
-      view.scoreCharacter(i, { ...item, ...now });
-      if (shown === i) why(i);
-      if (before && i in before) heads.say(`${selected(i)}The text is read again.`);
+      if (item.nats !== now.nats) {
+        view.scoreCharacter(i, { ...item, ...now });
+        if (shown === i) why(i);
+      }
+      if (!waiting) return;
+      if (i in before) heads.say(`${selected(i)}The text is read again.`);
+      judge();
     });
+    if (waiting && i === 0) judge(); // it was not predicted
   };
 
   // Return how the probability of a character has changed with the heads.
@@ -595,7 +600,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
 
   const clear = () => {
     view.clear();
-    [prompt, shown, before, end, rate] = [null, null, null, 0, 0];
+    [prompt, shown, before, waiting, end, rate] = [null, null, null, false, 0, 0];
     $("why").replaceChildren();
     $("lens").hidden = true;
     inspect(null);
@@ -682,12 +687,10 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
 
   // Judge the text again with the present heads, first what is in view; then say what has changed.
   const judge = () => {
+    waiting = false;
     const text = view.items.map(({ id }) => id);
     const first = view.items.findIndex(({ nats }) => nats !== undefined);
-    if (first < 0) return;
-    before ||= Object.fromEntries(
-      view.items.map(({ nats }, i) => [i, nats]).filter(([, nats]) => nats !== undefined),
-    );
+    if (first < 0) return (before = null); // there is nothing to judge
     const [top, bottom] = view.visible().map((i) => Math.max(first, i));
     const spans = [[top, bottom], [bottom, text.length], [first, top]];
     const message = { ids: text, spans: spans.filter(([from, to]) => from < to) };
@@ -719,8 +722,13 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
   };
 
   heads.changed.push(() => {
-    if (view.selected) look(view.selected);
-    judge();
+    before ||= Object.fromEntries(
+      view.items.map(({ nats }, i) => [i, nats]).filter(([, nats]) => nats !== undefined),
+    );
+    ask("judge", { stop: true });
+    waiting = true;
+    if (view.selected !== null) look(view.selected);
+    else judge();
   });
 
   const stale = () => prompt !== $("prompt").value;
@@ -808,7 +816,7 @@ function showAttention(ask, vocabulary, config, heads) {
         $("head").value = h;
         draw();
       });
-      const label = `Head ${h + 1} is on`;
+      const label = `Use head ${h + 1}`;
       const input = element("input", { type: "checkbox", role: "switch", "aria-label": label });
       input.checked = !heads.off.has(n);
       input.addEventListener("change", () => heads.toggle(n));

@@ -436,7 +436,7 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_pat
     assert opened.text_content("#off-names") == "Switched off: layer 1 head 2."
     with python.model.heads_off([(0, 1)]):
         assert shown() == expected() != with_all
-        assert opened.evaluate("document.activeElement.ariaLabel") == "Head 2 is on"
+        assert opened.evaluate("document.activeElement.ariaLabel") == "Use head 2"
         means = re.findall(r"\d\.\d{4}", opened.text_content("#off-effect"))
         assert float(means[1]) == pytest.approx(np.mean(python.nats(text)), abs=1e-4)
         opened.fill("#score-text", text)
