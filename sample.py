@@ -129,10 +129,8 @@ class Session:
         self.item_format = ItemFormat.of(self.saved.config.data)
         self.stops, self.end = options.stop, "\n"
         if self.item_format:
-            self.stops, self.end = (
-                (*options.stop, separator := self.item_format.separator),
-                separator,
-            )
+            self.end = self.item_format.separator
+            self.stops += (self.end,)
         elif options.novel:
             raise ConfigError(
                 "--novel applies to models of a list, trained with data.separator; leave it out"

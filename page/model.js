@@ -294,8 +294,9 @@ function* rereadings(model, ids, from, end) {
 function* differences(model, { ids, logits }) {
   const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   for (const [n, expected] of logits) {
-    for (const [, found] of rereadings(model, ids, n, n + 1)) {
-      yield found ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
+    const start = windowStart(n, model.config.block_size); // of these ids, which are no list
+    for (const [m, found] of readWindow(model, ids, start, n)) {
+      yield m === n ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
     }
   }
 }

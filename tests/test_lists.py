@@ -23,6 +23,8 @@ from tests.campaigns.common import scalars
 from tests.campaigns.ranks import in_float64, run_ranks
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import printed
+from tests.node import run_node
+from tests.test_page import given_of
 from tests.test_sample import Input
 from training.evaluate import evaluate, loss_sums_by_position, wrong_segments
 from training.state import Run
@@ -329,6 +331,18 @@ def test_answers_are_greedy_unless_a_temperature_is_given(sums, output):
     assert {output(sums[1], "--prompt=3+4=", f"--seed={seed}")[0] for seed in range(4)} == {alone}
     drawn = output(sums[1], "--prompt=3+4=", "--num_samples=50", "--temperature=9")[0]
     assert len(set(drawn.splitlines())) > 1
+
+
+def test_the_page_of_a_list_knows_its_separator_and_agrees_with_python(names, tmp_path):
+    path = tmp_path / "names.html"
+    assert sample_main([f"--ckpt={names[1]}", f"--html={path}"]) == 0
+    page = given_of(path)
+    assert "".join(page["vocabulary"][i] for i in page["config"]["separator"]) == "\n"
+    code = """
+    const weights = decodeWeights(given.weights, given.dtype, given.shapes);
+    return Array.from(differences(new GPT(given.config, weights), given.check));
+    """
+    assert max(run_node(code, page)) < 1e-5 and page["settings"]["temperature"] == 0.8
 
 
 # ------------------------------------------------------------------------------------------- errors
