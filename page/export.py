@@ -49,9 +49,11 @@ def write_page(
     shapes, weights = pack_weights(model, options.html_dtype)
     written = copy.deepcopy(model).cpu().float()
     written.load_tensors(unpack_weights(shapes, options.html_dtype, weights))
+    # the ids that end an item of a list
+    item_format = ItemFormat.of(saved.config.data)
+    separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
     data = {
-        "config": {name: getattr(model.config, name) for name in READ}
-        | {"separator": separator_ids(saved)},
+        "config": {name: getattr(model.config, name) for name in READ} | {"separator": separator},
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,
@@ -71,12 +73,6 @@ def write_page(
             f"name a file in a folder with {len(page) / 1e6:,.1f} MB of free space"
         ) from error
     return len(page)
-
-
-def separator_ids(saved: "Checkpoint") -> list[int]:
-    """Return the ids of the characters that end an item; none if the model learned no list."""
-    form = ItemFormat.of(saved.config.data)
-    return [saved.vocabulary.index(character) for character in form.separator] if form else []
 
 
 def refuse_unread(model: GPT) -> None:

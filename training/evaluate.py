@@ -207,10 +207,8 @@ def generate_sample(run: Run, stop: Stop) -> str:
     the model to ask them.
     """
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
-    if item_format and item_format.answer_after:
-        return ""
     if item_format:
-        items, left = [], run.config.train.sample_chars
+        items, left = [], 0 if item_format.answer_after else run.config.train.sample_chars
         while left > 0:
             sampler = Sampler(run.config.seed, [len(items)], temperature=0.8)
             items.append(complete_item(run, stop, "", sampler, left))
