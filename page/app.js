@@ -634,8 +634,8 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
           `${temperature}${filtered ? ", without the characters that the filters drop" : ""}.`;
     const text = view.items.map(({ id }) => id);
     const judged = view.items.findLastIndex(({ nats }) => nats !== undefined) + 1;
-    const start = windowStartIn(text, text.length, data.config);
-    const from = Math.max(1, judged, judged ? 0 : start + 1);
+    const windowFrom = windowStartIn(text, text.length, data.config);
+    const from = Math.max(1, judged, judged ? 0 : windowFrom + 1);
     const message = { ids: text, from: Math.min(from, text.length), end: until };
     ask("write", { ...message, settings: chosen, pace }, (report) => {
       const known = Math.max(0, view.items.length - report.from);

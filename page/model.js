@@ -265,8 +265,8 @@ function* readWindow(model, ids, start, end) {
 }
 
 // Yield [n, logits] for every prediction in a text, each once. The windows do not overlap and have
-// block_size predictions, like those of `evaluation_windows` in data/batches.py. In a list, a window
-// ends with its item, and the next one begins with the last character of that.
+// block_size predictions, like those of `evaluation_windows` in data/batches.py. In a list, a
+// window ends with its item, and the next one begins with the last character of that.
 function* predictions(model, ids) {
   const { block_size: size, separator = [] } = model.config;
   for (let end, start = 0; start < ids.length - 1; start = end) {
