@@ -32,6 +32,7 @@ if __name__ == "__main__":
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from checkpointing import checkpoint as checkpoints
@@ -42,7 +43,7 @@ from checkpointing.run_dir import CheckpointManager
 from common.errors import CheckpointError, NonFiniteError, first_few
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
-from configs.scaling import changed_lengths, scaled_to, scaling_note
+from configs.scaling import changed_lengths, resolve_dropout, scaled_to, scaling_note
 from configs.schema import Config, TrainConfig, flat_settings
 from dashboard.event_file import truncate_events
 from dashboard.logger import Logger, info
@@ -55,7 +56,7 @@ from training.distributed import World
 from training.duration import fit_to_time, measure_speed
 from training.environment import keep_freed_memory, resolve_kernel
 from training.evaluate import evaluate
-from training.state import Run
+from training.state import Run, training_batches
 from training.step import TrainStep
 
 TRAINED_ON = "it was trained on some of the validation text, so the validation loss is too low"
@@ -287,6 +288,11 @@ def build_run(
         add_characters=command.new_characters == "add",
     )
     check_sizes(corpus, config.model.block_size)
+
+    # `dropout: auto` depends on how often this run will read the text
+    batches = config.train.max_iters * config.train.gradient_accumulation_steps
+    epochs = training_batches(config, corpus).epochs(batches)
+    config = replace(config, model=resolve_dropout(config.model, epochs))
 
     # a new run
     if not saved:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from playwright.sync_api import Page, sync_playwright
 
-from checkpointing.checkpoint import Checkpoint
+from checkpointing.checkpoint import Checkpoint, TextInfo
 from configs.cli import parse_train
 from configs.schema import SampleConfig
 from model.gpt import GPT
@@ -36,8 +36,7 @@ def export_random_model(path: Path) -> GPT:
     model = GPT(config.model, len(VOCABULARY), seed=1)
     for block in model.blocks:  # zero at the start of training
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)
-    text = {"name": "random", "sha256": "0" * 64, "characters": 1}
-    saved = Checkpoint(config, VOCABULARY, text, {}, {}, {"number": 0, "size": 0}, {})
+    saved = Checkpoint(config, VOCABULARY, {}, TextInfo("random"))
     options = SampleConfig(ckpt=("none",), html=str(path))
     size = write_page(path, saved, model, options, "")
     print(

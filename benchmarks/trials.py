@@ -37,7 +37,7 @@ from common.files import write_atomic
 from common.process import end_command, start_command
 from common.signals import EXIT_CODES, exit_at_once, handle_signals
 from configs.cli import Command, CommandLineOptions, parse_train
-from configs.fields import Checked, value_type, setting, settings_of
+from configs.fields import Checked, setting, settings_of, value_type
 from configs.options import command_help, options_of, parse_arguments
 from configs.schema import Config, flat_settings, from_dict
 

@@ -1,10 +1,10 @@
-"""The length of a run: settings that count iterations are scaled with max_iters."""
+"""The length of a run: the settings that are scaled with it, or chosen by it."""
 
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from configs.schema import TrainConfig
+from configs.schema import DROPOUT_BY_EPOCHS, ModelConfig, TrainConfig
 
 LENGTHS = ("warmup_iters", "cooldown_iters", "eval_interval", "save_interval")
 MIN_EVAL_INTERVAL = 10  # steps; not scaled below this, as an evaluation costs several steps
@@ -49,3 +49,15 @@ def scaling_note(max_iters: int, scaled: Mapping[str, object]) -> str | None:
         return None
     lengths = ", ".join(f"{name} {value:,}" for name, value in scaled.items())
     return f"max_iters is {max_iters:,}; scaled with it: {lengths}"
+
+
+def resolve_dropout(model: ModelConfig, epochs: float) -> ModelConfig:
+    """Replace `dropout: auto` with the probability for a run of this many epochs.
+
+    epochs 1 -> dropout 0.0, because text that is new cannot be memorized
+    epochs 5 -> dropout 0.1
+    """
+    if model.dropout != "auto":
+        return model
+    dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
+    return replace(model, dropout=dropout)

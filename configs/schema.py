@@ -44,6 +44,8 @@ OTHER_NAMES = {
 }  # fmt: skip
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
+# for dropout auto: (epochs, dropout probability of a run of that many epochs or more)
+DROPOUT_BY_EPOCHS = ((0, 0.0), (4, 0.1), (8, 0.2), (16, 0.3))
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
 NGRAM_ROWS = 4096  # of each table of n-gram embeddings
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
@@ -139,8 +141,12 @@ class ModelConfig(Checked):
     bias: bool = setting(False, "biases in linear layers and LayerNorm")
     tied: bool = setting(True, "tie the output matrix (lm_head) to the token embedding")
     qk_norm: bool = setting(False, "RMS-normalize queries and keys")
-    dropout: float = setting(
-        0.0, "dropout probability, on embeddings and residual branches", "[0, 1)"
+    dropout: float | str = setting(
+        0.0,
+        "dropout probability, on embeddings and residual branches; auto: the more epochs, the "
+        "higher: " + ", ".join(f"{p:g} from {epochs}" for epochs, p in DROPOUT_BY_EPOCHS),
+        "[0, 1)",
+        choices=("auto",),
     )
     attention_dropout: float | str = setting(
         "auto",

@@ -17,9 +17,8 @@ PIECE = 2**20  # ids that are counted at a time
 # config file, largest text in characters, (fewest, most) parameters that suit such a text
 PRESETS = (
     ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
-    ("configs/mytext.yaml", 2e6, (3e5, 1.2e7)),
-    ("configs/mytext_large.yaml", 5e7, (2e6, 5e7)),
-    ("configs/mytext_huge.yaml", float("inf"), (8e6, float("inf"))),
+    ("configs/mytext.yaml", 2e7, (3e5, 1.2e7)),
+    ("configs/mytext_gpu.yaml", float("inf"), (2e6, float("inf"))),
 )
 
 

@@ -93,7 +93,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
-        self.silenced: frozenset[tuple[int, int]] = frozenset()  # heads, by `heads_off`
+        self.silenced: frozenset[tuple[int, int]] = frozenset()  # by `heads_off`
         C, V = config.n_embd, vocab_size
         rope = config.positions == "rope"
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None

@@ -403,7 +403,7 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_pat
     text = opened.text()
 
     def shown():
-        """What the page shows of character n, and the levels of all."""
+        """Return the figures of character n in the page, and the levels of all."""
         opened.inspected()
         rows = opened.locator("#lens tbody tr td:last-child").all_inner_texts()
         return (

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from checkpointing.checkpoint import load
 from common.errors import ConfigError
 from configs.cli import parse_train
-from configs.scaling import changed_lengths, scaled_to
-from configs.schema import TrainConfig
+from configs.scaling import changed_lengths, resolve_dropout, scaled_to
+from configs.schema import ModelConfig, TrainConfig
 from tests.campaigns.common import same_runs, small_run_args, step_of, train
 from tests.campaigns.signals import send_at
 from tests.conftest import ROOT
@@ -52,6 +53,23 @@ def test_an_evaluation_interval_is_not_scaled_below_ten_steps(max_iters, interva
 def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
     arguments = [str(ROOT / "configs/shakespeare.yaml"), f"--max_iters={max_iters}"]
     assert parse_train(arguments).config.train.n_evaluations == 5
+
+
+@pytest.mark.parametrize(
+    ("epochs", "dropout"), [(0.1, 0), (3.99, 0), (4, 0.1), (8, 0.2), (16, 0.3), (1000, 0.3)]
+)
+def test_dropout_auto_rises_with_the_number_of_epochs(epochs, dropout):
+    assert resolve_dropout(ModelConfig(dropout="auto"), epochs).dropout == dropout
+    assert resolve_dropout(ModelConfig(dropout=0.25), epochs).dropout == 0.25
+
+
+def test_a_run_has_the_dropout_of_its_epochs_and_resumes_with_it(options, tmp_path):
+    folder, dropout = tmp_path / "run", []
+    for arguments in (["--max_iters=2"], ["--resume", "--max_iters=400"]):
+        code, output = train(*options, "--dropout=auto", *arguments, f"--out_dir={folder}")
+        assert code == 0
+        dropout.append(load(folder / "last.safetensors").config.model.dropout)
+    assert dropout == [0, 0.2] and "model.dropout 0.0 -> 0.2" in output
 
 
 def test_lengths_that_are_given_are_not_scaled():

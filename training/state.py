@@ -127,10 +127,7 @@ class Run:
     @cached_property
     def batches(self) -> Batches:
         """The training batches. Batch i is micro-batch i of the run, counted over all steps."""
-        config = self.config
-        return Batches(
-            self.corpus.train, config.model.block_size, config.train.batch_size, config.seed
-        )
+        return training_batches(self.config, self.corpus)
 
     @property
     def epochs(self) -> float:
@@ -169,3 +166,8 @@ class Run:
     def checkpoint_bytes(self) -> int:
         """An upper bound on a checkpoint's size: the weights and at most two moments."""
         return 3 * sum(parameter.nbytes for parameter in self.model.parameters())
+
+
+def training_batches(config: Config, corpus: Corpus) -> Batches:
+    """Return the training batches of a run."""
+    return Batches(corpus.train, config.model.block_size, config.train.batch_size, config.seed)
