@@ -37,7 +37,7 @@ def export_random_model(path: Path) -> GPT:
     for block in model.blocks:  # zero at the start of training
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)
     saved = Checkpoint(config, VOCABULARY, {}, TextInfo("random"))
-    options = SampleConfig(ckpt=("none",), html=str(path))
+    options = SampleConfig(ckpt=("none",), html=str(path), temperature=0.8)
     size = write_page(path, saved, model, options, "")
     print(
         f"{CONFIG}: {model.parameter_count():,} parameters, context {config.model.block_size}, "

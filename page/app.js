@@ -78,7 +78,7 @@ function serve() {
     // Compute what the model attended to before character n of ids, the heads' mean shares, and
     // what each block would have predicted.
     async inspect({ ids, n }, pause) {
-      const [start, { reader, read, shares }] = [windowStart(n, config.block_size), inspection];
+      const [start, { reader, read, shares }] = [windowStartIn(ids, n, config), inspection];
       const window = ids.slice(start, n);
       let known = 0;
       while (known < window.length - 1 && window[known] === read[known]) known++;
@@ -546,12 +546,13 @@ function showHeads(ask, { n_head: H }) {
 const headName = (n, H) => `layer ${Math.floor(n / H) + 1} head ${(n % H) + 1}`;
 
 function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
-  const { block_size: blockSize } = data.config;
+  const { separator = [] } = data.config;
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
   $("prompt").value = data.prompt;
-  // With an empty prompt, the text starts after a hidden newline (else a space, else id 0).
-  const start = ids.get("\n") ?? ids.get(" ") ?? 0;
+  // With an empty prompt, the text starts after a hidden newline (else a space, else id 0); in a
+  // list, always after the end of an item.
+  const start = separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
   let [writing, prompt, given, end, rate, shown, checked] = [false, null, 0, 0, 0, null, false];
   let alive = true; // the page writes by itself, until the reader takes over
   let before = null; // the losses of the text until all is judged again with other heads
@@ -612,10 +613,9 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     if (!text) return false;
     clear();
     prompt = $("prompt").value;
-    view.append((text.length ? text : [start]).map((id) => ({ id })), {
-      given: true,
-      hidden: !text.length,
-    });
+    const started = text.length && !separator.length;
+    view.append(started ? [] : [{ id: start }], { given: true, hidden: true });
+    view.append(text.map((id) => ({ id })), { given: true });
     given = end = view.items.length;
     return true;
   };
@@ -634,7 +634,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
           `${temperature}${filtered ? ", without the characters that the filters drop" : ""}.`;
     const text = view.items.map(({ id }) => id);
     const judged = view.items.findLastIndex(({ nats }) => nats !== undefined) + 1;
-    const from = Math.max(1, judged, judged ? 0 : windowStart(text.length, blockSize) + 1);
+    const from = Math.max(1, judged, judged ? 0 : windowStartIn(text, text.length, data.config) + 1);
     const message = { ids: text, from: Math.min(from, text.length), end: until };
     ask("write", { ...message, settings: chosen, pace }, (report) => {
       const known = Math.max(0, view.items.length - report.from);
@@ -764,7 +764,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
 
   const update = () => {
     const { items } = view;
-    view.markWindow(windowStart(items.length, blockSize));
+    view.markWindow(windowStartIn(items.map(({ id }) => id), items.length, data.config));
     const label = items.length && !stale() ? "Continue" : "Write";
     $("write").textContent = writing ? "Pause" : label;
     $("status").setAttribute("aria-busy", writing); // read out when it is complete

@@ -19,6 +19,7 @@ import torch
 from common.errors import ConfigError, ResourceError
 from common.files import atomic_file
 from configs.schema import ModelConfig, SampleConfig
+from data.items import ItemFormat
 from model.generate import forward, window_start
 from model.gpt import GPT
 
@@ -48,8 +49,11 @@ def write_page(
     shapes, weights = pack_weights(model, options.html_dtype)
     written = copy.deepcopy(model).cpu().float()
     written.load_tensors(unpack_weights(shapes, options.html_dtype, weights))
+    # the ids that end an item of a list
+    item_format = ItemFormat.of(saved.config.data)
+    separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
     data = {
-        "config": {name: getattr(model.config, name) for name in READ},
+        "config": {name: getattr(model.config, name) for name in READ} | {"separator": separator},
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,

@@ -219,6 +219,20 @@ function windowStart(n, blockSize) {
   return Math.max(0, Math.ceil((n - blockSize) / hop) * hop);
 }
 
+// Return whether an item of a list ends before position i of a text; no `separator`: no list.
+function endsItem(ids, i, separator) {
+  return separator.length > 0 && separator.every((id, k) => id === ids[i - separator.length + k]);
+}
+
+// Return the start of the window in the first n ids of a text. In a list, the window is that of the
+// last item, which begins with the last character of the separator before it.
+function windowStartIn(ids, n, { block_size: blockSize, separator = [] }) {
+  let begin = separator.length ? n : 0;
+  while (begin > 0 && !endsItem(ids, begin, separator)) begin--;
+  begin = Math.max(0, begin - 1);
+  return begin + windowStart(n - begin, blockSize);
+}
+
 // A model and the caches of the last window. The next window reuses the part that has not changed.
 class Reader {
   constructor(model) {
@@ -230,7 +244,7 @@ class Reader {
 
   // Return the logits (V) of the character after the first n ids (n >= 1).
   read(ids, n) {
-    const start = windowStart(n, this.model.config.block_size);
+    const start = windowStartIn(ids, n, this.model.config);
     const window = ids.slice(start, n);
     let [position, logits] = [0, null];
     if (start === this.start) {
@@ -251,18 +265,21 @@ function* readWindow(model, ids, start, end) {
 }
 
 // Yield [n, logits] for every prediction in a text, each once. The windows do not overlap and have
-// block_size predictions, like those of `evaluation_windows` in data/batches.py.
+// block_size predictions, like those of `evaluation_windows` in data/batches.py. In a list, a window
+// ends with its item, and the next one begins with the last character of that.
 function* predictions(model, ids) {
-  const size = model.config.block_size;
-  for (let start = 0; start < ids.length - 1; start += size) {
-    yield* readWindow(model, ids, start, Math.min(start + size, ids.length - 1));
+  const { block_size: size, separator = [] } = model.config;
+  for (let end, start = 0; start < ids.length - 1; start = end) {
+    const last = Math.min(start + size, ids.length - 1);
+    for (end = start + 1; end < last && !endsItem(ids, end + 1, separator); end++);
+    yield* readWindow(model, ids, start, end);
   }
 }
 
 // Predict the characters from position `from` to before `end` again, in the windows in which a text
 // is written. Yield [n, logits] after each step; logits is null for what is only context.
 function* rereadings(model, ids, from, end) {
-  const startOf = (n) => windowStart(n, model.config.block_size);
+  const startOf = (n) => windowStartIn(ids, n, model.config);
   for (let next, n = from; n < end; n = next) {
     for (next = n; next < end && startOf(next) === startOf(n); next++);
     for (const [m, logits] of readWindow(model, ids, startOf(n), next - 1)) {
@@ -277,8 +294,9 @@ function* rereadings(model, ids, from, end) {
 function* differences(model, { ids, logits }) {
   const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   for (const [n, expected] of logits) {
-    for (const [, found] of rereadings(model, ids, n, n + 1)) {
-      yield found ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
+    const start = windowStart(n, model.config.block_size); // of these ids, which are no list
+    for (const [m, found] of readWindow(model, ids, start, n)) {
+      yield m === n ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
     }
   }
 }

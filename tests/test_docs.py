@@ -74,11 +74,12 @@ def test_the_notebook_is_stored_without_outputs():
 def test_the_notebook_runs_from_beginning_to_end(execute, tmp_path):
     """Train for a few steps on the bundled texts, into another folder."""
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
-    runs, options = tmp_path.as_posix(), "--max_iters=4 --eval_interval=4"
+    runs, names = tmp_path.as_posix(), "--sources=data/lists/names.txt"
+    options = "--max_iters=4 --eval_interval=4"
     for shown, changed in (
         ("out/", f"{runs}/"),
         ("shakespeare.yaml --minutes=3", f"smoke.yaml {options} --out_dir={runs}/shakespeare"),
-        ("names.yaml", f"names.yaml {options} --sources=data/lists --out_dir={runs}/names"),
+        ("names.yaml", f"names.yaml {names} {options} --out_dir={runs}/names"),
     ):
         assert any(shown in cell.source for cell in cells)
         for cell in cells:

@@ -227,6 +227,24 @@ def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, 
     assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
 
 
+@pytest.mark.parametrize("separator", [[1], [1, 1], [3, 1]])
+def test_each_item_of_a_list_is_read_and_scored_alone(separator):
+    rng, model = np.random.default_rng(5), random_model(10.0, block_size=32)
+    items = [[*rng.integers(4, V, n).tolist(), *separator] for n in (3, 1, 20, 7)]
+    given = packed(model, [1, *itertools.chain(*items)])  # an item begins with the end of another
+    given["config"]["separator"] = separator
+    expected = [logits_of(model, [1, *item[:-1]]) for item in items]
+    read = run_node(LOGITS, [given])[0]
+    assert_close(read[:-1], np.concatenate(expected), 1e-5)
+    ends = itertools.accumulate(map(len, items), initial=0)
+    segments = tuple((start, end + 1) for start, end in itertools.pairwise(ends))
+    for block_size in (32, 8):
+        given["config"]["block_size"] = block_size
+        windows = evaluation_windows(Split(np.array(given["ids"]), segments), block_size, 3)
+        nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
+        assert run_node(SCORE, given) == pytest.approx(nats, abs=1e-5)
+
+
 def test_every_finite_float16_is_decoded():
     numbers = np.arange(2**16, dtype=np.uint16)
     numbers = numbers[np.isfinite(numbers.view(np.float16))]
