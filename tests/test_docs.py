@@ -173,7 +173,7 @@ def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypa
 def test_options_are_written_as_the_settings_are_with_underscores():
     names = {name for name in options_of(CommandLineOptions, Config) | options_of(SampleConfig)}
     spelled = {f"--{name.replace('_', '-')}": f"--{name}" for name in names if "_" in name}
-    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.*")]
+    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), NOTEBOOK, *ROOT.glob("configs/*.*")]
     for package in ("common", "data", "model", "training", "checkpointing", "dashboard", "convert"):
         shown += (ROOT / package).glob("*.py")
     for path in [*shown, *ROOT.glob("page/*.py"), *ROOT.glob("*.py")]:
