@@ -44,6 +44,16 @@ def gpt2_name(name: str) -> str:
     return f"{MODULES[module]}.{kind}"
 
 
+def parameters_not_in_gpt2(model: GPT) -> list[str]:
+    """Return the names of the parameters that GPT-2 does not have."""
+    modules = {name: name.removesuffix(".bias") for name in model.named_slices()}
+    return [
+        name
+        for name, module in modules.items()
+        if module not in MODULES and re.sub(r"^blocks\.\d+\.", "", module) not in BLOCK_MODULES
+    ]
+
+
 def gpt2_slices(model: GPT) -> dict[str, list[Tensor]]:
     """Return every parameter of a GPT-2 by GPT-2's name, as a list of slices of its rows.
 

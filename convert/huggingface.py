@@ -16,14 +16,14 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
 from checkpointing.run_dir import holds_run
 from common.console import print_note, print_result, print_text
-from common.errors import ConfigError, ResourceError
+from common.errors import ConfigError, ResourceError, first_few
 from common.files import write_atomic
 from common.process import end_command, start_command
 from common.signals import handle_signals, unwind
 from configs.fields import Checked, brief, setting
 from configs.options import command_help, parse_conversion
 from configs.schema import ModelConfig
-from convert.gpt2 import EMBEDDINGS, gpt2_tensors
+from convert.gpt2 import EMBEDDINGS, gpt2_tensors, parameters_not_in_gpt2
 from data.tokenizer import UNK, CharTokenizer
 from model.gpt import GPT
 
@@ -93,6 +93,11 @@ def export_run(source: Path, folder: Path) -> None:
         print_note(note)
     check_classic(saved.path, saved.config.model)
     model = checkpoints.build_model(saved)
+    if others := parameters_not_in_gpt2(model):
+        raise ConfigError(
+            f"{saved.path}: transformers has no GPT-2 with the parameters {first_few(others)}; "
+            "allowed: those named in convert/gpt2.py; train a model without the others"
+        )
     contents = exported_files(model, saved.vocabulary, str(folder))
     existing = [name for name in contents if (folder / name).exists()]
     if existing or holds_run(folder):

@@ -1,13 +1,15 @@
-"""The tours and docs/experiments.md: their Python runs and all assertions hold."""
+"""The tours, docs/experiments.md and the notebook: their Python runs and all assertions hold."""
 
 import os
 import re
 import subprocess
 import sys
 
+import nbformat
 import numpy as np
 import pytest
 import torch
+from nbclient import NotebookClient
 from PIL import Image
 
 from benchmarks import attention as benchmark
@@ -21,6 +23,7 @@ from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT, shapes
 
 TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md", "experiments.md")]
+NOTEBOOK = ROOT / "docs" / "hornbook.ipynb"
 
 
 @pytest.fixture
@@ -39,6 +42,72 @@ def test_the_code_of_a_tour_runs_from_beginning_to_end(tour, restore_default_dty
     for block in blocks:
         above = "\n" * text.count("\n", 0, block.start(1))  # for line numbers in a traceback
         exec(compile(above + block[1], tour, "exec"), session)
+
+
+@pytest.fixture
+def execute(tmp_path, monkeypatch):
+    """A function that runs cells in a folder and returns what each printed or displayed."""
+    for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR"):  # without the kernels and profiles of the user
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+    def execute(cells, folder):
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
+        return {
+            cell.id: "".join(
+                output.get("text") or str(output.get("data")) for output in cell.outputs
+            )
+            for cell in cells
+            if cell.cell_type == "code"
+        }
+
+    return execute
+
+
+def test_the_notebook_is_stored_without_outputs():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    assert len(notebook.cells) <= 15
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+
+
+def test_the_notebook_runs_from_beginning_to_end(execute, tmp_path):
+    """Train for a few steps on the bundled texts, into another folder."""
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    runs, names = tmp_path.as_posix(), "--sources=data/lists/names.txt"
+    options = "--max_iters=4 --eval_interval=4"
+    for shown, changed in (
+        ("out/", f"{runs}/"),
+        ("shakespeare.yaml --minutes=3", f"smoke.yaml {options} --out_dir={runs}/shakespeare"),
+        ("names.yaml", f"names.yaml {names} {options} --out_dir={runs}/names"),
+    ):
+        assert any(shown in cell.source for cell in cells)
+        for cell in cells:
+            cell.source = cell.source.replace(shown, changed)
+
+    outputs = execute(cells, NOTEBOOK.parent)
+    assert outputs["code"] == ""
+    assert "best validation loss" in outputs["train"] and "best validation loss" in outputs["names"]
+    assert outputs["sample"].startswith("ROMEO:") and len(outputs["sample"]) > 500
+    assert outputs["logits"].count("%") == 5
+    assert outputs["generate"].startswith("Romeo, Romeo") and len(outputs["generate"]) > 300
+    assert "image/png" in outputs["attention"]
+    assert outputs["lens"].count("after block") == 2
+    assert "srcdoc=" in outputs["page"] and "Content-Security-Policy" in outputs["page"]
+
+
+def test_elsewhere_the_notebook_clones_the_copy_whose_address_is_given(execute, tmp_path):
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    copy.mkdir()
+    elsewhere.mkdir()
+    (copy / "train.py").touch()
+    author = ["-c", "user.name=author", "-c", "user.email=author@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "copy"]):
+        subprocess.run(["git", *words], cwd=copy, check=True)
+    first = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code")
+    answer = nbformat.v4.new_code_cell(f"input = lambda question: {copy.as_uri()!r}")
+    execute([answer, first], elsewhere)
+    assert (elsewhere / "hornbook" / "train.py").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
@@ -104,7 +173,7 @@ def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypa
 def test_options_are_written_as_the_settings_are_with_underscores():
     names = {name for name in options_of(CommandLineOptions, Config) | options_of(SampleConfig)}
     spelled = {f"--{name.replace('_', '-')}": f"--{name}" for name in names if "_" in name}
-    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("configs/*.*")]
+    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), NOTEBOOK, *ROOT.glob("configs/*.*")]
     for package in ("common", "data", "model", "training", "checkpointing", "dashboard", "convert"):
         shown += (ROOT / package).glob("*.py")
     for path in [*shown, *ROOT.glob("page/*.py"), *ROOT.glob("*.py")]:

@@ -15,8 +15,9 @@ from configs.schema import LAYOUTS, Config, ModelConfig
 from convert import huggingface
 from convert.nanogpt import write_run
 from data.tokenizer import CharTokenizer
+from model import gpt
 from model.generate import Generation, Sampler
-from model.gpt import GPT
+from model.gpt import GPT, MLP
 from tests.conftest import printed
 from tests.variants import CHOICES, concatenated
 
@@ -179,6 +180,20 @@ def test_all_settings_in_the_way_are_named_at_once(tmp_path):
     )
     message = refusal(tmp_path / "run", tmp_path / "hf", 2)
     assert all(words in message for _, words in NOT_CLASSIC.values())
+
+
+def test_a_parameter_that_gpt2_does_not_have_is_named(tmp_path, monkeypatch):
+    """A gate on the MLP, as in CONTRIBUTING, before `CLASSIC` knows its setting."""
+
+    class GatedMLP(MLP):
+        def __init__(self, config):
+            super().__init__(config)
+            self.output_gate = torch.nn.Linear(config.n_embd, 1, bias=False)
+
+    monkeypatch.setattr(gpt, "MLP", GatedMLP)
+    write_run(tmp_path / "run", make_checkpoint())
+    message = refusal(tmp_path / "run", tmp_path / "hf", 2)
+    assert "the parameters blocks.0.mlp.output_gate, blocks.1.mlp.output_gate; allowed: " in message
 
 
 def test_every_setting_of_the_model_is_exported_or_refused():

@@ -11,7 +11,11 @@ from checkpointing.checkpoint import check_same_model
 from configs.cli import parse_sample_options, parse_train
 from tests.conftest import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*/README.md")])
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "docs/*.ipynb", "data/*/README.md")
+    for path in ROOT.glob(pattern)
+)
 BLOCKS = [
     block
     for document in (ROOT / "README.md", ROOT / "docs" / "own_text.md")
