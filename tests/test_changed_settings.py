@@ -21,8 +21,8 @@ from dashboard.report import Report
 from model import runtime
 from model.attention import KERNELS, LAYOUTS
 from model.dropout import dropout
-from tests.campaigns.common import at_step, contents, merged, train, write_checkpoint
 from tests.conftest import ROOT
+from tests.runs import at_step, contents, merged, train, write_checkpoint
 from train import build_run
 from training import schedule
 from training.distributed import SINGLE_PROCESS

@@ -22,8 +22,8 @@ from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
 from model.gpt import GPT
 from model.runtime import select_runtime
-from tests.campaigns.common import contents, write_checkpoint
 from tests.conftest import printed
+from tests.runs import contents, write_checkpoint
 from training.state import Run
 
 VOCABULARY = "\n abc"

@@ -21,7 +21,7 @@ from configs.cli import parse_train
 from dashboard import event_file
 from dashboard.event_file import DESCRIPTION
 from dashboard.logger import Logger
-from tests.campaigns.common import (
+from tests.runs import (
     STEPS,
     at_step,
     contents,

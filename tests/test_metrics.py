@@ -6,7 +6,7 @@ import pytest
 
 from checkpointing.checkpoint import METRICS
 from dashboard.metrics import COLUMNS, HEADER
-from tests.campaigns.common import scalars, small_run_args, stop_at, train
+from tests.runs import scalars, small_run_args, stop_at, train
 
 
 @pytest.fixture

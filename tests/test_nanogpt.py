@@ -16,9 +16,9 @@ from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
 from configs.schema import LAYOUTS
 from convert import nanogpt
-from tests.campaigns.common import train
 from tests.commands import sample_main
 from tests.conftest import printed
+from tests.runs import train
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
 CHARACTERS = sorted(set(TEXT))

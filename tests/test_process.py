@@ -17,7 +17,9 @@ from checkpointing.checkpoint import find
 from common.console import MAX_LINE, print_note, print_result, shorten
 from common.errors import ResourceError, UserError
 from configs.schema import Config
-from tests.campaigns.common import (
+from tests.commands import exit_code, train_main
+from tests.conftest import ROOT
+from tests.runs import (
     ENVIRONMENT,
     count_checkpoints,
     merged,
@@ -25,8 +27,6 @@ from tests.campaigns.common import (
     step_of,
     train,
 )
-from tests.commands import exit_code, train_main
-from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX streams and signals")
 

@@ -14,7 +14,9 @@ from checkpointing.checkpoint import BEST, LAST, PREV
 from checkpointing.run_dir import CheckpointManager
 from common import files
 from common.files import write_atomic
-from tests.campaigns.common import (
+from tests.commands import sample_main
+from tests.runs import (
+    DIVERGING,
     ROOT,
     SMALL,
     STEPS,
@@ -32,8 +34,6 @@ from tests.campaigns.common import (
     train,
     write_checkpoint,
 )
-from tests.campaigns.fields import DIVERGING
-from tests.commands import sample_main
 
 RECIPES = {
     "adamw-cosine": ["--optimizer=adamw", "--schedule=cosine"],

@@ -24,8 +24,8 @@ from common.errors import ResourceError
 from configs.cli import parse_sample_options, parse_train
 from configs.schema import Config
 from dashboard.event_file import EventFile
-from tests.campaigns.common import SMALL, at_step, scalars, small_run_args, step_of, train
 from tests.conftest import ROOT
+from tests.runs import SMALL, at_step, scalars, small_run_args, step_of, train
 from training import state
 
 SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]

@@ -11,19 +11,21 @@ import pytest
 
 from common.console import program
 from common.signals import Interrupted, Stop
-from tests.campaigns.common import (
+from tests.runs import (
+    CODES,
+    PHASES,
     STEPS,
     at_step,
     contents,
     count_checkpoints,
     resume_if_saved,
     same_runs,
+    send_at,
     small_run_args,
     start,
     step_of,
     train,
 )
-from tests.campaigns.signals import CODES, PHASES, send_at
 from training import evaluate
 
 SIGNALS = [name for name in CODES if hasattr(signal, name)]

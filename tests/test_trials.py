@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import trials
 from checkpointing.checkpoint import METRICS
-from tests.campaigns.common import scalars, small_run_args
+from tests.runs import scalars, small_run_args
 
 LOSSES = {"--beta2=0.9": 1.5, "--beta2=0.99": 1.25}
 
