@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def printed(error: Exception) -> str:
     line = stderr.getvalue().removeprefix("error: ").removesuffix("\n")
     assert escape(line) == line
     return line
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class Command:

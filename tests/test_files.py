@@ -10,6 +10,7 @@ import torch
 from checkpointing import file_format
 from common import files
 from common.errors import CheckpointError, ResourceError
+from tests.conftest import file_size_limit
 from tests.stress.kills import FAULTS, Killed, System
 
 NAMES = LAST, PREV = ["last.safetensors", "prev.safetensors"]
@@ -110,16 +111,10 @@ def test_if_a_save_fails_or_is_killed_at_any_call_the_old_or_the_new_file_is_int
 
 
 def test_a_disk_full_at_any_byte_leaves_the_old_file(folder):
-    resource = pytest.importorskip("resource")
     size = (folder / LAST).stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room in range(0, size, size // 16):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-        try:
-            with pytest.raises(ResourceError, match="not saved"):
-                save(folder, 3)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with file_size_limit(room), pytest.raises(ResourceError, match="not saved"):
+            save(folder, 3)
         assert [step_of(folder / name) for name in NAMES] == [2, 1]
         assert names(folder) == NAMES
 
