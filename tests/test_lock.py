@@ -39,7 +39,7 @@ def test_a_second_writer_gets_the_pid_and_start_time_of_the_first(tmp_path):
 
 
 def test_of_two_simultaneous_starts_one_trains_and_the_other_names_it(tmp_path):
-    words = [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}"]
+    words = [*small_run_args(tmp_path), "--max_iters=200", f"--out_dir={tmp_path / 'run'}"]
     starts = [start("train.py", *words) for _ in range(2)]
     outputs = {process: process.communicate()[0] for process in starts}
     first, second = sorted(starts, key=lambda process: process.returncode)

@@ -32,6 +32,7 @@ from tests.runs import (
     step_of,
     stop_at,
     train,
+    train_and_copy,
     write_checkpoint,
 )
 
@@ -362,6 +363,64 @@ INVALID_PROGRESS = {
     "recent_losses": [1.0, "x"],
     "more\x1b": 1,
 }
+
+
+@pytest.fixture(scope="module")
+def diverging(tmp_path_factory):
+    """A folder with a finished run, a copy of it at step 18, and the arguments of both."""
+    folder = tmp_path_factory.mktemp("diverging")
+    options = [*small_run_args(folder), *DIVERGING]
+    train_and_copy(folder / "run", 18, *options).rename(folder / "saved")
+    return folder, options
+
+
+SAVED_FIELDS = {  # a change of each kind of state that a resumed run needs
+    "last_eval_step": ("progress", "last_eval_step", 17),
+    "best_loss": ("progress", "best_loss", 0.5),
+    "best_step": ("progress", "best_step", 11),
+    "evals_since_best": ("progress", "evals_since_best", 2),
+    "train_loss_at_best": ("progress", "train_loss_at_best", 0.5),
+    "recent_losses": ("progress", "recent_losses", [1.0]),
+    "spikes": ("progress", "spikes", 3),
+    "step": ("progress", "step", 19),
+    "text": ("data", "sha256", "0" * 64),
+    "environment": ("environment", "threads", 63),
+    "vocabulary": ("vocabulary",),
+    **{role: ("tensors", f"{role}.") for role in ("model", "exp_avg", "exp_avg_sq", "momentum")},
+}
+
+
+def resumes_alike(diverging, change):
+    """Resume from a changed checkpoint; return whether nothing is said and the run ends alike."""
+    folder, options = diverging
+    run = folder / "resumed"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "saved", run)
+    saved = contents(run / LAST)
+    change(saved)
+    write_checkpoint(run / LAST, saved)
+    code, output = train(*options, f"--out_dir={run}", f"--resume={run / LAST}")
+    return code == 0 and "bit-identical" not in output and same_runs(folder / "run", run)
+
+
+def test_an_unchanged_checkpoint_resumes_alike(diverging):
+    assert resumes_alike(diverging, lambda saved: None)
+
+
+@pytest.mark.parametrize("name", SAVED_FIELDS)
+def test_a_change_of_any_saved_state_is_noticed_at_resume(name, diverging):
+    section, *key = SAVED_FIELDS[name]
+
+    def change(saved):
+        if section == "tensors":
+            next(t for name, t in saved["tensors"].items() if name.startswith(key[0])).add_(1)
+        elif section == "vocabulary":
+            saved["vocabulary"] = saved["vocabulary"][::-1]
+        else:
+            assert saved[section][key[0]] != key[1]
+            saved[section][key[0]] = key[1]
+
+    assert not resumes_alike(diverging, change)
 
 
 @pytest.mark.parametrize("name", INVALID_PROGRESS)
