@@ -78,6 +78,22 @@ def no_fall_back(monkeypatch):
     monkeypatch.setattr(generate, "build_decoder", lambda model, _=None: build(model, fail))
 
 
+@pytest.fixture
+def options(tmp_path):
+    """The arguments of the small run, but for its folder."""
+    from tests.runs import small_run_args
+
+    return small_run_args(tmp_path)
+
+
+@pytest.fixture
+def train_run(options, tmp_path):
+    """A function that trains the small run in its folder, with more options; see runs.train."""
+    from tests.runs import train
+
+    return lambda *more: train(*options, f"--out_dir={tmp_path / 'run'}", *more)
+
+
 @pytest.fixture(scope="session")
 def run():
     return Command()

@@ -261,13 +261,11 @@ def test_signals_while_the_process_shuts_down_do_not_change_its_exit_code(name, 
 # ------------------------------------------------------------------------------------------- limits
 
 
-@pytest.mark.parametrize("command", ["train.py configs/smoke.yaml --out_dir={}",
-                                     "sample.py --ckpt={}"])  # fmt: skip
-def test_too_little_address_space_to_import_torch_is_one_line_and_exit_5(command, tmp_path):
-    for kilobytes in (300_000, 600_000):  # torch's libraries would abort
-        command = command.format(tmp_path / "run")
-        code, _, said = shell(f"ulimit -v {kilobytes}; python {command}")
-        assert code == 5 and said.startswith("error: out of memory: ") and said.count("\n") == 1
+@pytest.mark.parametrize("kilobytes", [300_000, 600_000])  # torch's libraries would abort
+@pytest.mark.parametrize("command", COMMANDS)
+def test_too_little_address_space_to_import_torch_is_one_line_and_exit_5(command, kilobytes):
+    code, _, said = shell(f"ulimit -v {kilobytes}; python {command}")
+    assert code == 5 and said.startswith("error: out of memory: ") and said.count("\n") == 1
 
 
 OUT_OF_MEMORY = [

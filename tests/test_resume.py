@@ -61,11 +61,6 @@ RECIPES = {
 }
 
 
-@pytest.fixture
-def options(tmp_path):
-    return small_run_args(tmp_path)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
     options, parts = [*options, *RECIPES[recipe]], tmp_path / "parts"
