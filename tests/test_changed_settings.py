@@ -313,6 +313,14 @@ def test_another_optimizer_is_refused_on_resume_and_init_from_is_named(optimizer
     assert (tmp_path / "last.safetensors").read_bytes() == before
 
 
+def test_each_step_of_a_run_has_its_own_dropout(saved):
+    step, seeds = TrainStep(run_with(saved, "resume", "model.dropout", 0.7), print), set()
+    for _ in range(3):
+        step()
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 3
+
+
 def test_a_changed_dropout_zeroes_as_many_activations_as_it_says(saved):
     run = run_with(saved, "resume", "model.dropout", 0.7)
     x = torch.ones(100, 100)
