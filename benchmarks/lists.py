@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
         NAMES_ELSEWHERE,
         lambda *w: train_on(split, "names", *w),
     )
-    own = f"--data.sources={options.names}"
+    own = f"--data.sources={options.names.absolute()}"
     row("names, none on both sides", "val_loss", "-", lambda *words: train("names", own, *words))
     if options.makemore:
         loss, minutes = train_makemore(options.makemore, options.names)

@@ -459,14 +459,8 @@ def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
     elif sizes[0] != sizes[1]:
         difference = f"its block_size is {sizes[0]}, {other.path}'s is {sizes[1]}"
     elif formats[0] != formats[1]:
-        names = ("data.separator", "data.answer_after")
-        then, now = (
-            ", ".join(
-                f"{name} {value or 'none'}" for name, value in zip(names, values, strict=True)
-            )
-            for values in formats
-        )
-        difference = f"it has {then}, {other.path} has {now}"
+        here, there = (f"data.separator '{each[0]}', answer_after '{each[1]}'" for each in formats)
+        difference = f"it has {here}, {other.path} {there}"
     else:
         return
     raise CheckpointError(

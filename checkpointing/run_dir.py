@@ -33,7 +33,7 @@ from configs.strict_yaml import to_yaml
 from training.state import Progress, Run
 
 CHECKPOINT_FILES = (LAST, PREV, BEST)
-# the files that are written under a temporary name, with the process id
+# the files that are written under a temporary name
 WRITTEN = (*CHECKPOINT_FILES, DESCRIPTION, SETTINGS_FILE, METRICS, NO_CHECKPOINT_YET)
 OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
 SETTINGS_HEADER = (
@@ -165,7 +165,9 @@ def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> str | 
     Returns the note of `write_settings`. Raises ResourceError if a file cannot be removed or
     written; nothing has been removed if none can be written.
     """
-    files.remove_stale(folder, WRITTEN)
+    for path in _unfinished_files(folder):
+        with suppress(OSError):
+            path.unlink()
     marker, in_place = folder / NO_CHECKPOINT_YET, is_in(source, folder)
     is_new = not in_place and not os.path.lexists(marker)
     if is_new:
@@ -220,7 +222,7 @@ def _may_replace(path: Path) -> bool:
 def check_space(folder: Path, checkpoint_bytes: int) -> None:
     """Raise ResourceError unless the disk has space for all checkpoints and one temporary copy."""
     existing = [folder / name for name in CHECKPOINT_FILES if (folder / name).exists()]
-    existing += files.stale_files(folder, WRITTEN)
+    existing += _unfinished_files(folder)
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
     needed = (len(CHECKPOINT_FILES) + 1) * checkpoint_bytes
     if free < needed:
@@ -229,6 +231,12 @@ def check_space(folder: Path, checkpoint_bytes: int) -> None:
             f"{free / 1e6:,.1f} MB are free at {folder}; "
             "free some space or choose another --out_dir"
         )
+
+
+def _unfinished_files(folder: Path) -> list[Path]:
+    """Return the temporary files that a killed run left."""
+    paths = (files.unfinished(folder / name) for name in WRITTEN)
+    return [path for path in paths if path.is_file()]
 
 
 def _all_event_files(folder: Path) -> list[Path]:

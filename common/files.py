@@ -1,17 +1,15 @@
 """Bounded reads and atomic writes."""
 
-import difflib
 import os
-import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EFBIG, EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import CheckpointError, ResourceError
+from common.errors import CheckpointError, ResourceError, did_you_mean
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
 
@@ -28,19 +26,24 @@ def beside_code(path: Path) -> Path:
 def check_path_spelling(path: str | Path) -> None:
     """Raise CheckpointError if a path does not exist, but one with a similar name does.
 
-    It suggests only folders, and files with the same suffix. It needs no slow imports, so a typo is
-    reported at once.
+    It needs no slow imports, so a typo is reported at once.
     """
-    path, candidates = Path(path), []
-    with suppress(OSError):  # for example a name that is too long: loading the path will report it
-        if not os.path.lexists(path):
-            entries = path.parent.iterdir()
-            candidates = [each for each in entries if each.is_dir() or each.suffix == path.suffix]
-    near = difflib.get_close_matches(path.name, [each.name for each in candidates], n=1)
-    if near:
-        raise CheckpointError(
-            f"{path}: no such file or folder; did you mean {path.parent / near[0]}?"
-        )
+    hint = "" if os.path.lexists(path) else similar_path(Path(path), otherwise="")
+    if hint:
+        raise CheckpointError(f"{path}: no such file or folder; {hint}")
+
+
+def similar_path(path: Path, otherwise: str) -> str:
+    """Return "did you mean X?" for the nearest name in the folder of a path, or `otherwise`.
+
+    X is a folder, or a file with the same suffix if the path has one.
+    """
+    known = {}
+    with suppress(OSError):  # for example a name that is too long
+        for entry in sorted(path.parent.iterdir())[:1000]:
+            if entry.is_dir() or path.suffix in ("", entry.suffix):
+                known[entry.name] = str(entry)
+    return did_you_mean(path.name, known, otherwise)
 
 
 def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None) -> bytearray:
@@ -61,13 +64,16 @@ def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None
 
 
 @contextmanager
-def atomic_file(path: Path, tag: str | None = None) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, shared: bool = False) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends without an exception.
 
-    Until then it has a unique temporary name, so several processes may write to the same `path`.
-    With the process id as `tag`, `remove_stale` finds what a killed process left.
+    Until then its name is that of `path` with `.tmp`. If several processes may write to the same
+    `path`, it is `shared`, and each has a temporary name of its own.
     """
-    with _temporary_path(path, tag or os.urandom(8).hex()) as new:
+    new = unfinished(path)
+    if shared:
+        new = new.with_name(f"{new.name}.{os.urandom(8).hex()}")
+    with _temporary(new):
         with open(new, "xb") as file:
             yield file
             _sync(file)
@@ -84,7 +90,8 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
     Raises ResourceError if the disk is full or fails; the old files are intact then.
     """
     try:
-        with _temporary_path(path, str(os.getpid())) as new:
+        new = unfinished(path)
+        with _temporary(new):
             _write_synced(new, content)
             _replace(new, path, previous)
             _sync_folder(path.parent)
@@ -96,33 +103,20 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         ) from error
 
 
-def remove_stale(folder: Path, names: Collection[str]) -> None:
-    """Remove the temporary files that dead processes left when they wrote these files."""
-    for path in stale_files(folder, names):
-        with suppress(OSError):
-            path.unlink()
-
-
-def stale_files(folder: Path, names: Collection[str]) -> list[Path]:
-    """Return the temporary files that dead processes left when they wrote these files."""
-    found = []
-    for path in folder.glob("*.tmp.*"):
-        name, _, pid = path.name.rpartition(".tmp.")
-        if name in names and re.fullmatch("[0-9]{1,9}", pid) and not _is_running(int(pid)):
-            found.append(path)
-    return found
+def unfinished(path: Path) -> Path:
+    """Return the temporary name of a file while it is written; a killed process leaves it."""
+    return path.with_name(f"{path.name}.tmp")
 
 
 @contextmanager
-def _temporary_path(path: Path, tag: str) -> Iterator[Path]:
-    """Yield a path beside `path` for an unfinished file; remove the file at the end."""
-    name = path.with_name(f"{path.name}.tmp.{tag}")
-    name.unlink(missing_ok=True)  # left by a dead process with the same pid
+def _temporary(path: Path) -> Iterator[None]:
+    """Remove a temporary file before and after the block."""
+    path.unlink(missing_ok=True)  # left by a process that was killed
     try:
-        yield name
+        yield
     finally:
         with suppress(OSError):
-            name.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -140,7 +134,8 @@ def _replace(new: Path, path: Path, previous: Path | None) -> None:
     if previous is None or not path.exists():
         os.replace(new, path)
         return
-    with _temporary_path(previous, str(os.getpid())) as old:
+    old = unfinished(previous)
+    with _temporary(old):
         try:
             os.link(path, old)
         except OSError:  # a file system without hard links
@@ -166,16 +161,3 @@ def _free_space(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
     except OSError:
         return "free space unknown"
-
-
-def _is_running(pid: int) -> bool:
-    """Return whether another process with this pid is alive."""
-    if os.name == "nt":  # where os.kill(pid, 0) would send Ctrl-C
-        return False  # safe, because Windows does not remove a file that is open
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user
-        return True
-    return pid != os.getpid()

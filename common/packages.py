@@ -3,8 +3,7 @@
 import os
 import re
 import sys
-from importlib.machinery import PathFinder
-from itertools import accumulate
+from importlib.util import find_spec
 from pathlib import Path
 
 from common.console import shell_command
@@ -44,13 +43,11 @@ def check_packages() -> None:
 
 def _installed_version(package: str) -> str | None:
     """Return the version of a package, "" if it is unknown, None if it is not installed."""
-    folders = None
-    for name in accumulate(MODULES.get(package, package).split("."), "{}.{}".format):
-        spec = PathFinder.find_spec(name, folders)
-        if spec is None:
-            return None
-        folders = spec.submodule_search_locations
-    if not spec.origin:
+    try:
+        spec = find_spec(MODULES.get(package, package))
+    except ModuleNotFoundError:  # not even `google` of google.protobuf
+        spec = None
+    if spec is None or not spec.origin:
         return None
     pattern = re.compile(rf"{package}-([0-9.]+).*\.dist-info", re.IGNORECASE)
     found = map(pattern.fullmatch, os.listdir(Path(spec.origin).parents[1]))

@@ -16,17 +16,19 @@ STOPPING = b"\nstopping: finishing this step and saving"
 CTRL_C = b"; press Ctrl-C again to exit at once"
 
 
-def handle_signals(handler: Callable[[int, FrameType | None], object] | int) -> None:
-    """Install a handler for every signal of EXIT_CODES that is not ignored.
+def handle_signals(handler: Callable[[int, FrameType | None], object] | int) -> dict[int, object]:
+    """Install a handler for every signal of EXIT_CODES that is not ignored; return the old ones.
 
     A command installs `exit_at_once` before its slow imports, and a handler of its own after them:
     an exception that is raised while a package is imported may be swallowed there. When its exit
     code is known, it installs SIG_IGN: a signal while Python shuts down must not change the code.
     """
+    previous = {}
     for name in EXIT_CODES:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-            signal.signal(number, handler)
+            previous[number] = signal.signal(number, handler)
+    return previous
 
 
 def exit_at_once(number: int, _: FrameType | None) -> None:
@@ -67,13 +69,9 @@ class Stop:
         self.signal: str | None = None
         self.global_request: int | None = None
         self.signals_deferred = self._verbose = False
-        self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        for name in EXIT_CODES:
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                self._previous[number] = signal.signal(number, self._handle)
+        self._previous = handle_signals(self._handle)
         return self
 
     def __exit__(self, *_) -> None:

@@ -44,7 +44,7 @@ class MetricsFile:
         self.path, self.started = path, time.monotonic()
         new = "".join([HEADER, *rows]).encode()
         if new != old:
-            with atomic_file(path, str(os.getpid())) as file:
+            with atomic_file(path) as file:
                 file.write(new)
 
     def add(self, step: int, values: Mapping[str, float]) -> None:

@@ -18,7 +18,7 @@ from configs.cli import Command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
-from data.items import longer_than
+from data.items import long_item_notes
 from data.summary import size_advice
 from model.runtime import dtype_name
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
@@ -45,12 +45,13 @@ class Report:
         parameters = model.parameter_count()
         lines = [
             *corpus.summary,
-            *self._note_long_items(),
             f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             f"device      {run.runtime}{run.world}; attention kernel: {run.config.model.kernel}",
         ]
-        if run.progress.step == 0 and not corpus.item_format:
+        if corpus.item_format:
+            lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
+        elif run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
         # scalars alone are for short runs, for which this measurement is too slow
@@ -68,15 +69,6 @@ class Report:
                     summaries.charts(),
                     summaries.hparams(settings),
                 ]
-            )
-
-    def _note_long_items(self) -> Iterator[str]:
-        """Yield a note if items of a list are longer than the context."""
-        corpus, block_size = self.run.corpus, self.run.config.model.block_size
-        if corpus.item_format and (count := longer_than(block_size, (corpus.train, corpus.val))):
-            yield (
-                f"note: {count:,} items with their ends are longer than block_size {block_size}: "
-                "the model never sees such an item as a whole"
             )
 
     def log_step(self, result: StepResult) -> None:

@@ -8,6 +8,7 @@ processes, sees the same batches.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isqrt
 
 import numpy as np
@@ -24,8 +25,9 @@ class Split:
 
     `ids` is a whole text, which may be shared by both splits and may be stored on disk. `segments`
     are the (start, end) positions in it that belong to this split, one pair per file of the corpus,
-    or per item of a list. No window crosses the end of a segment. `targets`, if not all characters
-    count for the loss, are the ids with IGNORED in place of those that do not.
+    or per item of a list, where it begins with the last character of the item before. No window
+    crosses the end of a segment. `targets`, if not all characters count for the loss, are the ids
+    with IGNORED in place of those that do not.
     """
 
     ids: np.ndarray | StoredArray
@@ -33,7 +35,8 @@ class Split:
     targets: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return sum(end - start for start, end in self.segments)
+        overlaps = sum(start < end for (_, end), (start, _) in pairwise(self.segments))
+        return sum(end - start for start, end in self.segments) - overlaps
 
     def text(self) -> np.ndarray:
         """Return the ids of all segments, one after the other."""

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +75,9 @@ def load_corpus(
     # read it again to encode it: the items of a list, two texts, or one with a part to validate on
     map_unknown, item_format, item_lines = data.min_count > 1, ItemFormat.of(data), []
     if item_format:
-        encode = partial(tokenizer.encode, map_unknown=map_unknown)
-        train, val, item_lines = load_items(texts, item_format, data.val_fraction, encode)
+        train, val, item_lines = load_items(
+            texts, item_format, data.val_fraction, tokenizer, map_unknown
+        )
     elif data.val_sources:
         train, val = (Split(text.ids(tokenizer, map_unknown), text.spans) for text in texts)
     else:
@@ -91,9 +91,10 @@ def load_corpus(
         tokenizer=tokenizer,
         train=train,
         val=val,
-        summary=summarize(
-            texts, counts, tokenizer.vocabulary, data.min_count, train, val, item_lines
-        ),
+        summary=[
+            *summarize(texts, counts, tokenizer.vocabulary, data.min_count, train, val),
+            *item_lines,
+        ],
         item_format=item_format,
     )
 

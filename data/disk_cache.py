@@ -43,10 +43,10 @@ class StoredArray:
         return self._size // self.dtype.itemsize
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        start, stop, step = index.indices(len(self))
+        start, stop, _ = index.indices(len(self))
         size = self.dtype.itemsize
         content = self._read(start * size, max(0, stop - start) * size)
-        return np.frombuffer(content, self.dtype)[::step]
+        return np.frombuffer(content, self.dtype)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return self[:].astype(dtype or self.dtype)
@@ -110,7 +110,7 @@ def load_or_make(
         if size + DIGEST_BYTES > (free := shutil.disk_usage(path.parent).free):
             raise OSError(None, f"{free / 1e6:,.1f} MB are free")
         digest = hashlib.sha256()
-        with atomic_file(path) as file:
+        with atomic_file(path, shared=True) as file:
             for piece in make():
                 digest.update(piece)
                 file.write(piece)

@@ -44,7 +44,7 @@ def download(url: str, sha256: str, target: Path) -> None:
         raise Unavailable(f"wrong SHA-256: {len(content):,} bytes with {found}, not {sha256}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(target) as file:
+        with atomic_file(target, shared=True) as file:
             file.write(content)
     except OSError as error:
         raise Unavailable(f"cannot be stored at {target}: {error.strerror}") from error

@@ -8,8 +8,9 @@ learns how an item begins and ends, and never sees another one:
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -22,11 +23,12 @@ from configs.fields import brief
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
 from data.text import LARGE, Text
+from data.tokenizer import CharTokenizer
 
 
 @dataclass(frozen=True)
 class ItemFormat:
-    """How the items of a list end, and how their questions end if they have answers."""
+    """The format of a list: the ends of its items, and of their questions if they have answers."""
 
     separator: str
     answer_after: str = ""
@@ -40,7 +42,7 @@ class ItemFormat:
 
     @property
     def start(self) -> str:
-        """What a model sees before an item: the last character of a separator."""
+        """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
     def cut(self, text: str) -> list[str]:
@@ -88,13 +90,16 @@ def load_items(
     texts: Sequence[Text],
     form: ItemFormat,
     val_fraction: float,
-    encode: Callable[[str], np.ndarray],
+    tokenizer: CharTokenizer,
+    map_unknown: bool,
 ) -> tuple[Split, Split, list[str]]:
     """Cut a text, and the validation text if there is one, into items; split and encode them.
 
     Also return lines for the user. Raises DataError for a text that is too large, in which the
-    separator does not occur, or whose items have no answers or cannot be split.
+    separator does not occur, or whose items have no answers or cannot be split, UnknownCharacter if
+    the separator or `answer_after` is too rare for the vocabulary.
     """
+    # the items of each text
     parts, empty = zip(*(read_items(text, form) for text in texts), strict=True)
     needed = 3 - len(texts)  # a text that is split needs two
     for text, items in zip(texts, parts, strict=True):
@@ -103,13 +108,24 @@ def load_items(
                 f"{text.path}: {len(set(items))} distinct items; at least {needed} are "
                 "needed; add items, or correct data.separator"
             )
+
+    # all items of the second text validate, or some of the only one
     train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
-    lines = list(_describe(train, val, sum(empty)))
+    items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
+    lines = [
+        f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
+        f"distinct; median length {statistics.median(lengths):g} characters, longest "
+        f"{max(lengths):,}" + f"; {sum(empty):,} empty ones left out" * any(empty)
+    ]
     if len(parts) > 1 and (known := len(set(val) & set(train))):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
+
+    # lay them out
+    tokenizer.encode(form.separator + form.answer_after)  # not too rare for the vocabulary
+    encode = partial(tokenizer.encode, map_unknown=map_unknown)
     return form.split(train, encode), form.split(val, encode), lines
 
 
@@ -135,11 +151,8 @@ def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
         )
     form.check_answers(path, contents)
     items = sorted(chain.from_iterable(map(form.cut, contents)), key=digest)
-    pieces = sum(
-        content.removesuffix(form.separator).count(form.separator) + 1
-        for content in contents
-        if content
-    )
+    pieces = sum(content.count(form.separator) for content in contents)
+    pieces += sum(not content.endswith(form.separator) for content in contents)
     return items, pieces - len(items)
 
 
@@ -164,23 +177,12 @@ def digest(item: str) -> bytes:
     return sha256(item.encode()).digest()
 
 
-def longer_than(block_size: int, splits: Sequence[Split]) -> int:
-    """Return how many items do not fit into a window of `block_size` predictions."""
-    segments = chain.from_iterable(split.segments for split in splits)
-    return sum(end - start - 1 > block_size for start, end in segments)
-
-
-def _describe(train: Sequence[str], val: Sequence[str], empty: int) -> Iterator[str]:
-    """Yield the number of the items, their lengths, and how many are on each side."""
-    items, distinct = [*train, *val], len({*train, *val})
-    lengths = list(map(len, items))
-    yield (
-        f"items       {len(items):,}, {distinct:,} of them distinct; median length "
-        f"{statistics.median(lengths):g} characters, longest {max(lengths):,}"
-        + f"; {empty:,} empty ones left out"
-        * (empty > 0)
+def long_item_notes(train: Split, val: Split, block_size: int) -> list[str]:
+    """Return a note if items do not fit into a window of `block_size` predictions."""
+    segments = train.segments + val.segments
+    count = sum(end - start - 1 > block_size for start, end in segments)
+    note = (
+        f"note: {count:,} items with their ends are longer than block_size {block_size}: the model "
+        "never sees such an item as a whole"
     )
-    yield (
-        f"text        {len(train):,} items to train on ({len(train) / len(items):.1%}), "
-        f"{len(val):,} to validate on ({len(val) / len(items):.1%})"
-    )
+    return [note] * (count > 0)

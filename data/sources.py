@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.errors import CheckpointError, DataError, did_you_mean
-from common.files import ROOT
+from common.errors import CheckpointError, DataError
+from common.files import ROOT, similar_path
 from configs.schema import ADDRESS, DataConfig
 from data.download import Unavailable, download
 from data.text import Text
@@ -46,7 +46,7 @@ def find_text(data: DataConfig, setting: str, wanted: str | None = None) -> Text
             f"SHA-256 {wanted}; found instead: {reasons}; restore that text, start a new run, or "
             "continue with --allow_data_change"
         )
-    hint = sources[-1].suggestion("name an existing file, folder or address")
+    hint = similar_path(sources[-1].path, "name an existing file, folder or address")
     raise DataError(f"data.{setting}: no text is available: {reasons}; {hint}")
 
 
@@ -102,15 +102,6 @@ class Source:
         if text.sha256 != (self.sha256 or wanted or text.sha256):
             raise Unavailable(f"{path} is a different text, SHA-256 {text.sha256}")
         return text
-
-    def suggestion(self, otherwise: str) -> str:
-        """Return "did you mean X?" for the nearest name in the folder, or `otherwise`."""
-        try:
-            names = sorted(os.listdir(self.path.parent))[:1000]
-        except OSError:
-            return otherwise
-        known = {name: str(self.path.with_name(name)) for name in names}
-        return did_you_mean(self.path.name, known, otherwise)
 
     def _paths(self) -> list[Path]:
         """Return the paths to try: `data/NAME/input.txt` may also be in $HORNBOOK_CORPORA."""

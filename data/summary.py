@@ -30,22 +30,15 @@ def summarize(
     min_count: int,
     train: Split,
     val: Split,
-    item_lines: Sequence[str],
 ) -> list[str]:
-    """Return the summary of a text; notes about what is unusual come first.
-
-    `item_lines` describe the splits of a list.
-    """
+    """Return the summary of a text; notes about what is unusual come first."""
     total = len(train) + len(val)
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
-    split_lines = [
-        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
-        f"{len(val):,} to validate on ({len(val) / total:.1%})"
-    ]
     return [
         *chain.from_iterable(map(_describe, ("text", "validation text"), texts)),
         *(f"note: {note}" for note in _notes(texts, counts, vocabulary, min_count, train, val)),
-        *(item_lines or split_lines),
+        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
+        f"{len(val):,} to validate on ({len(val) / total:.1%})",
         f"vocabulary  {len(vocabulary):,} characters: "
         f"{vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
@@ -134,10 +127,12 @@ def _only_in(split: Split, counts: Counter[str], vocabulary: str) -> dict[str, i
 def _count(split: Split, vocab_size: int) -> np.ndarray:
     """Count each id in a split, with bounded memory: (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
+    counted = 0  # the segments of a list overlap by a character
     for start, end in split.segments:
-        for first in range(start, end, PIECE):
+        for first in range(max(start, counted), end, PIECE):
             piece = split.ids[first : min(first + PIECE, end)]
             counts += np.bincount(piece, minlength=vocab_size)
+        counted = end
     return counts
 
 

@@ -180,7 +180,8 @@ def run_with(saved, way, name, value):
 def test_every_setting_of_the_schema_is_in_a_table():
     model = {f"model.{name}" for name in FIXED}
     others = {"model.residual_init", "data.min_count"}  # have tests of their own
-    assert {*EFFECTS, *model, *others} == set(settings_of(Config))
+    lists = {"data.separator", "data.answer_after"}  # in test_lists.py
+    assert {*EFFECTS, *model, *others, *lists} == set(settings_of(Config))
 
 
 @pytest.mark.parametrize("way", ["resume", "init_from"])

@@ -112,7 +112,7 @@ INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragm
 INVALID_SAMPLE = [  # row of test_catalogue.py, arguments, fragments of the message
     ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
     ("C1", ["--ckpt="], ["--ckpt: ", "ckpt has no value; it must be a list of strings"]),
-    ("D5", ["--ckpt=x", "--temperature=-1"], ["must be a number in [0, 1e6], but is -1.0"]),
+    ("D5", ["--ckpt=x", "--temperature=-1"], ["must be auto or a number in [0, 1e6], but is -1.0"]),
     ("D6", ["--ckpt=x", "--temperature=nan"], ["'nan' is not finite"]),
     ("D6", ["--ckpt=x", "--temperature=inf"], ["'inf' is not finite"]),
     ("D7", ["--ckpt=x", "--top-k=-1"], ["must be an integer in [0, 1e9], but is -1"]),

@@ -25,6 +25,7 @@ from model.generate import (
     window_start,
 )
 from model.gpt import GPT
+from model.mixture import Mixture
 from tests.campaigns.cached_text import campaign, flips
 from tests.variants import CHOICES, in_layout
 
@@ -205,6 +206,30 @@ def test_a_decoder_that_differs_is_not_used_and_gives_one_message(monkeypatch):
     assert result == expected[0].tolist() and generation.decoder is None
     assert len(lines) == 1
     assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["a GPT", "a mixture"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["caches", "fast decoder"])
+def test_a_text_goes_on_with_the_heads_that_are_on(dtype, mixed):
+    """Neither the caches nor the decoder of other heads are used."""
+    model = build(block_size=32).to(dtype).eval()
+    generation, drawn = Generation(Mixture([model]) if mixed else model, Sampler(5)), []
+    generation.append(prompts(1, 2).numpy())
+    for heads in ([], [(0, 1)], [(0, 1), (1, 0)], []):
+        with model.heads_off(heads):
+            whole = Generation(model, Sampler(5), cache=False)
+            whole.append(generation.ids)
+            for _ in range(6):
+                assert generation.step() == whole.step()
+            assert (generation.decoder is not None) == (dtype == torch.float32)
+            logits = generation._logits()
+            assert np.allclose(softmax(logits), softmax(whole._logits()), atol=1e-5)
+        drawn.append(logits)
+    assert not np.allclose(softmax(drawn[0]), softmax(drawn[1]), atol=1e-3)
+
+
+def softmax(logits):
+    return torch.from_numpy(logits).double().softmax(-1).numpy()
 
 
 @pytest.mark.parametrize("difference", [1e-3, np.nan])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import lists
 from checkpointing import checkpoint
 from common.errors import CheckpointError, ConfigError, DataError
 from common.signals import Stop
@@ -101,9 +102,7 @@ def test_each_item_is_a_segment_with_its_end_and_none_sees_another(separator, la
     corpus = corpus_of(tmp_path, text, separator=separator)
     segments = texts_of(corpus, corpus.train) + texts_of(corpus, corpus.val)
     assert sorted(segments) == sorted(separator[-1] + name + separator for name in NAMES)
-    assert "12, 11 of them distinct; median length 3 characters, longest 9; 3 empty" in str(
-        corpus.summary
-    )
+    assert "11 distinct; median length 3 characters, longest 9; 3 empty" in corpus.summary[-1]
 
 
 def test_the_end_of_a_file_ends_an_item(tmp_path):
@@ -131,7 +130,9 @@ def test_items_of_val_sources_all_validate_and_known_ones_are_counted(tmp_path):
     corpus = corpus_of(tmp_path, "\n".join(NAMES), val_sources=(str(held),))
     assert sorted(texts_of(corpus, corpus.val)) == ["\nbo\n", "\nzoe\n"]
     assert len(corpus.train.segments) == len(NAMES)
-    assert "note: 1 of 2 distinct validation items are in the training text" in str(corpus.summary)
+    assert corpus.summary[-1].startswith(
+        "note: 1 of 2 distinct validation items are in the training"
+    )
 
 
 def test_an_epoch_reads_every_item_once(tmp_path):
@@ -380,7 +381,7 @@ def test_models_of_other_formats_cannot_be_averaged(names, tmp_path):
     saved = checkpoint.load(names[1] / checkpoint.LAST)
     for data in (DataConfig(), DataConfig(separator="\n", answer_after="=")):
         other = checkpoint.Checkpoint(Config(data, saved.config.model), saved.vocabulary, {})
-        with pytest.raises(CheckpointError, match=r"data.separator .n, data.answer_after none"):
+        with pytest.raises(CheckpointError, match=r"data.separator '.n', answer_after ''"):
             checkpoint.check_can_average(saved, other)
 
 
@@ -398,3 +399,26 @@ def test_items_longer_than_the_context_are_noted(names, tmp_path, capsys):
     arguments = [*options, f"--data.sources={names[0]}", f"--out_dir={tmp_path / 'run'}"]
     assert train_main([*arguments, "--max_iters=1"]) == 0
     assert "note: 1 items with their ends are longer than block_size 9" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------- benchmarks
+
+
+def test_the_benchmark_has_a_row_for_each_task_and_splits_without_overlap(
+    tmp_path, monkeypatch, capsys
+):
+    names, runs = tmp_path / "names.txt", []
+    names.write_text("\n".join(f"name{i}" for i in range(1200)))
+
+    def train(config, *options):
+        runs.append(options)
+        return [{"val_loss": "2.5", "exact_match": "0.5"}], 1.0
+
+    monkeypatch.setattr(lists, "train", train)
+    lists.main([str(names), "--seeds", "1", "2"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 6 and len(runs) == 12 and all("--seed=1" in run for run in runs[::2])
+    assert "| names, makemore's split | 2.5000 |" in rows[2] and "| 50.00% |" in rows[-1]
+    train, val = lists.sums_split(100, False)
+    assert len({*train, *val}) == 10_000 and len(val) == 1000 and "99+99=198" in train + val
+    assert "99+99=891" in [*lists.sums_split(100, True)[0], *lists.sums_split(100, True)[1]]

@@ -88,11 +88,7 @@ def _name(node: ast.AST, aliases: dict[str, str]) -> str:
 
 EXCEPTIONS = {
     # looks for packages without importing them
-    "common/packages.py": [
-        "importlib.machinery.PathFinder",
-        "importlib.machinery.PathFinder.find_spec",
-        "importlib.machinery.PathFinder",
-    ],
+    "common/packages.py": ["importlib.util.find_spec", "importlib.util.find_spec"],
     "benchmarks/decode.py": ["importlib.util"],  # imports the nanoGPT checkout given by the user
     # an unpickler whose find_class always raises
     "convert/nanogpt.py": [
@@ -102,8 +98,11 @@ EXCEPTIONS = {
         "pickle.UnpicklingError",
         "pickle",
     ],
-    # sets options of glibc's malloc
-    "training/environment.py": ["ctypes", "ctypes.CDLL", "ctypes"],
+    "training/environment.py": [
+        "ctypes",
+        "ctypes.CDLL",
+        "ctypes",
+    ],  # sets options of glibc's malloc
 }
 
 FORBIDDEN_EXAMPLES = [

@@ -9,6 +9,7 @@ Methods that communicate are collectives: all ranks must call them, in the same 
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -71,10 +72,12 @@ class World:
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
         backend = "nccl" if device.type == "cuda" else "gloo"
+        hook = sys.excepthook
         try:
             distributed.init_process_group(backend, timeout=TIMEOUT)
         except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or wrong
             raise ConfigError(f"{TORCHRUN}, but {error}; {REMEDY}") from error
+        sys.excepthook = hook  # torch has put its own around it, which loses what ours prints
         self.device, self.stop.global_request = device, 0
 
     def check_same(self, facts: dict[str, object]) -> None:

@@ -93,8 +93,8 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     # the validation loss by position: later characters are predicted from more context
     nats, counts = sums[0]  # each (block_size,)
     reached = np.flatnonzero(counts)[-1] + 1  # positions that the windows of a short text reach
-    loss_by_position = np.full(reached, np.nan)
-    np.divide(nats[:reached], counts[:reached], loss_by_position, where=counts[:reached] > 0)
+    with np.errstate(invalid="ignore"):  # 0 / 0 where nothing counts
+        loss_by_position = nats[:reached] / counts[:reached]
 
     # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
     sample, probe = "", None

@@ -171,7 +171,7 @@ def campaign(full: bool) -> str:
                 slowest = max(slowest, _kill(process, line, rng))
                 kills += 1
                 saved, loadable_count = count_checkpoints(killed)
-                assert loadable_count == saved and not list(killed.glob("*.tmp.*")), (
+                assert loadable_count == saved and not list(killed.glob("*.tmp*")), (
                     f"torn files after kill {kills}"
                 )
                 files += saved

@@ -70,7 +70,7 @@ def campaign(full: bool) -> str:
             )
             slowest = max(slowest, end_time - sent)
             saved, loadable_count = count_checkpoints(stopped)
-            assert saved == loadable_count and not list(stopped.glob("*.tmp.*")), (
+            assert saved == loadable_count and not list(stopped.glob("*.tmp*")), (
                 f"{phase}, {kind}: damaged files"
             )
             resume = resume_if_saved(stopped)
