@@ -3,10 +3,12 @@
     python -m tests.mutations [NAME ...] [--record FILE]
 
 Each mutation is applied to a copy of the tree, in which the tests of the mutated module then run
-until one fails. The list was written from the product and its README, without a look at the tests.
+until one fails. The list was written from the product and its README, without a look at the tests;
+mutations.txt has the results.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -312,69 +314,49 @@ MUTATIONS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="all if none is given")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--record", metavar="FILE", default=os.devnull, help="append results to it")
     options = parser.parse_args()
     known = {mutation.name: mutation for mutation in MUTATIONS}
-    faults = [f"no mutation {name}" for name in options.names if name not in known]
-    faults += [fault for mutation in MUTATIONS if (fault := stale(mutation))]
-    if faults:
-        sys.exit("\n".join(faults))
-    record = read_record(options.record)
+    if misfits := list(filter(None, map(misfit, MUTATIONS))):
+        sys.exit("\n".join(misfits))
     for name in options.names or known:
-        record[name] = try_out(known[name])
-        print(name, record[name], flush=True)
-        if options.record:
-            lines = [f"{name:<36}{record[name]}\n" for name in known if name in record]
-            options.record.write_text("".join(lines))
+        line = f"{name:<36}{try_out(known[name])}"
+        print(line, flush=True)
+        with open(options.record, "a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
 
-def stale(mutation: Mutation) -> str:
+def misfit(mutation: Mutation) -> str:
     """Return why a mutation does not fit the product any more, or "" if it does."""
-    count = (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.old)
-    missing = [name for name in mutation.tests.split() if not (ROOT / test_file(name)).exists()]
-    if count == 1 and not missing:
-        return ""
-    return f"{mutation.name}: {mutation.file} has its text {count} times; no tests: {missing}"
-
-
-def test_file(name: str) -> str:
-    return f"tests/{name}.py"
-
-
-def read_record(file: Path | None) -> dict[str, str]:
-    """Return the results of earlier calls: those not repeated stay."""
-    lines = file.read_text().splitlines() if file and file.exists() else []
-    return dict(line.split(maxsplit=1) for line in lines)
+    count = (ROOT / mutation.file).read_text("utf-8").count(mutation.old)
+    return "" if count == 1 else f"{mutation.name}: {mutation.file} has its text {count} times"
 
 
 def try_out(mutation: Mutation) -> str:
     """Run the tests on a mutated copy; return the result, the seconds and the test that failed."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = subprocess.check_output(listing, cwd=ROOT, text=True).splitlines()
     with tempfile.TemporaryDirectory() as folder:
-        for name in files.splitlines():
+        for name in files:
             copy = Path(folder, name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, copy)
-        target = Path(folder, mutation.file)
-        content = target.read_text(encoding="utf-8")
-        target.write_text(content.replace(mutation.old, mutation.new), encoding="utf-8")
-
-        tests = map(test_file, mutation.tests.split())
+        content = (ROOT / mutation.file).read_text("utf-8")
+        Path(folder, mutation.file).write_text(content.replace(mutation.old, mutation.new), "utf-8")
+        tests = [f"tests/{name}.py" for name in mutation.tests.split()]
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         began = time.monotonic()
         try:
-            run = subprocess.run(
-                command, cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, text=True, timeout=LIMIT
             )
         except subprocess.TimeoutExpired:
             return f"unfinished{LIMIT:5} s"
         seconds = time.monotonic() - began
-    if run.returncode not in (0, 1):  # neither passed nor failed
-        sys.exit(run.stdout + run.stderr)
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", run.stdout, re.MULTILINE)
-    result = f"died      {seconds:4.0f} s  {failed[1]}" if failed else f"survived  {seconds:4.0f} s"
-    return result
+    if done.returncode == 0:
+        return f"survived  {seconds:4.0f} s"
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
+    return f"died      {seconds:4.0f} s  {failed[1] if failed else done.stdout[-300:]}"
 
 
 if __name__ == "__main__":
