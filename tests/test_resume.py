@@ -110,7 +110,7 @@ def test_the_best_checkpoint_is_saved_before_the_last_one_that_refers_to_it(
         write_atomic(path, *content, **previous)
 
     monkeypatch.setattr(files, "write_atomic", record)
-    assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 0
+    assert train(*options, "--save_interval=6", f"--out_dir={tmp_path / 'run'}")[0] == 0
     assert [name for name in saved if name in (BEST, LAST)][:2] == [BEST, LAST]
 
 
