@@ -40,6 +40,7 @@ from common.user_text import read_line
 from configs.fields import brief, error_context
 from configs.schema import SampleConfig
 from data.batches import Split, evaluation_windows
+from data.items import ItemFormat
 from data.text_files import File, find_file, read_text
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.generate import Generation, Sampler
@@ -47,11 +48,17 @@ from model.mixture import NGRAM_ORDER, Mixture
 from model.ngram_model import NgramModel
 from model.runtime import select_runtime
 from page.export import write_page
-from training.evaluate import BITS_PER_NAT, batch_size_for, exact_loss
+from training.evaluate import (
+    BITS_PER_NAT,
+    batch_size_for,
+    loss_sums_by_position,
+    wrong_segments,
+)
 
 MAX_BATCH = 64  # samples
+MAX_TRIES = 100  # samples to draw for each novel item
 MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
-MAX_NGRAM_TEXT = 10_000_000  # characters; counting more would take too long and too much memory
+MAX_TEXT = 10_000_000  # characters, of --ngrams: more would take too long and too much memory
 LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
 
 
@@ -101,6 +108,7 @@ class Session:
         self.options = options
         self.runtime = select_runtime(options.device, options.dtype)
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
+        self.cut = 0  # samples that max_new_tokens cut off
 
         # the checkpoints; all have the vocabulary and the context of the first one
         gpts = []
@@ -116,6 +124,22 @@ class Session:
             gpts.append(checkpoints.build_model(saved, config).to(self.runtime.device))
             self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
+
+        # the items of a list: each is drawn on its own, and ends with the separator
+        self.item_format = ItemFormat.of(self.saved.config.data)
+        self.stops, self.end = options.stop, "\n"
+        if self.item_format:
+            self.stops, self.end = (
+                (*options.stop, separator := self.item_format.separator),
+                separator,
+            )
+        elif options.novel:
+            raise ConfigError(
+                "--novel applies to models of a list, trained with data.separator; leave it out"
+            )
+        if options.temperature == "auto":
+            answers = self.item_format and self.item_format.answer_after
+            self.options = dataclasses.replace(options, temperature=0.0 if answers else 0.8)
 
         # one model, or the average of all, and of the n-grams
         self.model, self.ngram_model = gpts[0], None
@@ -148,11 +172,15 @@ class Session:
         except UnknownCharacter as error:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
-    def count_ngrams(self, file: File) -> NgramModel:
-        """Count the n-grams of a file, which is read as the text of the checkpoint was."""
+    def read(self, file: File) -> str:
+        """Read a file as the text of the checkpoint was read."""
         data = self.saved.config.data
-        text = read_text(file, data.encoding, data.newlines, MAX_NGRAM_TEXT)
-        if data.min_count > 1 and UNK in self.tokenizer.vocabulary:
+        return read_text(file, data.encoding, data.newlines, MAX_TEXT)
+
+    def count_ngrams(self, file: File) -> NgramModel:
+        """Count the n-grams of a file."""
+        text = self.read(file)
+        if self.saved.config.data.min_count > 1 and UNK in self.tokenizer.vocabulary:
             ids = self.tokenizer.encode(text, map_unknown=True)
         else:
             with error_context("--ngrams"):
@@ -162,7 +190,10 @@ class Session:
         return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
 
     def begin(self, samples: Sequence[int], ids: np.ndarray) -> Generation:
-        """Start these samples with the prompt, or with a start character if the prompt is empty."""
+        """Start these samples with the prompt; if it is empty, with a start character.
+
+        An item of a list starts as in training, after the end of another.
+        """
         options = self.options
         sampler = Sampler(
             options.seed,
@@ -183,7 +214,9 @@ class Session:
             torch.set_num_threads(generation.decoder.threads)
 
         # the prompt, once per sample
-        if not len(ids):
+        if self.item_format:
+            ids = np.concatenate([self.tokenizer.encode(self.item_format.start), ids])
+        elif not len(ids):
             ids = self.tokenizer.encode(self.tokenizer.start)
         generation.append(np.tile(ids, (len(samples), 1)))
         return generation
@@ -206,6 +239,7 @@ class Session:
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
             if all(stop.reached for stop in stops):
                 return
+        self.cut += sum(not stop.reached for stop in stops)
         yield [stop.pending for stop in stops]
 
 
@@ -213,7 +247,7 @@ class Session:
 
 
 def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample or several, each after its number if there are several.
+    """Print one sample or several, each after its number if there are several texts.
 
     A single sample is printed while it is drawn. Several are drawn in batches, which is
     faster, and a batch is printed when it is complete.
@@ -226,49 +260,76 @@ def print_samples(session: Session, prompt: str) -> None:
             f"{block_size:,}"
         )
 
-    # as many at once as memory for their text allows
-    size = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, options.max_new_tokens)))
-    first, end = 0, options.num_samples
+    numbers = range(options.num_samples)
     if options.sample:  # this one alone: it is the same text as among all
-        first, end = options.sample - 1, options.sample
-    for start in range(first, end, size):
-        batch = range(start, min(start + size, end))
+        numbers = range(options.sample - 1, options.sample)
+    if options.novel:
+        print_novel(session, ids)
+        return
+    for batch in batches(session, numbers):
         if len(batch) == 1:
             stream(session, batch, ids)
-        else:
-            draw_all(session, batch, ids)
+            continue
+        for i, (text, _) in zip(batch, draw_all(session, batch, ids), strict=True):
+            print_text(f"{heading(session, i)}{text}{session.end}")
+
+
+def batches(session: Session, numbers: range) -> Iterator[range]:
+    """Yield the numbers of samples to draw at once, as many as memory for their text allows."""
+    size = min(MAX_BATCH, max(1, MAX_BUFFERED // max(1, session.options.max_new_tokens)))
+    yield from (numbers[i : i + size] for i in range(0, len(numbers), size))
 
 
 def stream(session: Session, batch: range, ids: np.ndarray) -> None:
     """Print a single sample while it is drawn."""
     prompt = session.tokenizer.decode(ids)
-    print_text(heading(session.options, batch[0]) + prompt)
-    stop = StopStrings(session.options.stop, prompt)
+    print_text(heading(session, batch[0]) + prompt)
+    stop = StopStrings(session.stops, prompt)
     for (piece,) in session.generate(session.begin(batch, ids), [stop]):
         print_text(piece)
-    print_text("\n")
+    print_text(session.end)
 
 
-def draw_all(session: Session, batch: range, ids: np.ndarray) -> None:
-    """Draw several samples at once; print them when all are complete."""
+def draw_all(session: Session, batch: range, ids: np.ndarray) -> list[tuple[str, bool]]:
+    """Draw several samples at once; return each text, and whether a stop string ended it."""
     prompt = session.tokenizer.decode(ids)
-    stops = [StopStrings(session.options.stop, prompt) for _ in batch]
-    steps = list(session.generate(session.begin(batch, ids), stops))  # each has a piece per sample
-    for column, i in enumerate(batch):
-        text = "".join(pieces[column] for pieces in steps)
-        print_text(f"{heading(session.options, i)}{prompt}{text}\n")
+    stops = [StopStrings(session.stops, prompt) for _ in batch]
+    steps = session.generate(session.begin(batch, ids), stops)  # each has a piece per sample
+    texts = map("".join, zip(*steps, strict=True))
+    return [(prompt + text, stop.reached) for text, stop in zip(texts, stops, strict=True)]
 
 
-def heading(options: SampleConfig, i: int) -> str:
-    """Return the line above sample i, counted from 0, if there are several."""
-    return f"---------- sample {i + 1} ----------\n" * (options.num_samples > 1)
+def print_novel(session: Session, ids: np.ndarray) -> None:
+    """Print the first samples that are complete items and not among those of --novel."""
+    wanted, found = session.options.num_samples, 0
+    text = session.read(find_file(Path(session.options.novel)))
+    known = {"", *session.item_format.cut(text)}
+    for batch in batches(session, range(MAX_TRIES * wanted)):
+        for text, complete in draw_all(session, batch, ids):
+            if complete and text not in known and found < wanted:
+                print_text(text + session.end)
+                known.add(text)
+                found += 1
+        if found == wanted:
+            return
+    print_note(
+        f"--novel: {found:,} of {wanted:,} items found in {MAX_TRIES * wanted:,} tries; raise "
+        "--temperature"
+    )
+
+
+def heading(session: Session, i: int) -> str:
+    """Return the line above sample i, counted from 0, if there are several; items have none."""
+    several = session.options.num_samples > 1 and not session.item_format
+    return f"---------- sample {i + 1} ----------\n" * several
 
 
 def take_turns(session: Session, prompt: str) -> None:
     """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
 
     After an empty line the model continues from where it stopped. A stop string ends the turn; it
-    stays in the context but is not printed.
+    stays in the context but is not printed. Of a list, a typed line begins an item, after the
+    prompt, and the reply ends it.
     """
     # the prompt; without one, the text begins with the first line that is typed
     ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
@@ -279,27 +340,31 @@ def take_turns(session: Session, prompt: str) -> None:
     while (line := read_line()) is not None:
         # the user's turn
         try:
-            ids = session.encode(line)
+            ids = session.encode(prompt + line if session.item_format else line)
         except UserError as error:
             print_error(error)
             continue
-        if generation is None:
+        if generation is None or session.item_format:
             generation = session.begin(samples, ids)
             shown = session.tokenizer.decode(ids)
+            samples = [samples[0] + 1]  # of the next item
         else:
             shown += session.append_line(generation, ids)
 
         # the model's turn
-        stop, reply = StopStrings(session.options.stop, shown), ""
+        stop, reply = StopStrings(session.stops, shown), ""
         for (piece,) in session.generate(generation, [stop]):
             print_text(piece)
             reply += piece
+        if session.item_format:
+            print_text(session.end)
+            reply += session.end
         end_line(reply)
         shown = "" if stop.reached else shown + reply
 
 
 def score(session: Session, text: str) -> None:
-    """Print the exact loss of a text, under autocast to --dtype."""
+    """Print the exact loss of a text, under autocast to --dtype; of a list, each item alone."""
     options, ids = session.options, session.encode(text)
     # a loss that would say nothing, and one that would be too good
     if len(ids) < 2:
@@ -311,15 +376,30 @@ def score(session: Session, text: str) -> None:
         )
 
     # windows that cover the text, each character predicted once
-    split = Split(ids, ((0, len(ids)),))
+    split, form = Split(ids, ((0, len(ids)),)), session.item_format
+    if form:
+        text = session.tokenizer.decode(ids)
+        form.check_answers(options.score, [text])
+        items = form.cut(text)
+        if not items:
+            raise DataError(f"{options.score}: no items; at least 1 is needed")
+        split = form.split(items, session.tokenizer.encode)
     block_size = session.model.config.block_size
     batch_size = batch_size_for(block_size, len(session.tokenizer))
     windows = evaluation_windows(split, block_size, batch_size)
-    nats = exact_loss(session.model, windows, session.runtime)
-    print_result(
-        f"{nats:.4f} nats, {nats * BITS_PER_NAT:.4f} bits per character, "
-        f"over {len(ids) - 1:,} predictions"
+    right = []
+    sums = loss_sums_by_position(session.model, windows, session.runtime, right=right)
+    nats, count = sums.sum(axis=1)
+    line = (
+        f"{nats / count:.4f} nats, {nats / count * BITS_PER_NAT:.4f} bits per character, over "
+        f"{int(count):,} predictions"
     )
+    if form:
+        line += f"; {nats / len(items):.4f} nats per item, over {len(items):,} items"
+    if split.targets is not None:
+        wrong = wrong_segments(split, block_size, [right])
+        line += f"; {1 - len(wrong) / len(items):.2%} exact match"
+    print_result(line)
 
 
 def write_html(session: Session, prompt: str) -> None:
@@ -348,6 +428,11 @@ def main(command: SampleCommand) -> int:
         take_turns(session, command.text)
     else:
         print_samples(session, command.text)
+    if session.item_format and session.cut:
+        print_note(
+            f"{session.cut:,} items were cut at --max_new_tokens={options.max_new_tokens:,} "
+            "characters; raise it to see their ends"
+        )
     if options.stats:
         rate = session.drawn / max(session.seconds, 1e-9)
         print_note(f"{session.drawn:,} characters, {rate:,.0f} a second")

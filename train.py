@@ -275,6 +275,7 @@ def build_run(
     config, base = command.config, saved or parent
     if saved:
         checkpoints.check_has_optimizer_state(saved)
+        checkpoints.check_fixed_settings(saved, config)
     if base:
         checkpoints.check_same_model(base, config)
 

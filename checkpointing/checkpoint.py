@@ -49,6 +49,8 @@ CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout")
 FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",
+    "data.separator": "it decides what is trained on, and what validates",
+    "data.answer_after": "it decides which characters count for the loss",
 }
 MAX_EXCESS_BYTES = 2**22  # a config may describe this many more bytes than the file has
 
@@ -150,10 +152,8 @@ def restore(
 ) -> Run:
     """Rebuild the run of a checkpoint with `config`, which may differ from the saved config.
 
-    Raises CheckpointError for a difference that resuming does not allow, and for a tensor that does
-    not fit the model and the optimizers of `config`.
+    Raises CheckpointError for a tensor that does not fit the model and the optimizers of `config`.
     """
-    _check_fixed_settings(saved, config)
     _check_saved_model_size(saved)
     model = GPT(config.model, len(saved.vocabulary))
     run = Run(model, config, corpus, runtime, world)
@@ -411,8 +411,10 @@ def was_trained_on(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
     """Return whether a run was trained on text that is validation text now."""
     if corpus.val_sha256:
         return corpus.val_sha256 == saved.data.sha256
-    trained = 1.0 if saved.data.val_sha256 else 1 - saved.config.data.val_fraction
-    return corpus.sha256 == saved.data.sha256 and trained > 1 - config.data.val_fraction
+    then, now = saved.config.data, config.data
+    trained = 1.0 if saved.data.val_sha256 else 1 - then.val_fraction
+    more = trained > 1 - now.val_fraction or then.separator != now.separator
+    return corpus.sha256 == saved.data.sha256 and more
 
 
 def _validation_text(config: Config, text: TextInfo) -> tuple[object, ...]:
@@ -446,6 +448,9 @@ def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
     lost = first_few(describe(each) for each in other.vocabulary if each not in saved.vocabulary)
     new = first_few(describe(each) for each in saved.vocabulary if each not in other.vocabulary)
     sizes = [each.config.model.block_size for each in (saved, other)]
+    formats = [
+        (each.config.data.separator, each.config.data.answer_after) for each in (saved, other)
+    ]
     if lost or new:
         parts = [f"without {lost}"] * bool(lost) + [f"with {new}"] * bool(new)
         difference = f"its vocabulary differs from {other.path}'s: {', '.join(parts)}"
@@ -453,22 +458,25 @@ def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
         difference = f"its vocabulary has the characters of {other.path}'s in another order"
     elif sizes[0] != sizes[1]:
         difference = f"its block_size is {sizes[0]}, {other.path}'s is {sizes[1]}"
+    elif formats[0] != formats[1]:
+        here, there = (f"data.separator '{each[0]}', answer_after '{each[1]}'" for each in formats)
+        difference = f"it has {here}, {other.path} {there}"
     else:
         return
     raise CheckpointError(
         f"{saved.path}: {difference}; models can be averaged if they have the same "
-        "vocabulary, in the same order, and the same block_size; leave one of them out"
+        "vocabulary, in the same order, and the same block_size and items; leave one of them out"
     )
 
 
-def _check_fixed_settings(saved: Checkpoint, config: Config) -> None:
+def check_fixed_settings(saved: Checkpoint, config: Config) -> None:
     """Raise CheckpointError if a setting of FIXED_ON_RESUME has changed."""
     then, now = flat_settings(saved.config), flat_settings(config)
     for name, reason in FIXED_ON_RESUME.items():
         if then[name] != now[name]:
             raise CheckpointError(
-                f"{saved.path}: its run used {name} {then[name]}, the config has "
-                f"{now[name]}; {reason}; set it back, or start a new run with --init_from"
+                f"{saved.path}: its run used {name} {then[name] or 'none'}, the config has "
+                f"{now[name] or 'none'}; {reason}; set it back, or start a new run with --init_from"
             )
 
 

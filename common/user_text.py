@@ -9,6 +9,7 @@ from common.files import read_regular
 
 MAX_BYTES = 2**28
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+WRITTEN = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
 
 
 def read_prompt(prompt: str) -> str:
@@ -51,6 +52,11 @@ def read_line() -> str | None:
 def unescape(text: str) -> str:
     r"""Replace \n, \t, \r and \\ with the characters they stand for."""
     return re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
+
+
+def with_escapes(text: str) -> str:
+    r"""Write newlines, tabs, carriage returns and backslashes as `unescape` reads them."""
+    return re.sub(r"[\n\t\r\\]", lambda match: WRITTEN[match[0]], text)
 
 
 def _limited(content: bytes) -> bytes:

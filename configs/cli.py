@@ -273,8 +273,8 @@ def parse_sample(argv: list[str]) -> SampleCommand:
         text = read_text_file(options.score, DataError)
     else:
         text = read_prompt(options.prompt)
-    if options.ngrams:
-        check_readable(options.ngrams)
+    for name in filter(None, (options.ngrams, options.novel)):
+        check_readable(name)
     return SampleCommand(options, text)
 
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
 from common.errors import ConfigError, did_you_mean
+from common.user_text import unescape, with_escapes
 from configs.fields import Checked, brief, setting, variants
 
 # an address of a text: URL, name of its folder, name of the file, SHA-256
@@ -74,11 +75,31 @@ class DataConfig(Checked):
         (), "validation texts, in the format of sources; none: the end of each source file"
     )
     val_fraction: float = setting(
-        0.1, "fraction of each file, at its end, to validate on", "(0, 1)"
+        0.1,
+        "fraction of each file, at its end, to validate on; of the distinct items of a list, those "
+        "with the lowest SHA-256",
+        "(0, 1)",
+    )
+    separator: str = setting(
+        "",
+        "text that ends an item of a list, with the escapes of --prompt: \\n for names, \\n\\n for "
+        "recipes; each item is learned alone; none: the text is one piece",
+    )
+    answer_after: str = setting(
+        "",
+        "with separator: text that ends the question of an item, such as =; only what follows "
+        "counts for the loss",
     )
 
     def __post_init__(self):
         super().__post_init__()
+        for name in ("separator", "answer_after"):  # one spelling, however it was written
+            object.__setattr__(self, name, with_escapes(unescape(getattr(self, name))))
+        if self.answer_after and not self.separator:
+            raise ConfigError(
+                f"answer_after {brief(self.answer_after)} needs items that end: set separator too, "
+                "such as '\\n'"
+            )
         self._check_encoding()
         for source in self.sources + self.val_sources:
             if "://" in source and not ADDRESS.fullmatch(source):
@@ -329,8 +350,12 @@ class SampleConfig(Checked):
         "[1, 1e12]",
     )
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
-    temperature: float = setting(
-        0.8, "softmax temperature: lower is more conservative; 0: greedy", "[0, 1e6]"
+    temperature: float | str = setting(
+        "auto",
+        "softmax temperature: lower is more conservative; 0: greedy; auto: 0.8, or 0 for a model "
+        "trained with data.answer_after",
+        "[0, 1e6]",
+        choices=("auto",),
     )
     top_k: int = setting(
         0, "sample from the k likeliest characters, and ties of the k-th; 0: off", "[0, 1e9]"
@@ -348,6 +373,11 @@ class SampleConfig(Checked):
         "stop string: the sample ends where the model generates it, without printing it; escapes "
         "as in --prompt; may be repeated",
         repeatable=True,
+    )
+    novel: str | None = setting(
+        None,
+        "for a model of a list: text file, such as the training text; print samples 1, 2, 3, ... "
+        "that are not among its items, none twice, until there are num_samples",
     )
     unknown: str = setting(
         "error",
@@ -404,6 +434,9 @@ class SampleConfig(Checked):
             "score": self.score,
             "html": self.html,
         }
+        for other in ("sample", "html", "score", "interactive"):
+            if self.novel and getattr(self, other):
+                raise ConfigError(f"--novel and --{other} contradict each other; give one of them")
         for other, given in others.items():
             if self.interactive and given:
                 raise ConfigError(

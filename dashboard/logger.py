@@ -91,10 +91,10 @@ class Logger:
         info(text)
         self.summaries(step, [summaries.text(tag, text)])
 
-    def sample(self, step: int, text: str) -> None:
-        """Log a sample to the console and, as a code block, to TensorBoard."""
+    def sample(self, step: int, text: str, tag: str) -> None:
+        """Log generated text to the console and, as a code block, to TensorBoard."""
         block = summaries.code_block(text.split("\n"))
-        self.summaries(step, [summaries.text("samples/text", block)])
+        self.summaries(step, [summaries.text(tag, block)])
         info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
 
     def flush(self) -> None:

@@ -17,6 +17,7 @@ COLUMNS = {  # column -> tag in TensorBoard
     "grad_norm": "train/grad_norm",
     "val_loss": "val/loss",
     "loss_on_training_text": "val/train_loss",
+    "exact_match": "val/exact_match",
 }
 MAX_BYTES = 2**30
 HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
@@ -38,7 +39,7 @@ class MetricsFile:
             self.minutes_before = float(rows[-1].split(",")[1]) if rows else 0.0
         except (ValueError, IndexError):
             header = ""
-        if header != HEADER:
+        if not HEADER.startswith(header.removesuffix("\n")) or not header:
             raise FileExistsError(EEXIST, "not a file of this program")
         self.path, self.started = path, time.monotonic()
         new = "".join([HEADER, *rows]).encode()

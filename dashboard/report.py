@@ -13,10 +13,12 @@ import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from common.console import path_word, program, script, shell_command
+from common.user_text import with_escapes
 from configs.cli import Command
 from configs.schema import flat_settings
 from dashboard import plots, summaries
 from dashboard.logger import Logger, info
+from data.items import long_item_notes
 from data.summary import size_advice
 from model.runtime import dtype_name
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
@@ -47,7 +49,9 @@ class Report:
             f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
             f"device      {run.runtime}{run.world}; attention kernel: {run.config.model.kernel}",
         ]
-        if run.progress.step == 0:
+        if corpus.item_format:
+            lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
+        elif run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
         # scalars alone are for short runs, for which this measurement is too slow
@@ -100,15 +104,22 @@ class Report:
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
         }
+        exact_match = ""
+        if result.exact_match is not None:
+            scalars["val/exact_match"] = result.exact_match
+            answers = len(self.run.corpus.val.segments)
+            exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
         self.logger.scalars(step, scalars)
         info(
             f"step {step:,}: validation loss {val_loss:.4f} "
             f"({val_loss * BITS_PER_NAT:.4f} bits per character"
             f"{'; the best so far' if result.improved else ''}), loss on training text "
-            f"{train_loss:.4f}"
+            f"{train_loss:.4f}{exact_match}"
         )
+        if result.wrong_answers:
+            self.logger.sample(step, "\n".join(result.wrong_answers), "samples/wrong_answers")
         if result.sample:
-            self.logger.sample(step, result.sample)
+            self.logger.sample(step, result.sample, "samples/text")
         self._log_warnings("val", result.warnings)
         if result.probe and self.pictures:
             self.logger.summaries(step, figures(result, self.run.corpus.tokenizer.vocabulary))
@@ -118,7 +129,7 @@ class Report:
         folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
         progress = self.run.progress
         sample = shell_command(
-            [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+            [program("python"), script("sample.py"), "--ckpt", path_word(folder), *self._question()]
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
         if progress.step > self.first_step:
@@ -137,6 +148,14 @@ class Report:
             f"  {sample}",
             f"  {tensorboard}",
         )
+
+    def _question(self) -> Iterator[str]:
+        """Yield an option that asks the model a question, if it has learned to answer."""
+        corpus = self.run.corpus
+        if corpus.val.targets is not None:
+            start, end = corpus.val.segments[0]
+            item = corpus.tokenizer.decode(corpus.val.ids[start + 1 : end])
+            yield f"--prompt={with_escapes(corpus.item_format.question(item))}"
 
     def _early_stopping(self) -> str:
         """Return why the run ended before max_iters, or "" if it did not."""
@@ -192,10 +211,10 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
         for head, weights in enumerate(heads.numpy(), 1):
             image = plots.attention(weights, probe.text, f"layer {layer}, head {head}")
             yield summaries.picture(f"attention/layer_{layer}_head_{head}", image)
-    positions = 1 + np.arange(len(result.loss_by_position))
+    counted = np.flatnonzero(~np.isnan(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
-    chart = plots.curve(positions, result.loss_by_position, uniform, title)
+    chart = plots.curve(1 + counted, result.loss_by_position[counted], uniform, title)
     yield summaries.picture("val/loss_by_position", chart)
 
 

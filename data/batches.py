@@ -7,7 +7,8 @@ processes, sees the same batches.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import isqrt
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from data.disk_cache import StoredArray
 
 ROUNDS = 3  # of the Feistel network in `permute`
-IGNORED = -100  # the target of padding; cross_entropy ignores it by default
+IGNORED = -100  # the target of what does not count; cross_entropy ignores it by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,28 +24,46 @@ class Split:
     """The training or the validation part of a corpus.
 
     `ids` is a whole text, which may be shared by both splits and may be stored on disk. `segments`
-    are the (start, end) positions in it that belong to this split, one pair per file of the corpus.
-    No window crosses the end of a segment.
+    are the (start, end) positions in it that belong to this split, one pair per file of the corpus,
+    or per item of a list, where it begins with the last character of the item before. No window
+    crosses the end of a segment. `targets`, if not all characters count for the loss, are the ids
+    with IGNORED in place of those that do not.
     """
 
     ids: np.ndarray | StoredArray
     segments: tuple[tuple[int, int], ...]
+    targets: np.ndarray | None = None
 
     def __len__(self) -> int:
-        return sum(end - start for start, end in self.segments)
+        overlaps = sum(start < end for (_, end), (start, _) in pairwise(self.segments))
+        return sum(end - start for start, end in self.segments) - overlaps
 
     def text(self) -> np.ndarray:
         """Return the ids of all segments, one after the other."""
         return np.concatenate([self.ids[start:end] for start, end in self.segments])
 
+    def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids and the targets of the window of `length` predictions at `start`."""
+        text = self.ids[start : start + length + 1]
+        if self.targets is None:
+            return text[:-1], text[1:]
+        return text[:-1], self.targets[start + 1 : start + length + 1]
+
     def head(self, predictions: int) -> "Split":
-        """Return the beginning of this split that has this many predictions, at least one."""
+        """Return the beginning of this split that has this many predictions, at least one.
+
+        Where not all characters count, the last segment stays whole: its beginning may count
+        nothing.
+        """
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
-            end = min(end, start + left + 1) if left else start
+            if left <= 0:
+                break
+            if self.targets is None:
+                end = min(end, start + left + 1)
             segments.append((start, end))
             left -= max(0, end - start - 1)
-        return Split(self.ids, tuple(segments))
+        return replace(self, segments=tuple(segments))
 
 
 class Batches:
@@ -74,10 +93,12 @@ class Batches:
         self._predictions = np.minimum(lengths - 1, block_size)  # in each window of the segment
         self._offset_counts = (lengths - counts * self._predictions).astype(np.uint64)
         self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
-        self._ids = split.ids
+        self._split, self._counted_through = split, None
+        if split.targets is not None:
+            self._counted_through = np.cumsum(split.targets != IGNORED)
         self.windows_per_epoch = int(counts.sum())
         self.predictions_per_epoch = int((counts * self._predictions).sum())
-        self._characters = int(lengths.sum())
+        self._predictable = int((lengths - 1).sum())
         self._block_size, self._batch_size = block_size, batch_size
         self._seed = np.array([seed], dtype=np.uint64)
 
@@ -87,22 +108,24 @@ class Batches:
         x = np.zeros((len(starts), self._block_size), dtype=np.int64)
         y = np.full_like(x, IGNORED)
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
-            text = self._ids[start : start + length + 1]
-            x[row, :length], y[row, :length] = text[:-1], text[1:]
+            x[row, :length], y[row, :length] = self._split.window(start, length)
         return x, y
 
     def predictions(self, i: int) -> int:
-        """Return the number of predictions in batch i: its targets without the padding."""
-        return int(self._windows(i, slice(None))[1].sum())
+        """Return the number of predictions in batch i: its targets that are not IGNORED."""
+        starts, lengths = self._windows(i, slice(None))
+        if self._counted_through is None:
+            return int(lengths.sum())
+        return int((self._counted_through[starts + lengths] - self._counted_through[starts]).sum())
 
     def epochs(self, batches: int) -> float:
-        """Return how many times, on average, this many batches read each character.
+        """Return how many times, on average, this many batches predict each character.
 
-        Segments of a single character are not counted, because no window reads them.
+        The first character of a segment is not counted, because nothing predicts it.
         """
         windows = batches * self._batch_size
         predictions = windows * (self.predictions_per_epoch / self.windows_per_epoch)
-        return predictions / self._characters
+        return predictions / self._predictable
 
     def _windows(self, i: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the start and the number of predictions of each window of batch i."""
@@ -126,9 +149,7 @@ def evaluation_windows(
     predictions that do not overlap; the last one may be shorter. The windows of a batch have the
     same length, so its shape is at most (batch_size, block_size); the longest windows come first.
     """
-    segments = np.array(split.segments, dtype=np.int64)
-    starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
-    full, rest = np.divmod(predictions, block_size)
+    starts, predictions, full, rest = _cut(split, block_size)
     windows_through = np.cumsum(full)  # full windows up to and including each segment
 
     def full_window_starts(numbers: np.ndarray) -> np.ndarray:
@@ -139,13 +160,30 @@ def evaluation_windows(
     def batched(length: int, count: int, starts_of: Callable[[np.ndarray], np.ndarray]):
         for i in range(0, count, batch_size):
             batch = starts_of(np.arange(i, min(i + batch_size, count))).tolist()
-            yield _shifted(np.stack([split.ids[start : start + length + 1] for start in batch]))
+            windows = [split.window(start, length) for start in batch]
+            x, y = (np.stack(part).astype(np.int64) for part in zip(*windows, strict=True))
+            yield x, y
 
     if windows_through[-1]:
         yield from batched(block_size, int(windows_through[-1]), full_window_starts)
     for length in sorted(set(rest.tolist()) - {0}, reverse=True):
         last_window_starts = (starts + predictions - rest)[rest == length]
         yield from batched(length, len(last_window_starts), last_window_starts.__getitem__)
+
+
+def evaluated_segments(split: Split, block_size: int) -> np.ndarray:
+    """Return the index of the segment of each window, in the order of `evaluation_windows`."""
+    _, _, full, rest = _cut(split, block_size)
+    lengths = sorted(set(rest.tolist()) - {0}, reverse=True)
+    last_windows = [np.flatnonzero(rest == length) for length in lengths]
+    return np.concatenate([np.repeat(np.arange(len(full)), full), *last_windows])
+
+
+def _cut(split: Split, block_size: int) -> tuple[np.ndarray, ...]:
+    """Return, of each segment: its start, its predictions, its full windows, and what is left."""
+    segments = np.array(split.segments, dtype=np.int64)
+    starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
+    return starts, predictions, *np.divmod(predictions, block_size)
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
@@ -183,8 +221,3 @@ def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
-
-
-def _shifted(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Split (B, T + 1) ids into x and y, both (B, T), int64 and contiguous."""
-    return windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)

@@ -11,6 +11,7 @@ from common.errors import CheckpointError, DataError, first_few
 from configs.schema import DataConfig
 from data.batches import Split
 from data.disk_cache import StoredArray
+from data.items import ItemFormat, load_items
 from data.sources import find_text
 from data.summary import summarize
 from data.tokenizer import UNK, CharTokenizer, describe
@@ -25,6 +26,7 @@ class Corpus:
     val_sha256  of the validation text, if that is a text of its own
     characters  in all files together
     summary     lines for the user
+    item_format of a list; None: the text is one piece
     """
 
     name: str
@@ -35,6 +37,7 @@ class Corpus:
     train: Split
     val: Split
     summary: list[str]
+    item_format: ItemFormat | None = None
 
 
 def load_corpus(
@@ -69,28 +72,37 @@ def load_corpus(
     counts = sum((Counter(text.char_counts.counts) for text in texts), Counter())
     tokenizer = _tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
 
-    # read it again to encode it
-    ids = [text.ids(tokenizer, map_unknown=data.min_count > 1) for text in texts]
-
-    # two texts, or the end of each file to validate on
-    if data.val_sources:
-        train, val = (Split(ids, text.spans) for ids, text in zip(ids, texts, strict=True))
+    # read it again to encode it: the items of a list, two texts, or one with a part to validate on
+    map_unknown, item_format, item_lines = data.min_count > 1, ItemFormat.of(data), []
+    if item_format:
+        train, val, item_lines = load_items(
+            texts, item_format, data.val_fraction, tokenizer, map_unknown
+        )
+    elif data.val_sources:
+        train, val = (Split(text.ids(tokenizer, map_unknown), text.spans) for text in texts)
     else:
-        train, val = _split(ids[0], texts[0].spans, data.val_fraction)
+        ids = texts[0].ids(tokenizer, map_unknown)
+        train, val = _split(ids, texts[0].spans, data.val_fraction)
     return Corpus(
         name=texts[0].name,
         sha256=texts[0].sha256,
         val_sha256=texts[1].sha256 if data.val_sources else None,
-        characters=sum(map(len, ids)),
+        characters=sum(sum(text.char_counts.lengths) for text in texts),
         tokenizer=tokenizer,
         train=train,
         val=val,
-        summary=summarize(texts, counts, tokenizer.vocabulary, data.min_count, train, val),
+        summary=[
+            *summarize(texts, counts, tokenizer.vocabulary, data.min_count, train, val),
+            *item_lines,
+        ],
+        item_format=item_format,
     )
 
 
 def check_sizes(corpus: Corpus, block_size: int) -> None:
     """Raise DataError unless both splits hold at least one window of `block_size` predictions."""
+    if corpus.item_format:
+        return  # any item is enough
     longest_segment = {
         name: max(end - start for start, end in split.segments)
         for name, split in (("training", corpus.train), ("validation", corpus.val))

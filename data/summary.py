@@ -127,10 +127,12 @@ def _only_in(split: Split, counts: Counter[str], vocabulary: str) -> dict[str, i
 def _count(split: Split, vocab_size: int) -> np.ndarray:
     """Count each id in a split, with bounded memory: (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
+    counted = 0  # the segments of a list overlap by a character
     for start, end in split.segments:
-        for first in range(start, end, PIECE):
+        for first in range(max(start, counted), end, PIECE):
             piece = split.ids[first : min(first + PIECE, end)]
             counts += np.bincount(piece, minlength=vocab_size)
+        counted = end
     return counts
 
 

@@ -106,6 +106,13 @@ class Text:
         name = f"{self._key(tokenizer.vocabulary)}.ids"
         return load_or_make(name, tokenizer.dtype, encoded, size)
 
+    def read_files(self) -> list[str]:
+        """Return the characters of each file."""
+        contents = [""] * len(self.files)
+        for number, piece in self._pieces("reading"):
+            contents[number] += piece
+        return contents
+
     def _key(self, *more: str) -> str:
         parts = (CACHE_FORMAT, self.sha256, self.encoding, self.newlines, *more)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()

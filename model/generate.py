@@ -153,8 +153,14 @@ class Generation:
         self.read = 0  # how many tokens of the window the model has read into its caches
         self.caches: list | None = None  # KV caches, unless the fast decoder is used
         self.decoder = None  # the fast decoder, which has caches of its own
-        if fast and cache and len(self.ids) == 1:
-            self.decoder = build_decoder(model, notify)
+        self.fast, self.notify = fast and cache and len(self.ids) == 1, notify
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Build the fast decoder for the heads that are on, and let the window be read anew."""
+        self.silenced, self.read = self.model.silenced, 0
+        if self.fast:
+            self.decoder = build_decoder(self.model, self.notify)
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
@@ -181,6 +187,9 @@ class Generation:
 
     def _logits(self) -> np.ndarray:
         """Let the model read what is new in the window; return the next logits (B, V)."""
+        # heads were switched off or on: the caches and the decoder have been computed with others
+        if self.silenced != self.model.silenced:
+            self._prepare()
         # without a cache: read the whole window for every character
         if not self.cache:
             return forward(self.model, self.ids)

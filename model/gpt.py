@@ -3,7 +3,8 @@
 B batch, T new tokens, S total tokens, C n_embd, V vocabulary
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
+        self.silenced: frozenset[tuple[int, int]] = frozenset()  # heads, by `heads_off`
         C, V = config.n_embd, vocab_size
         rope = config.positions == "rope"
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
@@ -198,6 +200,58 @@ class GPT(nn.Module):
             for hook in hooks:
                 hook.remove()
         return maps
+
+    @torch.inference_mode()
+    def logit_lens(self, ids: Tensor) -> Tensor:
+        """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
+
+        The final norm and `lm_head` read the residual stream after each block (nostalgebraist 2020,
+        the logit lens). The last row has the model's logits.
+        """
+        streams = []
+
+        def record(block: Block, arguments: tuple[Tensor], stream: Tensor) -> None:
+            streams.append(stream)
+
+        hooks = [block.register_forward_hook(record) for block in self.blocks]
+        try:
+            self(ids[None])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        logits = self.lm_head(self.final_norm(torch.cat(streams)))  # (L, T, V)
+        cap = self.config.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    @contextmanager
+    def heads_off(self, heads: Collection[tuple[int, int]]) -> Iterator[None]:
+        """Silence heads in a `with` block, each given as (layer, head), both counted from 0.
+
+        The D columns of the output projection that read a head's result are zero meanwhile, so
+        everything that is computed with the model does without the head, in every layout.
+
+        Raises ValueError for a head that does not exist.
+        """
+        L, H = self.config.n_layer, self.config.n_head
+        for layer, head in heads:
+            if not (0 <= layer < L and 0 <= head < H):
+                raise ValueError(
+                    f"no head {head} in layer {layer}; allowed: heads 0 to {H - 1} "
+                    f"in layers 0 to {L - 1}"
+                )
+        before, self.silenced = self.silenced, self.silenced | {*heads}
+        weights = [block.attention.out_proj.weight for block in self.blocks]  # each (C, H*D)
+        saved = [weight.detach().clone() for weight in weights]
+        try:
+            with torch.no_grad():
+                for layer, head in heads:
+                    weights[layer].unflatten(1, (H, -1))[:, head] = 0
+            yield
+        finally:
+            self.silenced = before
+            with torch.no_grad():
+                for weight, original in zip(weights, saved, strict=True):
+                    weight.copy_(original)
 
     def new_caches(self) -> list[KVCache]:
         """Create empty caches, one per layer, for a batch of any size."""

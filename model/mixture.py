@@ -63,6 +63,11 @@ class Mixture(nn.Module):
             terms.append((self.ngram_weight * ngram_probs.to(logits[0].device, dtype)).log())
         return torch.stack(terms).logsumexp(0)
 
+    @property
+    def silenced(self) -> list[frozenset[tuple[int, int]]]:
+        """The heads that `GPT.heads_off` has silenced, of each GPT."""
+        return [gpt.silenced for gpt in self.gpts]
+
     def new_caches(self) -> list[list[KVCache]]:
         """Create empty caches: for every GPT, one per layer."""
         return [gpt.new_caches() for gpt in self.gpts]

@@ -3,6 +3,9 @@
 
 const SLICE = 40; // milliseconds that the worker computes before it reads messages again
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
+const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
+const PACE = 20; // characters per second, while the page writes by itself
+const SURPRISE = Math.log(10); // nats: a probability below 10 %
 const BITS_PER_NAT = 1 / Math.LN2;
 // A head is named after a pattern that gets on average this share of its attention, and this many
 // times the share that uniform attention would give.
@@ -33,20 +36,27 @@ function fromHalf(bits) {
 
 // -------------------------------------------------------------------------------------- the worker
 
-// Answer the page's messages. Each message starts a job (load, write, inspect, score), and ends the
-// previous job of the same name.
+// Answer the page's messages. Each message starts a job, and ends the previous job of that name.
 function serve() {
-  let [model, writer, inspector, inspected, shares] = [];
+  let [config, weights, model, writer, inspection] = [];
   const current = {};
 
   const jobs = {
-    load({ base64, dtype, shapes, config }) {
-      model = new GPT(config, decodeWeights(base64, dtype, shapes));
-      [writer, inspector, inspected, shares] = [new Reader(model), new Reader(model), [], []];
+    load({ base64, dtype, shapes, config: settings }) {
+      [config, weights] = [settings, decodeWeights(base64, dtype, shapes)];
+      jobs.heads({ off: [] });
     },
 
-    // Judge the given characters from position `from` on, then draw more up to position `end`.
-    async write({ ids, from, end, settings }, pause) {
+    // Switch heads off, and all others on. Jobs that run keep their model, but for `write`.
+    heads({ off }) {
+      model = new GPT(config, weights, off);
+      writer = new Reader(model);
+      inspection = { reader: new Reader(model), read: [], shares: [] };
+    },
+
+    // Judge the given characters from position `from` on, then draw more up to position `end`, as
+    // fast as possible or, with `pace`, so many a second.
+    async write({ ids, from, end, settings, pace }, pause) {
       const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
       let [items, drawing] = [[], 0];
       for (let n = from; n < end; n++) {
@@ -54,38 +64,72 @@ function serve() {
         const logits = writer.read(ids, n);
         if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
         items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
-        const slice = await pause(n + 1 === end);
+        const paced = pace && n >= given;
+        const slice = await pause(n + 1 === end || paced);
         if (!slice) continue;
         if (slice.stopped) return;
         const [drawn, seconds] = [Math.max(0, n + 1 - given), (performance.now() - drawing) / 1000];
-        slice.report({ from: n + 1 - items.length, items, rate: drawn / seconds });
+        slice.report({ from: n + 1 - items.length, items, rate: pace ? 0 : drawn / seconds });
         items = [];
+        if (paced) await new Promise((resolve) => setTimeout(resolve, 1000 / pace));
       }
     },
 
-    // Compute what the model attended to before character n of ids, and the heads' mean shares.
+    // Compute what the model attended to before character n of ids, the heads' mean shares, and
+    // what each block would have predicted.
     async inspect({ ids, n }, pause) {
-      const start = windowStart(n, model.config.block_size);
+      const [start, { reader, read, shares }] = [windowStartIn(ids, n, config), inspection];
       const window = ids.slice(start, n);
       let known = 0;
-      while (known < window.length - 1 && window[known] === inspected[known]) known++;
-      [inspected, shares] = [window.slice(0, known), shares.slice(0, known)];
+      while (known < window.length - 1 && window[known] === read[known]) known++;
+      read.length = shares.length = known;
       for (let position = known; position < window.length; position++) {
-        inspector.read(window, position + 1);
-        inspected.push(window[position]);
-        shares.push(headShares(window, position, model.attention));
-        const attention = model.attention.slice(); // before another job uses the model
-        const slice = await pause(position + 1 === window.length);
+        reader.read(window, position + 1);
+        const { attention } = reader.model;
+        read.push(window[position]);
+        shares.push(headShares(window, position, attention));
+        const last = position + 1 === window.length;
+        const result = last && { // before another job uses the model
+          attention: attention.slice(),
+          lens: reader.model.lens().map((logits) => scoreCharacter(logits, ids[n])),
+        };
+        const slice = await pause(last);
         if (!slice) continue;
         if (slice.stopped) return;
-        if (position + 1 < window.length) slice.report({ done: position + 1, of: window.length });
+        if (!last) slice.report({ done: position + 1, of: window.length });
         else {
           const [previous, induction] = ["previous", "induction"].map((kind) =>
             meanShares(shares.map((each) => each[kind])),
           );
-          slice.report({ n, start, window, attention, previous, induction });
+          slice.report({ n, start, window, ...result, previous, induction });
         }
       }
+    },
+
+    // Judge parts of a text again; `spans` has their [from, end], the most urgent first.
+    async judge({ ids, spans }, pause) {
+      for (const [from, end] of spans) {
+        let items = [];
+        for (const [n, logits] of rereadings(model, ids, from, end)) {
+          if (logits) items.push({ position: n, id: ids[n], ...scoreCharacter(logits, ids[n]) });
+          const slice = await pause(n + 1 === end);
+          if (!slice) continue;
+          if (slice.stopped) return;
+          slice.report({ items, done: logits && n + 1 === spans.at(-1)[1] });
+          items = [];
+        }
+      }
+    },
+
+    // Compare the model in the page with the one in Python.
+    async check({ check }, pause) {
+      let largest = 0;
+      for (const difference of differences(new GPT(config, weights), check)) {
+        largest = Math.max(largest, difference); // stays NaN
+        await pause(false);
+      }
+      const { report } = await pause(true);
+      report({ difference: largest });
     },
 
     async score({ ids }, pause) {
@@ -146,14 +190,13 @@ function escaped(character) {
 
 const NAMES = { "\n": "newline", " ": "space", "\t": "tab" };
 
-// Return the name of a character in a list.
-function named(character) {
-  return NAMES[character] || escaped(character);
-}
+// Return the name of a character in a list, and in a sentence.
+const named = (character) => NAMES[character] || escaped(character);
+const quoted = (character) => NAMES[character] || `‘${escaped(character)}’`;
 
 function describe(character) {
   const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  return `${NAMES[character] || `‘${escaped(character)}’`} (U+${code})`;
+  return `${quoted(character)} (U+${code})`;
 }
 
 function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
@@ -171,17 +214,19 @@ function lossText(nats) {
 
 // A text on the page, one element per character, colored by loss. An item has the id of a character
 // and the result of `scoreCharacter`. Pointing at a character shows its item; a click or the arrow
-// keys select it. Each line is an element too, so that the browser lays out only the lines that
-// change.
+// keys select it, and a click brings `panel`, which explains it, into view. Each line is an element
+// too, so that the browser lays out only the lines that change.
 class TextView {
-  constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {} } = {}) {
+  constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {}, panel } = {}) {
     Object.assign(this, { box, vocabulary, onShow, onSelect });
     this.clear();
     box.addEventListener("pointerover", ({ target }) => {
       if (this.selected === null && this.positions.has(target)) onShow(this.positions.get(target));
     });
     box.addEventListener("click", ({ target }) => {
-      if (this.positions.has(target)) this.select(this.positions.get(target));
+      if (!this.positions.has(target)) return;
+      this.select(this.positions.get(target));
+      if (this.selected !== null) panel?.scrollIntoView({ block: "nearest" });
     });
     box.addEventListener("keydown", (event) => this.move(event));
     box.addEventListener("scroll", () => {
@@ -220,8 +265,20 @@ class TextView {
 
   // Color a character by its loss.
   scoreCharacter(i, item) {
+    const { classList } = this.spans[i];
+    if (this.items[i]?.nats !== undefined) classList.remove(`n${level(this.items[i].nats)}`);
     this.items[i] = item;
-    if (item.nats !== undefined) this.spans[i].classList.add(`n${level(item.nats)}`);
+    if (item.nats !== undefined) classList.add(`n${level(item.nats)}`);
+  }
+
+  // Return the positions of the characters in view: from the first to before the end.
+  visible() {
+    const { top, bottom } = this.box.getBoundingClientRect();
+    const places = this.spans.map((span) => span.getBoundingClientRect());
+    return [
+      Math.max(0, places.findIndex((place) => place.bottom > top)),
+      1 + places.findLastIndex((place) => place.top < bottom),
+    ];
   }
 
   scrollToEnd() {
@@ -304,8 +361,9 @@ class TextView {
 const level = (nats) => Math.min(7, Math.floor(nats));
 
 // Show the likeliest characters at the position of an item, and the character that was taken.
-// Choosing a different one calls `choose(id)`; without `choose`, none can be chosen.
-function showWhy(panel, vocabulary, item, choose) {
+// Choosing a different one calls `choose(id)`; without `choose`, none can be. `note` is on how the
+// text was drawn.
+function showWhy(panel, vocabulary, item, choose, note = "") {
   const heading = element("p", { text: `${describe(vocabulary[item.id])}: ` });
   if (item.nats === undefined) {
     heading.append("no prediction of this character was computed.");
@@ -336,9 +394,50 @@ function showWhy(panel, vocabulary, item, choose) {
   const offer = choose ? " Choose a different one to continue the text from there." : "";
   const hint = element("p", {
     className: "hint",
-    text: `The ${most} likeliest characters at this position${taken}.${offer}`,
+    text: `The ${most} likeliest characters at this position${taken}.${offer}${note}`,
   });
   panel.replaceChildren(heading, element("ol", {}, list), hint);
+}
+
+// Show the likeliest next characters after each block, and the probability of the one taken there.
+function showLens(panel, vocabulary, lens, id) {
+  const likeliest = lens.at(-1).top[0][0];
+  const settled = 1 + lens.findLastIndex(({ top }) => top[0][0] !== likeliest);
+  const rows = lens.map(({ nats, top }, layer) => {
+    const chips = top.map(([other, share]) => {
+      const character = vocabulary[other];
+      const chip = element("span", {
+        className: other === id ? "taken" : "",
+        text: { "\n": "↵", " ": "␣", "\t": "⇥" }[character] || escaped(character),
+        title: `${named(character)}: ${percent(share)}`,
+      });
+      chip.append(element("small", { text: `${Math.round(100 * share)}\u00a0%` }));
+      chip.style.setProperty("--share", Math.sqrt(share)); // small ones can be told apart
+      return chip;
+    });
+    return element("tr", {}, [
+      element("th", { scope: "row", text: layer + 1 }),
+      element("td", {}, chips),
+      element("td", { text: percent(Math.exp(-nats)) }),
+    ]);
+  });
+  const head = ["Block", "Likeliest next", quoted(vocabulary[id])];
+  const columns = head.map((text) => element("th", { scope: "col", text }));
+  const mind = quoted(vocabulary[likeliest]).replace(/^./, (letter) => letter.toUpperCase());
+  const from = settled ? `from block ${settled + 1} of ${lens.length} on` : "after every block";
+  panel.replaceChildren(
+    element("p", { text: `${mind} comes first ${from}.` }),
+    element("table", {}, [
+      element("thead", {}, [element("tr", {}, columns)]),
+      element("tbody", {}, rows),
+    ]),
+    element("p", {
+      className: "hint",
+      text:
+        "Each row shows what the model would predict if it ended after that block (the logit " +
+        "lens); the last row is the whole model. The last column is the character that was taken.",
+    }),
+  );
 }
 
 // Return the ids of a text, or show which characters are unknown, with a button to remove them.
@@ -385,11 +484,11 @@ function showPage() {
   const data = JSON.parse($("data").textContent);
   const vocabulary = Array.from(data.vocabulary);
   const ids = new Map(vocabulary.map((c, id) => [c, id]));
-  const fail = (reason) => {
-    $("failure").textContent = `This browser cannot run the model: ${reason}.`;
+  const fail = (text) => {
+    $("failure").textContent = text;
     $("failure").hidden = false;
   };
-  const ask = startWorker(fail);
+  const ask = startWorker((reason) => fail(`This browser cannot run the model: ${reason}.`));
   const { dtype, shapes, config } = data;
   ask("load", { base64: $("weights").textContent, dtype, shapes, config });
   $("weights").remove();
@@ -400,32 +499,97 @@ function showPage() {
     const labels = ["0 nats", "1", "2", "3", "4", "5", "6", "7 and more"];
     legend.append(...labels.map((text, n) => element("span", { className: `n${n}`, text })));
   }
-  const attention = showAttention(ask, vocabulary, config);
-  showWrite(ask, vocabulary, ids, data, attention);
-  showScore(ask, vocabulary, ids);
+  // Say if this is not Python's model. It runs after the first characters, which should not wait.
+  const check = () =>
+    ask("check", { check: data.check }, ({ difference }) => {
+      if (difference <= TOLERANCE) return;
+      fail(
+        "This page is not the model that was trained: its logits differ from Python's by up to " +
+          `${percent(difference)} of the largest. Was the model's code changed without the page's?`,
+      );
+    });
+  const heads = showHeads(ask, config);
+  const inspect = showAttention(ask, vocabulary, config, heads);
+  showWrite(ask, vocabulary, ids, data, { inspect, check, heads });
+  showScore(ask, vocabulary, ids, heads);
   showAbout(data, vocabulary);
   document.querySelector("main").hidden = false;
 }
 
 const escapedText = (text) => Array.from(text, escaped).join("");
 
-function showWrite(ask, vocabulary, ids, data, inspect) {
-  const { block_size: blockSize } = data.config;
+// Return the heads that are switched off: `off` has them as layer * H + head. `toggle(n)` switches
+// one; then each function in `changed` is called. `say(...)` shows what has changed.
+function showHeads(ask, { n_head: H }) {
+  const heads = { off: new Set(), changed: [] };
+  const apply = () => {
+    const names = Array.from(heads.off).sort((a, b) => a - b);
+    $("heads-off").hidden = !names.length;
+    $("off-names").textContent = `Switched off: ${names.map((n) => headName(n, H)).join(", ")}.`;
+    heads.say("The text is read again.");
+    ask("heads", { off: names });
+    for (const call of heads.changed) call();
+  };
+  heads.toggle = (n) => {
+    if (!heads.off.delete(n)) heads.off.add(n);
+    apply();
+  };
+  heads.say = (...parts) => $("off-effect").replaceChildren(...parts);
+  $("all-on").addEventListener("click", () => {
+    heads.off.clear();
+    apply();
+    $("text").focus({ preventScroll: true }); // the button is gone
+  });
+  return heads;
+}
+
+const headName = (n, H) => `layer ${Math.floor(n / H) + 1} head ${(n % H) + 1}`;
+
+function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
+  const { separator = [] } = data.config;
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
   $("prompt").value = data.prompt;
-  // With an empty prompt, the text starts after a hidden newline (else a space, else id 0).
-  const start = ids.get("\n") ?? ids.get(" ") ?? 0;
-  let [writing, prompt, end, rate, shown] = [false, null, 0, 0, null];
+  // With an empty prompt, the text starts after a hidden newline (else a space, else id 0); in a
+  // list, always after the end of an item.
+  const start = separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
+  let [writing, prompt, given, end, rate, shown, checked] = [false, null, 0, 0, 0, null, false];
+  let alive = true; // the page writes by itself, until the reader takes over
+  let before = null; // the losses of the text until all is judged again with other heads
+  let waiting = false; // for the selected character, which is judged first
+  let note = ""; // on how the text was drawn
 
   const why = (i) => {
     shown = i;
-    showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined);
+    showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined, note);
+    $("lens").hidden = i === 0 || i !== view.selected;
   };
-  const view = new TextView($("text"), vocabulary, {
-    onShow: why,
-    onSelect: (i) => inspect(view.items.map(({ id }) => id), i),
-  });
+  const look = (i) => {
+    $("lens").setAttribute("aria-busy", true);
+    inspect(view.items.map(({ id }) => id), i, (lens) => {
+      const [item, now] = [view.items[i], lens.at(-1)];
+      showLens($("lens-rows"), vocabulary, lens, item.id);
+      $("lens").setAttribute("aria-busy", false);
+      if (item.nats !== now.nats) {
+        view.scoreCharacter(i, { ...item, ...now });
+        if (shown === i) why(i);
+      }
+      if (!waiting) return;
+      if (i in before) heads.say(`${selected(i)}The text is read again.`);
+      judge();
+    });
+    if (waiting && i === 0) judge(); // it was not predicted
+  };
+
+  // Return how the probability of a character has changed with the heads.
+  const change = (i) => {
+    const [was, is] = [before[i], view.items[i].nats].map((nats) => percent(Math.exp(-nats)));
+    return `${was} → ${is}.`;
+  };
+  const selected = (i) => `Selected ${quoted(vocabulary[view.items[i].id])}: ${change(i)} `;
+
+  const options = { onShow: why, onSelect: look, panel: $("why") };
+  const view = new TextView($("text"), vocabulary, options);
 
   const settings = () => {
     const wrong = names.find((name) => !$(name).reportValidity() || $(name).value === "");
@@ -434,39 +598,54 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     return null;
   };
 
+  const clear = () => {
+    view.clear();
+    [prompt, shown, before, waiting, end, rate] = [null, null, null, false, 0, 0];
+    $("why").replaceChildren();
+    $("lens").hidden = true;
+    inspect(null);
+    ask("judge", { stop: true });
+  };
+
   // Begin a new text with the prompt; return whether that is possible.
   const begin = () => {
-    const given = encode($("prompt"), $("prompt-error"), ids);
-    if (!given) return false;
+    const text = encode($("prompt"), $("prompt-error"), ids);
+    if (!text) return false;
+    clear();
     prompt = $("prompt").value;
-    view.clear();
-    [shown, rate] = [null, 0];
-    $("why").replaceChildren();
-    inspect(null);
-    view.append((given.length ? given : [start]).map((id) => ({ id })), {
-      given: true,
-      hidden: !given.length,
-    });
-    end = view.items.length;
+    const started = text.length && !separator.length;
+    view.append(started ? [] : [{ id: start }], { given: true, hidden: true });
+    view.append(text.map((id) => ({ id })), { given: true });
+    given = end = view.items.length;
     return true;
   };
 
   // Judge the given characters that have not been judged, then write up to position `until`.
-  const write = (until) => {
+  const write = (until, pace = 0) => {
     const chosen = settings();
     if (!chosen) return;
     writing = true;
+    const { temperature, top_k, top_p, min_p } = chosen;
+    const filtered = top_k > 0 || top_p < 1 || min_p > 0;
+    note =
+      temperature === 1 && !filtered
+        ? ""
+        : ` The percentages are the model's, at temperature 1; the text is drawn at temperature ` +
+          `${temperature}${filtered ? ", without the characters that the filters drop" : ""}.`;
     const text = view.items.map(({ id }) => id);
     const judged = view.items.findLastIndex(({ nats }) => nats !== undefined) + 1;
-    const from = Math.max(1, judged, judged ? 0 : windowStart(text.length, blockSize) + 1);
-    const message = { ids: text, from: Math.min(from, text.length), end: until, settings: chosen };
-    ask("write", message, (report) => {
-      const given = Math.max(0, view.items.length - report.from);
-      report.items.slice(0, given).forEach((item, i) => view.scoreCharacter(report.from + i, item));
-      view.append(report.items.slice(given));
+    const from = Math.max(1, judged, judged ? 0 : windowStartIn(text, text.length, data.config) + 1);
+    const message = { ids: text, from: Math.min(from, text.length), end: until };
+    ask("write", { ...message, settings: chosen, pace }, (report) => {
+      const known = Math.max(0, view.items.length - report.from);
+      report.items.slice(0, known).forEach((item, i) => view.scoreCharacter(report.from + i, item));
+      view.append(report.items.slice(known));
       rate = report.rate;
       writing = view.items.length < until;
       if (shown >= report.from) why(shown); // it has been judged now
+      if (!checked) check();
+      checked = true;
+      if (alive && view.selected === null) selectSurprise();
       update();
     });
     update();
@@ -478,11 +657,26 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     update();
   };
 
+  // Select the first character drawn with a low probability; at the end of the text, the lowest.
+  const selectSurprise = () => {
+    const losses = view.items.map(({ nats }, i) => (i < given ? 0 : nats));
+    const first = losses.findIndex((nats) => nats > SURPRISE);
+    if (first >= 0) view.select(first);
+    else if (!writing) view.select(argmax(losses));
+  };
+
+  const takeOver = ({ target }) => {
+    if (alive && writing && !$("write").contains(target)) pause(); // its own click pauses or writes
+    alive = false;
+  };
+  for (const event of ["click", "keydown"]) document.addEventListener(event, takeOver, true);
+
   // Replace character i by a different one and continue the text from there.
   const replace = (i, id) => {
     const { top } = view.items[i];
     const rank = top.findIndex(([other]) => other === id) + 1;
     view.truncate(i);
+    if (before) judge();
     view.append([{ id, top, rank, nats: -Math.log(top[rank - 1][1]) }]);
     view.selected = null;
     view.select(i);
@@ -490,6 +684,52 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
     if (end <= i + 1) end = i + 1 + Number($("max_new_tokens").value);
     write(end);
   };
+
+  // Judge the text again with the present heads, first what is in view; then say what has changed.
+  const judge = () => {
+    waiting = false;
+    const text = view.items.map(({ id }) => id);
+    const first = view.items.findIndex(({ nats }) => nats !== undefined);
+    if (first < 0) return (before = null); // there is nothing to judge
+    const [top, bottom] = view.visible().map((i) => Math.max(first, i));
+    const spans = [[top, bottom], [bottom, text.length], [first, top]];
+    const message = { ids: text, spans: spans.filter(([from, to]) => from < to) };
+    ask("judge", message, ({ items, done }) => {
+      for (const { position, ...item } of items) view.scoreCharacter(position, item);
+      if (items.some(({ position }) => position === shown)) why(shown);
+      if (done) sayChange();
+      update();
+    });
+  };
+
+  // Say how the losses have changed, and name the character whose loss has changed most.
+  const sayChange = () => {
+    const judged = Object.keys(before).map(Number).filter((i) => i < view.items.length);
+    const difference = (i) => Math.abs(view.items[i].nats - before[i]);
+    const mean = (loss) => judged.reduce((sum, i) => sum + loss(i), 0) / judged.length;
+    const [was, is] = [mean((i) => before[i]), mean((i) => view.items[i].nats)];
+    const most = judged.reduce((best, i) => (difference(i) > difference(best) ? i : best));
+    const around = view.items.slice(Math.max(0, most - 12), most).map(({ id }) => vocabulary[id]);
+    const name = `${quoted(vocabulary[view.items[most].id])} after “${escapedText(around)}”`;
+    const button = element("button", { text: name });
+    button.addEventListener("click", () => view.selected === most || view.select(most));
+    heads.say(
+      view.selected in before ? selected(view.selected) : "",
+      `Mean loss of the text: ${was.toFixed(4)} → ${is.toFixed(4)} nats. Changed most: `,
+      button, `: ${change(most)}`,
+    );
+    before = null;
+  };
+
+  heads.changed.push(() => {
+    before ||= Object.fromEntries(
+      view.items.map(({ nats }, i) => [i, nats]).filter(([, nats]) => nats !== undefined),
+    );
+    ask("judge", { stop: true });
+    waiting = true;
+    if (view.selected !== null) look(view.selected);
+    else judge();
+  });
 
   const stale = () => prompt !== $("prompt").value;
   $("write").addEventListener("click", () => {
@@ -504,11 +744,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
   });
   $("restart").addEventListener("click", () => {
     pause();
-    prompt = null;
-    view.clear();
-    [shown, end, rate] = [null, 0, 0];
-    $("why").replaceChildren();
-    inspect(null);
+    clear();
     update();
   });
   $("copy").addEventListener("click", async () => {
@@ -528,7 +764,7 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
 
   const update = () => {
     const { items } = view;
-    view.markWindow(windowStart(items.length, blockSize));
+    view.markWindow(windowStartIn(items.map(({ id }) => id), items.length, data.config));
     const label = items.length && !stale() ? "Continue" : "Write";
     $("write").textContent = writing ? "Pause" : label;
     $("status").setAttribute("aria-busy", writing); // read out when it is complete
@@ -542,10 +778,14 @@ function showWrite(ask, vocabulary, ids, data, inspect) {
       : "";
   };
   update();
+  if (!begin()) return;
+  end += Number($("max_new_tokens").value);
+  write(end, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : PACE);
 }
 
-// Return `inspect(ids, n)`, which shows what the model attended to when it predicted character n.
-function showAttention(ask, vocabulary, config) {
+// Return `inspect(ids, n, onLens)`, which shows what the model attended to when it predicted
+// character n, and calls `onLens` with what each block would have predicted.
+function showAttention(ask, vocabulary, config, heads) {
   const { n_layer: layers, n_head: H } = config;
   let result = null;
   for (const [id, length] of [["layer", layers], ["head", H]]) {
@@ -575,22 +815,29 @@ function showAttention(ask, vocabulary, config) {
       button.addEventListener("click", () => {
         $("head").value = h;
         draw();
-        $("heads").querySelectorAll("button")[h].focus();
       });
-      return element("tr", {}, [
+      const label = `Use head ${h + 1}`;
+      const input = element("input", { type: "checkbox", role: "switch", "aria-label": label });
+      input.checked = !heads.off.has(n);
+      input.addEventListener("change", () => heads.toggle(n));
+      return element("tr", { className: input.checked ? "" : "off" }, [
         element("td", {}, [button]),
+        element("td", {}, [input]),
         element("td", {}, [strip(attention[n])]),
         element("td", { text: share(previous, n) }),
         element("td", { text: share(induction, n) }),
       ]);
     });
+    const controls = () => Array.from($("heads").querySelectorAll("button, input"));
+    const focused = controls().indexOf(document.activeElement);
     $("heads").replaceChildren(...rows);
+    controls()[focused]?.focus();
   };
 
-  return (ids, n) => {
-    $("attention").hidden = true;
-    result = null;
+  return (ids, n, onLens) => {
+    $("attention").setAttribute("aria-busy", true);
     if (!ids || n === 0) {
+      $("attention").hidden = true;
       ask("inspect", { stop: true });
       $("attention-status").textContent = ids
         ? "The first character was given: the model did not predict it."
@@ -598,7 +845,7 @@ function showAttention(ask, vocabulary, config) {
       return;
     }
     $("attention-status").textContent = "Reading the window.";
-    ask("inspect", { ids: ids.slice(0, n), n }, (report) => {
+    ask("inspect", { ids: ids.slice(0, n + 1), n }, (report) => {
       if (report.done) {
         $("attention-status").textContent = `Reading the window: ${report.done} of ${report.of}.`;
         return;
@@ -612,18 +859,19 @@ function showAttention(ask, vocabulary, config) {
       view.append(report.window.map((id) => ({ id })));
       $("verdict").textContent = verdict(report, H, config.token_shifts);
       $("attention").hidden = false;
+      $("attention").setAttribute("aria-busy", false);
       draw();
+      onLens(report.lens);
     });
   };
 }
 
 // Return a sentence that names the previous-character heads and the induction heads.
 function verdict({ previous, induction }, H, tokenShifts) {
-  const name = (n) => `layer ${Math.floor(n / H) + 1} head ${(n % H) + 1}`;
   const found = (means) => {
     const least = Math.max(HEAD_SHARE, HEAD_FACTOR * (means?.uniform ?? 1));
     const heads = means ? Array.from(means.heads.keys()) : [];
-    return heads.filter((n) => means.heads[n] >= least).map(name).join(", ");
+    return heads.filter((n) => means.heads[n] >= least).map((n) => headName(n, H)).join(", ");
   };
   const shifts = tokenShifts
     ? ` This model hardly needs one: it adds embeddings of the ${tokenShifts} previous characters.`
@@ -649,10 +897,11 @@ function strip(row) {
   return canvas;
 }
 
-function showScore(ask, vocabulary, ids) {
+function showScore(ask, vocabulary, ids, { off }) {
   let running = false;
   const view = new TextView($("scored"), vocabulary, {
     onShow: (i) => showWhy($("score-why"), vocabulary, view.items[i]),
+    panel: $("score-why"),
   });
   const finish = (text) => {
     running = false;
@@ -682,10 +931,12 @@ function showScore(ask, vocabulary, ids) {
     $("score").textContent = "Cancel";
     $("score-progress").max = text.length - 1;
     view.append([{ id: text[0] }], { given: true });
+    const without = off.size ? `, with ${off.size} head${off.size > 1 ? "s" : ""} off` : "";
     ask("score", { ids: text }, ({ items, done, nats }) => {
       view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
       $("score-progress").value = done;
-      const loss = `${lossText(nats / done)} per character, over ${count(done)} predictions`;
+      const mean = `${lossText(nats / done)} per character`;
+      const loss = `${mean}, over ${count(done)} predictions${without}`;
       const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
       if (done === text.length - 1) finish(loss + part);
       else $("score-result").textContent = `${loss} so far`;

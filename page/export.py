@@ -4,6 +4,7 @@ After a change to the code: python -m page.export docs/plays.html
 """
 
 import base64
+import copy
 import hashlib
 import json
 import re
@@ -13,43 +14,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from common.errors import ConfigError, ResourceError
 from common.files import atomic_file
-from configs.schema import SampleConfig
+from configs.schema import ModelConfig, SampleConfig
+from data.items import ItemFormat
+from model.generate import forward, window_start
+from model.gpt import GPT
 
 if TYPE_CHECKING:
     from checkpointing.checkpoint import Checkpoint
-    from model.gpt import GPT
 
 FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
+MAX_CHECKED = 1024  # characters of context in which the page checks itself
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
-# Settings of a model that do not change the results of a trained GPT.
-IRRELEVANT = (
-    "attention",
-    "kernel",
-    "dropout",
-    "attention_dropout",
-    "residual_init",
-)
+# Settings of a model: those that model.js reads, and those that do not change its results.
+READ = ("n_layer", "n_head", "n_embd", "block_size", "positions", "token_shifts")
+READ += ("ngram_embeddings", "norm", "mlp", "bias", "tied", "qk_norm", "logit_softcap")
+IRRELEVANT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
 
 
 def write_page(
-    path: Path, saved: "Checkpoint", model: "GPT", options: SampleConfig, prompt: str
+    path: Path, saved: "Checkpoint", model: GPT, options: SampleConfig, prompt: str
 ) -> int:
     """Write the page of a model atomically; return its size in bytes.
 
-    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights do
-    not fit, ResourceError if the file cannot be written.
+    `options` and `prompt` are the initial values in the page. Raises ConfigError if the page cannot
+    compute this model or the weights do not fit, ResourceError if the file cannot be written.
     """
+    refuse_unread(model)
     shapes, weights = pack_weights(model, options.html_dtype)
+    written = copy.deepcopy(model).cpu().float()
+    written.load_tensors(unpack_weights(shapes, options.html_dtype, weights))
     data = {
-        "config": relevant_settings(saved),
+        "config": {name: getattr(model.config, name) for name in READ}
+        | {"separator": separator_ids(saved)},
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,
+        "check": expected_logits(written),
         "prompt": prompt,
         "settings": {name: getattr(options, name) for name in SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
@@ -67,13 +73,44 @@ def write_page(
     return len(page)
 
 
-def relevant_settings(saved: "Checkpoint") -> dict[str, object]:
-    """Return the model settings that affect the model's results."""
-    settings = asdict(saved.config.model)
-    return {name: value for name, value in settings.items() if name not in IRRELEVANT}
+def separator_ids(saved: "Checkpoint") -> list[int]:
+    """Return the ids of the characters that end an item; none if the model learned no list."""
+    form = ItemFormat.of(saved.config.data)
+    return [saved.vocabulary.index(character) for character in form.separator] if form else []
 
 
-def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]], bytes]:
+def refuse_unread(model: GPT) -> None:
+    """Raise ConfigError if the model has a parameter or a setting that model.js does not read."""
+    parameters = sorted(model.named_slices().keys() - parameters_read(model.config))
+    settings = sorted(asdict(model.config).keys() - {*READ, *IRRELEVANT})
+    unread = [f"parameter {name}" for name in parameters] + [f"setting {name}" for name in settings]
+    if unread:
+        more = f" and {len(unread) - 1} more" * (len(unread) > 1)
+        raise ConfigError(
+            f"--html: page/model.js does not read the model's {unread[0]}{more}; allowed: the "
+            "parameters and settings listed in page/export.py; change both files with the model"
+        )
+
+
+def parameters_read(config: ModelConfig) -> set[str]:
+    """Return the names of the parameters that model.js reads in a model with these settings."""
+    linear = ["attention.query", "attention.key", "attention.value", "attention.out_proj"]
+    linear += ["mlp.up", "mlp.down"] + ["mlp.gate"] * (config.mlp == "swiglu")
+    with_bias = linear + ["attn_norm", "mlp_norm"] * (config.norm == "layernorm")
+    blocks = [f"blocks.{layer}" for layer in range(config.n_layer)]
+    names = [f"{block}.{part}" for block in blocks for part in (*linear, "attn_norm", "mlp_norm")]
+    if config.bias:
+        names += [f"{block}.{part}.bias" for block in blocks for part in with_bias]
+        names += ["final_norm.bias"] * (config.norm == "layernorm")
+    names += ["token_embedding", "final_norm"] + ["lm_head"] * (not config.tied)
+    names += ["position_embedding"] * (config.positions == "learned")
+    names += [f"previous_embeddings.{i}" for i in range(config.token_shifts)]
+    names += [f"ngram_embeddings.{i}" for i in range(len(config.ngram_sizes))]
+    names += ["ngram_projection"] * (config.ngram_embeddings > 0)
+    return set(names)
+
+
+def pack_weights(model: GPT, dtype: str) -> tuple[list[tuple[str, list[int]]], bytes]:
     """Return the names and shapes of the parameters, and their values as bytes in this order.
 
     Raises ConfigError for more than MAX_WEIGHTS bytes, or values too large for float16.
@@ -100,7 +137,36 @@ def pack_weights(model: "GPT", dtype: str) -> tuple[list[tuple[str, list[int]]],
     return shapes, b"".join(array.tobytes() for array in numbers)
 
 
-def facts(saved: "Checkpoint", model: "GPT") -> dict[str, object]:
+def unpack_weights(
+    shapes: list[tuple[str, list[int]]], dtype: str, weights: bytes
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of `pack_weights` by name, in float32."""
+    numbers = np.frombuffer(weights, np.dtype(dtype).newbyteorder("<")).astype(np.float32)
+    ends = np.cumsum([np.prod(shape, dtype=int) for _, shape in shapes])
+    arrays = np.split(numbers, ends[:-1])
+    return {
+        name: torch.from_numpy(array.reshape(shape))
+        for (name, shape), array in zip(shapes, arrays, strict=True)
+    }
+
+
+def expected_logits(model: GPT) -> dict[str, list]:
+    """Return ids, and the logits after some of them, with which a page checks itself.
+
+    The logits are [n, those after the first n ids]: after a single one, after a whole context, and
+    where the window has moved. In a context above MAX_CHECKED it does not move.
+    """
+    block_size = model.config.block_size
+    length = min(block_size, MAX_CHECKED) + 1
+    ids = np.random.default_rng(0).integers(model.vocab_size, size=length)
+    logits = []
+    for n in sorted({1, length - 1, length}):
+        window = ids[window_start(n, block_size) : n]
+        logits.append([n, forward(model.eval(), window[None])[0].round(5).tolist()])
+    return {"ids": ids.tolist(), "logits": logits}
+
+
+def facts(saved: "Checkpoint", model: GPT) -> dict[str, object]:
     """Return the facts about the model that the page shows, without any path."""
     progress = saved.progress
     return {
@@ -124,9 +190,12 @@ def fill_template(data: dict, weights: bytes) -> bytes:
 
 
 def refresh(page: str) -> bytes:
-    """Return an exported page with its data and weights and the current code."""
+    """Return an exported page with its data and weights, the current code and its logits."""
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
-    return fill_template(json.loads(parts["data"]), base64.b64decode(parts["weights"]))
+    data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
+    model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
+    model.load_tensors(unpack_weights(data["shapes"], data["dtype"], weights))
+    return fill_template(data | {"check": expected_logits(model)}, weights)
 
 
 def content_security_policy(parts: dict[str, str]) -> str:

@@ -97,11 +97,14 @@ const silu = (x) => x / (1 + Math.exp(-x));
 // --------------------------------------------------------------------------------------- the model
 
 class GPT {
-  // `config` has the settings of ModelConfig; `weights` maps parameter names to Float32Arrays.
-  constructor(config, weights) {
+  // `config` has the settings of ModelConfig, `weights` a Float32Array for each parameter name, and
+  // `off` the heads that are switched off, each as layer * H + head.
+  constructor(config, weights, off = []) {
     this.config = config;
     this.weights = weights;
+    this.off = new Set(off);
     this.attention = []; // [layer * H + head]: the S attention weights of a head in the last step
+    this.streams = []; // [layer]: the residual stream (C) after a block in the last step
   }
 
   newCaches() {
@@ -110,7 +113,7 @@ class GPT {
 
   // Read the token at `position`; the caches hold those before it. Return the next logits (V).
   step(ids, position, caches) {
-    const { config, weights } = this;
+    const { config } = this;
     // sum of embeddings: of the token, of the previous tokens, of n-grams, of the position
     const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
     for (let n = 1; n <= Math.min(config.token_shifts, position); n++)
@@ -121,10 +124,23 @@ class GPT {
       const block = `blocks.${layer}`;
       add(x, this.attend(this.norm(x, `${block}.attn_norm`), layer, position, caches[layer]));
       add(x, this.mlp(this.norm(x, `${block}.mlp_norm`), `${block}.mlp`));
+      this.streams[layer] = x.slice();
     }
-    const logits = linear(this.norm(x, "final_norm"), weights.lm_head || weights.token_embedding);
-    const cap = config.logit_softcap;
+    return this.logits(x);
+  }
+
+  // Read the residual stream (C) as the last layers do: return logits (V).
+  logits(x) {
+    const { lm_head: matrix, token_embedding: tied } = this.weights;
+    const logits = linear(this.norm(x, "final_norm"), matrix || tied);
+    const cap = this.config.logit_softcap;
     return cap ? logits.map((logit) => cap * Math.tanh(logit / cap)) : logits;
+  }
+
+  // Return the logits (V) that each block's residual stream gives in the last step (nostalgebraist
+  // 2020, the logit lens). Those of the last block are the model's.
+  lens() {
+    return this.streams.map((x) => this.logits(x));
   }
 
   // Return the embedding (C) of the n-grams at the end of ids: rows of hash tables, projected.
@@ -173,6 +189,7 @@ class GPT {
       }
       softmax(row);
       this.attention[layer * H + head] = row;
+      if (this.off.has(layer * H + head)) continue; // its part of y stays 0
       for (let s = 0; s < S; s++) {
         const [value, weight] = [values[s], row[s]];
         for (let i = start; i < end; i++) y[i] += weight * value[i];
@@ -202,6 +219,20 @@ function windowStart(n, blockSize) {
   return Math.max(0, Math.ceil((n - blockSize) / hop) * hop);
 }
 
+// Return whether an item of a list ends before position i of a text; no `separator`: no list.
+function endsItem(ids, i, separator) {
+  return separator.length > 0 && separator.every((id, k) => id === ids[i - separator.length + k]);
+}
+
+// Return the start of the window in the first n ids of a text. In a list, the window is that of the
+// last item, which begins with the last character of the separator before it.
+function windowStartIn(ids, n, { block_size: blockSize, separator = [] }) {
+  let begin = separator.length ? n : 0;
+  while (begin > 0 && !endsItem(ids, begin, separator)) begin--;
+  begin = Math.max(0, begin - 1);
+  return begin + windowStart(n - begin, blockSize);
+}
+
 // A model and the caches of the last window. The next window reuses the part that has not changed.
 class Reader {
   constructor(model) {
@@ -213,7 +244,7 @@ class Reader {
 
   // Return the logits (V) of the character after the first n ids (n >= 1).
   read(ids, n) {
-    const start = windowStart(n, this.model.config.block_size);
+    const start = windowStartIn(ids, n, this.model.config);
     const window = ids.slice(start, n);
     let [position, logits] = [0, null];
     if (start === this.start) {
@@ -227,13 +258,45 @@ class Reader {
   }
 }
 
-// Yield [position, logits] for every prediction in a text, each once. The windows do not overlap
-// and have block_size predictions, like those of `evaluation_windows` in data/batches.py.
+// Read the window ids[start] to ids[end - 1]; yield [n, logits] for each n: those after n ids.
+function* readWindow(model, ids, start, end) {
+  const [window, caches] = [ids.slice(start, end), model.newCaches()];
+  for (let i = 0; i < window.length; i++) yield [start + i + 1, model.step(window, i, caches)];
+}
+
+// Yield [n, logits] for every prediction in a text, each once. The windows do not overlap and have
+// block_size predictions, like those of `evaluation_windows` in data/batches.py. In a list, a window
+// ends with its item, and the next one begins with the last character of that.
 function* predictions(model, ids) {
-  for (let start = 0; start < ids.length - 1; start += model.config.block_size) {
-    const window = ids.slice(start, Math.min(start + model.config.block_size, ids.length - 1));
-    const caches = model.newCaches();
-    for (let i = 0; i < window.length; i++) yield [start + i + 1, model.step(window, i, caches)];
+  const { block_size: size, separator = [] } = model.config;
+  for (let end, start = 0; start < ids.length - 1; start = end) {
+    const last = Math.min(start + size, ids.length - 1);
+    for (end = start + 1; end < last && !endsItem(ids, end + 1, separator); end++);
+    yield* readWindow(model, ids, start, end);
+  }
+}
+
+// Predict the characters from position `from` to before `end` again, in the windows in which a text
+// is written. Yield [n, logits] after each step; logits is null for what is only context.
+function* rereadings(model, ids, from, end) {
+  const startOf = (n) => windowStartIn(ids, n, model.config);
+  for (let next, n = from; n < end; n = next) {
+    for (next = n; next < end && startOf(next) === startOf(n); next++);
+    for (const [m, logits] of readWindow(model, ids, startOf(n), next - 1)) {
+      yield [m, m < n ? null : logits];
+    }
+  }
+}
+
+// Compare the logits with those that Python computed from the same weights: `check` has ids, and
+// [n, logits] for some n. Yield the difference after each step, in units of the largest logit; 0
+// where there is nothing to compare.
+function* differences(model, { ids, logits }) {
+  const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  for (const [n, expected] of logits) {
+    for (const [, found] of rereadings(model, ids, n, n + 1)) {
+      yield found ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
+    }
   }
 }
 

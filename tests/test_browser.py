@@ -2,7 +2,9 @@
 requested and nothing reaches the console.
 """
 
+import dataclasses
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -15,10 +17,13 @@ from playwright.sync_api import sync_playwright
 from checkpointing import checkpoint
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
-from model.generate import Generation, Sampler
+from model.generate import Generation, Sampler, window_start
+from model.gpt import MLP
 from model.runtime import select_runtime
 from tests.commands import sample_main
 from tests.hostile import HOSTILE, hostile_checkpoint
+from tests.test_page import random_model
+from tests.variants import RECIPES, choices_of, concatenated
 from training.evaluate import exact_loss
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -46,9 +51,12 @@ def smoke_page(smoke, tmp_path_factory):
 
 
 class Tab:
-    """An open page, with all that it requested and logged."""
+    """An open page, with all that it requested and logged.
 
-    def __init__(self, browser, path: Path, **options):
+    Unless `alive`, the text that it writes by itself is thrown away.
+    """
+
+    def __init__(self, browser, path: Path, alive=False, **options):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
         context.set_default_timeout(1000 * WAIT)
         self.page, self.logged, self.requested = context.new_page(), [], []
@@ -56,6 +64,8 @@ class Tab:
         self.page.on("pageerror", lambda error: self.logged.append(str(error)))
         self.page.on("request", lambda request: self.requested.append(request.url))
         self.page.goto(path.as_uri())
+        if not alive and options.get("java_script_enabled", True):
+            self.page.click("#restart")
 
     def __getattr__(self, name):
         return getattr(self.page, name)
@@ -79,8 +89,45 @@ class Tab:
     def select(self, i: int, box: str = "#text"):
         self.page.locator(f"{box} span").nth(i).click()
 
+    def levels(self) -> list[int]:
+        """The colors of the text, but for its first character: levels of loss."""
+        names = self.page.evaluate(
+            "Array.from(document.querySelectorAll('#text span')).map((span) => span.className)"
+        )
+        return [int(re.search(r"n(\d)", name)[1]) for name in names[1:]]
+
     def inspected(self):
-        self.until("!document.querySelector('#attention').hidden")
+        self.until("document.querySelector('#attention').ariaBusy === 'false'")
+
+
+class Recipe:
+    """The page of a small model with the choices of a recipe, and what Python computes with it."""
+
+    VOCABULARY = "\n abcdefghi"
+
+    def __init__(self, smoke, folder: Path, recipe: str):
+        self.model, self.page = random_model(10.0, **choices_of(recipe)), folder / "page.html"
+        saved = checkpoint.load(smoke / "best.safetensors")
+        tensors = concatenated(self.model.named_slices())
+        saved = dataclasses.replace(
+            saved,
+            config=dataclasses.replace(saved.config, model=self.model.config),
+            vocabulary=self.VOCABULARY,
+            tensors={f"model.{name}": tensor for name, tensor in tensors.items()},
+        )
+        (folder / "model.safetensors").write_bytes(checkpoint.to_bytes(saved))
+        options = [f"--html={self.page}", "--prompt=abc", "--max-new-tokens=20"]
+        sample_main([f"--ckpt={folder / 'model.safetensors'}", *options])
+
+    def lens(self, text: str, n: int) -> torch.Tensor:
+        """The probabilities (L, V) of character n after each block."""
+        window = text[window_start(n, self.model.config.block_size) : n]
+        ids = torch.tensor([self.VOCABULARY.index(character) for character in window])
+        return self.model.logit_lens(ids)[:, -1].double().softmax(-1)
+
+    def nats(self, text: str) -> list[float]:
+        rows = ((n, self.VOCABULARY.index(text[n])) for n in range(1, len(text)))
+        return [-self.lens(text, n)[-1, id].log().item() for n, id in rows]
 
 
 @pytest.fixture
@@ -106,6 +153,66 @@ def continued(trained, text: str, length: int) -> str:
     generation.append(tokenizer.encode(text)[None])
     steps = [generation.step() for _ in range(length - len(text))]
     return text + "".join(tokenizer.decode(step) for step in steps)
+
+
+# ------------------------------------------------------------------------------------------ opening
+
+
+def test_the_page_opens_alive_and_shows_the_first_surprising_character(
+    browser, smoke_page, trained
+):
+    opened = Tab(browser, smoke_page, alive=True)
+    opened.until("document.querySelector('#text .selected')")
+    opened.inspected()
+    length = len(opened.text())
+    assert "characters/s" not in opened.text_content("#status")  # at a pace that one can follow
+    assert opened.text_content("#write") == "Pause" and 4 < length < 154
+    losses = opened.evaluate(
+        "Array.from(document.querySelectorAll('#text span')).slice(4)"
+        ".map((span) => Number(span.className.match(/n(\\d)/)[1]))"
+    )
+    selected = opened.evaluate(
+        "Array.from(document.querySelectorAll('#text span')).slice(4)"
+        ".findIndex((span) => span.classList.contains('selected'))"
+    )
+    assert losses[selected] >= 2 and max(losses[:selected], default=0) <= 2  # ln 10 = 2.3
+    p = float(re.search(r"probability ([\d.]+)", opened.text_content("#why"))[1])
+    assert p < 10 and opened.locator("#lens tbody tr").count() == 2
+    opened.keyboard.press("Shift")  # a key takes over
+    assert opened.text_content("#write") == "Continue"
+    length = len(opened.text())
+    opened.wait_for_timeout(200)
+    assert len(opened.text()) == length
+    opened.write()
+    assert opened.text() == continued(trained, "KING", 154)
+    opened.context.close()
+
+
+def test_with_reduced_motion_the_whole_text_is_written_at_once(browser, smoke_page, trained):
+    opened = Tab(browser, smoke_page, alive=True, reduced_motion="reduce")
+    opened.until("document.querySelector('#write').textContent === 'Continue'")
+    assert opened.text() == continued(trained, "KING", 154)
+    rate = int(
+        re.search(r"([\d,]+) characters/s", opened.text_content("#status"))[1].replace(",", "")
+    )
+    assert rate > 40 and opened.locator("#text .selected").count() == 1
+    opened.context.close()
+
+
+def test_a_page_that_is_not_pythons_model_says_so(
+    browser, smoke, smoke_page, tmp_path, monkeypatch
+):
+    mlp, gate = MLP.forward, lambda x: 1 + 0.1 * x[..., :1].tanh()
+    monkeypatch.setattr(MLP, "forward", lambda layer, x: gate(x) * mlp(layer, x))
+    sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'gated.html'}"])
+    opened = Tab(browser, tmp_path / "gated.html", alive=True)
+    opened.until("!document.querySelector('#failure').hidden")
+    assert "is not the model that was trained" in opened.text_content("#failure")
+    opened.goto(smoke_page.as_uri())
+    opened.write()
+    opened.wait_for_timeout(500)
+    assert not opened.is_visible("#failure")
+    opened.context.close()
 
 
 # -------------------------------------------------------------------------------------------- write
@@ -288,6 +395,85 @@ def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(tab, trained):
     assert "none in this text" in tab.text_content("#verdict")
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_lens_and_the_heads_that_are_off_are_pythons(browser, smoke, tmp_path, recipe):
+    python = Recipe(smoke, tmp_path, recipe)
+    opened, n = Tab(browser, python.page), 10
+    opened.write()
+    text = opened.text()
+
+    def shown():
+        """What the page shows of character n, and the levels of all."""
+        opened.inspected()
+        rows = opened.locator("#lens tbody tr td:last-child").all_inner_texts()
+        return (
+            rows,
+            re.search(r"probability (\S+\s%)", opened.inner_text("#why"))[1],
+            opened.levels(),
+        )
+
+    def expected():
+        shares = python.lens(text, n)[:, python.VOCABULARY.index(text[n])].tolist()
+        shares = [f"{100 * p:.{3 if p < 0.001 else 1}f}\xa0%" for p in shares]
+        return shares, shares[-1], [min(7, int(nats)) for nats in python.nats(text)]
+
+    opened.select(n)
+    assert shown() == expected()
+    chips = [
+        cells.split() for cells in opened.locator("#lens tbody td:nth-child(2)").all_inner_texts()
+    ]
+    best = python.lens(text, n).argmax(-1).tolist()
+    names = {"\n": "↵", " ": "␣"}
+    assert [row[0] for row in chips] == [
+        names.get(c, c) for c in map(python.VOCABULARY.__getitem__, best)
+    ]
+
+    with_all = shown()
+    opened.select_option("#layer", index=0)
+    opened.focus("#heads tr:nth-child(2) input")
+    opened.keyboard.press("Space")
+    opened.until("document.querySelector('#off-effect').textContent.includes('Changed most')")
+    assert opened.text_content("#off-names") == "Switched off: layer 1 head 2."
+    with python.model.heads_off([(0, 1)]):
+        assert shown() == expected() != with_all
+        assert opened.evaluate("document.activeElement.ariaLabel") == "Use head 2"
+        means = re.findall(r"\d\.\d{4}", opened.text_content("#off-effect"))
+        assert float(means[1]) == pytest.approx(np.mean(python.nats(text)), abs=1e-4)
+        opened.fill("#score-text", text)
+        opened.click("#score")
+        opened.until("document.querySelector('#score-result').textContent.includes('1 head off')")
+        opened.click("#step")  # the next character
+        opened.until(f"document.querySelectorAll('#text span').length === {len(text) + 1}")
+        text = opened.text()
+        assert opened.levels()[-1] == min(7, int(python.nats(text)[-1]))
+        text = text[:-1]
+    assert float(means[0]) == pytest.approx(np.mean(python.nats(text)), abs=1e-4)
+    opened.click("#all-on")
+    opened.inspected()
+    assert not opened.is_visible("#heads-off")
+    opened.until("document.querySelector('#off-effect').textContent.includes('Changed most')")
+    assert shown()[:2] == with_all[:2] and opened.levels()[: len(text) - 1] == with_all[2]
+    opened.context.close()
+
+
+def test_a_long_text_has_its_colors_again_when_all_heads_are_on_again(tab):
+    """It is judged in many slices of time, some of which end in what is only context."""
+    tab.fill("#max_new_tokens", "1500")
+    tab.write()
+    tab.select(1400)
+    tab.inspected()
+    first, effects = tab.levels(), []
+    for switch in ("#heads tr:first-child input", "#all-on"):
+        tab.click(switch)
+        tab.until("document.querySelector('#off-effect').textContent.includes('Changed most')")
+        effect = tab.text_content("#off-effect").split("Changed most: ")[1]
+        effects.append(re.fullmatch(r"(.*): (.*) → (.*)\.", effect).groups())
+        assert (tab.levels() == first) == (switch == "#all-on")
+    (place, was, now), (same_place, *again) = effects
+    assert place == same_place and [now, was] == again
+    assert re.search("“(.*)”", place)[1].replace("\\n", "\n") in tab.text()
+
+
 def test_the_first_character_was_not_chosen(tab):
     tab.write()
     tab.select(0)
@@ -359,6 +545,21 @@ def test_without_javascript_the_page_says_what_it_needs(browser, smoke_page):
     opened = Tab(browser, smoke_page, java_script_enabled=False)
     assert "needs JavaScript" in opened.inner_text("noscript")
     assert not opened.is_visible("main")
+    opened.context.close()
+
+
+def test_on_a_phone_a_tap_brings_the_explanation_into_view(browser, smoke_page):
+    opened = Tab(browser, smoke_page, viewport={"width": 390, "height": 844}, has_touch=True)
+    opened.write()
+    opened.locator("#text span").nth(40).tap()
+    opened.until(
+        "(() => { const { top, bottom } = document.querySelector('#why').getBoundingClientRect();"
+        "return top > 0 && bottom <= innerHeight + 1; })()"
+    )
+    opened.wait_for_timeout(300)
+    place = opened.locator("#text span").nth(40).bounding_box()
+    assert 0 < place["y"] < 844  # the character is in view, too
+    assert "temperature 1; the text is drawn at temperature 0.8" in opened.text_content("#why")
     opened.context.close()
 
 

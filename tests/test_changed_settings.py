@@ -180,7 +180,8 @@ def run_with(saved, way, name, value):
 def test_every_setting_of_the_schema_is_in_a_table():
     model = {f"model.{name}" for name in FIXED}
     others = {"model.residual_init", "data.min_count"}  # have tests of their own
-    assert {*EFFECTS, *model, *others} == set(settings_of(Config))
+    lists = {"data.separator", "data.answer_after"}  # in test_lists.py
+    assert {*EFFECTS, *model, *others, *lists} == set(settings_of(Config))
 
 
 @pytest.mark.parametrize("way", ["resume", "init_from"])
@@ -311,6 +312,14 @@ def test_another_optimizer_is_refused_on_resume_and_init_from_is_named(optimizer
     assert code == 4 and output.count("\n") == 1
     assert f"train.optimizer {optimizer}" in output and "--init_from" in output
     assert (tmp_path / "last.safetensors").read_bytes() == before
+
+
+def test_each_step_of_a_run_has_its_own_dropout(saved):
+    step, seeds = TrainStep(run_with(saved, "resume", "model.dropout", 0.7), print), set()
+    for _ in range(3):
+        step()
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 3
 
 
 def test_a_changed_dropout_zeroes_as_many_activations_as_it_says(saved):

@@ -73,7 +73,9 @@ def write(path, checkpoint, **options):
 
 
 def restore(saved, config=None):
-    return checkpoints.restore(saved, config or saved.config, CORPUS, RUNTIME)
+    config = config or saved.config
+    checkpoints.check_fixed_settings(saved, config)
+    return checkpoints.restore(saved, config, CORPUS, RUNTIME)
 
 
 def error_message(call, *arguments, **options):

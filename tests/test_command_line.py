@@ -107,7 +107,7 @@ INVALID_TRAIN = [  # arguments after the config, and words of the message
 INVALID_SAMPLE = [  # arguments, and words of the message
     ([], "--ckpt is missing", "write --ckpt=VALUE: checkpoint file"),
     (["--ckpt="], "--ckpt: ", "ckpt has no value; it must be a list of strings"),
-    (["--ckpt=x", "--temperature=-1"], "must be a number in [0, 1e6], but is -1.0"),
+    (["--ckpt=x", "--temperature=-1"], "must be auto or a number in [0, 1e6], but is -1.0"),
     (["--ckpt=x", "--temperature=nan"], "'nan' is not finite"),
     (["--ckpt=x", "--temperature=inf"], "'inf' is not finite"),
     (["--ckpt=x", "--top-k=-1"], "must be an integer in [0, 1e9], but is -1"),

@@ -121,8 +121,9 @@ def test_parse_reads_a_file_of_the_safetensors_library(metadata, tmp_path):
     assert same_tensors(dict(sorted(parsed.items())), dict(sorted(tensors.items())))
 
 
-def test_the_digest_is_the_sha256_of_the_file_with_zeros_in_its_place(file):
-    content = file.read_bytes()
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_the_digest_is_the_sha256_of_the_whole_file_with_zeros_in_its_place(size):
+    content = bytes(file_format.to_bytes(METADATA, TENSORS | {"large": torch.ones(size)}))
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     digest = header["__metadata__"]["sha256"]
     assert content.count(digest.encode()) == 1

@@ -25,6 +25,7 @@ from model.generate import (
     window_start,
 )
 from model.gpt import GPT
+from model.mixture import Mixture
 from tests.stress.cached_text import random_cases, stress
 from tests.variants import CHOICES, in_layout
 
@@ -147,7 +148,8 @@ def test_a_sample_does_not_depend_on_the_other_samples_of_its_batch():
     for i in (0, 17, 63):
         assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
     assert len({tuple(row) for row in batch.tolist()}) > 60
-    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[0])
+    other_seed = generate_ids(model, prompt, Sampler(10, [0]), 40)[0]
+    assert other_seed.tolist() not in batch.tolist()
 
 
 def test_a_generation_does_not_influence_the_next_one():
@@ -202,6 +204,30 @@ def test_a_decoder_that_differs_is_not_used_and_gives_one_message(monkeypatch):
     assert result == expected[0].tolist() and generation.decoder is None
     assert len(lines) == 1
     assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["a GPT", "a mixture"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["caches", "fast decoder"])
+def test_a_text_goes_on_with_the_heads_that_are_on(dtype, mixed):
+    """Neither the caches nor the decoder of other heads are used."""
+    model = build(block_size=32).to(dtype).eval()
+    generation, drawn = Generation(Mixture([model]) if mixed else model, Sampler(5)), []
+    generation.append(prompts(1, 2).numpy())
+    for heads in ([], [(0, 1)], [(0, 1), (1, 0)], []):
+        with model.heads_off(heads):
+            whole = Generation(model, Sampler(5), cache=False)
+            whole.append(generation.ids)
+            for _ in range(6):
+                assert generation.step() == whole.step()
+            assert (generation.decoder is not None) == (dtype == torch.float32)
+            logits = generation._logits()
+            assert np.allclose(softmax(logits), softmax(whole._logits()), atol=1e-5)
+        drawn.append(logits)
+    assert not np.allclose(softmax(drawn[0]), softmax(drawn[1]), atol=1e-3)
+
+
+def softmax(logits):
+    return torch.from_numpy(logits).double().softmax(-1).numpy()
 
 
 @pytest.mark.parametrize("difference", [1e-3, np.nan])
@@ -382,6 +408,7 @@ def test_the_examples_in_the_docstrings_are_correct():
     table = re.search(r"n +((?:\d+ +)+\d+)\n +start +((?:\d+ +)+\d+)", window_start.__doc__)
     lengths, starts = ([int(n) for n in row.split()] for row in table.groups())
     assert [window_start(n, 8) for n in lengths] == starts and len(starts) == 10
-    probs = np.array([[0.5, 0.125, 0.25, 0.125]])
-    apply_top_p(probs, 0.7)
-    assert probs.tolist() == [[0.5, 0, 0.25, 0]] and "[0.5, 0, 0.25, 0]" in apply_top_p.__doc__
+    for p in (0.7, 0.75):  # 0.75 is reached exactly: nothing more stays
+        probs = np.array([[0.5, 0.125, 0.25, 0.125]])
+        apply_top_p(probs, p)
+        assert probs.tolist() == [[0.5, 0, 0.25, 0]] and "[0.5, 0, 0.25, 0]" in apply_top_p.__doc__

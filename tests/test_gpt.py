@@ -1,5 +1,6 @@
 """The model, from ids to logits, in every variant that the settings allow."""
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -10,7 +11,7 @@ import torch
 from configs.schema import LAYOUTS, NGRAM_ROWS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT, hash_ngrams
-from tests.variants import CHOICES, concatenated
+from tests.variants import CHOICES, RECIPES, choices_of, concatenated
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
@@ -207,3 +208,37 @@ def test_dropout_drops_each_element_independently_with_probability_p_and_preserv
         ), lag
     torch.manual_seed(1)
     assert not torch.equal(dropout(x.transpose(0, 2), p), y)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_logit_lens_gives_the_logits_of_models_that_end_after_each_block(recipe):
+    model, ids = build(n_layer=2, **choices_of(recipe)).eval(), torch.tensor([1, 5, 2])
+    first = copy.deepcopy(model)
+    first.blocks = first.blocks[:1]
+    with torch.inference_mode():
+        expected = torch.cat([first(ids[None]), model(ids[None])])
+    assert torch.equal(model.logit_lens(ids), expected)
+    assert not torch.allclose(*expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_that_is_off_has_zeros_in_the_output_projection_and_comes_back_unchanged(layout):
+    model, ids = build(attention=layout, n_head=4), torch.tensor([[1, 5, 2]])
+    expected = copy.deepcopy(model)
+    expected.blocks[1].attention.out_proj.weight.data[:, 8:12] = 0
+    expected.blocks[0].attention.out_proj.weight.data[:, :4] = 0
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(KeyError), model.heads_off([(1, 2)]):
+        with model.heads_off([(0, 0), (1, 2)]):
+            assert torch.equal(model(ids), expected(ids))
+        assert model.silenced == {(1, 2)} and not torch.equal(model(ids), expected(ids))
+        raise KeyError
+    assert not model.silenced
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("head", [(2, 0), (0, 4), (-1, 0), (0, -1)])
+def test_a_head_that_does_not_exist_is_refused(head):
+    refused = pytest.raises(ValueError, match=r"allowed: heads 0 to 3 in layers 0 to 1$")
+    with refused, build(n_layer=2, n_head=4).heads_off([head]):
+        pass

@@ -20,14 +20,14 @@ from configs.schema import ModelConfig, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
-from model.gpt import GPT
+from model.gpt import GPT, MLP
 from model.runtime import select_runtime
 from page import export
 from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
-from tests.variants import CHOICES
+from tests.variants import CHOICES, RECIPES, choices_of
 from training.evaluate import exact_loss
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
@@ -55,6 +55,12 @@ for (const [position, logits] of predictions(model, given.ids)) {
   nats += scoreCharacter(logits, given.ids[position]).nats;
 }
 return nats / (given.ids.length - 1);
+"""
+# Reads two texts with one reader, as the page does when its text is edited.
+EDITED = """
+const { config, dtype, shapes, weights, ids } = given;
+const reader = new Reader(new GPT(config, decodeWeights(weights, dtype, shapes)));
+return ids.map((text) => Array.from(reader.read(text, text.length)));
 """
 # Draws each character after the reference text before it: where one differs, the texts agree again.
 TEXT = """
@@ -153,9 +159,74 @@ def test_logits_are_those_of_the_model_for_every_size(sizes):
     assert_close(run_node(LOGITS, [packed(model, ids)])[0], logits_of(model, ids), 1e-5)
 
 
-def test_no_setting_of_the_model_is_unknown_to_the_page():
-    relevant = {each.name for each in dataclasses.fields(ModelConfig)} - {*export.IRRELEVANT}
-    assert relevant == {*CHOICES, *SIZES}
+def test_logits_of_an_edited_text_are_those_of_the_new_text():
+    model, texts = random_model(10.0), [[1, 2, 3, 4, 5], [1, 2, 9, 4, 5, 6], [1, 7]]
+    for ids, logits in zip(texts, run_node(EDITED, packed(model, texts)), strict=True):
+        assert_close(logits, logits_of(model, ids)[-1], 1e-5)
+
+
+def test_the_page_reads_every_parameter_that_it_is_written_with():
+    combinations = list(itertools.product(*CHOICES.values()))[::7]  # each pair of choices, too
+    models = [random_model(**dict(zip(CHOICES, values, strict=True))) for values in combinations]
+    code = """
+    return given.map(({ config, dtype, shapes, weights, ids }) => {
+      const read = new Set();
+      const get = (all, name) => (all[name] && read.add(name), all[name]);
+      const model = new GPT(config, new Proxy(decodeWeights(weights, dtype, shapes), { get }));
+      for (const _ of readWindow(model, ids, 0, ids.length));
+      return [...read].sort();
+    });
+    """
+    found = run_node(code, [packed(model, [1, 2, 3, 4]) for model in models])
+    for model, names in zip(models, found, strict=True):
+        assert names == sorted(model.named_slices()) == sorted(export.parameters_read(model.config))
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedConfig(ModelConfig):
+    mlp_gate: bool = True
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda model: setattr(model.blocks[1], "gate", torch.nn.Linear(1, 1)),
+         "does not read the model's parameter blocks.1.gate and 1 more; allowed"),
+        (lambda model: setattr(model.blocks[0].mlp, "gate", torch.nn.Linear(1, 1, bias=False)),
+         "does not read the model's parameter blocks.0.mlp.gate; allowed"),
+        (lambda model: setattr(model, "config", GatedConfig(**dataclasses.asdict(model.config))),
+         "does not read the model's setting mlp_gate; allowed"),
+    ],
+    ids=["a gate", "SwiGLU's gate beside ReLU^2", "a setting"],
+)  # fmt: skip
+def test_a_model_with_a_part_that_the_page_does_not_read_is_refused(change, message, tmp_path):
+    model = random_model(mlp="relu2")
+    export.refuse_unread(model)
+    change(model)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        export.write_page(tmp_path / "page.html", None, model, SampleConfig(ckpt=("x",)), "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_page_tells_its_model_from_one_with_a_gate(smoke, tmp_path, monkeypatch, dtype):
+    options = [f"--ckpt={smoke}", f"--html-dtype={dtype}"]
+    sample_main([*options, f"--html={tmp_path / 'plain.html'}"])
+    mlp, gate = MLP.forward, lambda x: 1 + 0.1 * x[..., :1].tanh()
+    monkeypatch.setattr(MLP, "forward", lambda layer, x: gate(x) * mlp(layer, x))
+    sample_main([*options, f"--html={tmp_path / 'gated.html'}"])
+    largest = []
+    for name in ("plain.html", "gated.html"):
+        page = given_of(tmp_path / name)
+        assert [n for n, _ in page["check"]["logits"]] == [1, 64, 65]
+        found = run_node(
+            "const weights = decodeWeights(given.weights, given.dtype, given.shapes);"
+            "return Array.from(differences(new GPT(given.config, weights), given.check));",
+            page,
+        )
+        assert len(found) == 1 + 64 + 33  # tokens: a single one, a context, a window that moved
+        largest.append(max(found))
+    assert largest[0] < 1e-5 and largest[1] > 2e-3
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 1e-2)])
@@ -166,6 +237,24 @@ def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, 
     ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
     given = given_of(path) | {"ids": ids}
     assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
+
+
+@pytest.mark.parametrize("separator", [[1], [1, 1], [3, 1]])
+def test_each_item_of_a_list_is_read_and_scored_alone(separator):
+    rng, model = np.random.default_rng(5), random_model(10.0, block_size=32)
+    items = [[*rng.integers(4, V, n).tolist(), *separator] for n in (3, 1, 20, 7)]
+    given = packed(model, [1, *itertools.chain(*items)])  # an item begins with the end of another
+    given["config"]["separator"] = separator
+    expected = [logits_of(model, [1, *item[:-1]]) for item in items]
+    read = run_node(LOGITS, [given])[0]
+    assert_close(read[:-1], np.concatenate(expected), 1e-5)
+    ends = itertools.accumulate(map(len, items), initial=0)
+    segments = tuple((start, end + 1) for start, end in itertools.pairwise(ends))
+    for block_size in (32, 8):
+        given["config"]["block_size"] = block_size
+        windows = evaluation_windows(Split(np.array(given["ids"]), segments), block_size, 3)
+        nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
+        assert run_node(SCORE, given) == pytest.approx(nats, abs=1e-5)
 
 
 def test_every_finite_float16_is_decoded():
@@ -187,6 +276,41 @@ def test_attention_is_that_of_the_models_attention_maps(trained):
         maps = torch.cat(model.attention_maps(torch.tensor(ids)))  # (L * H, T, T)
         for position, rows in enumerate(found):
             assert_close(rows, maps[:, position, : position + 1].numpy(), 1e-5)
+
+
+def test_the_lens_and_silent_heads_are_those_of_the_model_with_the_switches_of_the_recipes():
+    ids, off = np.random.default_rng(3).integers(0, V, 8).tolist(), [(0, 1), (1, 0)]
+    models = [random_model(10.0, **choices_of(recipe)) for recipe in RECIPES]
+    code = """
+    return given.map(({ config, dtype, shapes, weights, ids }) =>
+      [[], [1, 2]].map((off) => {
+        const model = new GPT(config, decodeWeights(weights, dtype, shapes), off);
+        const all = Array.from(readWindow(model, ids, 0, 8), ([, logits]) => Array.from(logits));
+        return { all, lens: model.lens().map((logits) => Array.from(logits)) };
+      }));
+    """
+    found = run_node(code, [packed(model, ids) for model in models])
+    for model, (whole, silent) in zip(models, found, strict=True):
+        assert_close(whole["lens"], model.logit_lens(torch.tensor(ids))[:, -1].numpy(), 1e-5)
+        assert whole["lens"][-1] == whole["all"][-1] != silent["all"][-1]
+        with model.heads_off(off):
+            assert_close(silent["all"], logits_of(model, ids), 1e-5)
+            assert_close(silent["lens"], model.logit_lens(torch.tensor(ids))[:, -1].numpy(), 1e-5)
+
+
+@pytest.mark.parametrize("start, end", [(1, 9), (5, 30), (12, 13), (9, 10), (13, 30)])
+def test_a_text_is_judged_again_in_the_windows_in_which_it_was_written(start, end):
+    model = packed(random_model(10.0), np.random.default_rng(5).integers(0, V, 30).tolist())
+    code = """
+    const { config, dtype, shapes, weights, ids, start, end } = given;
+    const model = new GPT(config, decodeWeights(weights, dtype, shapes));
+    const again = [...rereadings(model, ids, start, end)].filter(([, logits]) => logits);
+    const reader = new Reader(model);
+    const numbers = ([n, logits]) => [n, ...logits];
+    return [again, again.map(([n]) => [n, reader.read(ids, n)])].map((all) => all.map(numbers));
+    """
+    again, written = run_node(code, model | {"start": start, "end": end})
+    assert again == written and [row[0] for row in again] == [*range(start, end)]
 
 
 def test_head_means_are_those_of_the_attention_maps():
@@ -388,8 +512,15 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     path = ROOT / "docs" / "plays.html"
     page = path.read_bytes()
     assert len(page) < 1_500_000
-    assert export.refresh(page.decode()) == page, "run: python -m page.export docs/plays.html"
-    given = given_of(path)
+    given, refreshed = given_of(path), export.refresh(page.decode()).decode()
+    logits = re.compile(r'"check": \{.*?\}')  # their last digits depend on the CPU
+    assert logits.sub("", refreshed) == logits.sub("", page.decode()), (
+        "run: python -m page.export docs/plays.html"
+    )
+    new = json.loads(parts_of(refreshed)["data"])["check"]["logits"]
+    for (n, found), (m, expected) in zip(given["check"]["logits"], new, strict=True):
+        assert n == m
+        assert_close(found, expected, 1e-4)
     text = (ROOT / "data" / "plays" / "orchard.txt").read_text()[-2000:]  # it did not train on it
     ids = [given["vocabulary"].index(character) for character in text]
     assert run_node(SCORE, given | {"ids": ids}) < 1.35

@@ -96,6 +96,20 @@ def steps_in(run):
     return {path.name: contents(path)["progress"]["step"] for path in run.glob("*.safetensors")}
 
 
+def test_the_best_checkpoint_is_saved_before_the_last_one_that_refers_to_it(
+    options, tmp_path, monkeypatch
+):
+    saved = []
+
+    def record(path, *content, **previous):
+        saved.append(path.name)
+        write_atomic(path, *content, **previous)
+
+    monkeypatch.setattr(files, "write_atomic", record)
+    assert train(*options, "--save_interval=6", f"--out_dir={tmp_path / 'run'}")[0] == 0
+    assert [name for name in saved if name in (BEST, LAST)][:2] == [BEST, LAST]
+
+
 def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
     run = tmp_path / "run"
     stop_at(12, *options, f"--out_dir={run}")

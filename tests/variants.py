@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from configs.cli import parse_train
 from model.gpt import GPT, copy_slices
 
 CHOICES = {
@@ -17,6 +18,13 @@ CHOICES = {
     "qk_norm": (False, True),
     "logit_softcap": (0.0, 15.0),
 }
+RECIPES = ("nanogpt_cpu", "shakespeare", "fast")  # all others have the choices of one of them
+
+
+def choices_of(recipe):
+    """Return the choices of a recipe, by the name of its config file."""
+    model = parse_train([f"configs/{recipe}.yaml"]).config.model
+    return {name: getattr(model, name) for name in CHOICES}
 
 
 def concatenated(rows):

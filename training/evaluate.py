@@ -4,8 +4,9 @@ An evaluation does not change the random numbers of training. B batch, T tokens,
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.signals import Stop
-from data.batches import evaluation_windows
+from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.mixture import Mixture
@@ -27,6 +28,7 @@ TOKENS_PER_BATCH = 4096  # few enough for the CPU's caches; 8 times as many take
 LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct characters: 64 MB
 TRAIN_DIVISOR = 10  # the training loss is measured on a tenth as many characters as val_loss
 PROBE_LENGTH = 32  # characters
+SHOWN_ANSWERS = 3  # wrong ones, at each evaluation
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
 
@@ -49,7 +51,9 @@ class Evaluation:
 
     train_loss        exact loss of the beginning of the training text
     improved          whether val_loss is the lowest so far
-    loss_by_position  validation loss at each position in the context
+    loss_by_position  validation loss at each position in the context; NaN: nothing counts there
+    exact_match       fraction of the validation items answered right; None: no answers
+    wrong_answers     a few wrong items, each with its right answer
     sample            text generated from a fixed seed; empty if val_loss is not finite
     probe             None if val_loss is not finite
     warnings          new ones, which this run has not given before
@@ -60,6 +64,8 @@ class Evaluation:
     train_loss: float
     improved: bool
     loss_by_position: np.ndarray
+    exact_match: float | None
+    wrong_answers: list[str]
     sample: str
     probe: Probe | None
     warnings: list[health.HealthWarning]
@@ -77,21 +83,31 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
     # the loss of every character of the validation text, and of the beginning of the training text
     train_part = run.corpus.train.head(len(val) // TRAIN_DIVISOR)
-    sums = []
+    sums, right = [], []
     for split in (val, train_part):
         windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
-        sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world))
+        collect = [right] if split is val and val.targets is not None else []
+        sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world, *collect))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
 
     # the validation loss by position: later characters are predicted from more context
     nats, counts = sums[0]  # each (block_size,)
-    reached = counts > 0  # positions that the windows of a short text reach
+    reached = np.flatnonzero(counts)[-1] + 1  # positions that the windows of a short text reach
+    with np.errstate(invalid="ignore"):  # 0 / 0 where nothing counts
+        loss_by_position = nats[:reached] / counts[:reached]
 
     # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
     sample, probe = "", None
     if math.isfinite(val_loss):
         sample = run.world.on_rank_0(generate_sample, run, stop)
         probe = run_probe(run)
+
+    # questions: an answer is right if each of its characters is the likeliest one
+    exact_match, wrong_answers = None, []
+    if val.targets is not None:
+        wrong = wrong_segments(val, block_size, run.world.all_gather(right))
+        exact_match = 1 - len(wrong) / len(val.segments)
+        wrong_answers = run.world.on_rank_0(answer_again, run, stop, wrong[:SHOWN_ANSWERS])
 
     # record: from here on the evaluation counts, for the best loss and for early stopping
     improved = progress.record_evaluation(val_loss, train_loss)
@@ -100,7 +116,9 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
         val_loss=val_loss,
         train_loss=train_loss,
         improved=improved,
-        loss_by_position=nats[reached] / counts[reached],
+        loss_by_position=loss_by_position,
+        exact_match=exact_match,
+        wrong_answers=wrong_answers,
         sample=sample,
         probe=probe,
         warnings=progress.new_warnings(_warnings(run, train_loss, probe)),
@@ -137,11 +155,14 @@ def loss_sums_by_position(
     windows: Iterable[tuple[np.ndarray, np.ndarray]],
     runtime: Runtime,
     world: World = SINGLE_PROCESS,
+    right: list[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
     `windows` are batches (x, y), each (B, T) with T at most block_size; they are divided among the
-    ranks. The model is left in evaluation mode.
+    ranks. Targets IGNORED do not count. The batches of this rank append to `right` whether each of
+    their windows is right: all its targets have the largest logit. The model is left in evaluation
+    mode.
     """
     model.eval()
     sums = np.zeros((2, model.config.block_size))
@@ -151,9 +172,24 @@ def loss_sums_by_position(
             with runtime.autocast():
                 logits = model(x)  # (B, T, V)
             nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
-            B, T = y.shape
-            sums[:, :T] += nats.sum(0).numpy(), np.full(T, B)
+            counted = (y != IGNORED).cpu()  # (B, T)
+            sums[:, : y.size(1)] += nats.sum(0).numpy(), counted.sum(0).numpy()
+            if right is not None:
+                matches = (logits.argmax(-1) == y).cpu() | ~counted
+                right.append(matches.all(1).numpy())
     return sum(world.all_gather(sums))
+
+
+def wrong_segments(
+    split: Split, block_size: int, right: Sequence[Sequence[np.ndarray]]
+) -> np.ndarray:
+    """Return the indices of the segments with a window that is not right.
+
+    `right` are the flags of `loss_sums_by_position`, of all ranks.
+    """
+    batches = chain.from_iterable(zip_longest(*right, fillvalue=np.empty(0, bool)))
+    flags = np.concatenate(list(batches))  # the ranks take the batches in turn: see World.shard
+    return np.unique(evaluated_segments(split, block_size)[~flags])
 
 
 def exact_loss(
@@ -165,8 +201,21 @@ def exact_loss(
 
 
 def generate_sample(run: Run, stop: Stop) -> str:
-    """Generate a text from a fixed seed, so that the texts of two evaluations can be compared."""
-    tokenizer = run.corpus.tokenizer
+    """Generate a text from a fixed seed, so that the texts of two evaluations can be compared.
+
+    Of a list: items, one after the other, each drawn on its own; no questions, as nothing teaches
+    the model to ask them.
+    """
+    tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
+    if item_format and item_format.answer_after:
+        return ""
+    if item_format:
+        items, left = [], run.config.train.sample_chars
+        while left > 0:
+            sampler = Sampler(run.config.seed, [len(items)], temperature=0.8)
+            items.append(complete_item(run, stop, "", sampler, left))
+            left -= len(items[-1])
+        return "".join(items)
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
     length = run.config.train.sample_chars
@@ -175,10 +224,34 @@ def generate_sample(run: Run, stop: Stop) -> str:
     return "".join(tokenizer.decode(ids.cpu().numpy()) for ids in characters)
 
 
+def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit: int) -> str:
+    """Draw the rest of an item, at most `limit` characters; return all of it, with its end."""
+    tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
+    ids = tokenizer.encode(item_format.start + beginning).astype("int64")
+    item = beginning
+    for new in stop.interruptible(generate(run.model, torch.from_numpy(ids)[None], sampler, limit)):
+        item += tokenizer.decode(new.numpy())
+        if item.endswith(item_format.separator):
+            break
+    return item
+
+
+def answer_again(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
+    """Draw the answers of some validation items; return each item with its right answer."""
+    val, item_format, lines = run.corpus.val, run.corpus.item_format, []
+    for start, end in (val.segments[i] for i in segments):
+        item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])
+        question = item_format.question(item)
+        drawn = complete_item(run, stop, question, Sampler(temperature=0), 2 * len(item))
+        right = item.removeprefix(question).removesuffix(item_format.separator)
+        lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {right})")
+    return lines
+
+
 def run_probe(run: Run) -> Probe:
     """Run the model on the beginning of the longest segment of the validation text."""
     start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
-    length = min(PROBE_LENGTH, run.config.model.block_size, end - start)
+    length = min(PROBE_LENGTH, run.config.model.block_size, end - start - 1)
     ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
     on_device = torch.from_numpy(ids).to(run.runtime.device)
     maps = [weights.float().cpu() for weights in run.model.attention_maps(on_device)]

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from common.errors import NonFiniteError
-from data.batches import IGNORED
 from training import environment, health, optimizers, schedule
 from training.evaluate import cross_entropy
 from training.state import Run
@@ -69,7 +67,7 @@ class TrainStep:
         # forward and backward, one micro-batch after another; they are numbered through the run
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
-        tokens = sum(map(run.batches.predictions, micro_batches))
+        tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
         loss = self._forward_backward(micro_batches, tokens)
         # average the loss over the ranks; the same message tells them if one was asked to stop
         loss = self.world.all_reduce_loss_and_stop_request(loss)
@@ -107,17 +105,16 @@ class TrainStep:
         run.model.train()  # an evaluation may have switched it
         for i in micro_batches:
             x, y = run.batches(i, self.rows)  # (B, T)
-            # Parts are summed over micro-batches, and averaged over ranks, as DDP does with the
-            # gradients. So weight the mean over these tokens by their share of all tokens, times
-            # the number of ranks. Padding may give the ranks unequal shares.
-            weight = np.count_nonzero(y != IGNORED) * self.world.size / tokens
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
             # the ranks average their gradients once, in the last micro-batch
             is_last = i == micro_batches[-1]
             with self.world.grad_sync(self.network, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                part = cross_entropy(logits, y) * weight
+                # Parts are summed over micro-batches, and averaged over ranks, as DDP does with the
+                # gradients. So divide the sum by the tokens of the whole step, times the number of
+                # ranks: a part without targets counts 0.
+                part = cross_entropy(logits, y, "sum") * self.world.size / tokens
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss

@@ -1,0 +1,153 @@
+"""Lists and answers beside published results: python -m benchmarks.lists NAMES [--makemore FOLDER]
+
+NAMES is makemore's names.txt. Trains, with each seed,
+
+- configs/names.yaml on makemore's split: 1,000 random test names, of which 153 are training names
+  too; and on the split of this project, in which no name is on both sides
+- configs/addition.yaml on sums of two and of three digits: of all 10,000 pairs of the former, 9,000
+  to train on and 1,000 to validate on; of the latter 10,000 random ones and 1,000 others
+
+Prints a table with the best loss, in nats per character, or the exact match at the end; ours beside
+the published one. With --makemore, the clone of makemore in FOLDER trains its transformer on the
+same names with its default settings, until its test loss has not improved for 2,000 steps.
+"""
+
+import argparse
+import csv
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from checkpointing.checkpoint import METRICS
+
+ROOT = Path(__file__).parent.parent
+MAKEMORE_SEED, TEST_ITEMS = 3407, 1000
+PATIENCE = 4  # evaluations of makemore, one every 500 steps
+NAMES_ELSEWHERE = "about 1.92 (makemore's README)"
+SUMS = {  # base, reversed -> published; 3 digits: Lee et al. 2023, arXiv 2307.03381, table of sizes
+    (100, False): "89.9 % (6 x 128, 10,000 iterations)",
+    (100, True): "-",
+    (1000, False): "88.2 % (10.6 M parameters)",
+    (1000, True): "99.79 % (10.6 M parameters)",
+}
+
+
+def makemore_split(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return makemore's training and test names."""
+    torch.manual_seed(MAKEMORE_SEED)
+    order = torch.randperm(len(names)).tolist()
+    return [names[i] for i in order[:-TEST_ITEMS]], [names[i] for i in order[-TEST_ITEMS:]]
+
+
+def sums_split(base: int, is_reversed: bool) -> tuple[list[str], list[str]]:
+    """Return training and test sums of two numbers below `base`, none twice."""
+    pairs = random.Random(0).sample(range(base**2), min(base**2, 11_000))
+    lines = []
+    for a, b in (divmod(pair, base) for pair in pairs):
+        answer = str(a + b)
+        lines.append(f"{a}+{b}={answer[::-1] if is_reversed else answer}")
+    return lines[:-TEST_ITEMS], lines[-TEST_ITEMS:]
+
+
+def train(config: str, *options: str) -> tuple[list[dict[str, str]], float]:
+    """Run train.py; return the rows of its evaluations and the minutes of the whole command."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", f"configs/{config}.yaml", *options]
+        began = time.monotonic()
+        subprocess.run(
+            [*command, f"--out_dir={folder}/run"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
+        minutes = (time.monotonic() - began) / 60
+        with open(Path(folder, "run", METRICS), newline="") as file:
+            return [row for row in csv.DictReader(file) if row["val_loss"]], minutes
+
+
+def train_on(split: tuple[list[str], list[str]], config: str, *options: str):
+    """Run train.py on training and validation items; return what `train` returns."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("train.txt", "val.txt")]
+        for path, items in zip(paths, split, strict=True):
+            path.write_text("\n".join(items) + "\n")
+        sources = (f"--data.sources={paths[0]}", f"--data.val_sources={paths[1]}")
+        return train(config, *sources, *options)
+
+
+def train_makemore(folder: Path, names: Path) -> tuple[float, float]:
+    """Train makemore's transformer; return its best test loss, and the minutes until then."""
+    best, best_minutes, since, began = float("inf"), 0.0, 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as out:
+        command = [sys.executable, "-u", "makemore.py", "-i", str(names.absolute()), "-o", out]
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if match := re.search(r"test loss: ([0-9.]+)", line):
+                since += 1
+                if float(match[1]) < best:
+                    best, since = float(match[1]), 0
+                    best_minutes = (time.monotonic() - began) / 60
+                if since == PATIENCE:
+                    break
+        process.kill()
+    return best, best_minutes
+
+
+def print_row(
+    task: str, values: Sequence[float], form: str, minutes: float, published: str
+) -> None:
+    spread = f"{min(values):{form}} to {max(values):{form}}"
+    mean = statistics.mean(values)
+    print(f"| {task} | {mean:{form}} | {spread} | {minutes:.1f} | {published} |", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("names", type=Path, help="makemore's names.txt")
+    parser.add_argument("--makemore", type=Path, metavar="FOLDER", help="a clone of makemore")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--options", nargs="*", default=[], help="for train.py, in all runs")
+    options = parser.parse_args(arguments)
+    names = options.names.read_text().split()
+    print("| task | ours | lowest to highest | minutes | published |")
+    print("| --- | ---: | ---: | ---: | --- |")
+
+    def row(task: str, column: str, published: str, run, *words: str) -> None:
+        runs = [run(*words, f"--seed={seed}", *options.options) for seed in options.seeds]
+        values = [[float(row[column]) for row in rows] for rows, _ in runs]
+        minutes = statistics.mean(minutes for _, minutes in runs)
+        if column == "val_loss":
+            print_row(task, list(map(min, values)), ".4f", minutes, published)
+        else:
+            print_row(task, [value[-1] for value in values], ".2%", minutes, published)
+
+    split = makemore_split(names)
+    row(
+        "names, makemore's split",
+        "val_loss",
+        NAMES_ELSEWHERE,
+        lambda *w: train_on(split, "names", *w),
+    )
+    own = f"--data.sources={options.names.absolute()}"
+    row("names, none on both sides", "val_loss", "-", lambda *words: train("names", own, *words))
+    if options.makemore:
+        loss, minutes = train_makemore(options.makemore, options.names)
+        print(
+            f"| makemore's transformer, its default settings |  |  | {minutes:.1f} | {loss:.4f} |"
+        )
+    for (base, is_reversed), published in SUMS.items():
+        digits, order = len(str(base - 1)), "reversed" if is_reversed else "plain"
+        pairs = sums_split(base, is_reversed)
+        row(
+            f"sums of {digits} digits, {order}", "exact_match", published,
+            lambda *words, pairs=pairs: train_on(pairs, "addition", *words),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""Lists: items that are learned one by one, questions with answers, and what sample.py does."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import lists
+from checkpointing import checkpoint
+from common.errors import CheckpointError, ConfigError, DataError
+from common.signals import Stop
+from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
+from configs.strict_yaml import read_config
+from data.batches import IGNORED, Batches, evaluation_windows
+from data.corpus import load_corpus
+from data.items import ItemFormat, digest, divide
+from model.generate import Sampler, generate
+from model.gpt import GPT
+from model.runtime import select_runtime
+from tests.commands import exit_code, sample_main, train_main
+from tests.conftest import printed
+from tests.runs import in_float64, run_ranks, scalars
+from tests.test_sample import Input
+from training.evaluate import evaluate, loss_sums_by_position, wrong_segments
+from training.state import Run
+from training.step import TrainStep
+
+CPU = select_runtime("cpu", "float32")
+NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
+SUMS = [f"{a}+{b}={a + b}" for a in range(12) for b in range(12)]
+SMALL = [
+    "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=32", "--n_head=2",
+    "--block_size=8", "--batch_size=16", "--train.log=scalars", "--log_interval=1",
+    "--warmup_iters=0", "--separator=\\n",
+]  # fmt: skip
+
+
+def corpus_of(folder: Path, text: str, **settings):
+    """Load a text as a list; items end with a newline unless the settings say otherwise."""
+    path = folder / "list.txt"
+    path.write_text(text, newline="")
+    return load_corpus(DataConfig(sources=(str(path),), **{"separator": "\n"} | settings))
+
+
+def texts_of(corpus, split) -> list[str]:
+    return [corpus.tokenizer.decode(split.ids[start:end]) for start, end in split.segments]
+
+
+def run_of(corpus, **train) -> Run:
+    """Return a run of a small model in float64, in which sums do not depend on their order."""
+    model = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
+    config = Config(model=model, train=TrainConfig(**train))
+    gpt = GPT(model, len(corpus.tokenizer)).double()
+    return Run(gpt, config, corpus, CPU)
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """Train on names; return the file and the run folder."""
+    folder = tmp_path_factory.mktemp("names")
+    text, run = folder / "names.txt", folder / "run"
+    text.write_text("\n".join(NAMES))
+    arguments = [*SMALL, f"--data.sources={text}", f"--out_dir={run}", "--max_iters=60"]
+    assert train_main(arguments) == 0
+    return text, run
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+    """Train on sums until some answers are right; return the file and the run folder."""
+    folder = tmp_path_factory.mktemp("sums")
+    text, run = folder / "sums.txt", folder / "run"
+    text.write_text("\n".join(SUMS))
+    arguments = [*SMALL, f"--data.sources={text}", f"--out_dir={run}", "--answer_after=="]
+    assert train_main([*arguments, "--max_iters=250", "--val_fraction=0.4"]) == 0
+    return text, run
+
+
+@pytest.fixture
+def output(capsys, monkeypatch):
+    """Return a function that runs sample.py in this process, and returns stdout and stderr."""
+
+    def run(ckpt, *arguments, stdin: bytes = b"") -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", Input(stdin))
+        assert sample_main([f"--ckpt={ckpt}", *arguments]) == 0
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return run
+
+
+# -------------------------------------------------------------------------------------------- items
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", ";", "--"])
+@pytest.mark.parametrize("last", [True, False])
+def test_each_item_is_a_segment_with_its_end_and_none_sees_another(separator, last, tmp_path):
+    text = separator.join(["", *NAMES[:5], "", "", *NAMES[5:], ""][: None if last else -1])
+    corpus = corpus_of(tmp_path, text, separator=separator)
+    segments = texts_of(corpus, corpus.train) + texts_of(corpus, corpus.val)
+    assert sorted(segments) == sorted(separator[-1] + name + separator for name in NAMES)
+    assert "11 distinct; median length 3 characters, longest 9; 3 empty" in corpus.summary[-1]
+
+
+def test_the_end_of_a_file_ends_an_item(tmp_path):
+    for name, text in (("a", "one\ntwo"), ("b", "three\nfour\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    corpus = load_corpus(DataConfig(sources=(str(tmp_path),), separator="\n"))
+    segments = texts_of(corpus, corpus.train) + texts_of(corpus, corpus.val)
+    assert sorted(segments) == ["\nfour\n", "\none\n", "\nthree\n", "\ntwo\n"]
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
+def test_an_item_alone_decides_whether_it_validates(fraction):
+    items = [str(number % 150) for number in range(200)]
+    train, val = divide(items, fraction)
+    assert sorted(train + val) == sorted(items) and not set(train) & set(val) and train and val
+    assert set(divide(items[::-1], fraction)[1]) == set(val)
+    more_train, more_val = divide([*items, "another"], fraction)
+    assert set(train) <= set(more_train) and set(val) <= set(more_val)
+    assert max(map(digest, val)) < min(map(digest, train))
+
+
+def test_items_of_val_sources_all_validate_and_known_ones_are_counted(tmp_path):
+    held = tmp_path / "held.txt"
+    held.write_text("bo\nzoe\n")
+    corpus = corpus_of(tmp_path, "\n".join(NAMES), val_sources=(str(held),))
+    assert sorted(texts_of(corpus, corpus.val)) == ["\nbo\n", "\nzoe\n"]
+    assert len(corpus.train.segments) == len(NAMES)
+    assert corpus.summary[-1].startswith(
+        "note: 1 of 2 distinct validation items are in the training"
+    )
+
+
+def test_an_epoch_reads_every_item_once(tmp_path):
+    corpus = corpus_of(tmp_path, "\n".join(NAMES))
+    batches = Batches(corpus.train, block_size=16, batch_size=1, seed=1)
+    assert batches.windows_per_epoch == len(corpus.train.segments)
+    read = []
+    for i in range(batches.windows_per_epoch):
+        x, y = batches(i)
+        length = (y != IGNORED).sum()
+        assert batches.predictions(i) == length
+        read.append(corpus.tokenizer.decode([*x[0, :length], y[0, length - 1]]))
+    assert sorted(read) == sorted(texts_of(corpus, corpus.train))
+    assert batches.epochs(len(read)) == 1
+
+
+@pytest.mark.parametrize("written", ["\\n", "\n", "'\\n'", '"\\n"'])
+def test_a_separator_is_the_same_in_yaml_and_as_an_option(written, tmp_path):
+    if written[0] in "'\"":
+        path = tmp_path / "config.yaml"
+        path.write_text(f"data:\n  separator: {written}\n  answer_after: '\\\\'\n")
+        settings = {key.removeprefix("data."): value for key, value in read_config(path).items()}
+        data = DataConfig(**settings)
+    else:
+        data = DataConfig(separator=written, answer_after="\\\\")
+    assert (data.separator, data.answer_after) == ("\\n", "\\\\")
+    assert DataConfig(**vars(data)) == data  # as a checkpoint reads it
+    assert ItemFormat.of(data) == ItemFormat("\n", "\\")
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+@pytest.mark.parametrize("block_size", [16, 3])
+def test_only_answers_and_ends_count_in_training_and_evaluation(block_size, tmp_path):
+    corpus = corpus_of(tmp_path, "a=bc\nda=e=f\n", answer_after="=", val_fraction=0.5)
+    counted = {"a=bc": "bc\n", "da=e=f": "e=f\n"}
+    for split in (corpus.train, corpus.val):
+        (text,) = texts_of(corpus, split)
+        windows = list(evaluation_windows(split, block_size, 4))
+        targets = sorted(y[y != IGNORED].tolist() for _, y in windows)
+        expected = corpus.tokenizer.encode(counted[text.strip()])
+        assert sorted(np.concatenate(targets)) == sorted(expected)
+    batches = Batches(corpus.train, block_size, 2, seed=0)
+    for i in range(20):
+        assert batches.predictions(i) == (batches(i)[1] != IGNORED).sum()
+
+
+def test_a_micro_batch_without_targets_counts_nothing(tmp_path):
+    text = "\n".join(f"{'question' * 3}{a}={a}" for a in range(10))
+    corpus = corpus_of(tmp_path, text, answer_after="=")
+    losses, weights = [], []
+    for size, count in ((8, 1), (1, 8)):
+        run = run_of(corpus, batch_size=size, gradient_accumulation_steps=count)
+        targets = [run.batches.predictions(i) for i in range(8 * count)]
+        assert count == 1 or 0 in targets
+        step = TrainStep(run, print)
+        losses.append([step().loss for _ in range(8)])
+        weights.append(run.model.lm_head.weight.detach())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert torch.allclose(*weights, rtol=1e-6)
+
+
+def test_a_step_without_any_target_has_loss_0_and_leaves_finite_weights(tmp_path):
+    text = "\n".join(f"{'question' * 9}{a}={a}" for a in range(10))
+    run = run_of(corpus_of(tmp_path, text, answer_after="="), batch_size=1, optimizer="muon")
+    results = [TrainStep(run, print)() for _ in range(8)]
+    assert 0 in [result.loss for result in results]
+    assert all(parameter.isfinite().all() for parameter in run.model.parameters())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
+def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
+    text = tmp_path / "list.txt"
+    text.write_text("\n".join(f"{'question' * 3}{a}={a % 7}" for a in range(40)))
+    options = [*SMALL, f"--data.sources={text}", "--answer_after==", "--max_iters=6"]
+    options = [word for word in options if "batch_size" not in word] + ["--batch_size=2"]
+    losses, matches = [], []
+    for size in (1, 2):
+        arguments = [*options, "--eval_interval=6", f"--out_dir={tmp_path / str(size)}"]
+        ended = run_ranks(tmp_path / "output", *[arguments] * size, each=in_float64)
+        assert [code for code, *_ in ended] == [0] * size
+        logged = scalars(tmp_path / str(size))
+        losses.append([loss for tag in ("train/loss", "val/loss") for _, loss in logged[tag]])
+        matches.append(logged["val/exact_match"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and matches[0] == matches[1]
+
+
+@pytest.mark.parametrize("ranks, batch_size", [(1, 64), (3, 5)])
+def test_exact_match_is_that_of_greedy_sampling(ranks, batch_size, sums):
+    _, run = sums
+    saved = checkpoint.load(run / checkpoint.LAST)
+    model = checkpoint.build_model(saved).eval()
+    corpus = load_corpus(saved.config.data)
+    batches, right = list(evaluation_windows(corpus.val, 8, batch_size)), []
+    for rank in range(ranks):
+        right.append([])
+        loss_sums_by_position(model, batches[rank::ranks], CPU, right=right[-1])
+    wrong = set(wrong_segments(corpus.val, 8, right).tolist())
+    sampled = set()
+    for i, item in enumerate(texts_of(corpus, corpus.val)):
+        question = corpus.tokenizer.encode(item[: item.index("=") + 1]).astype("int64")
+        answer = item[len(question) :]
+        ids = generate(model, torch.from_numpy(question)[None], Sampler(temperature=0), len(answer))
+        if corpus.tokenizer.decode(torch.cat(list(ids))) != answer:
+            sampled.add(i)
+    assert wrong == sampled and 0 < len(wrong) < len(corpus.val.segments)
+
+
+def test_an_answer_cut_by_the_context_is_wrong_if_any_part_is(tmp_path):
+    corpus = corpus_of(tmp_path, "q=abcdefghij\nr=klm\n", answer_after="=", val_fraction=0.5)
+    windows = list(evaluation_windows(corpus.val, 3, 1))
+    segments = texts_of(corpus, corpus.val)
+    for window in range(len(windows)):
+        flags = [np.array([number != window]) for number in range(len(windows))]
+        assert wrong_segments(corpus.val, 3, [flags]).tolist() == [0], segments
+
+
+def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums, capsys):
+    _, run = sums
+    rows = (run / "metrics.csv").read_text().splitlines()
+    accuracy = float(rows[-1].split(",")[-1])
+    assert rows[0].endswith(",exact_match") and 0 < accuracy < 1
+    assert scalars(run)["val/exact_match"][-1][1] == pytest.approx(accuracy, abs=1e-6)
+    saved = checkpoint.load(run / checkpoint.LAST)
+    resumed = Run(checkpoint.build_model(saved), saved.config, load_corpus(saved.config.data), CPU)
+    result = evaluate(resumed, Stop())
+    assert result.exact_match == pytest.approx(accuracy, abs=1e-6) and not result.sample
+    assert len(result.wrong_answers) == 3
+    for line in result.wrong_answers:
+        drawn, _, right = line.partition("  (right: ")
+        question, _, answer = drawn.partition("=")
+        assert answer != right.removesuffix(")") == str(sum(map(int, question.split("+"))))
+
+
+# ---------------------------------------------------------------------------------------- sample.py
+
+
+def test_items_are_printed_one_after_the_other_each_as_it_is_drawn_alone(names, output):
+    printed, _ = output(names[1], "--num_samples=70")
+    lines = printed.splitlines(keepends=True)
+    assert len(lines) == 70 and all(line.endswith("\n") for line in lines)
+    assert output(names[1], "--sample=7")[0] == lines[6]
+    assert output(names[1], "--sample=7", "--no_cache")[0] == lines[6]
+    assert output(names[1], "--prompt=b", "--num_samples=3")[0].count("\nb") == 2
+
+
+def test_stop_strings_end_an_item_too_and_cut_items_are_counted(names, output):
+    printed, error = output(names[1], "--num_samples=30", "--stop=e", "--stop=o")
+    assert not set("eo") & set(printed) and printed.count("\n") == 30 and not error
+    printed, error = output(names[1], "--num_samples=30", "--max_new_tokens=1")
+    assert printed.count("\n") == 30 and " items were cut at --max_new_tokens=1 " in error
+
+
+def test_novel_items_are_new_and_distinct_and_the_first_of_the_seed(names, output):
+    text, run = names
+    printed, _ = output(run, f"--novel={text}", "--num_samples=5", "--temperature=2")
+    found = printed.splitlines()
+    drawn = output(run, "--num_samples=200", "--temperature=2")[0].splitlines()
+    new = [item for item in dict.fromkeys(drawn) if item and item not in NAMES]
+    assert found == new[:5]
+    printed, error = output(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
+    assert "of 2 items found in 200 tries" in error and printed.count("\n") < 2
+
+
+def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names, output):
+    printed, _ = output(names[1], "--interactive", stdin=b"b\n\nh\n")
+    expected = [
+        output(names[1], f"--sample={i}", f"--prompt={line}")[0].removeprefix(line)
+        for i, line in ((1, "b"), (2, ""), (3, "h"))
+    ]
+    assert printed == "".join(expected)
+
+
+def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, output, tmp_path):
+    _, run = sums
+    saved = checkpoint.load(run / checkpoint.LAST)
+    corpus, held = load_corpus(saved.config.data), tmp_path / "held.txt"
+    held.write_text("".join(item[1:] for item in texts_of(corpus, corpus.val)))
+    printed, _ = output(run / checkpoint.LAST, f"--score={held}")
+    *_, loss, _, accuracy = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
+    items, (counts,) = len(corpus.val.segments), {int(printed.split("over ")[1].split()[0])}
+    per_item = float(loss) * counts / items
+    assert printed.startswith(f"{float(loss):.4f} nats")
+    assert f"{per_item:.4f} nats per item, over {items} items" in printed
+    assert f"{float(accuracy):.2%} exact match" in printed
+    both, _ = output(run, f"--ckpt={run}", f"--score={held}")  # a mixture of two equal models
+    assert f"{float(accuracy):.2%} exact match" in both
+
+
+def test_answers_are_greedy_unless_a_temperature_is_given(sums, output):
+    alone = output(sums[1], "--prompt=3+4=")[0]
+    assert alone.startswith("3+4=") and alone.count("\n") == 1
+    assert {output(sums[1], "--prompt=3+4=", f"--seed={seed}")[0] for seed in range(4)} == {alone}
+    drawn = output(sums[1], "--prompt=3+4=", "--num_samples=50", "--temperature=9")[0]
+    assert len(set(drawn.splitlines())) > 1
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+TEXTS = {
+    "none": ("abc", {}, "separator '.n' never occurs in the text; correct data.separator"),
+    "crlf": ("a\r\n\r\nb\r\n", {"separator": "\n\n"}, "never occurs .*--data.newlines=unix"),
+    "one": ("ab\nab\n", {}, "1 distinct items; at least 2 are needed"),
+    "empty": ("abab", {"separator": "ab"}, "0 distinct items"),
+    "answers": ("1=2\nx\n\ny\n", {"answer_after": "="}, "2 items have no .*: first 'x' in line 2;"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_without_items_to_learn_is_refused_with_exit_3(name, tmp_path):
+    text, settings, message = TEXTS[name]
+    with pytest.raises(DataError, match=message.replace(".n'", r"\s'")) as caught:
+        corpus_of(tmp_path, text, **settings)
+    assert caught.value.exit_code == 3 and printed(caught.value)
+
+
+def test_a_large_list_is_refused_with_exit_3(tmp_path, monkeypatch):
+    monkeypatch.setattr("data.text.LARGE", 8)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(DataError, match=r"11 bytes; with data\.separator, less than"):
+        corpus_of(tmp_path, "aaa\nbbb\nccc")
+
+
+def test_answer_after_needs_a_separator():
+    with pytest.raises(ConfigError, match=r"answer_after '=' needs .*separator"):
+        DataConfig(answer_after="=")
+
+
+@pytest.mark.parametrize("change", ["--separator=o", "--answer_after=a"])
+def test_the_format_cannot_change_on_resume_but_with_init_from(change, names, tmp_path, capsys):
+    text, run = names
+    options = [word for word in SMALL if not word.startswith(change.partition("=")[0])]
+    options += [change, f"--data.sources={text}", "--max_iters=1"]
+    before = (run / checkpoint.LAST).read_bytes()
+    assert exit_code(train_main, [*options, f"--out_dir={run}", "--resume"]) == 4
+    assert "; set it back, or start a new run with --init_from" in capsys.readouterr().err
+    assert (run / checkpoint.LAST).read_bytes() == before
+    if change == "--separator=o":  # not every name has an answer
+        options += [f"--out_dir={tmp_path / 'new'}", f"--init_from={run}"]
+        assert exit_code(train_main, options) == 0
+        assert "trained on some of the validation text" in capsys.readouterr().out
+
+
+def test_models_of_other_formats_cannot_be_averaged(names, tmp_path):
+    saved = checkpoint.load(names[1] / checkpoint.LAST)
+    for data in (DataConfig(), DataConfig(separator="\n", answer_after="=")):
+        other = checkpoint.Checkpoint(Config(data, saved.config.model), saved.vocabulary, {})
+        with pytest.raises(CheckpointError, match=r"data.separator '.n', answer_after ''"):
+            checkpoint.check_can_average(saved, other)
+
+
+def test_novel_is_refused_where_it_means_nothing(names, smoke, capsys):
+    text, run = names
+    for option in ("--sample=1", "--html=x.html", f"--score={text}", "--interactive"):
+        assert exit_code(sample_main, [f"--ckpt={run}", f"--novel={text}", option]) == 2
+        assert "contradict each other" in capsys.readouterr().err
+    assert exit_code(sample_main, [f"--ckpt={smoke}", f"--novel={text}"]) == 2
+    assert "models of a list" in capsys.readouterr().err
+
+
+def test_items_longer_than_the_context_are_noted(names, tmp_path, capsys):
+    options = [word for word in SMALL if "block_size" not in word] + ["--block_size=9"]
+    arguments = [*options, f"--data.sources={names[0]}", f"--out_dir={tmp_path / 'run'}"]
+    assert train_main([*arguments, "--max_iters=1"]) == 0
+    assert "note: 1 items with their ends are longer than block_size 9" in capsys.readouterr().out
+
+
+# -------------------------------------------------------------------------------------- benchmarks
+
+
+def test_the_benchmark_has_a_row_for_each_task_and_splits_without_overlap(
+    tmp_path, monkeypatch, capsys
+):
+    names, runs = tmp_path / "names.txt", []
+    names.write_text("\n".join(f"name{i}" for i in range(1200)))
+
+    def train(config, *options):
+        runs.append(options)
+        return [{"val_loss": "2.5", "exact_match": "0.5"}], 1.0
+
+    monkeypatch.setattr(lists, "train", train)
+    lists.main([str(names), "--seeds", "1", "2"])
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 2 + 6 and len(runs) == 12 and all("--seed=1" in run for run in runs[::2])
+    assert "| names, makemore's split | 2.5000 |" in rows[2] and "| 50.00% |" in rows[-1]
+    train, val = lists.sums_split(100, False)
+    assert len({*train, *val}) == 10_000 and len(val) == 1000 and "99+99=198" in train + val
+    assert "99+99=891" in [*lists.sums_split(100, True)[0], *lists.sums_split(100, True)[1]]
