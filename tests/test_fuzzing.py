@@ -50,6 +50,11 @@ HOSTILE_YAML = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzzing")
+
+
 def answer(command, *argv):
     """Run a command as a process does, without torch; return its exit code and standard output.
 
@@ -102,10 +107,8 @@ def encode(text, encoding):
 
 @given(st.builds(encode, CONFIGS, ENCODINGS) | st.binary())
 @fuzzed
-def test_any_config_is_printed_completely_or_rejected_in_a_line_for_each_fault(
-    tmp_path_factory, content
-):
-    file = tmp_path_factory.getbasetemp() / "config.yaml"
+def test_any_config_is_printed_completely_or_rejected_in_a_line_for_each_fault(folder, content):
+    file = folder / "config.yaml"
     file.write_bytes(content)
     code, out = answer(train_main, str(file), "--print-config")
     if code == 0:
@@ -127,7 +130,7 @@ def test_hostile_yaml_is_refused_alone_and_as_a_section(text, tmp_path):
 class Nothing:
     """A replacement for what needs torch: it accepts anything and prints nothing."""
 
-    drawn, seconds = 0, 0.0
+    drawn, seconds, item_format = 0, 0.0, None
 
     def __init__(self, *_): ...
 
@@ -180,8 +183,8 @@ def decoded(content):
 
 @given(TEXTS | st.builds(bytes.__add__, TEXTS, st.binary()) | st.binary(), st.sampled_from([1, 8]))
 @fuzzed
-def test_any_text_is_read_exactly_or_rejected_in_one_line(tmp_path_factory, content, block_size):
-    file, text = tmp_path_factory.getbasetemp() / "text.txt", decoded(content)
+def test_any_text_is_read_exactly_or_rejected_in_one_line(folder, content, block_size):
+    file, text = folder / "text.txt", decoded(content)
     file.write_bytes(content)
     try:
         corpus = load_corpus(DataConfig(sources=(str(file),)))
