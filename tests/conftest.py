@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,6 +37,18 @@ def printed(error: Exception) -> str:
 def shapes(picture: Path) -> list[tuple[str, str | None]]:
     """Return the kinds of the shapes in an SVG file, and its words."""
     return [(shape.tag, shape.text) for shape in ElementTree.parse(picture).iter()]
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class Command:
@@ -69,6 +82,22 @@ def no_fall_back(monkeypatch):
 
     build = generate.build_decoder
     monkeypatch.setattr(generate, "build_decoder", lambda model, _=None: build(model, fail))
+
+
+@pytest.fixture
+def options(tmp_path):
+    """The arguments of the small run, but for its folder."""
+    from tests.runs import small_run_args
+
+    return small_run_args(tmp_path)
+
+
+@pytest.fixture
+def train_run(options, tmp_path):
+    """A function that trains the small run in its folder, with more options; see runs.train."""
+    from tests.runs import train
+
+    return lambda *more: train(*options, f"--out_dir={tmp_path / 'run'}", *more)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from configs.schema import LAYOUTS
 from model import runtime
-from tests.campaigns.common import scalars, train
+from tests.runs import scalars, train
 from training.environment import environment_of
 
 RECORDED = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")

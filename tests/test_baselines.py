@@ -13,7 +13,7 @@ from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from model.ngram_model import NgramModel
 from model.runtime import select_runtime
-from tests.campaigns.common import small_run_args, train
+from tests.runs import small_run_args, train
 from training.evaluate import exact_loss
 
 V = 7

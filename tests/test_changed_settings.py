@@ -21,8 +21,8 @@ from dashboard.report import Report
 from model import runtime
 from model.attention import KERNELS, LAYOUTS
 from model.dropout import dropout
-from tests.campaigns.common import at_step, contents, merged, train, write_checkpoint
 from tests.conftest import ROOT
+from tests.runs import at_step, contents, merged, train, write_checkpoint
 from train import build_run
 from training import schedule
 from training.distributed import SINGLE_PROCESS
@@ -312,6 +312,14 @@ def test_another_optimizer_is_refused_on_resume_and_init_from_is_named(optimizer
     assert code == 4 and output.count("\n") == 1
     assert f"train.optimizer {optimizer}" in output and "--init_from" in output
     assert (tmp_path / "last.safetensors").read_bytes() == before
+
+
+def test_each_step_of_a_run_has_its_own_dropout(saved):
+    step, seeds = TrainStep(run_with(saved, "resume", "model.dropout", 0.7), print), set()
+    for _ in range(3):
+        step()
+        seeds.add(torch.initial_seed())
+    assert len(seeds) == 3
 
 
 def test_a_changed_dropout_zeroes_as_many_activations_as_it_says(saved):

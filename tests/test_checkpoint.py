@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import os
+import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ import torch
 
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
+from common.console import escape
 from common.errors import CheckpointError, NonFiniteError
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig, TrainConfig
@@ -22,8 +25,9 @@ from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
 from model.gpt import GPT
 from model.runtime import select_runtime
-from tests.campaigns.common import contents, write_checkpoint
-from tests.conftest import printed
+from tests.commands import sample_main, train_main
+from tests.conftest import ROOT, printed
+from tests.runs import contents, write_checkpoint
 from training.state import Run
 
 VOCABULARY = "\n abc"
@@ -209,7 +213,7 @@ def test_non_finite_tensors_are_never_captured(config, role):
 
 
 @pytest.fixture
-def run(tmp_path):
+def plays(tmp_path):
     """Create a run folder with prev at step 1, last at step 2 and best at step 1."""
     folder = tmp_path / "out" / "plays"
     folder.mkdir(parents=True)
@@ -245,55 +249,57 @@ DAMAGE = {
     ],
 )
 def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
-    run, damage, prefer, damaged, replacement
+    plays, damage, prefer, damaged, replacement
 ):
     for name in damaged:
-        DAMAGE[damage](run / name)
-    saved, note = checkpoints.find(run, prefer)
+        DAMAGE[damage](plays / name)
+    saved, note = checkpoints.find(plays, prefer)
     path = saved.path
-    assert path == run / (replacement or f"{prefer}.safetensors")
+    assert path == plays / (replacement or f"{prefer}.safetensors")
     assert saved.progress.step == (2 if path.name == "last.safetensors" else 1)
     if replacement is None:
         assert note is None
     else:
-        assert note.startswith(f"{run / damaged[0]}: ") and note.endswith(f"; using {path} instead")
+        assert note.startswith(f"{plays / damaged[0]}: ") and note.endswith(
+            f"; using {path} instead"
+        )
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_given_by_name_is_rejected_with_the_newest_undamaged_one(run, damage):
+def test_a_damaged_file_given_by_name_is_rejected_with_the_newest_undamaged_one(plays, damage):
     for age, name in enumerate(("last.safetensors", "best.safetensors", "prev.safetensors")):
-        os.utime(run / name, (10**9 - age, 10**9 - age))
-    saved, note = checkpoints.find(run / "last.safetensors", "last")
-    assert (saved.path, note) == (run / "last.safetensors", None)
-    DAMAGE[damage](run / "last.safetensors")
-    message = error_message(checkpoints.find, run / "last.safetensors", "last")
-    assert message.startswith(f"{run / 'last.safetensors'}: ")
-    newest = run / "best.safetensors"
+        os.utime(plays / name, (10**9 - age, 10**9 - age))
+    saved, note = checkpoints.find(plays / "last.safetensors", "last")
+    assert (saved.path, note) == (plays / "last.safetensors", None)
+    DAMAGE[damage](plays / "last.safetensors")
+    message = error_message(checkpoints.find, plays / "last.safetensors", "last")
+    assert message.startswith(f"{plays / 'last.safetensors'}: ")
+    newest = plays / "best.safetensors"
     assert message.endswith(f"; the newest undamaged checkpoint there is {newest}")
 
 
-def test_a_missing_checkpoint_is_rejected(run, tmp_path):
+def test_a_missing_checkpoint_is_rejected(plays, tmp_path):
     empty = tmp_path / "out" / "empty"
     empty.mkdir()
     for path in (empty, tmp_path / "out" / "typo", tmp_path / "out" / "typo" / "last.safetensors"):
         message = error_message(checkpoints.find, path, "last")
         assert message.startswith(str(path)) and message.endswith(": no such file or directory")
-    message = error_message(checkpoints.find, run / "lost.safetensors", "last")
-    newest = run / "best.safetensors"
+    message = error_message(checkpoints.find, plays / "lost.safetensors", "last")
+    newest = plays / "best.safetensors"
     assert message.endswith(
         f"no such file or directory; the newest undamaged checkpoint there is {newest}"
     )
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_rejected(run):
+def test_a_run_whose_checkpoints_are_all_damaged_is_rejected(plays):
     for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
-        (run / name).write_bytes(b"")
-    message = error_message(checkpoints.find, run, "last")
+        (plays / name).write_bytes(b"")
+    message = error_message(checkpoints.find, plays, "last")
     for name in ("last", "prev", "best"):
-        assert f"{run / name}.safetensors: empty file (interrupted save?)" in message
-    write(run / "copy.safetensors", trained_checkpoint())
-    newest = run / "copy.safetensors"
-    message = error_message(checkpoints.find, run, "last")
+        assert f"{plays / name}.safetensors: empty file (interrupted save?)" in message
+    write(plays / "copy.safetensors", trained_checkpoint())
+    newest = plays / "copy.safetensors"
+    message = error_message(checkpoints.find, plays, "last")
     assert message.endswith(f"; the newest undamaged checkpoint there is {newest}")
 
 
@@ -306,6 +312,42 @@ def test_control_characters_in_paths_are_escaped_where_they_are_printed(tmp_path
     saved = checkpoints.load(folder / "last.safetensors")
     saved.tensors.pop("model.final_norm")
     assert r"a\nb\x1b[2J" in error_message(checkpoints.build_model, saved)
+
+
+def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped(
+    smoke, tmp_path, capsys, monkeypatch
+):
+    folder, canary = shutil.copytree(smoke, tmp_path / "run"), tmp_path / "canary.txt"
+    canary.write_text("never read " * 100)
+    url = f"https://canary.invalid/a/b#sha256={'0' * 64}"
+    for path in folder.glob("*.safetensors"):
+        forged = contents(path)
+        forged["config"]["out_dir"] = str(canary.with_name("canary"))
+        forged["config"]["data"]["sources"] = [str(canary), url]
+        forged["data"]["name"] = forged["environment"]["device_name"] = f"{canary}\x1b[2J\u202e"
+        forged["environment"] |= {"cpu_capability": str(canary), "python": f"../{canary.name}"}
+        write_checkpoint(path, forged)
+
+    opened, recording = [], True
+
+    def record(event, arguments):  # every file opened, connection, subprocess and import
+        if recording:
+            opened.append(f"{event} {arguments}")
+
+    sys.addaudithook(record)
+    monkeypatch.chdir(ROOT)
+    words = ["configs/smoke.yaml", "--dtype=float32"]
+    new = [f"--out_dir={tmp_path / 'new'}", "--max_iters=1", "--warmup_iters=0"]
+    try:
+        assert sample_main([f"--ckpt={folder}", "--max-new-tokens=5"]) == 0
+        assert train_main([*words, f"--out_dir={folder}", "--max_iters=61", "--resume"]) == 0
+        assert train_main([*words, *new, f"--init_from={folder}"]) == 0
+    finally:
+        recording = False
+    assert any("last.safetensors" in event for event in opened)
+    assert [event for event in opened if "canary" in event] == []
+    output = "".join(capsys.readouterr())
+    assert "canary.txt" in output and escape(output, keep="\n\t") == output
 
 
 # ------------------------------------------------------------------------------ invalid checkpoints

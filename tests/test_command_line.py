@@ -46,102 +46,93 @@ TRAIN_SPELLINGS = [  # arguments, setting, value
     (["--sources=a.txt", "--sources=b.txt"], "data.sources", ("a.txt", "b.txt")),
 ]
 
-INVALID_TRAIN = [  # row of test_catalogue.py, arguments after the config, fragments of the message
-    ("A7", ["--n_heads=4"], ["unknown option '--n_heads'", "did you mean --n_head?"]),
-    ("A7", ["--model.heads=4"], ["unknown option '--model.heads'", "did you mean --model."]),
-    ("A7", ["--train.n_head=4"], ["unknown option '--train.n_head'", "did you mean --n_head?"]),
-    ("A7", ["--hlep"], ["unknown option '--hlep'", "did you mean --help?"]),
-    ("A7", ["-n", "4"], ["unknown option '-n'", "--help lists all"]),
-    ("A7", ["--"], ["unknown option '--'"]),
-    ("A7", ["--\x1b[2J=4"], ["unknown option '--\\x1b[2J'"]),
-    ("A8", ["--attention=flsh"], ["--attention: ", f"one of {', '.join(LAYOUTS)}", "'flsh'"]),
-    ("A13", ["--seed=010"], ["--seed: ", "leading zero"]),
-    ("A15", ["--n_layer=true"], ["must be an integer", "'true'"]),
-    ("A15", ["--compile=on"], ["must be true or false", "'on'"]),
-    ("A16", ["--seed="], ["seed has no value"]),
-    ("A16", ["--seed"], ["--seed: has no value", "an integer in [0, 4294967295]", "--seed=VALUE"]),
-    ("A16", ["--seed", "--compile"], ["--seed: has no value"]),
-    ("A16", ["--resume="], ["--resume: ", "must be a string", "''"]),
-    ("A16", ["--out_dir="], ["must be a string", "''"]),
-    ("A17", ["--dropout=nan"], ["'nan' is not finite"]),
-    ("A18", ["--n_layer", "-1"], ["must be an integer in [1, 512], but is -1"]),
+INVALID_TRAIN = [  # arguments after the config, and words of the message
+    (["--n_heads=4"], "unknown option '--n_heads'", "did you mean --n_head?"),
+    (["--model.heads=4"], "unknown option '--model.heads'", "did you mean --model."),
+    (["--train.n_head=4"], "unknown option '--train.n_head'", "did you mean --n_head?"),
+    (["--hlep"], "unknown option '--hlep'", "did you mean --help?"),
+    (["-n", "4"], "unknown option '-n'", "--help lists all"),
+    (["--"], "unknown option '--'"),
+    (["--\x1b[2J=4"], "unknown option '--\\x1b[2J'"),
+    (["--attention=flsh"], "--attention: ", f"one of {', '.join(LAYOUTS)}", "'flsh'"),
+    (["--seed=010"], "--seed: ", "leading zero"),
+    (["--n_layer=true"], "must be an integer", "'true'"),
+    (["--compile=on"], "must be true or false", "'on'"),
+    (["--seed="], "seed has no value"),
+    (["--seed"], "--seed: has no value", "an integer in [0, 4294967295]", "--seed=VALUE"),
+    (["--seed", "--compile"], "--seed: has no value"),
+    (["--resume="], "--resume: ", "must be a string", "''"),
+    (["--out_dir="], "must be a string", "''"),
+    (["--dropout=nan"], "'nan' is not finite"),
+    (["--n_layer", "-1"], "must be an integer in [1, 512], but is -1"),
     (
-        "A19",
         ["--n_embd=384", "--n_head=5"],
-        ["n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"],
+        "n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4",
     ),
     (
-        "A20",
         ["--n_layer=3", "--seed=1", "--n_layer=5"],
-        ["duplicate option 'model.n_layer' ('--n_layer=3' and '--n_layer=5'); keep one of them"],
+        "duplicate option 'model.n_layer' ('--n_layer=3' and '--n_layer=5'); keep one of them",
     ),
-    ("A20", ["--model.n-layer=3", "--n_layer=3"], ["('--model.n-layer=3' and '--n_layer=3')"]),
-    ("A20", ["--seed", "1", "--seed", "2"], ["duplicate option 'seed' ('--seed=1' and '--seed')"]),
-    ("A20", [*["--compile"] * 2], ["duplicate option 'compile'"]),
-    ("A20", ["--resume", "--resume=out/a"], ["duplicate option 'resume'"]),
-    ("A30", ["--sources=[&a x, *a]"], ["--sources: ", "aliases are not supported"]),
-    ("A31", ["--seed=" + "9" * 5000], ["more than 40 characters"]),
-    ("A31", ["--seed=1\n"], ["'1\\n' is not a plain number"]),
-    ("A33", ["--warmup_iters=100"], ["warmup_iters 100 is more than max_iters 60"]),
-    ("A33", ["--resume", "--overwrite"], ["--resume and --overwrite contradict"]),
-    ("A33", ["--allow-data-change"], ["only applies together with --resume"]),
-    ("B8", ["--data.encoding=utf8x"], ["encoding: 'utf8x' does not work", "gb18030"]),
-    ("B8", ["--data.encoding=hex"], ["encoding: 'hex' does not work"]),
+    (["--model.n-layer=3", "--n_layer=3"], "('--model.n-layer=3' and '--n_layer=3')"),
+    (["--seed", "1", "--seed", "2"], "duplicate option 'seed' ('--seed=1' and '--seed')"),
+    ([*["--compile"] * 2], "duplicate option 'compile'"),
+    (["--resume", "--resume=out/a"], "duplicate option 'resume'"),
+    (["--sources=[&a x, *a]"], "--sources: ", "aliases are not supported"),
+    (["--seed=" + "9" * 5000], "more than 40 characters"),
+    (["--seed=1\n"], "'1\\n' is not a plain number"),
+    (["--warmup_iters=100"], "warmup_iters 100 is more than max_iters 60"),
+    (["--resume", "--overwrite"], "--resume and --overwrite contradict"),
+    (["--allow-data-change"], "only applies together with --resume"),
+    (["--data.encoding=utf8x"], "encoding: 'utf8x' does not work", "gb18030"),
+    (["--data.encoding=hex"], "encoding: 'hex' does not work"),
     (
-        "B8",
         ["--data.encoding=utf-16"],
-        [
-            "encoding: 'utf-16' does not work",
-            "utf-16-le",
-            "a file with a byte order mark needs none",
-        ],
+        "encoding: 'utf-16' does not work",
+        "utf-16-le",
+        "a file with a byte order mark needs none",
     ),
-    ("A33", ["--resume=out/a", "--init_from=b.pt"], ["--resume and --init_from contradict"]),
-    ("A33", ["--sources=http://example.org/a.txt"], ["'http://example.org/a.txt'", "https://"]),
-    ("A33", ["--sources=[" + "a," * 9_994 + "a]"], ["--sources: ", "too long for a config"]),
-    ("-", ["--sources=[a"], ["--sources: ", "brackets"]),
+    (["--resume=out/a", "--init_from=b.pt"], "--resume and --init_from contradict"),
+    (["--sources=http://example.org/a.txt"], "'http://example.org/a.txt'", "https://"),
+    (["--sources=[" + "a," * 9_994 + "a]"], "--sources: ", "too long for a config"),
+    (["--sources=[a"], "--sources: ", "brackets"),
     # --resume never takes the next argument as its value
-    ("-", ["--resume", "out/a"], ["one config file", "'out/a'", "--resume=PATH"]),
-    ("-", ["--compile", "false"], ["takes one config file", "'false'"]),
-    ("-", ["--out_dir=\udcff"], ["'--out_dir=\\udcff' is not UTF-8"]),
-    ("-", ["\udcff"], ["'\\udcff' is not UTF-8"]),
-    ("-", ["--lr=1"], ["did you mean --learning_rate? (with optimizer muon, also --muon_learn"]),
-    ("-", ["--max_it=5"], ["unknown option '--max_it'", "did you mean --max_iters?"]),
+    (["--resume", "out/a"], "one config file", "'out/a'", "--resume=PATH"),
+    (["--compile", "false"], "takes one config file", "'false'"),
+    (["--out_dir=\udcff"], "'--out_dir=\\udcff' is not UTF-8"),
+    (["\udcff"], "'\\udcff' is not UTF-8"),
+    (["--lr=1"], "did you mean --learning_rate? (with optimizer muon, also --muon_learn"),
+    (["--max_it=5"], "unknown option '--max_it'", "did you mean --max_iters?"),
 ]
 
-INVALID_SAMPLE = [  # row of test_catalogue.py, arguments, fragments of the message
-    ("C1", [], ["--ckpt is missing", "write --ckpt=VALUE: checkpoint file"]),
-    ("C1", ["--ckpt="], ["--ckpt: ", "ckpt has no value; it must be a list of strings"]),
-    ("D5", ["--ckpt=x", "--temperature=-1"], ["must be auto or a number in [0, 1e6], but is -1.0"]),
-    ("D6", ["--ckpt=x", "--temperature=nan"], ["'nan' is not finite"]),
-    ("D6", ["--ckpt=x", "--temperature=inf"], ["'inf' is not finite"]),
-    ("D7", ["--ckpt=x", "--top-k=-1"], ["must be an integer in [0, 1e9], but is -1"]),
-    ("D9", ["--ckpt=x", "--top_p=0"], ["must be a number in (0, 1], but is 0.0"]),
-    ("D9", ["--ckpt=x", "--top_p=1.01"], ["must be a number in (0, 1], but is 1.01"]),
-    ("D9", ["--ckpt=x", "--top_p=nan"], ["'nan' is not finite"]),
-    ("D9", ["--ckpt=x", "--min_p=1"], ["must be a number in [0, 1), but is 1.0"]),
-    ("D12", ["--ckpt=x", "--max-new-tokens=-1"], ["must be an integer in [0, 1e12], but is -1"]),
-    ("D12", ["--ckpt=x", "--max-new-tokens=1000000000001"], ["[0, 1e12], but is 1000000000001"]),
-    ("D12", ["--ckpt=x", "--max-new-tokens=1_0"], ["'1_0' is not a plain number"]),
-    ("D12", ["--ckpt=x", "--max-new-tokens=６"], ["'６' is not a plain number"]),
-    ("D13", ["--ckpt=x", "--num-samples=0"], ["must be an integer in [1, 1e12], but is 0"]),
-    ("D14", ["--ckpt=x", "--seed=-1"], ["in [0, 4294967295], but is -1"]),
-    ("D14", ["--ckpt=x", "--seed=99999999999999999999"], ["in [0, 4294967295]"]),
-    ("D15", ["--ckpt=x", "--temp=1"], ["unknown option '--temp'", "did you mean --temperature?"]),
-    ("D20", ["--ckpt=x", "--prompt", "a\udcffb"], ["'a\\udcffb' is not UTF-8"]),
-    ("D20", ["--ckpt=x", "--prompt=a\udcffb"], ["\\udcffb' is not UTF-8"]),
-    (
-        "A12",
-        ["--ckpt=x", "--length=9"],
-        ["unknown option '--length'; did you mean --max_new_tokens?"],
-    ),
-    ("A20", ["--ckpt=x", "--top_k=3", "--top-k=4"], ["duplicate option 'top_k' ('--top_k=3' and "]),
-    ("A20", ["--ckpt=x", "--prompt=a", "--start", "b"], ["('--prompt=a' and '--start')"]),
-    ("A20", ["--ckpt=x", "--cache", "--no-cache"], ["duplicate option 'cache'"]),
-    ("-", ["--ckpt=x", "--no-cache=true"], ["--no-cache: takes no value"]),
-    ("-", ["--ckpt=x", "ROMEO:"], ["unexpected argument 'ROMEO:'", '--prompt="TEXT"', "--help"]),
-    ("-", ["--ckpt=x", "--dtype=auto"], ["one of float32"]),
-    ("-", ["--ckpt", "--prompt", "x"], ["--ckpt: has no value"]),
+INVALID_SAMPLE = [  # arguments, and words of the message
+    ([], "--ckpt is missing", "write --ckpt=VALUE: checkpoint file"),
+    (["--ckpt="], "--ckpt: ", "ckpt has no value; it must be a list of strings"),
+    (["--ckpt=x", "--temperature=-1"], "must be auto or a number in [0, 1e6], but is -1.0"),
+    (["--ckpt=x", "--temperature=nan"], "'nan' is not finite"),
+    (["--ckpt=x", "--temperature=inf"], "'inf' is not finite"),
+    (["--ckpt=x", "--top-k=-1"], "must be an integer in [0, 1e9], but is -1"),
+    (["--ckpt=x", "--top_p=0"], "must be a number in (0, 1], but is 0.0"),
+    (["--ckpt=x", "--top_p=1.01"], "must be a number in (0, 1], but is 1.01"),
+    (["--ckpt=x", "--top_p=nan"], "'nan' is not finite"),
+    (["--ckpt=x", "--min_p=1"], "must be a number in [0, 1), but is 1.0"),
+    (["--ckpt=x", "--max-new-tokens=-1"], "must be an integer in [0, 1e12], but is -1"),
+    (["--ckpt=x", "--max-new-tokens=1000000000001"], "[0, 1e12], but is 1000000000001"),
+    (["--ckpt=x", "--max-new-tokens=1_0"], "'1_0' is not a plain number"),
+    (["--ckpt=x", "--max-new-tokens=６"], "'６' is not a plain number"),
+    (["--ckpt=x", "--num-samples=0"], "must be an integer in [1, 1e12], but is 0"),
+    (["--ckpt=x", "--seed=-1"], "in [0, 4294967295], but is -1"),
+    (["--ckpt=x", "--seed=99999999999999999999"], "in [0, 4294967295]"),
+    (["--ckpt=x", "--temp=1"], "unknown option '--temp'", "did you mean --temperature?"),
+    (["--ckpt=x", "--prompt", "a\udcffb"], "'a\\udcffb' is not UTF-8"),
+    (["--ckpt=x", "--prompt=a\udcffb"], "\\udcffb' is not UTF-8"),
+    (["--ckpt=x", "--length=9"], "unknown option '--length'; did you mean --max_new_tokens?"),
+    (["--ckpt=x", "--top_k=3", "--top-k=4"], "duplicate option 'top_k' ('--top_k=3' and "),
+    (["--ckpt=x", "--prompt=a", "--start", "b"], "('--prompt=a' and '--start')"),
+    (["--ckpt=x", "--cache", "--no-cache"], "duplicate option 'cache'"),
+    (["--ckpt=x", "--no-cache=true"], "--no-cache: takes no value"),
+    (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"', "--help"),
+    (["--ckpt=x", "--dtype=auto"], "one of float32"),
+    (["--ckpt", "--prompt", "x"], "--ckpt: has no value"),
 ]
 
 SAMPLE_SPELLINGS = [  # arguments, setting, value
@@ -169,10 +160,6 @@ SAMPLE_SPELLINGS = [  # arguments, setting, value
 ]
 
 
-def names(rows):
-    return [f"{row}-{number}" for number, (row, *_) in enumerate(rows)]
-
-
 def error_message(load_arguments, argv) -> str:
     with pytest.raises(ConfigError) as caught:
         load_arguments(argv)
@@ -193,16 +180,15 @@ def test_every_form_of_an_option_of_train_sets_its_setting():
             assert actual == expected and type(actual) is type(expected), argv
 
 
-@pytest.mark.parametrize("row, argv, fragments", INVALID_TRAIN, ids=names(INVALID_TRAIN))
-def test_an_invalid_argument_of_train_is_rejected_in_one_line(row, argv, fragments):
-    message = error_message(parse_train, [SMOKE, *argv])
-    for fragment in fragments:
-        assert fragment in message
-
-
-@pytest.mark.parametrize("row, argv, fragments", INVALID_SAMPLE, ids=names(INVALID_SAMPLE))
-def test_an_invalid_argument_of_sample_is_rejected_in_one_line(row, argv, fragments):
-    message = error_message(parse_sample_options, argv)
+@pytest.mark.parametrize(
+    ("parse", "row"),
+    [(parse_train, ([SMOKE, *argv], *fragments)) for argv, *fragments in INVALID_TRAIN]
+    + [(parse_sample_options, row) for row in INVALID_SAMPLE],
+    ids=lambda each: repr(each[0][-1:])[:30] if isinstance(each, tuple) else each.__name__,
+)
+def test_an_invalid_argument_is_rejected_in_one_line(parse, row):
+    argv, *fragments = row
+    message = error_message(parse, argv)
     for fragment in fragments:
         assert fragment in message
 

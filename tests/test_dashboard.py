@@ -23,7 +23,8 @@ from configs.fields import settings_of
 from configs.schema import Config
 from dashboard import report, summaries
 from dashboard.logger import Logger
-from tests.campaigns.common import (
+from tests.conftest import ROOT
+from tests.runs import (
     STEPS,
     at_step,
     resume_if_saved,
@@ -31,7 +32,6 @@ from tests.campaigns.common import (
     small_run_args,
     train,
 )
-from tests.conftest import ROOT
 
 SCALARS = {
     "train/loss",

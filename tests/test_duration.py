@@ -10,9 +10,8 @@ from common.errors import ConfigError
 from configs.cli import parse_train
 from configs.scaling import changed_lengths, resolve_dropout, scaled_to
 from configs.schema import ModelConfig, TrainConfig
-from tests.campaigns.common import same_runs, small_run_args, step_of, train
-from tests.campaigns.signals import send_at
 from tests.conftest import ROOT
+from tests.runs import same_runs, send_at, small_run_args, step_of, train
 from training.duration import EVALUATION_FRACTION, TARGET, Speed, fit_to_time
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -9,9 +9,9 @@ from common import files
 from common.errors import CheckpointError
 from configs.schema import Config, ModelConfig
 from model.gpt import GPT
-from tests.campaigns.common import contents, train, write_checkpoint
 from tests.commands import sample_main
 from tests.conftest import ROOT
+from tests.runs import contents, train, write_checkpoint
 
 SMALL = {"n_embd": 2, "n_head": 1, "block_size": 1}
 # what makes the header long: many tensors with long names, and many characters

@@ -21,7 +21,7 @@ from configs.cli import parse_train
 from dashboard import event_file
 from dashboard.event_file import DESCRIPTION
 from dashboard.logger import Logger
-from tests.campaigns.common import (
+from tests.runs import (
     STEPS,
     at_step,
     contents,
@@ -29,7 +29,6 @@ from tests.campaigns.common import (
     equal,
     same_runs,
     scalars,
-    small_run_args,
     start,
     step_of,
     stop_at,
@@ -45,11 +44,6 @@ PYTHON = shlex.quote(program("python"))  # in printed commands
 
 
 @pytest.fixture
-def options(tmp_path):
-    return small_run_args(tmp_path)
-
-
-@pytest.fixture
 def run(tmp_path):
     return tmp_path / "run"
 
@@ -57,9 +51,7 @@ def run(tmp_path):
 def patch_losses(patch, change):
     """Replace each training loss by `change(loss, number)`, numbered from 0; a step has two."""
     real, numbers = step.cross_entropy, iter(range(10**6))
-    patch.setattr(
-        step, "cross_entropy", lambda logits, targets: change(real(logits, targets), next(numbers))
-    )
+    patch.setattr(step, "cross_entropy", lambda *arguments: change(real(*arguments), next(numbers)))
 
 
 def scale_losses(*numbers, factor=math.nan):
@@ -83,42 +75,37 @@ def last_line(output):
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
-def test_a_non_finite_loss_ends_the_run_before_the_update(factor, options, run, monkeypatch):
-    patch_losses(monkeypatch, scale_losses(11, factor=factor))
-    code, output = train(*options, f"--out_dir={run}")
-    assert code == 6
-    assert re.fullmatch(
-        r"error: after step 5, at learning rate 0\.001: loss (nan|-?inf), gradient norm nan; "
-        rf"both must be finite; the last checkpoint is {run}/last\.safetensors of step 4; "
-        rf"try: {re.escape(PYTHON)} train\.py configs/smoke\.yaml .* --out_dir={run} --resume "
-        r"--muon_learning_rate=0\.01",
-        last_line(output),
-    )
-    assert step_of(run) == 4 and count_checkpoints(run) == (1, 1)
-
-
-def test_a_non_finite_gradient_ends_the_run_before_the_update(options, run, monkeypatch):
-    patch_gradient_norm(monkeypatch, lambda norm: norm * math.inf)
-    code, output = train(*options, f"--out_dir={run}", "--optimizer=adamw")
-    assert code == 6 and count_checkpoints(run) == (0, 0)
-    assert re.fullmatch(
-        r"error: after step 0, at learning rate 0\.0002: loss 4\.\d+, gradient norm inf; "
-        r"both must be finite; there is no checkpoint yet; "
-        rf"try: {re.escape(PYTHON)} train\.py configs/smoke\.yaml .* --out_dir={run} "
-        r"--learning_rate=0\.0005",
-        last_line(output),
-    )
-
-
-def test_the_suggested_command_completes_the_run(options, run, monkeypatch):
+def test_a_non_finite_loss_ends_the_run_and_the_suggested_command_completes_it(
+    factor, train_run, run, monkeypatch
+):
     with monkeypatch.context() as patch:
-        patch_losses(patch, scale_losses(11))
-        output = train(*options, f"--out_dir={run}")[1]
-    code, output = train(*last_line(output).partition(f"try: {PYTHON} train.py ")[2].split())
+        patch_losses(patch, scale_losses(11, factor=factor))
+        code, output = train_run()
+    assert code == 6 and step_of(run) == 4 and count_checkpoints(run) == (1, 1)
+    words = re.fullmatch(
+        r"error: after step 5, at learning rate 0\.001: loss (?:nan|-?inf), gradient norm nan; "
+        rf"both must be finite; the last checkpoint is {run}/last\.safetensors of step 4; "
+        rf"try: {re.escape(PYTHON)} train\.py (configs/smoke\.yaml .* --out_dir={run} --resume "
+        r"--muon_learning_rate=0\.01)",
+        last_line(output),
+    )[1]
+    code, output = train(*words.split())
     assert code == 0 and "train.muon_learning_rate 0.02 -> 0.01" in output and step_of(run) == STEPS
 
 
-def test_weights_made_non_finite_by_an_update_are_not_saved(options, run, monkeypatch):
+def test_a_non_finite_gradient_ends_the_run_before_the_update(train_run, run, monkeypatch):
+    patch_gradient_norm(monkeypatch, lambda norm: norm * math.inf)
+    code, output = train_run("--optimizer=adamw")
+    assert code == 6 and count_checkpoints(run) == (0, 0)
+    assert re.fullmatch(
+        r"error: after step 0, at learning rate 0\.0002: loss 4\.\d+, gradient norm inf; both must "
+        rf"be finite; there is no checkpoint yet; try: {re.escape(PYTHON)} train\.py "
+        rf"configs/smoke\.yaml .* --out_dir={run} --learning_rate=0\.0005",
+        last_line(output),
+    )
+
+
+def test_weights_made_non_finite_by_an_update_are_not_saved(train_run, run, monkeypatch):
     update = AdamW.step
 
     def broken_update(self):
@@ -126,7 +113,7 @@ def test_weights_made_non_finite_by_an_update_are_not_saved(options, run, monkey
         self.param_groups[0]["params"][0].data[0] = math.inf
 
     monkeypatch.setattr(AdamW, "step", broken_update)
-    code, output = train(*options, f"--out_dir={run}", "--optimizer=adamw", "--save_interval=1")
+    code, output = train_run("--optimizer=adamw", "--save_interval=1")
     assert code == 6 and count_checkpoints(run) == (0, 0)
     assert last_line(output).startswith(
         "error: after step 1, at learning rate 0.0002: the weights are no longer finite; there is"
@@ -151,9 +138,9 @@ def patch_grad_scaler(patch, scale, overflows=()):
     patch.setattr(torch.amp, "GradScaler", Scaler)
 
 
-def test_an_overflow_that_lowers_the_loss_scale_is_no_error(options, run, monkeypatch):
+def test_an_overflow_that_lowers_the_loss_scale_is_no_error(train_run, run, monkeypatch):
     patch_grad_scaler(monkeypatch, 2.0**127)
-    code, output = train(*options, f"--out_dir={run}")
+    code, output = train_run()
     assert code == 0, output
     norms = [norm for _, norm in scalars(run)["train/grad_norm"]]
     assert not math.isfinite(norms[0]) and math.isfinite(norms[-1])
@@ -170,57 +157,43 @@ def test_an_overflow_in_one_optimizer_skips_the_step_of_both(optimizer, options,
     assert equal(before["tensors"], after["tensors"])
 
 
-def test_an_overflow_at_a_loss_scale_of_1_ends_the_run(options, run, monkeypatch):
+def test_an_overflow_at_a_loss_scale_of_1_ends_the_run(train_run, monkeypatch):
     patch_grad_scaler(monkeypatch, 1.0, overflows=[6])
-    code, output = train(*options, f"--out_dir={run}")
-    assert (
-        code == 6
-        and "after step 3" in last_line(output)
-        and "gradient norm inf" in last_line(output)
-    )
+    code, output = train_run()
+    assert code == 6
+    assert re.match("error: after step 3, .* gradient norm inf; ", last_line(output))
 
 
-def test_a_non_finite_loss_is_no_overflow_at_any_loss_scale(options, run, monkeypatch):
+def test_a_non_finite_loss_is_no_overflow_at_any_loss_scale(train_run, monkeypatch):
     patch_grad_scaler(monkeypatch, 4.0)
     patch_losses(monkeypatch, scale_losses(11))
-    code, output = train(*options, f"--out_dir={run}")
+    code, output = train_run()
     assert code == 6 and last_line(output).startswith("error: after step 5, ")
 
 
-def test_a_non_finite_validation_loss_is_reported_and_never_the_best(options, run, monkeypatch):
+def test_a_non_finite_validation_loss_is_reported_and_never_the_best(train_run, run, monkeypatch):
     real, numbers = evaluate.loss_sums_by_position, iter(range(100))
-    monkeypatch.setattr(
-        evaluate,
-        "loss_sums_by_position",
-        lambda *arguments: real(*arguments) * (math.nan if next(numbers) in (2, 3) else 1),
-    )
-    code, output = train(*options, f"--out_dir={run}")
-    assert (
-        code == 0
-        and "step 12: validation loss nan (nan bits per character), loss on training text nan\n"
-        in output
-    )
+
+    def nan_at_steps_6_and_18(*arguments):
+        return real(*arguments) * (math.nan if next(numbers) in (0, 1, 4, 5) else 1)
+
+    monkeypatch.setattr(evaluate, "loss_sums_by_position", nan_at_steps_6_and_18)
+    code, output = train_run()
+    assert code == 0 and "step 6: validation loss nan (nan bits per character)" in output
     is_nan = [math.isnan(value) for _, value in scalars(run)["val/loss"]]
-    assert is_nan == [False, True, False, False]
+    assert is_nan == [True, False, True, False]
     assert contents(run / "best.safetensors")["progress"]["best_step"] == STEPS
 
 
 # ------------------------------------------------------------------------------------------- spikes
 
 
-def test_a_loss_spike_is_counted_and_printed(options, run, monkeypatch):
+def test_a_loss_spike_is_counted_and_printed(train_run, run, monkeypatch):
     patch_losses(monkeypatch, lambda loss, number: loss * 3 if number == 280 else loss)
-    code, output = train(
-        *options, f"--out_dir={run}", "--max_iters=150", "--eval_interval=150", "--save_interval=50"
-    )
+    code, output = train_run("--max_iters=150", "--eval_interval=150", "--save_interval=50")
     assert code == 0
-    assert (
-        re.findall(
-            r"step (\d+): loss (\S+) is far above the mean of the last 128 \(spikes so far: 1\)\n",
-            output,
-        )[0][0]
-        == "141"
-    )
+    words = r"step 141: loss \S+ is far above the mean of the last 128 \(spikes so far: 1\)\n"
+    assert re.search(words, output)
     assert scalars(run)["train/spikes"][-1] == (150, 1.0)
     assert len(contents(run / LAST)["progress"]["recent_losses"]) == SPIKE_WINDOW
 
@@ -238,16 +211,15 @@ def out_of_memory(*_):
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(options, run, monkeypatch):
+def test_out_of_memory_at_the_first_step_suggests_a_smaller_batch(train_run, run, monkeypatch):
     patch_losses(monkeypatch, out_of_memory)
-    code, output = train(*options, f"--out_dir={run}")
+    code, output = train_run()
     assert code == 5 and not list(run.glob("*.safetensors"))
-    assert last_line(output).startswith(
+    assert re.fullmatch(
         "error: device auto: out of memory; batch_size 4 windows of block_size 16 do not fit at "
-        f"once; there is no checkpoint yet; try: {PYTHON} train.py configs/smoke.yaml "
-    )
-    assert last_line(output).endswith(
-        f" --out_dir={run} --batch_size=2 --gradient_accumulation_steps=4"
+        rf"once; there is no checkpoint yet; try: {re.escape(PYTHON)} train.py configs/smoke.yaml "
+        rf".* --out_dir={run} --batch_size=2 --gradient_accumulation_steps=4",
+        last_line(output),
     )
 
 
@@ -262,11 +234,11 @@ def test_a_smaller_batch_is_one_that_the_processes_divide(batch, size, expected)
 
 
 def test_out_of_memory_before_training_suggests_no_resume_of_an_older_run(
-    options, run, monkeypatch
+    train_run, run, monkeypatch
 ):
-    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    assert train_run("--max_iters=8")[0] == 0
     monkeypatch.setattr(Run, "__init__", out_of_memory)
-    code, output = train(*options, f"--out_dir={run}", "--overwrite")
+    code, output = train_run("--overwrite")
     assert code == 5 and last_line(output).endswith(
         f" --out_dir={run} --overwrite --batch_size=2 --gradient_accumulation_steps=4"
     )
@@ -290,54 +262,42 @@ def test_the_command_suggested_before_the_first_checkpoint_keeps_the_origin_of_t
 
 
 def test_after_out_of_memory_the_suggested_smaller_batches_train_on_the_same_windows(
-    options, run, tmp_path, monkeypatch
+    train_run, options, run, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
         patch_losses(patch, lambda loss, number: out_of_memory() if number == 13 else loss)
-        code, output = train(*options, f"--out_dir={run}", "--dropout=0")
-    assert (
-        code == 5
-        and f"; the last checkpoint is {run}/last.safetensors; try: {PYTHON} train.py "
-        in last_line(output)
-    )
-    code, output = train(*last_line(output).partition(f"try: {PYTHON} train.py ")[2].split())
-    assert (
-        code == 0 and "train.batch_size 4 -> 2; train.gradient_accumulation_steps 2 -> 4" in output
-    )
+        code, output = train_run("--dropout=0")
+    line, suggested = last_line(output).split(f"; try: {PYTHON} train.py ")
+    assert code == 5 and line.endswith(f"; the last checkpoint is {run}/last.safetensors")
+    code, output = train(*suggested.split())
+    assert code == 0
+    assert "train.batch_size 4 -> 2; train.gradient_accumulation_steps 2 -> 4" in output
     assert train(*options, f"--out_dir={tmp_path / 'whole'}", "--dropout=0")[0] == 0
     for name in ("train/loss", "val/loss"):
         pairs = zip(scalars(run)[name], scalars(tmp_path / "whole")[name], strict=True)
         assert all(a == pytest.approx(b, rel=1e-3) for a, b in pairs)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (MemoryError(), 5),
-        (
-            RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate "
-                "memory"
-            ),
-            5,
-        ),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB)"), 5),
-        (RuntimeError("our own mistake"), None),
-    ],
-    ids=str,
-)
+OUT_OF_MEMORY = [
+    MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 5.00 GB)"),
+]
+
+
+@pytest.mark.parametrize("error", [*OUT_OF_MEMORY, RuntimeError("our own mistake")], ids=str)
 def test_every_kind_of_out_of_memory_has_exit_code_5_and_other_errors_are_re_raised(
-    error, code, options, run, monkeypatch
+    error, train_run, monkeypatch
 ):
     def fail(*_):
         raise error
 
     patch_losses(monkeypatch, fail)
-    if code is None:
-        with pytest.raises(RuntimeError, match="our own mistake"):
-            train(*options, f"--out_dir={run}")
+    if error in OUT_OF_MEMORY:
+        assert train_run("--batch_size=1")[0] == 5
     else:
-        assert train(*options, f"--out_dir={run}", "--batch_size=1")[0] == code
+        with pytest.raises(RuntimeError, match="our own mistake"):
+            train_run()
 
 
 # --------------------------------------------------------------------------------------------- disk
@@ -347,41 +307,32 @@ def disk_full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_unwritable_folder_is_reported_before_training(options, tmp_path, run, monkeypatch):
-    (tmp_path / "file").write_text("")
-    code, output = train(*options, f"--out_dir={tmp_path / 'file' / 'run'}")
-    assert code == 5
-    assert last_line(output) == (
-        f"error: out_dir: cannot write to {tmp_path}/file/run (Not a directory); choose another "
-        f"--out_dir"
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "_write_synced", disk_full)
-        code, output = train(*options, f"--out_dir={run}")
+def test_a_folder_without_space_for_a_file_is_reported_before_training(train_run, run, monkeypatch):
+    monkeypatch.setattr(files, "_write_synced", disk_full)
+    code, output = train_run()
     assert code == 5 and "device  " not in output and not run.exists()
-    assert last_line(output).startswith(
-        f"error: {run / NO_CHECKPOINT_YET}: not saved (No space left on device): need 0.0 MB, "
-    )
+    marker = f"error: {run / NO_CHECKPOINT_YET}: not saved (No space left on device): need 0.0 MB, "
+    assert last_line(output).startswith(marker)
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_reported_before_training(
-    options, run, monkeypatch
+    train_run, options, run, monkeypatch
 ):
     usage = shutil.disk_usage(run.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
-    code, output = train(*options, f"--out_dir={run}")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+        code, output = train_run()
     assert code == 5 and "step" not in output
     expected = (
         rf"error: out_dir: the checkpoints of this run need (\S+) MB, 0\.1 MB are free at {run}; "
         "free some space or choose another --out_dir"
     )
     needed = float(re.fullmatch(expected, last_line(output))[1]) * 1e6
-    monkeypatch.undo()
     stop_at(20, *options, f"--out_dir={run}")
     assert 0.3 < needed / (4 * (run / LAST).stat().st_size) < 1.5
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     # new checkpoints replace existing ones, so they need no more space
-    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert train_run("--resume")[0] == 0
 
 
 def patch_disk_full(patch, is_full):
@@ -389,84 +340,70 @@ def patch_disk_full(patch, is_full):
     write, numbers = files._write_synced, iter(range(10**6))
 
     def written(path, content):
-        if path.name.startswith((LAST, "best.safetensors")) and is_full(
-            path.name[:4], next(numbers)
-        ):
+        is_checkpoint = path.name.startswith((LAST, "best.safetensors"))
+        if is_checkpoint and is_full(path.name[:4], next(numbers)):
             disk_full()
         write(path, content)
 
     patch.setattr(files, "_write_synced", written)
 
 
-def test_a_failed_save_is_a_warning_and_the_next_save_retries(options, run, monkeypatch):
+NOT_SAVED = (
+    r"{run}/(\w+)\.safetensors: not saved \(No space left on device\): need \S+ MB, \S+ MB free at "
+    r"{run}; earlier files are intact; free some space or choose another --out_dir"
+)
+
+
+def test_a_failed_save_is_a_warning_and_the_next_save_retries(train_run, run, monkeypatch):
     patch_disk_full(monkeypatch, lambda name, number: number < 4)
-    code, output = train(*options, f"--out_dir={run}")
-    expected = re.findall(
-        rf"warning: {run}/(\w+)\.safetensors: not saved \(No space left on device\): need \S+ MB, "
-        rf"\S+ MB free at {run}; earlier files are intact; free some space or choose another "
-        r"--out_dir; training continues and retries at the next save",
-        output,
-    )
-    assert code == 0 and expected == ["last", "best", "best", "best"]
-    assert (
-        contents(run / "best.safetensors")["progress"]["step"]
-        == contents(run / LAST)["progress"]["step"]
-        == STEPS
-    )
+    code, output = train_run()
+    retries = "; training continues and retries at the next save"
+    failed = re.findall(f"warning: {NOT_SAVED.format(run=run)}{retries}", output)
+    assert code == 0 and failed == ["last", "best", "best", "best"]
+    for name in (LAST, "best.safetensors"):
+        assert contents(run / name)["progress"]["step"] == STEPS
 
 
 def test_a_failed_save_of_the_best_checkpoint_is_retried_at_the_next_save(
-    options, run, monkeypatch
+    train_run, run, monkeypatch
 ):
-    values = iter([1.0, 1.0] + [2.0] * 6)
-    monkeypatch.setattr(
-        evaluate, "loss_sums_by_position", lambda *_: np.array([[next(values)], [1.0]])
-    )
-    attempts = []
-    patch_disk_full(
-        monkeypatch,
-        lambda name, number: (
-            attempts.append(name) or attempts.count("best") == 1 == (name == "best")
-        ),
-    )
-    code, output = train(*options, f"--out_dir={run}")
-    assert (
-        code == 0
-        and output.count("warning: ") == 1
-        and attempts[:4] == ["last", "best", "best", "last"]
-    )
-    assert attempts.count("best") == 2
+    values, attempts = iter([1.0, 1.0] + [2.0] * 6), []
+
+    def loss_sums(*_):
+        return np.array([[next(values)], [1.0]])
+
+    def first_best(name, number):
+        attempts.append(name)
+        return name == "best" and attempts.count("best") == 1
+
+    monkeypatch.setattr(evaluate, "loss_sums_by_position", loss_sums)
+    patch_disk_full(monkeypatch, first_best)
+    code, output = train_run()
+    assert code == 0 and output.count("warning: ") == 1
+    assert attempts[:4] == ["last", "best", "best", "last"] and attempts.count("best") == 2
     best = contents(run / "best.safetensors")["progress"]
     assert best["step"] == best["best_step"] == 6
 
 
 def test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_intact(
-    options, run, monkeypatch
+    train_run, run, monkeypatch
 ):
-    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
+    assert train_run("--max_iters=8")[0] == 0
     before = (run / LAST).read_bytes()
     with monkeypatch.context() as patch:
         patch_disk_full(patch, lambda name, number: True)
-        code, output = train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")
+        code, output = train_run("--resume", "--max_iters=12")
     assert code == 5 and (run / LAST).read_bytes() == before and not list(run.glob("*.tmp*"))
-    assert re.fullmatch(
-        rf"error: {run}/\w+\.safetensors: not saved \(No space left on device\): need 0\.\d MB, "
-        rf"\S+ MB free at {run}; earlier files are intact; free some space or choose another "
-        "--out_dir",
-        last_line(output),
-    )
-    assert (
-        train(*options, f"--out_dir={run}", "--resume", "--max_iters=12")[0] == 0
-        and step_of(run) == 12
-    )
+    assert re.fullmatch(f"error: {NOT_SAVED.format(run=run)}", last_line(output))
+    assert train_run("--resume", "--max_iters=12")[0] == 0 and step_of(run) == 12
 
 
 def test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training(
-    options, run, tmp_path, monkeypatch
+    train_run, options, run, tmp_path, monkeypatch
 ):
     with monkeypatch.context() as patch:
         patch.setattr(event_file.EventFile, "flush", disk_full)
-        code, output = train(*options, f"--out_dir={run}")
+        code, output = train_run()
     assert code == 0 and [path.name for path in run.glob("*tfevents*")] == [DESCRIPTION]
     (warning,) = re.findall("warning: .*", output)
     assert re.fullmatch(
@@ -478,9 +415,9 @@ def test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training(
     assert equal(*(contents(each / LAST)["tensors"] for each in (run, tmp_path / "whole")))
 
 
-def test_a_run_folder_removed_during_training_is_reported(options, run, monkeypatch):
+def test_a_run_folder_removed_during_training_is_reported(train_run, run, monkeypatch):
     at_step(monkeypatch, 5, lambda: shutil.rmtree(run))
-    code, output = train(*options, f"--out_dir={run}")
+    code, output = train_run()
     assert code == 5 and output.count("training continues without it") == 1
     assert re.match(
         rf"error: {run}/best\.safetensors: not saved \(No such file or directory\): ",
@@ -491,34 +428,29 @@ def test_a_run_folder_removed_during_training_is_reported(options, run, monkeypa
 # ---------------------------------------------------------------------------- existing checkpoints
 
 
-def test_a_folder_with_a_run_is_not_overwritten_without_a_flag(options, run):
-    assert train(*options, f"--out_dir={run}", "--max_iters=8")[0] == 0
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
-    code, output = train(*options, f"--out_dir={run}")
-    assert (
-        code == 2
-        and {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
-        == before
-    )
+def test_a_folder_with_a_run_is_not_overwritten_without_a_flag(train_run, run):
+    def entries():
+        return {path.name: path.read_bytes() for path in run.iterdir() if path.name != ".lock"}
+
+    assert train_run("--max_iters=8")[0] == 0
+    before = entries()
+    code, output = train_run()
+    assert code == 2 and entries() == before
     assert last_line(output) == (
         f"error: out_dir: {run} already holds a run; --resume continues it, --overwrite replaces "
         "it, another --out_dir leaves it alone"
     )
 
 
-def test_best_and_last_checkpoints_of_the_same_step_are_serialized_once(options, run, monkeypatch):
+def test_best_and_last_checkpoints_of_the_same_step_are_serialized_once(
+    train_run, run, monkeypatch
+):
     steps, to_bytes = [], checkpoint.to_bytes
-
-    def recorded(saved):
-        steps.append(saved.progress.step)
-        return to_bytes(saved)
-
-    monkeypatch.setattr(checkpoint, "to_bytes", recorded)
-    assert train(*options, f"--out_dir={run}")[0] == 0
-    assert (
-        sorted(set(steps)) == steps
-        and (run / "best.safetensors").read_bytes() == (run / LAST).read_bytes()
+    monkeypatch.setattr(
+        checkpoint, "to_bytes", lambda saved: steps.append(saved.progress.step) or to_bytes(saved)
     )
+    assert train_run()[0] == 0 and sorted(set(steps)) == steps
+    assert (run / "best.safetensors").read_bytes() == (run / LAST).read_bytes()
 
 
 # --------------------------------------------------------------------------------- closed terminals

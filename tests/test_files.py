@@ -1,10 +1,8 @@
 """Atomic writes: a save that fails or is killed at any call leaves the old file or the new one."""
 
 import errno
-import io
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,61 +10,10 @@ import torch
 from checkpointing import file_format
 from common import files
 from common.errors import CheckpointError, ResourceError
+from tests.conftest import file_size_limit
+from tests.stress.kills import FAULTS, Killed, System
 
-# ------------------------------------------------------------------------------ simulated failures
-
-
-NAMES = ["last.safetensors", "prev.safetensors"]
-
-
-class Killed(BaseException):
-    """The simulated end of the process: no further system call succeeds, not even for cleanup."""
-
-
-class System:
-    """The system calls of a save, listed in `calls`. Call number `fatal` raises `fault`."""
-
-    def __init__(self, monkeypatch, fault=None, fatal=-1):
-        self.calls, self.fault, self.fatal, self.dead = [], fault, fatal, False
-        for name in ("link", "replace", "unlink", "fsync", "open", "close"):
-            monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
-        monkeypatch.setattr(files, "open", self.opened, raising=False)
-
-    def wrapped(self, name, call):
-        def run(*arguments, **options):
-            self.record(name, *arguments)
-            return call(*arguments, **options)
-
-        return run
-
-    def opened(self, path, mode):
-        if mode != "xb":
-            return open(path, mode)
-        self.record("create", path)
-        return RecordedFile(path, self)
-
-    def record(self, name, *arguments):
-        if self.dead:
-            raise Killed
-        self.calls.append(
-            (name, *(Path(each).name for each in arguments if isinstance(each, (str, Path))))
-        )
-        if len(self.calls) - 1 == self.fatal:
-            self.dead = isinstance(self.fault, Killed)
-            raise self.fault
-
-
-class RecordedFile(io.FileIO):
-    """A new file. A failing write has written half of the content."""
-
-    def __init__(self, path, system):
-        super().__init__(path, "xb")
-        self.system = system
-
-    def write(self, content):
-        super().write(content[: len(content) // 2])
-        self.system.record("write")
-        return super().write(content[len(content) // 2 :])
+NAMES = LAST, PREV = ["last.safetensors", "prev.safetensors"]
 
 
 def content(step):
@@ -90,14 +37,12 @@ def folder(tmp_path):
     """Create a run folder with saves of steps 1 and 2."""
     for step in (1, 2):
         save(tmp_path, step)
-    assert [step_of(tmp_path / name) for name in sorted(NAMES)] == [2, 1]
+    assert [step_of(tmp_path / name) for name in NAMES] == [2, 1]
     return tmp_path
 
 
 def save(folder, step):
-    files.write_atomic(
-        folder / "last.safetensors", content(step), previous=folder / "prev.safetensors"
-    )
+    files.write_atomic(folder / LAST, content(step), previous=folder / PREV)
 
 
 def names(folder):
@@ -126,90 +71,51 @@ def test_a_save_syncs_the_file_before_renaming_it_and_the_folder_afterwards(fold
     ]
 
 
-FATAL = range(14)  # a save has 13 calls
+def no_hard_links(*_):
+    raise PermissionError(errno.EPERM, "no hard links here")
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
-@pytest.mark.parametrize(
-    "fault", [OSError(errno.ENOSPC, "No space left"), OSError(errno.EIO, "I/O error")], ids=str
-)
-def test_if_any_call_of_a_save_fails_the_old_or_new_file_is_intact(
-    folder, monkeypatch, fault, links
+@pytest.mark.parametrize("damaged", [False, True], ids=["last-whole", "last-damaged"])
+@pytest.mark.parametrize("fault", FAULTS, ids=["EIO", "ENOSPC", "kill"])
+def test_if_a_save_fails_or_is_killed_at_any_call_the_old_or_the_new_file_is_intact(
+    fault, damaged, links, folder, monkeypatch
 ):
-    failed = 0
-    for fatal in FATAL:
+    ended = 0
+    for fatal in range(14):  # a save has 13 calls
         save(folder, 1)
         save(folder, 2)
+        if damaged:
+            (folder / LAST).write_bytes(b"")
         with monkeypatch.context() as patch:
             system = System(patch, fault, fatal)
             if not links:
                 patch.setattr(os, "link", no_hard_links)
             try:
                 save(folder, 3)
-            except ResourceError as error:
-                failed += 1
-                message = str(error)
-                assert error.exit_code == 5 and "\n" not in message
-                assert f".safetensors: not saved ({fault.strerror}): need 0.0 MB" in message
-                assert f"MB free at {folder}; earlier files are intact" in message
-        done = [call for i, call in enumerate(system.calls) if i != fatal]
-        replaced = any(call[0] == "replace" and call[2] == "last.safetensors" for call in done)
-        assert step_of(folder / "last.safetensors") == (3 if replaced else 2)
-        assert step_of(folder / "prev.safetensors") in (1, 2)
-        assert names(folder) == NAMES
-    assert failed >= 8
-
-
-def no_hard_links(*_):
-    raise PermissionError(errno.EPERM, "no hard links here")
-
-
-@pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
-@pytest.mark.parametrize("damaged", [True, False], ids=["last-damaged", "last-whole"])
-def test_a_process_killed_at_any_call_of_a_save_leaves_an_intact_file(
-    folder, monkeypatch, damaged, links
-):
-    killed = 0
-    for fatal in FATAL:
-        save(folder, 1)
-        save(folder, 2)
-        if damaged:
-            (folder / "last.safetensors").write_bytes(b"")
-        with monkeypatch.context() as patch:
-            System(patch, Killed(), fatal)
-            if not links:
-                patch.setattr(os, "link", no_hard_links)
-            try:
-                save(folder, 3)
             except Killed:
-                killed += 1
-        last, prev = step_of(folder / "last.safetensors"), step_of(folder / "prev.safetensors")
-        assert last in ((None, 3) if damaged else (2, 3))
+                ended += 1
+            except ResourceError as error:
+                ended += 1
+                assert f".safetensors: not saved ({fault.strerror}): need 0.0 MB" in str(error)
+                assert f"MB free at {folder}; earlier files are intact" in str(error)
+                assert error.exit_code == 5 and names(folder) == NAMES
+        done = [call for i, call in enumerate(system.calls) if i != fatal]
+        replaced = any(call[0] == "replace" and call[2] == LAST for call in done)
+        last, prev = (step_of(folder / name) for name in NAMES)
+        assert last == (3 if replaced else None if damaged else 2)
         assert prev == 1 or last == 3
-        save(folder, 4)  # removes what the killed one left
+        save(folder, 4)  # removes what a killed one left
         assert names(folder) == NAMES
-    assert killed >= 12
-
-
-def test_what_a_killed_process_left_does_not_block_a_save(folder):
-    for name in NAMES:
-        files.unfinished(folder / name).write_bytes(b"half")
-    save(folder, 3)
-    assert names(folder) == NAMES and step_of(folder / "last.safetensors") == 3
+    assert ended >= 8
 
 
 def test_a_disk_full_at_any_byte_leaves_the_old_file(folder):
-    resource = pytest.importorskip("resource")
-    size = (folder / "last.safetensors").stat().st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (folder / LAST).stat().st_size
     for room in range(0, size, size // 16):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-        try:
-            with pytest.raises(ResourceError, match="not saved"):
-                save(folder, 3)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert [step_of(folder / name) for name in sorted(NAMES)] == [2, 1]
+        with file_size_limit(room), pytest.raises(ResourceError, match="not saved"):
+            save(folder, 3)
+        assert [step_of(folder / name) for name in NAMES] == [2, 1]
         assert names(folder) == NAMES
 
 
@@ -225,7 +131,7 @@ def test_a_concurrent_reader_sees_only_intact_files(folder):
 
     def reads():
         while not done.is_set():
-            steps.append(step_of(folder / "last.safetensors"))
+            steps.append(step_of(folder / LAST))
 
     reader = threading.Thread(target=reads)
     reader.start()
@@ -256,12 +162,9 @@ def test_other_names_are_left_to_the_reader_of_checkpoints(name, tmp_path):
     files.check_path_spelling(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "command", ["sample.py --ckpt=OUT/smok", "train.py configs/smoke.yaml --init_from=OUT/smok"]
-)
-def test_the_commands_answer_a_mistyped_run_before_they_import_torch(command, tmp_path, run):
+def test_the_commands_answer_a_mistyped_run_before_they_import_torch(tmp_path, run):
     (tmp_path / "smoke").mkdir()
-    words = command.replace("OUT", str(tmp_path)).split()
-    done = run(*words, check=4)
-    assert done.stderr.endswith(f"did you mean {tmp_path / 'smoke'}?\n")
-    assert done.stderr.count("\n") == 1
+    for words in (["sample.py", "--ckpt="], ["train.py", "configs/smoke.yaml", "--init_from="]):
+        done = run(*words[:-1], f"{words[-1]}{tmp_path / 'smok'}", check=4)
+        assert done.stderr.endswith(f"did you mean {tmp_path / 'smoke'}?\n")
+        assert done.stderr.count("\n") == 1

@@ -1,37 +1,199 @@
-"""Short forms of five campaigns: random and hostile configs, arguments, texts and characters."""
+"""Random and hostile configs, command lines and texts: each is accepted, or refused in one line."""
 
-from tests.campaigns import fuzz_command, fuzz_config, fuzz_text, suites, terminal
-from tests.conftest import ROOT
+import codecs
+import io
+import re
+import sys
+from contextlib import chdir, nullcontext
+from unittest.mock import patch
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import sample
+import train
+from common.console import escape
+from common.errors import DataError
+from configs.cli import CommandLineOptions
+from configs.fields import settings_of
+from configs.schema import Config, DataConfig, SampleConfig
+from configs.strict_yaml import MAX_FAULTS
+from data.corpus import check_sizes, load_corpus
+from tests.commands import exit_code, sample_main, train_main
+from tests.conftest import ROOT, printed
+
+fuzzed = settings(
+    max_examples=200,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+AWKWARD = [
+    "", " ", "-1", "010", "1:30", "on", "null", "~", ".nan", "1e400", "0x10", "1_000", "６",
+    "9" * 5000, "[a, b]", "[", "{a: 1}", "*a", "&a x", "!!int 1", "'", '"', "a=b", "=", "--", "-",
+    "#", ": ", ":", "%", "@", "|", ">", "?", ",", "\\", "\t", "\n", "\r", "\0", "\x1b[2J", "\x9b",
+    "\u2028", "\u202e", "\ufeff", "\ufffe", "é", "e\u0301", "👨‍👩‍👧", '"\\UFFFFFFFF"', "\ud800",
+    "\udcff", "2024-13-45", "..", "/", "/dev/null", "/dev/zero", "~root", "$HOME", "`id`", "%s%n",
+    "{0}", "'; DROP TABLE", "../../etc/passwd", "x" * 300, "0.1", "1", "6.0", "1e-3", "true",
+    "auto", "configs", "README.md", "-h", "—resume",
+]  # fmt: skip
+KNOWN = [*settings_of(Config), *settings_of(CommandLineOptions), *settings_of(SampleConfig)]
+SHIPPED = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("configs/*.yaml"))]
+HOSTILE_YAML = [
+    ": a\n: b\n", "- - - x\n", "&a [*a]\n", "!!python/name:os.system x\n", "a: |1\n  b\n",
+    "? {a: b}\n: c\n", "seed: 1\n...\nseed: 2\n", "'\\0'\n",
+    "<<: {seed: 1}\n", "model: {n_layer: !!int '3'}\n", "- \n" * 3000, "[" * 3000, "{a: " * 3000,
+    "%YAML " + "9" * 5000 + ".1\n---\n",
+]  # fmt: skip
 
 
-def test_any_config_file_is_printed_completely_or_rejected_in_a_line_for_each_fault():
-    fuzz_config.run(400)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzzing")
 
 
-def test_any_command_line_is_accepted_or_rejected_in_one_line():
-    fuzz_command.run(800)
+def answer(command, *argv):
+    """Run a command as a process does, without torch; return its exit code and standard output.
+
+    Nothing that it prints contains a control character. An error is one line, and that of a config
+    file has at most five.
+    """
+    stdin, out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(3)
+    )
+    without_torch = patch.dict(sys.modules, {"torch": None})
+    with without_torch, patch.multiple(sys, stdin=stdin, stdout=out, stderr=err):
+        code = exit_code(command, list(argv))
+    out.flush(), err.flush()
+    out, err = (stream.buffer.getvalue().decode() for stream in (out, err))
+    assert escape(out + err, keep="\n\t") == out + err and len(err) < 1500
+    assert code in (0, 2, 3, 4)
+    if code:
+        assert re.fullmatch("(error: [^\n]+\n)+", err)
+        assert err.count("\n") <= (MAX_FAULTS if ".yaml" in argv[0] else 1)
+    assert code != 2 or not out
+    return code, out
 
 
-def test_any_text_is_read_exactly_or_rejected_in_one_line():
-    fuzz_text.run(140)
+# ------------------------------------------------------------------------------------------ configs
 
 
-def test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte():
-    terminal.run(20)
+def splice(text, at, piece, cut):
+    """Insert a piece into a text, at a fraction of its length, in place of `cut` characters."""
+    at = int(at * len(text))
+    return text[:at] + piece + text[at + cut :]
 
 
-def test_hostile_yaml_is_refused_in_one_line():
-    tally = suites.check_yaml(suites.OUR_YAML)
-    assert tally.counts.total() == 2 * len(suites.OUR_YAML)
-    assert tally.counts["alone", 0] == 2  # those with nothing but a seed
+SCALARS = st.none() | st.integers() | st.floats() | st.text() | st.sampled_from([*KNOWN, *AWKWARD])
+KEYS = st.sampled_from([*KNOWN, "model", "train", "data"])
+TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner))
+SPLICED = st.builds(
+    splice,
+    st.sampled_from([*SHIPPED, *HOSTILE_YAML]),
+    st.floats(0, 1),
+    st.sampled_from([*AWKWARD, *HOSTILE_YAML]) | st.text(),
+    st.integers(0, 50),
+)
+CONFIGS = SPLICED | st.builds(yaml.safe_dump, TREES) | st.sampled_from(HOSTILE_YAML)
+ENCODINGS = st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 
 
-def test_hostile_strings_are_taken_as_they_are_or_refused_in_one_line(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    suites.check_strings(suites.OUR_STRINGS)
+def encode(text, encoding):
+    return text.encode(encoding, errors="surrogatepass")
 
 
-def test_hostile_pickles_are_refused_and_nothing_in_them_is_executed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tally = suites.check_pickles(suites.our_pickles(tmp_path))
-    assert tally.counts["as ours", 4] == 15 and not (tmp_path / "pwned").exists()
+@given(st.builds(encode, CONFIGS, ENCODINGS) | st.binary())
+@fuzzed
+def test_any_config_is_printed_completely_or_rejected_in_a_line_for_each_fault(folder, content):
+    file = folder / "config.yaml"
+    file.write_bytes(content)
+    code, out = answer(train_main, str(file), "--print-config")
+    if code == 0:
+        file.write_text(out, encoding="utf-8", newline="")
+        assert answer(train_main, str(file), "--print-config") == (0, out)
+
+
+@pytest.mark.parametrize("text", HOSTILE_YAML, ids=lambda text: repr(text[:20]))
+def test_hostile_yaml_is_refused_alone_and_as_a_section(text, tmp_path):
+    indented = "".join(f"  {line}" for line in text.splitlines(keepends=True))
+    for content in (text, f"model:\n{indented}"):
+        (tmp_path / "config.yaml").write_text(content)
+        assert answer(train_main, str(tmp_path / "config.yaml"))[0] == 2
+
+
+# ------------------------------------------------------------------------------------ command lines
+
+
+class Nothing:
+    """A replacement for what needs torch: it accepts anything and prints nothing."""
+
+    drawn, seconds, item_format = 0, 0.0, None
+
+    def __init__(self, *_): ...
+
+
+NAMES = st.sampled_from([f"--{name}" for name in KNOWN])
+WORDS = st.sampled_from(AWKWARD) | st.text()
+OPTIONS = NAMES | WORDS | st.builds("{}={}".format, NAMES | WORDS, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("command", "first"), [(train_main, "configs/smoke.yaml"), (sample_main, "--ckpt=nowhere")]
+)
+@given(st.lists(OPTIONS, max_size=6))
+@fuzzed
+def test_any_command_line_is_accepted_or_rejected_in_one_line(command, first, words):
+    needs_torch = ("Session", "print_samples", "take_turns", "score", "write_html")
+    with (
+        chdir(ROOT),
+        patch.multiple(train, only_writer=nullcontext, train=lambda *_: None),
+        patch.multiple(sample, **dict.fromkeys(needs_torch, Nothing)),
+    ):
+        answer(command, first, *words)
+
+
+# -------------------------------------------------------------------------------------------- texts
+
+
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be", codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be",
+}  # fmt: skip
+TEXTS = st.builds(
+    lambda text, times, encoding: encode(text * times, encoding),
+    st.text(
+        st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\0\x1b\u2028🙂"), min_size=1
+    ),
+    st.integers(1, 100),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
+)
+
+
+def decoded(content):
+    """Decode a text by its byte order mark, or as UTF-8; return None if that is impossible."""
+    mark = next(filter(content.startswith, MARKS), b"")
+    try:
+        return content[len(mark) :].decode(MARKS.get(mark, "utf-8"))
+    except UnicodeDecodeError:
+        return None
+
+
+@given(TEXTS | st.builds(bytes.__add__, TEXTS, st.binary()) | st.binary(), st.sampled_from([1, 8]))
+@fuzzed
+def test_any_text_is_read_exactly_or_rejected_in_one_line(folder, content, block_size):
+    file, text = folder / "text.txt", decoded(content)
+    file.write_bytes(content)
+    try:
+        corpus = load_corpus(DataConfig(sources=(str(file),)))
+        check_sizes(corpus, block_size)
+    except DataError as error:
+        assert len(printed(error)) < 1000
+        too_short = (
+            text is None or len(set(text)) < 2 or len(text) - len(text) * 9 // 10 <= block_size
+        )
+        assert too_short or (b"\0" in content and "looks like UTF-16" in str(error))
+    else:
+        assert corpus.tokenizer.decode(corpus.train.ids) == text

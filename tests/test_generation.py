@@ -26,7 +26,7 @@ from model.generate import (
 )
 from model.gpt import GPT
 from model.mixture import Mixture
-from tests.campaigns.cached_text import campaign, flips
+from tests.stress.cached_text import random_cases, stress
 from tests.variants import CHOICES, in_layout
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -86,16 +86,14 @@ def test_generated_text_equals_a_plain_loop_over_gpt_forward(temperature, window
         assert torch.equal(result, expected[:, 3:])
 
 
-def test_cached_text_equals_uncached_text_in_random_cases():
-    counts = campaign(cases=40)
-    assert counts["cases"] == 40 and counts["characters"] > 1000
-    assert counts["different"] == 0 and counts["largest difference"] < 1e-12
+def test_cached_text_equals_uncached_text_in_random_cases_and_with_the_fast_decoder():
+    assert "0 differ from uncached ones" in stress(full=False)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cached_text_equals_uncached_text_in_every_layout_and_kernel(layout, kernel):
-    counts = campaign(cases=2, attention=layout, kernel=kernel)
+    counts = random_cases(2, attention=layout, kernel=kernel)
     assert counts["different"] == 0 and counts["largest difference"] < 1e-12
 
 
@@ -150,7 +148,8 @@ def test_a_sample_does_not_depend_on_the_other_samples_of_its_batch():
     for i in (0, 17, 63):
         assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
     assert len({tuple(row) for row in batch.tolist()}) > 60
-    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[0])
+    other_seed = generate_ids(model, prompt, Sampler(10, [0]), 40)[0]
+    assert other_seed.tolist() not in batch.tolist()
 
 
 def test_a_generation_does_not_influence_the_next_one():
@@ -251,11 +250,6 @@ def test_the_fast_decoder_gives_the_same_logits_for_any_layout(layout):
             array.fill(0.5)  # the prefill of another layout may round differently
         logits.append(decoder.step(3))
     assert np.array_equal(*logits)
-
-
-def test_the_fast_decoder_and_gpt_forward_generate_the_same_long_text():
-    counts = flips(200)
-    assert counts["different"] == 0 and counts["largest difference"] < 1e-4
 
 
 def test_the_fast_decoder_uses_several_threads_only_for_large_matrices(monkeypatch):
@@ -414,6 +408,7 @@ def test_the_examples_in_the_docstrings_are_correct():
     table = re.search(r"n +((?:\d+ +)+\d+)\n +start +((?:\d+ +)+\d+)", window_start.__doc__)
     lengths, starts = ([int(n) for n in row.split()] for row in table.groups())
     assert [window_start(n, 8) for n in lengths] == starts and len(starts) == 10
-    probs = np.array([[0.5, 0.125, 0.25, 0.125]])
-    apply_top_p(probs, 0.7)
-    assert probs.tolist() == [[0.5, 0, 0.25, 0]] and "[0.5, 0, 0.25, 0]" in apply_top_p.__doc__
+    for p in (0.7, 0.75):  # 0.75 is reached exactly: nothing more stays
+        probs = np.array([[0.5, 0.125, 0.25, 0.125]])
+        apply_top_p(probs, p)
+        assert probs.tolist() == [[0.5, 0, 0.25, 0]] and "[0.5, 0, 0.25, 0]" in apply_top_p.__doc__

@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from model import gpt
-from tests.campaigns.common import at_step, resume_if_saved, small_run_args, train
+from tests.runs import at_step, resume_if_saved, small_run_args, train
 from training import evaluate, health
 
 SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]

@@ -19,11 +19,10 @@ from data.items import ItemFormat, digest, divide
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.runtime import select_runtime
-from tests.campaigns.common import scalars
-from tests.campaigns.ranks import in_float64, run_ranks
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import printed
 from tests.node import run_node
+from tests.runs import in_float64, run_ranks, scalars
 from tests.test_page import given_of
 from tests.test_sample import Input
 from training.evaluate import evaluate, loss_sums_by_position, wrong_segments

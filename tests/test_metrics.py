@@ -6,7 +6,7 @@ import pytest
 
 from checkpointing.checkpoint import METRICS
 from dashboard.metrics import COLUMNS, HEADER, MetricsFile
-from tests.campaigns.common import scalars, small_run_args, stop_at, train
+from tests.runs import scalars, small_run_args, stop_at, train
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(options, tmp_path):
     assert train(*options, f"--out_dir={whole}")[0] == 0
     stop_at(15, *options, f"--out_dir={parts}")
     with open(parts / METRICS, "a", encoding="ascii") as file:
-        file.write("18,9.000,1,1,1,,\n2")  # logged after the checkpoint; of step 20, cut by a kill
+        file.write("17,9.000,1,1,1,,\n2")  # logged after the checkpoint; of step 20, cut by a kill
     assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
     rows = [[{**row, "minutes": None} for row in rows_of(run)] for run in (whole, parts)]
     assert rows[0] == rows[1]

@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional as F
 
 from checkpointing import checkpoint as checkpoints
-from common.errors import UserError
+from common.errors import CheckpointError, UserError
 from configs.schema import LAYOUTS
 from convert import nanogpt
-from tests.campaigns.common import train
 from tests.commands import sample_main
 from tests.conftest import printed
+from tests.runs import train
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
 CHARACTERS = sorted(set(TEXT))
@@ -382,6 +382,8 @@ def test_nothing_in_a_pickle_runs_and_no_class_is_loaded(name, files, monkeypatc
         (files / file).write_bytes(bad)
         message = refusal(files)
         assert message.startswith(f"{files / file}: not a "), message
+        with pytest.raises(CheckpointError):
+            checkpoints.load(files / file)
         (files / file).write_bytes(good[file])
     assert not list(trap.iterdir())
     assert import_run(files)

@@ -11,7 +11,7 @@ from configs.cli import parse_train
 from configs.schema import Config, ModelConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from tests.campaigns.common import small_run_args, train
+from tests.runs import small_run_args, train
 from tests.variants import concatenated
 
 OLD, NEW = "\n abdyz", "\n abdyz!c\xe9\U0001f600"  # an old id stays the same

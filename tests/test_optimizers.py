@@ -12,7 +12,7 @@ from checkpointing import checkpoint
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import generate, gpt
 from model.gpt import GPT, Block
-from tests.campaigns.common import same_runs, small_run_args, stop_at, train
+from tests.runs import same_runs, small_run_args, stop_at, train
 from tests.variants import copy_optimizers, in_layout
 from training.optimizers import AdamW, Muon, build, orthogonalize, set_lr
 

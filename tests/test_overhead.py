@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import overhead
-from tests.campaigns.common import small_run_args, train
+from tests.runs import small_run_args, train
 
 
 def test_logging_overhead_is_the_share_of_time_outside_the_steps_of_intervals_without_evaluation():

@@ -1,5 +1,5 @@
-"""The process around a command: closed or full standard streams, signals at any moment from the
-first line to the last, little memory, and messages of bounded length.
+"""The process around a command: terminals, closed or full standard streams, signals at any moment
+from the first line to the last, little memory, and messages of bounded length.
 """
 
 import os
@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from checkpointing import file_format
 from checkpointing.checkpoint import find
-from common.console import MAX_LINE, print_note, print_result, shorten
+from common.console import MAX_LINE, escape, print_note, print_result, shorten
 from common.errors import ResourceError, UserError
 from configs.schema import Config
-from tests.campaigns.common import (
+from tests.commands import exit_code, train_main
+from tests.conftest import ROOT
+from tests.runs import (
     ENVIRONMENT,
     count_checkpoints,
     merged,
@@ -25,10 +28,8 @@ from tests.campaigns.common import (
     step_of,
     train,
 )
-from tests.commands import exit_code, train_main
-from tests.conftest import ROOT
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="POSIX streams and signals")
+pty, tty = map(pytest.importorskip, ("pty", "tty"))  # POSIX streams and signals
 
 
 def shell(command, **more):
@@ -47,6 +48,48 @@ def trained(tmp_path_factory):
     words = [*small_run_args(folder), "--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
     assert train(*words, f"--out_dir={folder / 'run'}")[0] == 0
     return folder / "run"
+
+
+# ---------------------------------------------------------------------------------------- terminals
+
+
+CONTROLS = [chr(code) for code in (*range(1, 32), *range(127, 160), 0x2028, 0x202E, 0x2066)]
+
+
+def on_terminal(*words):
+    """Run a command on a terminal; return its exit code and its standard output."""
+    reader, writer = pty.openpty()
+    tty.setraw(writer)  # no carriage return is added before newlines
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, env=ENVIRONMENT, stdout=writer,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(writer)
+    content = b""
+    with suppress(OSError):  # the end of a terminal's output
+        while part := os.read(reader, 1 << 16):
+            content += part
+    os.close(reader)
+    return process.wait(), content.decode()
+
+
+def test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_byte(tmp_path):
+    text, run = tmp_path / "\x1b[2J.txt", tmp_path / "run"
+    text.write_text("".join(CONTROLS) * 40 + "\n", encoding="utf-8", newline="")
+    words = [word for word in small_run_args(tmp_path) if "--data.sources" not in word]
+    lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
+    code, shown = on_terminal(
+        *merged(["train.py", *words, *lengths, f"--data.sources={text}", f"--out_dir={run}"])
+    )
+    assert code == 0 and escape(shown, keep="\n") == shown and "\\x1b[2J.txt" in shown
+
+    command = ["sample.py", f"--ckpt={run}", f"--prompt={CONTROLS[5]}", "--max_new_tokens=60"]
+    code, shown = on_terminal(*command)
+    raw = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, capture_output=True, check=True
+    ).stdout.decode()
+    assert code == 0 and len({*raw} & {*CONTROLS}) > 20
+    assert shown == escape(raw, keep="\n\t")
 
 
 # ------------------------------------------------------------------------------------------ streams
@@ -157,6 +200,33 @@ def test_thirty_signals_end_a_run_with_the_code_of_one_and_nothing_is_lost(name,
     assert there == good >= 2 and step_of(tmp_path / "run") >= 4
 
 
+# in Python's own start, before our first line
+AT_COMPILE = "line 0, in <module>\nKeyboardInterrupt"
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 3.0])
+@pytest.mark.parametrize("script", ["train.py", "sample.py"])
+def test_ctrl_c_in_the_first_seconds_ends_a_command_without_a_traceback(
+    script, seconds, trained, tmp_path
+):
+    words = {
+        "train.py": [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}", "--max_iters=1e9"],
+        "sample.py": [f"--ckpt={trained}", "--max_new_tokens=1e9"],
+    }
+    with subprocess.Popen(
+        [sys.executable, script, *merged(words[script])],
+        cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+    before_our_first_line = AT_COMPILE in said or ("Traceback" in said and str(ROOT) not in said)
+    assert before_our_first_line or "Traceback" not in said
+    assert before_our_first_line or process.returncode in (130, -signal.SIGINT)
+    there, good = count_checkpoints(tmp_path / "run")
+    assert there == good
+
+
 SHUTTING_DOWN = """
 import atexit, os, signal, sys, time
 from common.process import end_command, start_command
@@ -191,13 +261,11 @@ def test_signals_while_the_process_shuts_down_do_not_change_its_exit_code(name, 
 # ------------------------------------------------------------------------------------------- limits
 
 
-@pytest.mark.parametrize("command", ["train.py configs/smoke.yaml --out_dir={}",
-                                     "sample.py --ckpt={}"])  # fmt: skip
-def test_too_little_address_space_to_import_torch_is_one_line_and_exit_5(command, tmp_path):
-    for kilobytes in (300_000, 600_000):  # torch's libraries would abort
-        command = command.format(tmp_path / "run")
-        code, _, said = shell(f"ulimit -v {kilobytes}; python {command}")
-        assert code == 5 and said.startswith("error: out of memory: ") and said.count("\n") == 1
+@pytest.mark.parametrize("kilobytes", [300_000, 600_000])  # torch's libraries would abort
+@pytest.mark.parametrize("command", COMMANDS)
+def test_too_little_address_space_to_import_torch_is_one_line_and_exit_5(command, kilobytes):
+    code, _, said = shell(f"ulimit -v {kilobytes}; python {command}")
+    assert code == 5 and said.startswith("error: out of memory: ") and said.count("\n") == 1
 
 
 OUT_OF_MEMORY = [
@@ -236,14 +304,14 @@ def test_a_limit_on_the_size_of_files_is_one_line_and_exit_5(tmp_path):
     assert code == 5 and not (tmp_path / "run").exists()
 
 
-def test_a_message_of_any_length_is_bounded_and_its_middle_left_out(capsys):
+def test_a_message_is_escaped_and_of_bounded_length_and_its_middle_left_out(capsys):
     def main(_):
-        raise UserError("begins" + "x" * 900_000 + "ends")
+        raise UserError("begins\nerror: \x1b[2J" + "x" * 900_000 + "ends")
 
     assert exit_code(main, []) == 2
     said = capsys.readouterr().err
     assert len(said) < MAX_LINE + 20
-    assert said.startswith("error: begins") and said.endswith("ends\n") and " ... " in said
+    assert said.startswith("error: begins\\nerror: \\x1b[2Jx") and said.endswith("ends\n")
     assert shorten("abc", 3) == "abc" and shorten("abcdef", 4) == "ab ... ef"
 
 
@@ -253,14 +321,6 @@ def test_each_line_is_escaped_and_a_newline_in_it_begins_no_other(stream, capsys
     print_lines("a\nerror: b", "\x1b[2J\t\u202e", Path("c\rd"))
     said = capsys.readouterr()
     assert getattr(said, stream) == "a\\nerror: b\n\\x1b[2J\\t\\u202e\nc\\rd\n"
-
-
-def test_an_error_is_escaped_where_it_is_printed(capsys):
-    def main(_):
-        raise UserError("a\nerror: \x1b[2J")
-
-    assert exit_code(main, []) == 2
-    assert capsys.readouterr().err == "error: a\\nerror: \\x1b[2J\n"
 
 
 LONG = "x" * 900_000

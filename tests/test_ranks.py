@@ -27,22 +27,24 @@ from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model import runtime
 from model.gpt import GPT
-from tests.campaigns.common import (
+from tests.conftest import printed
+from tests.runs import (
     ENVIRONMENT,
     ROOT,
     SMALL,
     at_step,
     contents,
     count_checkpoints,
+    in_float64,
+    run_ranks,
     same_runs,
     scalars,
+    send_at,
     small_run_args,
     step_of,
+    torchrun,
     train,
 )
-from tests.campaigns.ranks import in_float64, run_ranks, torchrun
-from tests.campaigns.signals import send_at
-from tests.conftest import printed
 from training import environment
 from training.distributed import SINGLE_PROCESS, World
 from training.evaluate import loss_sums_by_position

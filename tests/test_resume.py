@@ -14,7 +14,9 @@ from checkpointing.checkpoint import BEST, LAST, PREV
 from checkpointing.run_dir import CheckpointManager
 from common import files
 from common.files import write_atomic
-from tests.campaigns.common import (
+from tests.commands import sample_main
+from tests.runs import (
+    DIVERGING,
     ROOT,
     SMALL,
     STEPS,
@@ -30,10 +32,9 @@ from tests.campaigns.common import (
     step_of,
     stop_at,
     train,
+    train_and_copy,
     write_checkpoint,
 )
-from tests.campaigns.fields import DIVERGING
-from tests.commands import sample_main
 
 RECIPES = {
     "adamw-cosine": ["--optimizer=adamw", "--schedule=cosine"],
@@ -58,11 +59,6 @@ RECIPES = {
     "early stopping": [*DIVERGING, "--save_interval=4", "--patience=1"],
     "seldom saved": ["--save_interval=1000", "--eval_interval=5", "--log_interval=3"],
 }
-
-
-@pytest.fixture
-def options(tmp_path):
-    return small_run_args(tmp_path)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -98,6 +94,20 @@ def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, mon
 def steps_in(run):
     """Return the step of each checkpoint of a run by file name."""
     return {path.name: contents(path)["progress"]["step"] for path in run.glob("*.safetensors")}
+
+
+def test_the_best_checkpoint_is_saved_before_the_last_one_that_refers_to_it(
+    options, tmp_path, monkeypatch
+):
+    saved = []
+
+    def record(path, *content, **previous):
+        saved.append(path.name)
+        write_atomic(path, *content, **previous)
+
+    monkeypatch.setattr(files, "write_atomic", record)
+    assert train(*options, "--save_interval=6", f"--out_dir={tmp_path / 'run'}")[0] == 0
+    assert [name for name in saved if name in (BEST, LAST)][:2] == [BEST, LAST]
 
 
 def test_prev_is_the_previous_last_checkpoint(options, tmp_path):
@@ -362,6 +372,64 @@ INVALID_PROGRESS = {
     "recent_losses": [1.0, "x"],
     "more\x1b": 1,
 }
+
+
+@pytest.fixture(scope="module")
+def diverging(tmp_path_factory):
+    """A folder with a finished run, a copy of it at step 18, and the arguments of both."""
+    folder = tmp_path_factory.mktemp("diverging")
+    options = [*small_run_args(folder), *DIVERGING]
+    train_and_copy(folder / "run", 18, *options).rename(folder / "saved")
+    return folder, options
+
+
+SAVED_FIELDS = {  # a change of each kind of state that a resumed run needs
+    "last_eval_step": ("progress", "last_eval_step", 17),
+    "best_loss": ("progress", "best_loss", 0.5),
+    "best_step": ("progress", "best_step", 11),
+    "evals_since_best": ("progress", "evals_since_best", 2),
+    "train_loss_at_best": ("progress", "train_loss_at_best", 0.5),
+    "recent_losses": ("progress", "recent_losses", [1.0]),
+    "spikes": ("progress", "spikes", 3),
+    "step": ("progress", "step", 19),
+    "text": ("data", "sha256", "0" * 64),
+    "environment": ("environment", "threads", 63),
+    "vocabulary": ("vocabulary",),
+    **{role: ("tensors", f"{role}.") for role in ("model", "exp_avg", "exp_avg_sq", "momentum")},
+}
+
+
+def resumes_alike(diverging, change):
+    """Resume from a changed checkpoint; return whether nothing is said and the run ends alike."""
+    folder, options = diverging
+    run = folder / "resumed"
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(folder / "saved", run)
+    saved = contents(run / LAST)
+    change(saved)
+    write_checkpoint(run / LAST, saved)
+    code, output = train(*options, f"--out_dir={run}", f"--resume={run / LAST}")
+    return code == 0 and "bit-identical" not in output and same_runs(folder / "run", run)
+
+
+def test_an_unchanged_checkpoint_resumes_alike(diverging):
+    assert resumes_alike(diverging, lambda saved: None)
+
+
+@pytest.mark.parametrize("name", SAVED_FIELDS)
+def test_a_change_of_any_saved_state_is_noticed_at_resume(name, diverging):
+    section, *key = SAVED_FIELDS[name]
+
+    def change(saved):
+        if section == "tensors":
+            next(t for name, t in saved["tensors"].items() if name.startswith(key[0])).add_(1)
+        elif section == "vocabulary":
+            saved["vocabulary"] = saved["vocabulary"][::-1]
+        else:
+            assert saved[section][key[0]] != key[1]
+            saved[section][key[0]] = key[1]
+
+    assert not resumes_alike(diverging, change)
 
 
 @pytest.mark.parametrize("name", INVALID_PROGRESS)

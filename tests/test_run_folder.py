@@ -24,15 +24,12 @@ from common.errors import ResourceError
 from configs.cli import parse_sample_options, parse_train
 from configs.schema import Config
 from dashboard.event_file import EventFile
-from tests.campaigns.common import SMALL, at_step, scalars, small_run_args, step_of, train
 from tests.conftest import ROOT
+from tests.runs import SMALL, at_step, scalars, small_run_args, step_of, train
+from tests.stress.kills import Killed
 from training import state
 
 SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]
-
-
-class Killed(BaseException):
-    """The process is gone: nothing runs after it."""
 
 
 @pytest.fixture
@@ -58,12 +55,16 @@ def contents_of(folder):
     }
 
 
-def kill_at(step, *words):
-    def kill():
-        raise Killed
+def raised(error):
+    def fail(*_):
+        raise error
 
+    return fail
+
+
+def kill_at(step, *words):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        at_step(patch, step, kill)
+        at_step(patch, step, raised(Killed()))
         train(*words)
 
 
@@ -103,10 +104,9 @@ def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path)
 def test_a_config_in_its_own_run_folder_stays_as_it_was_written(options, tmp_path):
     config = tmp_path / "run/config.yaml"
     config.parent.mkdir()
-    config.write_text("# mine\n" + (ROOT / "configs/smoke.yaml").read_text())
+    config.write_text("# mine\n" + (ROOT / SMALL[0]).read_text())
     before = config.read_bytes()
-    words = [config if each == SMALL[0] else each for each in options]
-    assert train(*words)[0] == 0
+    assert train(config, *options[1:])[0] == 0
     assert config.read_bytes() == before
 
 
@@ -131,8 +131,7 @@ def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
 def test_after_an_edit_the_printed_command_resumes_with_the_settings_of_the_start(
     options, tmp_path
 ):
-    at_step_2 = pytest.MonkeyPatch()
-    with at_step_2.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
         output = train(*options)[1]
     config = tmp_path / "run/config.yaml"
@@ -153,17 +152,9 @@ def test_the_settings_of_a_run_are_readable_as_yaml(options, tmp_path):
 # ------------------------------------------------------------------------------ starts that fail
 
 
-def raised(error):
-    def fail(*_):
-        raise error
-
-    return fail
-
-
-def test_a_start_that_cannot_write_its_settings_leaves_no_folder(options, tmp_path):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_dir, "write_settings", raised(ResourceError("no space")))
-        assert train(*options)[0] == 5
+def test_a_start_that_cannot_write_its_settings_leaves_no_folder(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir, "write_settings", raised(ResourceError("no space")))
+    assert train(*options)[0] == 5
     assert not (tmp_path / "run").exists()
 
 
@@ -260,11 +251,8 @@ def test_what_a_run_killed_before_its_first_checkpoint_left_is_removed(resume, o
     assert train(*options, *resume)[0] == 0
     assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
     assert not (run / NO_CHECKPOINT_YET).exists() and not list(run.glob("*.tmp"))
-
-
-def test_a_run_killed_after_its_first_checkpoint_is_no_longer_marked(options, tmp_path):
-    kill_at(3, *options)
-    assert step_of(tmp_path / "run") == 2 and not (tmp_path / "run" / NO_CHECKPOINT_YET).exists()
+    kill_at(3, *options, "--overwrite")  # after its first checkpoint it is no longer marked
+    assert step_of(run) == 2 and not (run / NO_CHECKPOINT_YET).exists()
 
 
 def test_a_marker_that_somebody_else_wrote_is_not_ours(options, tmp_path):
@@ -405,22 +393,23 @@ def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeyp
     assert script("train.py") == str(ROOT / "train.py")
 
 
-def test_a_command_that_is_too_long_for_a_line_is_not_printed():
-    words = [str(ROOT / SMALL[0]), *[f"--data.sources={n}/{'x' * 90}.txt" for n in range(40)]]
-    output = parse_train(words).repeat_command(resume=True)
-    assert output == "(no command is printed: it is too long)"
-
-
 def test_a_folder_whose_name_is_not_utf_8_is_saved_with_a_name_that_is():
     corpus = SimpleNamespace(name="caf\udce9", sha256="0" * 64, characters=9, val_sha256=None)
     assert text_info(corpus).name == "caf?"
 
 
-@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"])
-def test_for_a_name_with_control_characters_no_command_is_printed_but_the_reason(name, tmp_path):
-    folder = tmp_path / name
-    output = parse_train([str(ROOT / SMALL[0]), f"--out_dir={folder}"]).repeat_command(resume=True)
-    assert output == "(no command is printed: a name in it contains control characters)"
+UNPRINTABLE = {
+    **dict.fromkeys(
+        ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"], "a name in it contains control characters"
+    ),
+    "x" * 4000: "it is too long",
+}
+
+
+@pytest.mark.parametrize("name", UNPRINTABLE, ids=lambda name: repr(name[:9]))
+def test_a_command_that_cannot_be_copied_is_not_printed_but_the_reason(name, tmp_path):
+    output = parse_train([str(ROOT / SMALL[0]), f"--out_dir={name}"]).repeat_command(resume=True)
+    assert output == f"(no command is printed: {UNPRINTABLE[name]})"
 
 
 def test_the_commands_that_a_run_prints_in_a_hostile_folder_run(tmp_path, shell):

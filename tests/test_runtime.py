@@ -10,7 +10,7 @@ import torch
 from common.errors import ResourceError
 from configs.schema import ModelConfig
 from model import runtime
-from tests.campaigns.common import contents, small_run_args, train
+from tests.runs import contents, small_run_args, train
 from training.environment import resolve_kernel
 
 

@@ -11,27 +11,24 @@ import pytest
 
 from common.console import program
 from common.signals import Interrupted, Stop
-from tests.campaigns.common import (
+from tests.runs import (
+    CODES,
+    PHASES,
     STEPS,
     at_step,
     contents,
     count_checkpoints,
     resume_if_saved,
     same_runs,
+    send_at,
     small_run_args,
     start,
     step_of,
     train,
 )
-from tests.campaigns.signals import CODES, PHASES, send_at
 from training import evaluate
 
 SIGNALS = [name for name in CODES if hasattr(signal, name)]
-
-
-@pytest.fixture
-def options(tmp_path):
-    return small_run_args(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -56,20 +53,16 @@ def test_a_signal_sets_a_flag_and_prints_one_line_at_once(name, capfd):
         assert capfd.readouterr().err == expected
 
 
-def test_a_second_ctrl_c_exits_at_once():
-    for first in SIGNALS:
-        with Stop() as stop:
-            stop.defer_signals()
-            signal.raise_signal(getattr(signal, first))
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-
-
-def test_a_signal_before_training_exits_with_its_code():
-    for name in SIGNALS:
-        with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
-            signal.raise_signal(getattr(signal, name))
-        assert getattr(caught.value, "code", 130) == CODES[name]
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_before_training_and_a_second_ctrl_c_end_the_process_at_once(name):
+    with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
+        signal.raise_signal(getattr(signal, name))
+    assert getattr(caught.value, "code", 130) == CODES[name]
+    with Stop() as stop:
+        stop.defer_signals()
+        signal.raise_signal(getattr(signal, name))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_signal_handlers_are_restored():
@@ -93,12 +86,12 @@ def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatc
 @pytest.mark.parametrize("kind", [kind for kind in CODES if kind.split()[0] in SIGNALS])
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
-    phase, kind, options, tmp_path, uninterrupted
+    phase, kind, train_run, options, tmp_path, uninterrupted
 ):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         send_at(phase, kind, {"load": 1, "save": 6}.get(phase, 2), patch.setattr)
-        code, output = train(*options, f"--out_dir={run}")
+        code, output = train_run()
     assert code == CODES[kind]
     saved, loadable_count = count_checkpoints(run)
     assert saved == loadable_count and not list(run.glob("*.tmp*"))
@@ -109,18 +102,12 @@ def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
         assert command[1:] == [*options, f"--out_dir={run}", "--resume"]
         assert train(*command[1:])[0] == 0
     else:
-        assert train(*options, f"--out_dir={run}", *resume_if_saved(run))[0] == 0
+        assert train_run(*resume_if_saved(run))[0] == 0
     assert same_runs(uninterrupted, run)
 
 
-def test_after_a_signal_the_current_step_is_finished_and_saved(options, tmp_path, monkeypatch):
-    at_step(monkeypatch, 2, lambda: signal.raise_signal(signal.SIGTERM))
-    assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 143
-    assert step_of(tmp_path / "run") == 3
-
-
 def test_an_interrupted_evaluation_is_repeated_on_resume(
-    options, tmp_path, monkeypatch, uninterrupted
+    train_run, tmp_path, monkeypatch, uninterrupted
 ):
     run, loss = tmp_path / "run", evaluate.loss_sums_by_position
 
@@ -130,26 +117,25 @@ def test_an_interrupted_evaluation_is_repeated_on_resume(
 
     with monkeypatch.context() as patch:
         patch.setattr(evaluate, "loss_sums_by_position", interrupted)
-        code, output = train(*options, f"--out_dir={run}")
+        code, output = train_run()
     assert code == 143 and "validation 6" not in output and "bits per character" not in output
     saved = contents(run / "last.safetensors")["progress"]
-    assert (saved["step"], saved["last_eval_step"]) == (6, 0) and not (
-        run / "best.safetensors"
-    ).exists()
-    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert (saved["step"], saved["last_eval_step"]) == (6, 0)
+    assert not (run / "best.safetensors").exists()
+    assert train_run("--resume")[0] == 0
     assert same_runs(uninterrupted, run)
 
 
 def test_a_run_stopped_at_every_step_ends_bit_identical(
-    options, tmp_path, monkeypatch, uninterrupted
+    train_run, tmp_path, monkeypatch, uninterrupted
 ):
     run = tmp_path / "run"
     for step in range(STEPS):
         with monkeypatch.context() as patch:
             at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-            assert train(*options, f"--out_dir={run}", *resume_if_saved(run))[0] == 130
+            assert train_run(*resume_if_saved(run))[0] == 130
         assert step_of(run) == step + 1
-    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert train_run("--resume")[0] == 0
     assert same_runs(uninterrupted, run)
 
 
@@ -169,19 +155,19 @@ def test_interruptible_iteration_ends_at_a_stop_request():
 
 
 def test_at_the_time_limit_the_run_saves_and_exits_with_0(
-    options, tmp_path, monkeypatch, uninterrupted
+    train_run, tmp_path, monkeypatch, uninterrupted
 ):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         at_step(patch, 5, lambda: time.sleep(2.1))
-        code, output = train(*options, f"--out_dir={run}", "--time_limit=0.035")
+        code, output = train_run("--time_limit=0.035")
     assert code == 0 and step_of(run) <= 6
     command = re.escape(f"{shlex.quote(program('python'))} train.py ")
     assert re.search(
         rf"stopped and saved at step \d; to resume:\n  {command}.* --time_limit=0\.035 --resume\n",
         output,
     )
-    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    assert train_run("--resume")[0] == 0
     assert same_runs(uninterrupted, run)
 
 

@@ -19,8 +19,8 @@ from common.files import write_atomic
 from configs.cli import parse_train
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
-from tests.campaigns.common import scalars, stop_at, train
 from tests.conftest import ROOT
+from tests.runs import scalars, stop_at, train
 
 STORED = ROOT / "tests" / "stored"
 TEXT = STORED / "text.txt"

@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from checkpointing.checkpoint import load
 from common import files
 from common.files import write_atomic
-from tests.campaigns.common import equal, resume_if_saved
 from tests.commands import train_main
 from tests.conftest import ROOT
+from tests.runs import equal, resume_if_saved
 from training.environment import compile_or_fall_back
 
 

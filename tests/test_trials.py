@@ -14,8 +14,8 @@ from benchmarks import trials
 from checkpointing.checkpoint import METRICS
 from common.errors import UserError
 from dashboard.metrics import HEADER
-from tests.campaigns.common import merged, small_run_args
 from tests.conftest import ROOT
+from tests.runs import merged, small_run_args
 
 SMOKE = "configs/smoke.yaml"
 RATES = "--learning_rate=0.01,0.02"

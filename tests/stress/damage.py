@@ -1,11 +1,11 @@
-"""Campaign: damaged and forged checkpoints.
+"""Read damaged and forged checkpoints.
 
-    python -m tests.campaigns.damage [--full]
+    python -m tests.stress.damage [--full]
 
-First plain damage: files cut at every kilobyte, each bit of the header and of the last kilobyte
-flipped, random noise. All must be rejected. Then changes with a corrected digest, as by a forger
-who knows the format. They must be rejected, or give a run with finite tensors of the right shape
-and dtype. No code is executed, and memory grows by no more than the file size plus 64 MB.
+Shows that damage is always noticed: files cut at every kilobyte, each bit of the header and of the
+last kilobyte flipped, pieces moved, other formats, noise. A file forged with the correct digest is
+rejected too, or gives a run with finite tensors of the right shape and dtype. Nothing in a file
+executes, and memory grows by no more than the size of the file plus 64 MB.
 """
 
 import gzip
@@ -25,15 +25,16 @@ from checkpointing import checkpoint
 from common.errors import CheckpointError
 from data.tokenizer import CharTokenizer
 from model.runtime import select_runtime
-from tests.campaigns.common import run_campaign, small_run_args, start, train
 from tests.conftest import printed
+from tests.runs import small_run_args, start, train
+from tests.stress import main
 from tests.test_file_format import FORGED, file_with_header
 from tests.test_nanogpt import PICKLES, archive_of
 
 MEMORY = 64_000_000  # bytes
 
 
-def campaign(full: bool) -> str:
+def stress(full: bool) -> str:
     rng, counts = random.Random(0), Counter()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
@@ -235,4 +236,4 @@ def _peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    run_campaign(campaign)
+    main(stress)

@@ -1,13 +1,13 @@
-"""Campaign: compare text generated with and without a KV cache.
+"""Generate texts with and without a KV cache.
 
-    python -m tests.campaigns.cached_text [--cases N] [--characters N]
+    python -m tests.stress.cached_text [--full]
 
-First random models, prompts, batches and samplers in float64: the characters must be equal and the
-logits within 1e-12. Then one sample in float32, with the fast decoder: count how often rounding
-selects another character than GPT.forward.
+Shows that the cache changes nothing: with random models, prompts, batches and samplers in float64,
+up to ten windows long, the characters are equal and the logits differ by at most 1e-12. One long
+text in float32 then compares the fast decoder with GPT.forward. The full form has 1,000 cases and
+100,000 characters.
 """
 
-import argparse
 import random
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model.generate import Generation, Sampler
 from model.gpt import GPT
+from tests.stress import main
 
 VOCABULARY = 13
 
@@ -85,7 +86,7 @@ def compare(cached: Generation, uncached: Generation, characters: int) -> tuple[
     return different, largest
 
 
-def campaign(cases: int, **fixed) -> dict[str, float]:
+def random_cases(cases: int, **fixed) -> dict[str, float]:
     """Return counts over random cases in float64, each up to ten windows long."""
     counts = {"cases": cases, "characters": 0, "different": 0, "largest difference": 0.0}
     for case in range(cases):
@@ -123,15 +124,19 @@ def flips(characters: int) -> dict[str, float]:
     return {"characters": characters, "different": different, "largest difference": largest}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--characters", type=int, default=100_000)
-    options = parser.parse_args()
+def stress(full: bool) -> str:
     torch.set_num_threads(1)
-    print("float64, cached against uncached:", campaign(options.cases))
-    print("float32, fast decoder against GPT.forward:", flips(options.characters))
+    exact = random_cases(1000 if full else 40)
+    fast = flips(100_000 if full else 200)
+    assert exact["different"] == 0 and exact["largest difference"] < 1e-12, exact
+    assert fast["different"] == 0 and fast["largest difference"] < 1e-4, fast
+    return (
+        f"{exact['cases']} cached texts of {exact['characters']:,} characters in float64: 0 "
+        f"differ from uncached ones, logits by up to {exact['largest difference']:.1e}; fast "
+        f"decoder: 0 of {fast['characters']:,} characters in float32, logits by up to "
+        f"{fast['largest difference']:.1e}"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(stress)

@@ -1,14 +1,19 @@
-"""Helpers of the campaigns: a run that takes about a second, and comparison of runs."""
+"""A run that takes about a second: in this process, in a subprocess, or as ranks; its results."""
 
+import importlib
 import io
+import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -20,15 +25,16 @@ from checkpointing.checkpoint import BEST, LAST, SECTIONS
 from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
+from common.process import end_command
 from configs.cli import CommandLineOptions
 from configs.fields import value_type
 from configs.options import options_of
 from configs.schema import Config, TrainConfig
-from tests.commands import train_main
-from tests.conftest import printed
-from training import schedule
+from model import runtime
+from tests.commands import exit_code, train_main
+from tests.conftest import ROOT, printed
+from training import evaluate, schedule
 
-ROOT = Path(__file__).parents[2]
 STEPS = 24
 SMALL = [
     "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=16", "--block_size=16",
@@ -37,6 +43,19 @@ SMALL = [
     "--schedule=trapezoid", "--dropout=0.1", "--gradient_accumulation_steps=2",
     "--patience=100",
 ]  # fmt: skip
+# the learning rate rises too far: the second evaluation is the best, the last two are worse
+DIVERGING = [
+    "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=1", "--muon_learning_rate=1",
+    f"--save_interval={STEPS * 3 // 4}",
+]  # fmt: skip
+PHASES = {  # a function that only one phase of a run uses
+    "load": ("train", "load_corpus"),
+    "step": ("training.schedule", "lr_multiplier"),
+    "evaluate": ("training.evaluate", "loss_sums_by_position"),
+    "sample": ("training.evaluate", "generate"),
+    "save": ("os", "fsync"),
+}
+CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGINT twice": 130}
 TIMES = {"train/tokens_per_sec", "train/share_of_peak"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -130,6 +149,21 @@ def stop_at(step: int, *arguments: object) -> None:
     assert code == 130, output
 
 
+def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None:
+    """Patch the function of a phase so that its call number `call` first sends the signal."""
+    module, name = PHASES[phase]
+    module = importlib.import_module(module)
+    original, calls = getattr(module, name), itertools.count(1)
+
+    def with_signal(*arguments, **options):
+        if next(calls) == call:
+            for _ in range(2 if kind.endswith("twice") else 1):
+                os.kill(os.getpid(), getattr(signal, kind.split()[0]))
+        return original(*arguments, **options)
+
+    patch(module, name, with_signal)
+
+
 def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
     """Train a run in `folder`; return a copy as it was at the beginning of a step, from 0."""
     copy = folder.with_name(f"{folder.name}_at_step_{step}")
@@ -209,7 +243,104 @@ def same_runs(a: Path, b: Path) -> bool:
     return equal(outcome(a), outcome(b))
 
 
-def run_campaign(campaign: Callable[[bool], str]) -> None:
-    """Run `python -m tests.campaigns.NAME [--full]` and print its line of results."""
-    assert sys.argv[1:] in ([], ["--full"]), "the only option is --full"
-    print(campaign("--full" in sys.argv))
+# -------------------------------------------------------------------------------------------- ranks
+
+
+def run_ranks(
+    folder: Path, *arguments: Sequence[object], each: Callable[[int], None] | None = None
+) -> list[tuple]:
+    """Start one rank per list of arguments of train.py; return (exit code, stdout, stderr) of each.
+
+    As with torchrun, the others get SIGTERM as soon as one fails. `each` is called first, with the
+    rank. A single list starts an ordinary process without ranks. The processes are forks of one
+    that has imported torch, which saves seconds.
+    """
+    folder.mkdir(exist_ok=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "dashboard.report", "torch._dynamo"])
+    common = (len(arguments), _free_port(), folder)
+    processes = [
+        context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))
+        for rank, argv in enumerate(arguments)
+    ]
+    for rank, process in enumerate(processes):
+        for stream in "12":
+            (folder / f"{stream}{rank}").write_text("")  # in case the process ends early
+        process.start()
+    while alive := [process.sentinel for process in processes if process.exitcode is None]:
+        slow = not wait(alive, timeout=240)
+        if slow or any(process.exitcode for process in processes):
+            for process in processes:
+                process.kill() if slow else process.terminate()
+    texts = [
+        [(folder / f"{stream}{rank}").read_text() for stream in "12"]
+        for rank in range(len(processes))
+    ]
+    return [(process.exitcode, *text) for process, text in zip(processes, texts, strict=True)]
+
+
+def _rank(
+    rank: int,
+    size: int,
+    port: int,
+    folder: Path,
+    argv: list[str],
+    each: Callable[[int], None] | None,
+) -> None:
+    for stream in (1, 2):
+        os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY), stream)
+    if size > 1:
+        numbers = {
+            "RANK": rank,
+            "WORLD_SIZE": size,
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_PORT": port,
+        }
+        os.environ |= {name: str(number) for name, number in numbers.items()}
+        os.environ |= {
+            "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": "localhost",
+            "TORCHELASTIC_RUN_ID": "test",
+        }
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    if each:
+        each(rank)
+    end_command(exit_code(train_main, merged(argv)))
+
+
+def in_float64(_: int) -> None:
+    """Compute in float64 what the settings call float32, so that only summation order differs."""
+    torch.set_default_dtype(torch.float64)
+    runtime.DTYPES["float32"] = torch.float64
+    runtime.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
+    torch.Tensor.float = torch.Tensor.double
+    assert (
+        evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64)).dtype
+        == torch.float64
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
+def torchrun(size: int, *arguments: object) -> subprocess.Popen:
+    """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
+    command_line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc_per_node={size}",
+        "train.py",
+    ]
+    return subprocess.Popen(
+        [*command_line, *merged(arguments)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )

@@ -1,0 +1,204 @@
+"""Kill a training process at random moments, and a save at every system call; then resume.
+
+    python -m tests.stress.kills [--full]
+
+Shows that a kill costs at most the steps since the last save, and never a checkpoint: each one
+loads, and the resumed run ends bit-identical to an uninterrupted one. The calls of a save also fail
+with EIO and ENOSPC. The full form kills 200 times, under five mixes of settings.
+"""
+
+import errno
+import io
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from checkpointing import checkpoint
+from common import files
+from tests.runs import (
+    count_checkpoints,
+    resume_if_saved,
+    same_runs,
+    scalars,
+    small_run_args,
+    start,
+    step_of,
+    train,
+    train_and_copy,
+)
+from tests.stress import main
+
+SAVE_INTERVAL = 4
+# The small run has Muon, dropout, accumulation and pictures; the full form changes them in turn.
+MIXES = [
+    [],
+    ["--optimizer=adamw", "--schedule=cosine"],
+    ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
+    ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
+    ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
+]
+
+
+def stress(full: bool) -> str:
+    kills, steps, mixes = (200, 600, MIXES) if full else (3, 100, MIXES[:1])
+    rng, runs, lost, checkpoints = random.Random(0), 0, 0, 0
+    with tempfile.TemporaryDirectory() as name:
+        for number, mix in enumerate(mixes):
+            folder = Path(name, str(number))
+            folder.mkdir()
+            options = [*small_run_args(folder), f"--max_iters={steps}", *mix]
+            more_runs, more_lost, more_checkpoints = kill_and_compare(
+                folder, options, steps, kills // len(mixes), rng
+            )
+            runs, lost = runs + more_runs, max(lost, more_lost)
+            checkpoints += more_checkpoints
+        calls = fail_at_every_call(Path(name), every=1 if full else 7)
+    return (
+        f"{kills} kills in {runs} runs: all end bit-identical to an uninterrupted run; at most "
+        f"{lost} steps lost with a save every {SAVE_INTERVAL}; 0 of {checkpoints} checkpoints "
+        f"damaged; {calls} calls of a save failed with EIO or ENOSPC or killed the process: the "
+        "old or the new checkpoint was intact, and the resumed run ended bit-identical"
+    )
+
+
+# ----------------------------------------------------------------------------------- random moments
+
+
+def kill_and_compare(
+    folder: Path, options: list[str], steps: int, wanted: int, rng: random.Random
+) -> tuple[int, int, int]:
+    """Kill and resume runs `wanted` times; count runs, lost steps and checkpoints."""
+    uninterrupted, killed = folder / "uninterrupted", folder / "killed"
+    kills = runs = lost = checkpoints = 0
+    assert start("train.py", *options, f"--out_dir={uninterrupted}").wait() == 0
+    while kills < wanted:
+        while _saved(killed) < steps and kills < wanted:
+            resume = resume_if_saved(killed)
+            _kill(start("train.py", *options, f"--out_dir={killed}", *resume), rng)
+            kills += 1
+            saved, loaded = count_checkpoints(killed)
+            assert loaded == saved, f"{saved - loaded} damaged checkpoints after kill {kills}"
+            checkpoints, lost = checkpoints + saved, max(lost, _reached(killed) - _saved(killed))
+            assert lost <= SAVE_INTERVAL, f"kill {kills} lost {lost} steps"
+        resume = resume_if_saved(killed)
+        assert start("train.py", *options, f"--out_dir={killed}", *resume).wait() == 0
+        runs += 1
+        assert same_runs(uninterrupted, killed), f"{options}: differs from the uninterrupted run"
+        shutil.rmtree(killed)
+    return runs, lost, checkpoints
+
+
+def _kill(process: subprocess.Popen, rng: random.Random) -> None:
+    """Kill a run at a random moment: while it starts, one time in ten, or else while it trains."""
+    if rng.random() < 0.1:
+        time.sleep(rng.uniform(0, 3))
+    else:
+        next(line for line in process.stdout if line.startswith("device "))
+        time.sleep(rng.uniform(0, 0.5))
+    process.kill()
+    process.communicate()
+    assert process.returncode in (-9, 0), f"exit code {process.returncode}"
+
+
+def _reached(folder: Path) -> int:
+    """Return the last logged step; every step is logged."""
+    return max((step for step, _ in scalars(folder).get("train/loss", [])), default=0)
+
+
+def _saved(folder: Path) -> int:
+    return step_of(folder) if (folder / "last.safetensors").exists() else 0
+
+
+# ----------------------------------------------------------------------- the system calls of a save
+
+
+class Killed(BaseException):
+    """The simulated end of the process: no further system call succeeds, not even for cleanup."""
+
+
+FAULTS = [OSError(errno.EIO, "I/O error"), OSError(errno.ENOSPC, "No space left"), Killed()]
+
+
+class System:
+    """The system calls of a save, listed in `calls`. Call number `fatal` raises `fault`."""
+
+    def __init__(self, monkeypatch, fault=None, fatal=-1):
+        self.calls, self.fault, self.fatal, self.dead = [], fault, fatal, False
+        for name in ("link", "replace", "unlink", "fsync", "open", "close"):
+            monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
+        monkeypatch.setattr(files, "open", self.opened, raising=False)
+
+    def wrapped(self, name, call):
+        def run(*arguments, **options):
+            self.record(name, *arguments)
+            return call(*arguments, **options)
+
+        return run
+
+    def opened(self, path, mode):
+        if mode != "xb":
+            return open(path, mode)
+        self.record("create", path)
+        return RecordedFile(path, self)
+
+    def record(self, name, *arguments):
+        if self.dead:
+            raise Killed
+        self.calls.append(
+            (name, *(Path(each).name for each in arguments if isinstance(each, (str, Path))))
+        )
+        if len(self.calls) - 1 == self.fatal:
+            self.dead = isinstance(self.fault, Killed)
+            raise self.fault
+
+
+class RecordedFile(io.FileIO):
+    """A new file. A failing write has written half of the content."""
+
+    def __init__(self, path, system):
+        super().__init__(path, "xb")
+        self.system = system
+
+    def write(self, content):
+        super().write(content[: len(content) // 2])
+        self.system.record("write")
+        return super().write(content[len(content) // 2 :])
+
+
+def fail_at_every_call(folder: Path, every: int) -> int:
+    """Let the calls of a run's saves fail one by one, and resume; return the number of failures."""
+    options = [*small_run_args(folder), "--max_iters=12", "--save_interval=8"]
+    uninterrupted, other = folder / "uninterrupted", folder / "other"
+    at_step_8 = train_and_copy(uninterrupted, 8, *options)  # the next save is at step 12
+    assert step_of(at_step_8) == 8
+
+    def calls_of_run(fault: BaseException | None = None, fatal: int = -1) -> list:
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(at_step_8, other)
+        with pytest.MonkeyPatch.context() as patch:
+            system = System(patch, fault, fatal)
+            try:
+                code, output = train(*options, f"--out_dir={other}", "--resume")
+                assert code in (0, 5), output
+            except Killed:
+                assert isinstance(fault, Killed)
+        return system.calls
+
+    cases = list(itertools.product(FAULTS, range(len(calls_of_run()))))[::every]
+    for fault, fatal in cases:
+        case = f"{fault!r} at {calls_of_run(fault, fatal)[fatal]}, call {fatal}"
+        assert checkpoint.find(other, "last")[0].progress.step in (8, 12), case
+        assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, case
+        assert same_runs(uninterrupted, other), f"{case}: differs from the uninterrupted run"
+    return len(cases)
+
+
+if __name__ == "__main__":
+    main(stress)

@@ -1,0 +1,88 @@
+"""Kill one of several ranks that torchrun started, and resume.
+
+    python -m tests.stress.ranks [--full]
+
+Shows that the other ranks exit within seconds, that no checkpoint is torn, and that the resumed run
+ends bit-identical to an uninterrupted one. The full form kills one of four ranks, ten times.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from tests.runs import (
+    count_checkpoints,
+    resume_if_saved,
+    same_runs,
+    small_run_args,
+    step_of,
+    torchrun,
+)
+from tests.stress import main
+
+
+def children(process: subprocess.Popen) -> list[int]:
+    """Return the process ids of the ranks of a torchrun."""
+    return [
+        int(word)
+        for word in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+def stress(full: bool) -> str:
+    total, size, steps = (10, 4, 1000) if full else (1, 2, 60)
+    rng, kills, runs, slowest, files = random.Random(0), 0, 0, 0.0, 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = [*small_run_args(folder), f"--max_iters={steps}"]
+        uninterrupted, killed = folder / "uninterrupted", folder / "killed"
+        torchrun(size, *options, f"--out_dir={uninterrupted}").communicate()
+        assert step_of(uninterrupted) == steps
+        while kills < total:
+            while kills < total and (
+                not (killed / "last.safetensors").exists() or step_of(killed) < steps
+            ):
+                process = torchrun(size, *options, f"--out_dir={killed}", *resume_if_saved(killed))
+                # the full form also kills after an evaluation, when there is a checkpoint
+                line = "step " if full and kills % 2 else "device "
+                slowest = max(slowest, _kill(process, line, rng))
+                kills += 1
+                saved, loadable_count = count_checkpoints(killed)
+                assert loadable_count == saved and not list(killed.glob("*.tmp*")), (
+                    f"torn files after kill {kills}"
+                )
+                files += saved
+            resume = resume_if_saved(killed)
+            torchrun(size, *options, f"--out_dir={killed}", *resume).communicate()
+            runs += 1
+            assert same_runs(uninterrupted, killed), (
+                f"run {runs} differs from the uninterrupted one"
+            )
+            shutil.rmtree(killed)
+    return (
+        f"{kills} kills of one of {size} ranks in {runs} runs: {runs} of {runs} end bit-identical "
+        f"to an uninterrupted run; the other ranks exited within {slowest:.1f} s; 0 of {files} "
+        "checkpoints damaged"
+    )
+
+
+def _kill(process: subprocess.Popen, start: str, rng: random.Random) -> float:
+    """Kill a rank soon after a line with this start; return the seconds until all have exited."""
+    next(line for line in process.stdout if line.startswith(start))
+    time.sleep(rng.uniform(0, 0.5))
+    pids = children(process)
+    os.kill(rng.choice(pids), signal.SIGKILL)
+    start_time = time.monotonic()
+    process.communicate(timeout=240)
+    seconds = time.monotonic() - start_time
+    assert not any(Path(f"/proc/{each}").exists() for each in pids) and seconds < 30, f"{seconds} s"
+    return seconds
+
+
+if __name__ == "__main__":
+    main(stress)

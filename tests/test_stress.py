@@ -1,0 +1,21 @@
+"""The short forms of the stress tests; that of cached_text is in test_generation.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.stress import damage, kills, ranks
+
+
+def test_a_killed_run_loses_only_the_steps_since_the_last_save():
+    assert kills.stress(full=False).startswith("3 kills in 1 runs: all end bit-identical")
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory by /proc")
+def test_damaged_and_forged_checkpoints_are_rejected_or_valid_and_nothing_executes():
+    assert damage.stress(full=False).startswith("150 damaged files: all rejected; 150 forged")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks in /proc")
+def test_a_run_whose_rank_was_killed_ends_and_is_resumed_bit_exactly():
+    assert ranks.stress(full=False).startswith("1 kills of one of 2 ranks in 1 runs: 1 of 1")
