@@ -31,8 +31,9 @@ class Report:
     def __init__(self, run: Run, logger: Logger):
         self.run, self.logger = run, logger
         self.pictures = run.config.train.log == "pictures"
-        self.tokens, self.seconds = 0, 0.0  # since the last logged step
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0  # since the last logged step
         self.first_step = run.progress.step
+        self.speed_printed = False
 
     def log_start(self, *, unchanged: bool) -> None:
         """Print the text, the model and the device, and log them to TensorBoard.
@@ -41,27 +42,32 @@ class Report:
         """
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = model.parameter_count()
+        config, train = model.config, run.config.train
+        batches = train.max_iters * train.gradient_accumulation_steps
         lines = [
             *corpus.summary,
-            f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
-            f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
-            f"device      {run.runtime}{run.world}; attention kernel: {run.config.model.kernel}",
+            f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
+            f"context {config.block_size}: {parameters:,} parameters",
+            f"device      {run.runtime}{run.world}, {config.kernel} attention",
+            f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs",
         ]
         if run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
-        # scalars alone are for short runs, for which this measurement is too slow
-        if self.pictures:
-            gflops = run.runtime.peak_flops / 1e9
-            info(f"peak        {gflops:,.0f} GFLOP/s measured, with a large matrix product")
+
+        # the same in TensorBoard, with what few people look for
         if not (unchanged and self.logger.is_described):
-            settings = resolved_settings(run)
-            text = f"corpus      {corpus.name}, SHA-256 {corpus.sha256}"
-            config = summaries.table(settings, ("setting", "value"))
+            vocabulary, settings = corpus.tokenizer.vocabulary, resolved_settings(run)
+            lines += [
+                f"vocabulary  {vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
+                f"ratio       {parameters / len(corpus.train):.2g} parameters per training character",
+                f"compute     {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
+                f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
+            ]
+            table = summaries.table(settings, ("setting", "value"))
             self.logger.describe(
                 [
-                    summaries.text("run/config", config),
-                    summaries.text("run/corpus", summaries.code_block([text, *lines])),
+                    summaries.text("setup/run", f"{summaries.code_block(lines)}\n{table}"),
                     summaries.charts(),
                     summaries.hparams(settings),
                 ]
@@ -71,6 +77,7 @@ class Report:
         """Report loss spikes and warnings, and scalars every log_interval steps."""
         run, progress = self.run, self.run.progress
         step, settings = progress.step, run.config.train
+        self.steps += 1
         self.tokens += result.tokens
         self.seconds += result.seconds
         if result.spike:
@@ -81,13 +88,21 @@ class Report:
         if step == 1:
             vocab_size = run.model.vocab_size
             info(
-                f"first loss  {result.loss:.3f}; an untrained model starts near ln({vocab_size}) = "
-                f"{math.log(vocab_size):.3f}: every character equally likely"
+                f"first loss  {result.loss:.3f}; a uniform guess has "
+                f"ln({vocab_size}) = {math.log(vocab_size):.3f}"
             )
         self._log_warnings("train", result.warnings)
         if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             tokens_per_sec = self.tokens / self.seconds
-            self.tokens, self.seconds = 0, 0.0
+            # once, without the first step, which is slower
+            if 1 < step < settings.max_iters and not self.speed_printed:
+                minutes = (settings.max_iters - step) * self.seconds / self.steps / 60
+                info(
+                    f"speed       {tokens_per_sec:,.0f} characters per second: about "
+                    f"{minutes:.1f} minutes left, and the evaluations"
+                )
+                self.speed_printed = True
+            self.steps, self.tokens, self.seconds = 0, 0, 0.0
             self.logger.progress(step, result.loss, tokens_per_sec)
             self.logger.scalars(step, self._step_scalars(result, tokens_per_sec))
 
@@ -101,11 +116,10 @@ class Report:
             "val/gap": val_loss - train_loss,
         }
         self.logger.scalars(step, scalars)
+        best = " (best so far)" if result.improved else ""
         info(
-            f"step {step:,}: validation loss {val_loss:.4f} "
-            f"({val_loss * BITS_PER_NAT:.4f} bits per character"
-            f"{'; the best so far' if result.improved else ''}), loss on training text "
-            f"{train_loss:.4f}"
+            f"step {step:,}: validation loss {val_loss:.4f}{best}, "
+            f"loss on training text {train_loss:.4f}"
         )
         if result.sample:
             self.logger.sample(step, result.sample)
@@ -187,16 +201,15 @@ def resolved_settings(run: Run) -> dict[str, bool | int | float | str]:
 def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     """Make the summaries of an evaluation: next characters, attention maps, loss by position."""
     probe = result.probe
-    yield summaries.text("samples/next", summaries.code_block(top_next(probe, vocabulary)))
-    for layer, heads in enumerate(probe.attention, 1):
-        for head, weights in enumerate(heads.numpy(), 1):
-            image = plots.attention(weights, probe.text, f"layer {layer}, head {head}")
-            yield summaries.picture(f"attention/layer_{layer}_head_{head}", image)
+    yield summaries.text("samples/top_next", summaries.code_block(top_next(probe, vocabulary)))
+    for layer, maps in enumerate(probe.attention, 1):
+        image = plots.attention_maps(maps.numpy(), probe.text, layer)
+        yield summaries.picture(f"views/attention_layer_{layer}", image)
     positions = 1 + np.arange(len(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
     chart = plots.curve(positions, result.loss_by_position, uniform, title)
-    yield summaries.picture("val/loss_by_position", chart)
+    yield summaries.picture("views/loss_by_position", chart)
 
 
 def top_next(probe: Probe, vocabulary: str) -> list[str]:
