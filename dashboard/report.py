@@ -99,7 +99,7 @@ class Report:
                 minutes = (settings.max_iters - step) * self.seconds / self.steps / 60
                 info(
                     f"speed       {tokens_per_sec:,.0f} characters per second: about "
-                    f"{minutes:.1f} minutes left, and the evaluations"
+                    f"{minutes:.1f} minutes left"
                 )
                 self.speed_printed = True
             self.steps, self.tokens, self.seconds = 0, 0, 0.0
@@ -168,7 +168,7 @@ class Report:
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
             "train/tokens_per_sec": tokens_per_sec,
-            "train/epoch": run.epochs,
+            "train/total_epochs": run.epochs,
             "train/spikes": progress.spikes,
             "train/lr": run.lr,
             **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},

@@ -41,7 +41,7 @@ SCALARS = {
     "train/grad_norm",
     "train/tokens_per_sec",
     "train/share_of_peak",
-    "train/epoch",
+    "train/total_epochs",
     "train/spikes",
     "val/loss",
     "val/bpc",
@@ -154,7 +154,7 @@ def test_scalars_have_the_values_that_their_tags_promise(runs):
     assert logged["val/gap"][24] == pytest.approx(
         logged["val/loss"][24] - logged["val/train_loss"][24], rel=1e-3
     )
-    assert logged["train/epoch"][24] == pytest.approx(24 * 2 * 4 * 16 / 5400)
+    assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 * 16 / 5400)
     assert logged["train/lr/hidden"][8] == pytest.approx(
         settings["train.muon_learning_rate"].default
     )
