@@ -28,11 +28,12 @@ from common.console import escape
 from configs.fields import settings_of
 from configs.schema import Config
 
-# The page of charts, in the order in which people look: title, tags. The first two lines belong
-# together: how far they are apart is the generalization gap.
+# The page of charts, in the order in which people look: title, tags. TensorBoard cuts off what it
+# takes for outliers, and so most of a curve with few points. In one chart, the many points of the
+# training loss keep the validation loss in view.
 CHARTS = {
-    "validation loss, and loss on training text": ["val/loss", "val/train_loss"],
-    "training loss": ["train/loss"],
+    "training loss and validation loss": ["train/loss", "val/loss"],
+    "generalization gap": ["val/gap"],
     "learning rates": ["train/lr", "train/lr/.*"],
     "characters per second": ["train/tokens_per_sec"],
 }
