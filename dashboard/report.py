@@ -1,7 +1,7 @@
 """Console and TensorBoard output of a run. It only reads the run; nothing here affects training.
 
-Tags under `run/` describe the run, those under `train/` come from steps, the others from
-evaluations.
+Tags under `train/` come from steps, `setup/` describes the run, the others come from evaluations.
+TensorBoard sorts tags by name, so the names put losses before pictures, and samples before settings.
 """
 
 import math
