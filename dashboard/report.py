@@ -1,7 +1,7 @@
 """Console and TensorBoard output of a run. It only reads the run; nothing here affects training.
 
 Tags under `train/` come from steps, `setup/` describes the run, the others come from evaluations.
-TensorBoard sorts tags by name, so the names put losses before pictures, and samples before settings.
+TensorBoard sorts tags by name: these put losses before pictures, and samples before settings.
 """
 
 import math
@@ -44,6 +44,7 @@ class Report:
         parameters = model.parameter_count()
         config, train = model.config, run.config.train
         batches = train.max_iters * train.gradient_accumulation_steps
+        # what a reader wants to know first: which text, which model, on what, for how long
         lines = [
             *corpus.summary,
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
@@ -80,21 +81,25 @@ class Report:
         self.steps += 1
         self.tokens += result.tokens
         self.seconds += result.seconds
+
+        # what cannot wait for the next logged step
         if result.spike:
             info(
                 f"step {step:,}: loss {result.loss:.3f} is far above the mean of the last "
                 f"{SPIKE_WINDOW} (spikes so far: {progress.spikes:,})"
             )
-        if step == 1:
+        if step == 1:  # the simplest test of a model: does it begin with a guess?
             vocab_size = run.model.vocab_size
             info(
                 f"first loss  {result.loss:.3f}; a uniform guess has "
                 f"ln({vocab_size}) = {math.log(vocab_size):.3f}"
             )
         self._log_warnings("train", result.warnings)
+
+        # every log_interval steps, and at both ends: the bar and the curves
         if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             tokens_per_sec = self.tokens / self.seconds
-            # once, without the first step, which is slower
+            # once: how long will it take? The first step is left out, because it is slower
             if 1 < step < settings.max_iters and not self.speed_printed:
                 minutes = (settings.max_iters - step) * self.seconds / self.steps / 60
                 info(
@@ -116,6 +121,7 @@ class Report:
             "val/gap": val_loss - train_loss,
         }
         self.logger.scalars(step, scalars)
+        # bits per character and the gap are in TensorBoard; two losses fit on a line
         best = " (best so far)" if result.improved else ""
         info(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
@@ -135,6 +141,8 @@ class Report:
             [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
+
+        # how it ended; a finished run that is resumed has nothing to do
         if progress.step > self.first_step:
             info(f"finished after {minutes:.1f} minutes{self._early_stopping()}")
         else:
@@ -143,6 +151,8 @@ class Report:
                 changes = {"patience": 0}
             longer = command.repeat_command(resume=True, changes=changes)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
+
+        # what to do with it
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
@@ -202,9 +212,11 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     """Make the summaries of an evaluation: next characters, attention maps, loss by position."""
     probe = result.probe
     yield summaries.text("samples/top_next", summaries.code_block(top_next(probe, vocabulary)))
+    # what the heads of a layer look at
     for layer, maps in enumerate(probe.attention, 1):
         image = plots.attention_maps(maps.numpy(), probe.text, layer)
         yield summaries.picture(f"views/attention_layer_{layer}", image)
+    # does the model use its context? then later characters are easier to predict
     positions = 1 + np.arange(len(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"

@@ -77,6 +77,7 @@ def table(rows: dict[str, object], head: tuple[str, str]) -> str:
 
 def picture(tag: str, image: Image) -> Summary:
     """Make a summary for the Images tab."""
+    # colorspace 3 is RGB: the colors of the PNG's palette
     png = io.BytesIO()
     image.save(png, "PNG")
     encoded = Summary.Image(
