@@ -254,8 +254,9 @@ def fit_to_minutes(
     options = {"max_iters": fitted.max_iters} | changed_lengths(unlimited, fitted)
     words = " ".join(f"--{name}={value}" for name, value in options.items())
     info(
-        f"--minutes={command.minutes:g}: {speed.step:.3f} s per step, {speed.evaluation:.1f} s per "
-        f"evaluation; training {fitted.max_iters} steps (to repeat this run exactly: {words})"
+        f"--minutes={command.minutes:g}: {fitted.max_iters:,} steps of {speed.step:.3f} s, and "
+        f"evaluations of {speed.evaluation:.1f} s; to repeat this run:",
+        f"  {words}",
     )
     return fitted
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL.Image import Image
 
 from benchmarks import charts
 from benchmarks.runs import LossCurve, read_loss_curve, train
@@ -58,7 +58,6 @@ SAMPLER_SETTINGS = {
     "min-p 0.3": {"min_p": 0.3},
 }
 SCHEDULES = {"cosine": charts.BLUE, "trapezoid": charts.RED, "constant": charts.GREEN}
-GAP = 16  # pixels between attention maps
 
 
 # --------------------------------------------------------------------------------------------- runs
@@ -176,22 +175,12 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
         panels[0].figure.suptitle(f"The ten likeliest characters after “{PROMPT}”")
 
 
-def attention_maps(model: GPT, corpus: Corpus) -> Image.Image:
-    """Draw the heads of the first layer, two in a row, on the start of the validation text."""
+def attention_maps(model: GPT, corpus: Corpus) -> Image:
+    """Draw the heads of the first layer on the start of the validation text."""
     start = corpus.val.segments[0][0]
     ids = corpus.val.ids[start : start + 32].astype(int)
-    maps = model.attention_maps(torch.from_numpy(ids))[0]
-    text = corpus.tokenizer.decode(ids)
-    heads = [
-        plots.attention(weights, text, f"layer 1, head {head}")
-        for head, weights in enumerate(maps.numpy(), 1)
-    ]
-    width, height = heads[0].size
-    page = Image.new("P", (2 * width + GAP, -(-len(heads) // 2) * (height + GAP)), plots.BACKGROUND)
-    page.putpalette(heads[0].getpalette())
-    for i, image in enumerate(heads):
-        page.paste(image, (i % 2 * (width + GAP), i // 2 * (height + GAP)))
-    return page
+    maps = model.attention_maps(torch.from_numpy(ids))[0]  # (H, T, T)
+    return plots.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ class EventFile:
     """
 
     def __init__(self, folder: Path):
+        # a number higher than all others, even if the clock was set back
         names = [path.name for path in folder.glob("*tfevents*")]
         numbers = [int(n) for name in names for n in re.findall(r"tfevents\.(\d{1,10})", name)]
         self.number = max([1, int(time.time()), *(n + 1 for n in numbers if n < MAX_NUMBER)])
@@ -44,6 +45,7 @@ class EventFile:
         return EventPosition(self.number, self.size)
 
     def add(self, summary: Summary, step: int) -> None:
+        # a file begins with its version; a run that logs nothing has no file
         if not self.size and not self.buffer.tell():
             self.buffer.write(_records([]))
         self.buffer.write(_record(Event(summary=summary, step=step, wall_time=time.time())))
@@ -71,6 +73,7 @@ def truncate_events(folder: Path, position: EventPosition) -> None:
     """
     try:
         for number, path in event_files(folder):
+            # later files go, the file of that time is cut, earlier ones stay
             if number > position.number:
                 path.unlink()
             elif number == position.number and path.stat().st_size > position.size:

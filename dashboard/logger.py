@@ -25,6 +25,7 @@ def info(*lines: object) -> None:
         tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
+        # the reader of a pipe has gone: training matters more than what it prints
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -38,7 +39,7 @@ class Logger:
     def __init__(self, folder: Path | None, first_step: int, last_step: int):
         self.folder = folder
         self.events = event_file.EventFile(folder) if folder else None
-        self.warned = False
+        self.warned = False  # one warning about a full disk is enough
         self.metrics = None
         if folder:
             with self._warn_about(folder / METRICS):
@@ -54,6 +55,7 @@ class Logger:
     def progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
         """Move the bar to `step`, the number of steps done."""
         with suppress(OSError):
+            # set_postfix_str would draw the bar, and update draws it again
             postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
@@ -73,6 +75,7 @@ class Logger:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Log one value per tag, such as train/loss, to TensorBoard and to metrics.csv."""
+        # twice: a table for scripts, and curves for people
         if self.metrics:
             with self._warn_about(self.metrics.path):
                 self.metrics.add(step, values)

@@ -39,9 +39,11 @@ class MetricsFile:
             self.minutes_before = float(rows[-1].split(",")[1]) if rows else 0.0
         except (ValueError, IndexError):
             header = ""
+        # never cut back a file that somebody else wrote
         if not HEADER.startswith(header.removesuffix("\n")) or not header:
             raise FileExistsError(EEXIST, "not a file of this program")
         self.path, self.started = path, time.monotonic()
+        # a resumed run makes the steps after its checkpoint again, so their rows go
         new = "".join([HEADER, *rows]).encode()
         if new != old:
             with atomic_file(path) as file:

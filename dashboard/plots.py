@@ -1,7 +1,6 @@
 """Pictures for TensorBoard: attention maps, and the loss by position in the context.
 
-Each has a white background, so it is readable in both light and dark mode. In the shapes, T is the
-number of characters.
+Each has a white background, so it is readable in both light and dark mode. H heads, T characters
 """
 
 import math
@@ -10,12 +9,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 CELL = 10  # pixels per character
+GAP = 16  # pixels between two maps
 MAX_TICKS = 10  # on the y axis, at any scale
 TITLE_HEIGHT, SCALE_WIDTH, MIN_WIDTH = 18, 92, 200  # pixels
 BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
-COLOR_STOPS = np.array(
+COLOR_STOPS = np.array(  # red, green, blue
     [[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]]
 )
+# the image format stores an index for each pixel; these are the colors between the stops
 PALETTE = np.stack(
     [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in COLOR_STOPS.T],
     axis=1,
@@ -27,23 +28,45 @@ SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
 def name(character: str) -> str:
     """Return the label of a character: itself, its name, or U+XXXX if the font lacks it."""
+    # what the font lacks, it draws like this unassigned code point
     missing = bytes(FONT.getmask("\U0010ffff"))
     drawn = character.isprintable() and bytes(FONT.getmask(character)) not in (missing, b"")
     return NAMES.get(character) or (character if drawn else f"U+{ord(character):04X}")
 
 
-def attention(weights: np.ndarray, characters: str, title: str) -> Image.Image:
-    """Draw the attention weights (T, T) of a head: a row is a query, its cells are the keys.
+def attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image:
+    """Draw the attention weights (H, T, T) of all heads of a layer, in a grid.
 
-    The map of 32 characters has the size at which TensorBoard first shows a picture, so that its
-    labels are legible without a click.
+    One picture a layer, because a reader compares its heads: which one looks one character back,
+    and which one at the start of the word?
     """
+    heads = [
+        attention_map(weights, characters, f"layer {layer}, head {head}")
+        for head, weights in enumerate(maps, 1)
+    ]
+    # a grid as square as the number of heads allows: 4 in 2 columns, 12 in 4
+    columns = math.ceil(math.sqrt(len(heads)))
+    rows = math.ceil(len(heads) / columns)
+    width, height = heads[0].width + GAP, heads[0].height + GAP
+    page = Image.new("L", (columns * width - GAP, rows * height - GAP), BACKGROUND)
+    page = _with_palette(page)
+    for i, head in enumerate(heads):
+        page.paste(head, (i % columns * width, i // columns * height))
+    return page
+
+
+def attention_map(weights: np.ndarray, characters: str, title: str) -> Image.Image:
+    """Draw the attention weights (T, T) of a head: a row is a query, its cells are the keys."""
     rows, columns = _labels(characters)
     margin, side = rows.width, len(weights) * CELL
-    width = max(margin + side, MIN_WIDTH)
+    width = max(margin + side, MIN_WIDTH)  # a short text is narrower than the title
     canvas = Image.new("L", (width, TITLE_HEIGHT + side + columns.height), BACKGROUND)
+
+    # above the map, its title and the scale
     ImageDraw.Draw(canvas).text((2, 2), title, DARK, FONT)
     _draw_scale(canvas)
+
+    # the map, between the labels of the queries on its left and those of the keys below
     canvas.paste(rows, (0, TITLE_HEIGHT))
     canvas.paste(Image.fromarray(_cells(weights)), (margin, TITLE_HEIGHT))
     canvas.paste(columns, (margin, TITLE_HEIGHT + side))
@@ -68,17 +91,21 @@ def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.I
     canvas = Image.new("L", (width, height), BACKGROUND)
     draw = ImageDraw.Draw(canvas)
 
+    # a log scale, because most of what context gives is gained in the first few characters
     def pixel(x, y):
         fraction = np.log(x) / max(math.log(x_max), 1e-9)
         column = margin + fraction * (width - 2 * margin)
         row = height - margin - y / y_max * (height - 2 * margin)
         return column, row
 
+    # horizontal lines at whole nats, and the positions 1, 2, 4, ... below the x axis
     for tick in range(0, math.floor(y_max) + 1, max(1, math.ceil(y_max / MAX_TICKS))):
         draw.line([pixel(1, tick), pixel(x_max, tick)], FAINT - 12)
         draw.text((margin - 20, pixel(1, tick)[1] - 8), str(tick), DARK, FONT)
     for tick in 2 ** np.arange(math.floor(math.log2(x_max)) + 1):
         draw.text((pixel(tick, 0)[0] - 4, height - margin + 6), str(tick), DARK, FONT)
+
+    # the reference, dashed, and the curve above it
     row = pixel(1, reference)[1]
     for dash in np.linspace(margin, width - margin, 60):
         draw.line([(dash, row), (dash + 5, row)], 140)
@@ -93,6 +120,7 @@ def _cells(weights: np.ndarray) -> np.ndarray:
     The darkness of a cell is proportional to the square root of its weight. Keys after the query
     have the color of the background.
     """
+    # the square root keeps small weights visible: 1/16 is a quarter as dark as 1
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
     shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
     return np.kron(shades, np.ones((CELL, CELL))).astype(np.uint8)
@@ -101,17 +129,18 @@ def _cells(weights: np.ndarray) -> np.ndarray:
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
     """Draw the labels to the left of a map and those below it, with long ones rotated."""
     names = [SYMBOLS.get(character, name(character)) for character in characters]
-    margin = 6 + max(8, *(math.ceil(SMALL.getlength(each)) for each in names))
+    margin = 6 + max(8, *(math.ceil(SMALL.getlength(label)) for label in names))
     rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
     below = Image.new("L", (len(names) * CELL, margin), BACKGROUND)
-    for i, each in enumerate(names):
-        label = Image.new("L", (margin, CELL), BACKGROUND)
-        ImageDraw.Draw(label).text((margin - 3, CELL // 2), each, DARK, SMALL, anchor="rm")
-        rows.paste(label, (0, i * CELL))
-        if SMALL.getlength(each) > CELL:
-            below.paste(label.rotate(90, expand=True), (i * CELL, 0))
+    for i, label in enumerate(names):
+        drawn = Image.new("L", (margin, CELL), BACKGROUND)
+        ImageDraw.Draw(drawn).text((margin - 3, CELL // 2), label, DARK, SMALL, anchor="rm")
+        rows.paste(drawn, (0, i * CELL))
+        # below the map, a label has the width of a cell: a longer one is turned
+        if SMALL.getlength(label) > CELL:
+            below.paste(drawn.rotate(90, expand=True), (i * CELL, 0))
         else:
-            ImageDraw.Draw(below).text((i * CELL + CELL // 2, 10), each, DARK, SMALL, anchor="ms")
+            ImageDraw.Draw(below).text((i * CELL + CELL // 2, 10), label, DARK, SMALL, anchor="ms")
     return rows, below
 
 

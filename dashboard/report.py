@@ -1,7 +1,7 @@
 """Console and TensorBoard output of a run. It only reads the run; nothing here affects training.
 
-Tags under `run/` describe the run, those under `train/` come from steps, the others from
-evaluations.
+Tags under `train/` come from steps, `setup/` describes the run, the others come from evaluations.
+TensorBoard sorts tags by name: these put losses before pictures, and samples before settings.
 """
 
 import math
@@ -33,8 +33,9 @@ class Report:
     def __init__(self, run: Run, logger: Logger):
         self.run, self.logger = run, logger
         self.pictures = run.config.train.log == "pictures"
-        self.tokens, self.seconds = 0, 0.0  # since the last logged step
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0  # since the last logged step
         self.first_step = run.progress.step
+        self.speed_printed = False
 
     def log_start(self, *, unchanged: bool) -> None:
         """Print the text, the model and the device, and log them to TensorBoard.
@@ -43,29 +44,35 @@ class Report:
         """
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = model.parameter_count()
+        config, train = model.config, run.config.train
+        batches = train.max_iters * train.gradient_accumulation_steps
+        # what a reader wants to know first: which text, which model, on what, for how long
         lines = [
             *corpus.summary,
-            f"model       {parameters:,} parameters, {parameters / len(corpus.train):.2g} per "
-            f"training character; {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
-            f"device      {run.runtime}{run.world}; attention kernel: {run.config.model.kernel}",
+            f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
+            f"context {config.block_size}: {parameters:,} parameters",
+            f"device      {run.runtime}{run.world}, {config.kernel} attention",
+            f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs",
         ]
         if corpus.item_format:
             lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
         elif run.progress.step == 0:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
-        # scalars alone are for short runs, for which this measurement is too slow
-        if self.pictures:
-            gflops = run.runtime.peak_flops / 1e9
-            info(f"peak        {gflops:,.0f} GFLOP/s measured, with a large matrix product")
+
+        # the same in TensorBoard, with what few people look for
         if not (unchanged and self.logger.is_described):
-            settings = resolved_settings(run)
-            text = f"corpus      {corpus.name}, SHA-256 {corpus.sha256}"
-            config = summaries.table(settings, ("setting", "value"))
+            vocabulary, settings = corpus.tokenizer.vocabulary, resolved_settings(run)
+            lines += [
+                f"vocabulary  {vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
+                f"ratio       {parameters / len(corpus.train):.2g} parameters a training character",
+                f"compute     {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
+                f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
+            ]
+            table = summaries.table(settings, ("setting", "value"))
             self.logger.describe(
                 [
-                    summaries.text("run/config", config),
-                    summaries.text("run/corpus", summaries.code_block([text, *lines])),
+                    summaries.text("setup/run", f"{summaries.code_block(lines)}\n{table}"),
                     summaries.charts(),
                     summaries.hparams(settings),
                 ]
@@ -75,23 +82,36 @@ class Report:
         """Report loss spikes and warnings, and scalars every log_interval steps."""
         run, progress = self.run, self.run.progress
         step, settings = progress.step, run.config.train
+        self.steps += 1
         self.tokens += result.tokens
         self.seconds += result.seconds
+
+        # what cannot wait for the next logged step
         if result.spike:
             info(
                 f"step {step:,}: loss {result.loss:.3f} is far above the mean of the last "
                 f"{SPIKE_WINDOW} (spikes so far: {progress.spikes:,})"
             )
-        if step == 1:
+        if step == 1:  # the simplest test of a model: does it begin with a guess?
             vocab_size = run.model.vocab_size
             info(
-                f"first loss  {result.loss:.3f}; an untrained model starts near ln({vocab_size}) = "
-                f"{math.log(vocab_size):.3f}: every character equally likely"
+                f"first loss  {result.loss:.3f}; a uniform guess has "
+                f"ln({vocab_size}) = {math.log(vocab_size):.3f}"
             )
         self._log_warnings("train", result.warnings)
+
+        # every log_interval steps, and at both ends: the bar and the curves
         if step % settings.log_interval == 0 or step in (1, settings.max_iters):
             tokens_per_sec = self.tokens / self.seconds
-            self.tokens, self.seconds = 0, 0.0
+            # once: how long will it take? The first step is left out, because it is slower
+            if 1 < step < settings.max_iters and not self.speed_printed:
+                minutes = (settings.max_iters - step) * self.seconds / self.steps / 60
+                info(
+                    f"speed       {tokens_per_sec:,.0f} characters per second: about "
+                    f"{minutes:.1f} minutes left"
+                )
+                self.speed_printed = True
+            self.steps, self.tokens, self.seconds = 0, 0, 0.0
             self.logger.progress(step, result.loss, tokens_per_sec)
             self.logger.scalars(step, self._step_scalars(result, tokens_per_sec))
 
@@ -110,11 +130,11 @@ class Report:
             answers = len(self.run.corpus.val.segments)
             exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
         self.logger.scalars(step, scalars)
+        # bits per character and the gap are in TensorBoard; two losses fit on a line
+        best = " (best so far)" if result.improved else ""
         info(
-            f"step {step:,}: validation loss {val_loss:.4f} "
-            f"({val_loss * BITS_PER_NAT:.4f} bits per character"
-            f"{'; the best so far' if result.improved else ''}), loss on training text "
-            f"{train_loss:.4f}{exact_match}"
+            f"step {step:,}: validation loss {val_loss:.4f}{best}, "
+            f"loss on training text {train_loss:.4f}{exact_match}"
         )
         if result.wrong_answers:
             self.logger.sample(step, "\n".join(result.wrong_answers), "samples/wrong_answers")
@@ -132,6 +152,8 @@ class Report:
             [program("python"), script("sample.py"), "--ckpt", path_word(folder), *self._question()]
         )
         tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
+
+        # how it ended; a finished run that is resumed has nothing to do
         if progress.step > self.first_step:
             info(f"finished after {minutes:.1f} minutes{self._early_stopping()}")
         else:
@@ -140,6 +162,8 @@ class Report:
                 changes = {"patience": 0}
             longer = command.repeat_command(resume=True, changes=changes)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
+
+        # what to do with it
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
@@ -173,7 +197,7 @@ class Report:
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
             "train/tokens_per_sec": tokens_per_sec,
-            "train/epoch": run.epochs,
+            "train/total_epochs": run.epochs,
             "train/spikes": progress.spikes,
             "train/lr": run.lr,
             **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},
@@ -206,16 +230,17 @@ def resolved_settings(run: Run) -> dict[str, bool | int | float | str]:
 def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     """Make the summaries of an evaluation: next characters, attention maps, loss by position."""
     probe = result.probe
-    yield summaries.text("samples/next", summaries.code_block(top_next(probe, vocabulary)))
-    for layer, heads in enumerate(probe.attention, 1):
-        for head, weights in enumerate(heads.numpy(), 1):
-            image = plots.attention(weights, probe.text, f"layer {layer}, head {head}")
-            yield summaries.picture(f"attention/layer_{layer}_head_{head}", image)
+    yield summaries.text("samples/top_next", summaries.code_block(top_next(probe, vocabulary)))
+    # what the heads of a layer look at
+    for layer, maps in enumerate(probe.attention, 1):
+        image = plots.attention_maps(maps.numpy(), probe.text, layer)
+        yield summaries.picture(f"views/attention_layer_{layer}", image)
+    # does the model use its context? then later characters are easier to predict
     counted = np.flatnonzero(~np.isnan(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
     chart = plots.curve(1 + counted, result.loss_by_position[counted], uniform, title)
-    yield summaries.picture("val/loss_by_position", chart)
+    yield summaries.picture("views/loss_by_position", chart)
 
 
 def top_next(probe: Probe, vocabulary: str) -> list[str]:

@@ -18,7 +18,6 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
     Category,
     Chart,
     Layout,
-    MarginChartContent,
     MultilineChartContent,
 )
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
@@ -29,16 +28,15 @@ from common.console import escape
 from configs.fields import settings_of
 from configs.schema import Config
 
+# The page of charts, in the order in which people look: title, tags. TensorBoard cuts off what it
+# takes for outliers, and so most of a curve with few points. In one chart, the many points of the
+# training loss keep the validation loss in view.
 CHARTS = {
-    "training loss": ["train/loss"],
+    "training loss and validation loss": ["train/loss", "val/loss"],
+    "generalization gap": ["val/gap"],
     "learning rates": ["train/lr", "train/lr/.*"],
     "characters per second": ["train/tokens_per_sec"],
 }
-# A chart with a band, which TensorBoard does not smooth: title; tags of line, lower and upper end.
-LOSS_BAND = (
-    "validation loss (line) and its gap to the loss on training text (band)",
-    ("val/loss", "val/train_loss", "val/loss"),
-)
 # The HParams tab sorts settings by name, and shows only the first five until the user selects more.
 # A digit in front of the name puts these first; the displayed name omits it.
 FIRST_HPARAMS = (
@@ -51,10 +49,8 @@ FIRST_HPARAMS = (
     "train.max_iters",
 )
 HPARAM_METRICS = ("val/loss", "val/bpc", "val/gap", "train/loss")
-HPARAM_KINDS = {
-    bool: "bool",
-    str: "string",
-}  # type of a setting -> its kind; all other types are numbers
+# type of a setting -> the tab's name for it; every other type is a number
+HPARAM_TYPES = {bool: "bool", str: "string"}
 DATA_TYPES = {"bool": "DATA_TYPE_BOOL", "string": "DATA_TYPE_STRING", "number": "DATA_TYPE_FLOAT64"}
 
 
@@ -81,6 +77,7 @@ def table(rows: dict[str, object], head: tuple[str, str]) -> str:
 
 def picture(tag: str, image: Image) -> Summary:
     """Make a summary for the Images tab."""
+    # colorspace 3 is RGB: the colors of the PNG's palette
     png = io.BytesIO()
     image.save(png, "PNG")
     encoded = Summary.Image(
@@ -91,11 +88,7 @@ def picture(tag: str, image: Image) -> Summary:
 
 def charts() -> Summary:
     """Make the Custom Scalars page: losses, learning rates and speed."""
-    title, (value, lower, upper) = LOSS_BAND
-    band = MarginChartContent.Series(value=value, lower=lower, upper=upper)
-    page = Category(
-        title="training", chart=[Chart(title=title, margin=MarginChartContent(series=[band]))]
-    )
+    page = Category(title="training")
     for title, tags in CHARTS.items():
         lines = MultilineChartContent(tag=[f"^{tag}$" for tag in tags])
         page.chart.append(Chart(title=title, multiline=lines))
@@ -110,20 +103,30 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
     for name, value in settings.items():
         first = FIRST_HPARAMS.index(name) + 1 if name in FIRST_HPARAMS else ""
         key = f"{first}{name}"
-        kind = HPARAM_KINDS.get(type(value), "number")
-        domain = ()
-        if kind == "bool":
-            domain = (False, True)
-        if kind == "string":
-            domain = settings_of(Config)[name].metadata["choices"]
-            if not domain:
-                continue  # the tab has a check box per choice; a string without choices has none
-        setattr(start.hparams[key], f"{kind}_value", value)
-        values = ListValue(values=[Value(**{f"{kind}_value": each}) for each in domain])
-        discrete = values if domain else None
+        hparam_type = HPARAM_TYPES.get(type(value), "number")
+        field = f"{hparam_type}_value"
+
+        # the tab has a check box per choice, so it needs them; a number has none
+        choices = ()
+        if hparam_type == "bool":
+            choices = (False, True)
+        if hparam_type == "string":
+            choices = settings_of(Config)[name].metadata["choices"]
+            if not choices:
+                continue  # nothing to tick
+        values = ListValue(values=[Value(**{field: choice}) for choice in choices])
+
+        setattr(start.hparams[key], field, value)
         infos.append(
-            HParamInfo(name=key, display_name=name, type=DATA_TYPES[kind], domain_discrete=discrete)
+            HParamInfo(
+                name=key,
+                display_name=name,
+                type=DATA_TYPES[hparam_type],
+                domain_discrete=values if choices else None,
+            )
         )
+
+    # the same two parts that TensorBoard's own API writes: what there is, and this run's values
     metrics = [MetricInfo(name=MetricName(tag=tag)) for tag in HPARAM_METRICS]
     experiment = Experiment(hparam_infos=infos, metric_infos=metrics)
     parts = {
@@ -133,6 +136,7 @@ def hparams(settings: dict[str, bool | int | float | str]) -> Summary:
     return Summary(value=[_hparams_value(tag, part) for tag, part in parts.items()])
 
 
+# what the tabs Text, Custom Scalars and HParams read: bytes with a label that names the tab
 def _tensor_summary(tag: str, content: bytes, summary_metadata: SummaryMetadata) -> Summary:
     tensor = TensorProto(dtype="DT_STRING", string_val=[content], tensor_shape=TensorShapeProto())
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=summary_metadata)])

@@ -30,23 +30,23 @@ def summarize(
     train: Split,
     val: Split,
 ) -> list[str]:
-    """Return the summary of a text; notes about what is unusual come first."""
-    total = len(train) + len(val)
-    rarest = sorted(counts, key=lambda c: (counts[c], c))[:5]
+    """Return the summary of a text; notes about what is unusual come last."""
+    share = len(val) / (len(train) + len(val))
+    # the rarest characters show what does not belong into a text
+    rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
-        *chain.from_iterable(map(_describe, ("text", "validation text"), texts)),
-        *(f"note: {note}" for note in _notes(texts, counts, vocabulary, min_count, train, val)),
-        f"text        {len(train):,} characters to train on ({len(train) / total:.1%}), "
-        f"{len(val):,} to validate on ({len(val) / total:.1%})",
-        f"vocabulary  {len(vocabulary):,} characters: "
-        f"{vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
+        *map(_describe, ("text        ", "validation  "), texts),
+        f"split       {len(train):,} characters to train on, "
+        f"{len(val):,} ({share:.1%}) to validate on",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
+        *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
+        *(f"note: {note}" for note in _notes(texts, counts, vocabulary, min_count, train, val)),
     ]
 
 
 def size_advice(parameters: int, characters: int) -> str | None:
     """Return a note that names a better config if the model is too large or small for the text."""
-    preset, _, (low, high) = next(each for each in PRESETS if characters <= each[1])
+    preset, _, (low, high) = next(row for row in PRESETS if characters <= row[1])
     if low <= parameters <= high:
         return None
     if parameters > high:
@@ -59,15 +59,14 @@ def size_advice(parameters: int, characters: int) -> str | None:
     )
 
 
-def _describe(role: str, text: Text) -> Iterator[str]:
-    """Yield a text and its size, then why the sources before it are not used."""
+def _describe(label: str, text: Text) -> str:
+    """Return the line about a text: where it is, and its size."""
     files = f"{len(text.files):,} files, " * (len(text.files) > 1)
     counts = text.char_counts
-    yield (
-        f"{role}: {text.path}, {files}"
+    return (
+        f"{label}{text.path}: {files}"
         f"{sum(counts.lengths):,} characters, {len(counts.counts):,} distinct"
     )
-    yield from (f"note: {note}" for note in text.notes)
 
 
 def _notes(
@@ -79,10 +78,10 @@ def _notes(
     val: Split,
 ) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    for kind, split in (("training", train), ("validation", val)):
+    for name, split in (("training", train), ("validation", val)):
         if single := sum(end - start == 1 for start, end in split.segments):
             yield (
-                f"{single:,} file(s) have a single character of {kind} text, which is never used, "
+                f"{single:,} file(s) have a single character of {name} text, which is never used, "
                 "because there is nothing before it to predict it from"
             )
     if marked := list(chain.from_iterable(text.marked_files for text in texts)):

@@ -19,13 +19,14 @@ class CharTokenizer:
     """
 
     def __init__(self, vocabulary: str):
+        # a surrogate is half a character, and code_points refuses it
         codes = code_points(vocabulary)
         if not vocabulary or len(set(vocabulary)) < len(vocabulary):
             raise ValueError("the vocabulary must be one or more distinct characters")
         self.vocabulary = vocabulary
         self._codes = codes
         self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest unsigned type for all ids
-        # Code point -> id, -1 if unknown; the last entry stands for all higher code points.
+        # code point -> id, -1 if unknown; the last entry stands for all higher code points
         self._ids = np.full(int(codes.max()) + 2, -1, dtype=np.int32)
         self._ids[codes] = np.arange(len(codes))
 
@@ -48,6 +49,7 @@ class CharTokenizer:
         With `map_unknown`, unknown characters map to UNK, which must be in the vocabulary;
         otherwise the first one raises UnknownCharacter, with its position counted from 0.
         """
+        # one look-up in the table for the whole text; "clip" takes the last entry for the rest
         ids = np.take(self._ids, code_points(text, errors="surrogatepass"), mode="clip")
         if ids.size and ids.min() < 0:
             if not map_unknown:

@@ -118,10 +118,10 @@ class FastDecoder:
         down = with_bias_row(mlp.down.weight, mlp.down.bias)
         if not self.config.qk_norm:
             qkv[:, : len(q)] /= math.sqrt(self.config.n_embd // self.config.n_head)
-        if mlp.kind == "gelu":  # gelu(x) = z (1 + erf z) / sqrt 2, where z = x / sqrt 2
+        if mlp.activation == "gelu":  # gelu(x) = z (1 + erf z) / sqrt 2, where z = x / sqrt 2
             up /= math.sqrt(2)
             down[:-1] /= math.sqrt(2)
-        if mlp.kind == "swiglu":  # silu(x) = z (1 + tanh z), where z = x / 2
+        if mlp.activation == "swiglu":  # silu(x) = z (1 + tanh z), where z = x / 2
             up = torch.cat([with_bias_row(mlp.gate.weight, mlp.gate.bias) / 2, up], dim=1)
         return [
             fold_norm(block.attn_norm, qkv),

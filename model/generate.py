@@ -76,17 +76,23 @@ class Sampler:
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Draw one id per sample, (B,), from logits (B, V), in float64."""
+        # temperature 0: always the likeliest character
         if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
+
+        # else throw a dart at the line of all probabilities, laid end to end
         cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
         u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1), in (0, 1]
         return (cumulative >= u * cumulative[:, -1:]).argmax(axis=-1)
 
     def unnormalized_probs(self, logits: np.ndarray) -> np.ndarray:
         """Return the filtered probabilities (B, V), each row scaled so that its largest is 1."""
+        # scale by the temperature; without the largest logit, exp cannot overflow
         logits = logits.astype(np.float64)
         logits -= logits.max(axis=-1, keepdims=True)
         logits /= self.temperature
+
+        # filter: the k best, the best that make up p, those not far below the best
         if 0 < self.top_k < logits.shape[1]:
             apply_top_k(logits, self.top_k)
         probs = np.exp(logits)
@@ -180,10 +186,12 @@ class Generation:
 
     def _append(self, ids: np.ndarray) -> None:
         self.length += ids.shape[1]
+        # keep what the window shows of the longer text
         start = window_start(self.length, self.model.config.block_size, self.window)
         self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
+        # a window that has moved is read again: its tokens have other positions
         if start != self.start:
-            self.start, self.read = start, 0  # the window has moved: read all of it again
+            self.start, self.read = start, 0
 
     def _logits(self) -> np.ndarray:
         """Let the model read what is new in the window; return the next logits (B, V)."""
@@ -225,15 +233,20 @@ def build_decoder(
     once, on a few tokens. If their logits differ, as they do when somebody changes GPT.forward but
     not this decoder, `notify` is called with a message.
     """
+    # can it take this model at all?
     weight, block_size = next(model.parameters()), model.config.block_size
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
         return None
+
+    # let both read the same tokens, the decoder the last one by itself
     decoder = MixtureDecoder(model) if isinstance(model, Mixture) else FastDecoder(model)
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
     decoder.prefill(ids[:-1])
     expected = forward(model, ids[None])
     difference = np.abs(decoder.step(ids[-1]) - expected).max()
+
+    # the same up to rounding? then it is used
     if difference <= FAST_TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
         return decoder
     if notify:

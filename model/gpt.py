@@ -34,19 +34,19 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        C, self.kind, self.dropout = config.n_embd, config.mlp, config.dropout
+        C, self.activation, self.dropout = config.n_embd, config.mlp, config.dropout
         hidden = 4 * C
-        if self.kind == "swiglu":
+        if self.activation == "swiglu":
             hidden = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
         self.up = nn.Linear(C, hidden, config.bias)
-        self.gate = nn.Linear(C, hidden, config.bias) if self.kind == "swiglu" else None
+        self.gate = nn.Linear(C, hidden, config.bias) if self.activation == "swiglu" else None
         self.down = nn.Linear(hidden, C, config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each token separately: (B, T, C) -> (B, T, C)."""
-        if self.kind == "gelu":
+        if self.activation == "gelu":
             hidden = F.gelu(self.up(x))  # (B, T, 4C)
-        elif self.kind == "relu2":
+        elif self.activation == "relu2":
             hidden = F.relu(self.up(x))
             hidden = hidden * hidden  # autocast would run `square` in float32
         else:
@@ -95,6 +95,8 @@ class GPT(nn.Module):
         self.config, self.vocab_size = config, vocab_size
         self.silenced: frozenset[tuple[int, int]] = frozenset()  # by `heads_off`
         C, V = config.n_embd, vocab_size
+
+        # what a token is, and where it stands (RoPE says that in the attention instead)
         rope = config.positions == "rope"
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
@@ -103,11 +105,14 @@ class GPT(nn.Module):
         self.previous_embeddings = nn.ModuleList(
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
+        # n-grams: the last n tokens as one, in tables of fixed size
         sizes, width = config.ngram_sizes, config.ngram_width
         self.ngram_embeddings = nn.ModuleList(nn.Embedding(NGRAM_ROWS, width) for _ in sizes)
         self.ngram_projection = nn.Linear(len(sizes) * width, C, bias=False) if sizes else None
         # how many earlier tokens the embedding of a token depends on
         self.tokens_back = max(config.token_shifts, config.ngram_embeddings - 1)
+
+        # the blocks, and a score for every character
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
@@ -121,6 +126,7 @@ class GPT(nn.Module):
         The last matrix of each branch is drawn from N(0, std^2) with std = 0.02 / sqrt(2 n_layer)
         instead, or is zero, as `residual_init` says.
         """
+        # each block adds to the residual stream: the more there are, the less each may add
         scaled = self.config.residual_init == "scaled"
         residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
         for block in self.blocks:
@@ -129,6 +135,7 @@ class GPT(nn.Module):
                 std = residual_std if layer is block.mlp.down else INIT_STD
                 for parameter in layer.parameters():
                     init_normal_(parameter, std if parameter.dim() == 2 else 0.0, generator)
+        # the rest; norms stay as PyTorch makes them: weight 1, bias 0
         for parameter in self.embeddings_and_lm_head():
             init_normal_(parameter, INIT_STD, generator)
 
@@ -189,12 +196,13 @@ class GPT(nn.Module):
         """
         maps = []
 
+        # before a layer runs, compute its weights from the same input
         def record(layer: MultiHeadAttention, arguments: tuple[Tensor]) -> None:
             q, k, _ = layer.queries_keys_values(*arguments)
             maps.append(attention_weights(q, k, causal=True)[0])
 
         hooks = [block.attention.register_forward_pre_hook(record) for block in self.blocks]
-        try:
+        try:  # the hooks go even if the forward pass fails
             self(ids[None])
         finally:
             for hook in hooks:
@@ -276,6 +284,7 @@ class GPT(nn.Module):
         """
         slices = {}
         for name, parameter in self.named_parameters():
+            # attention: the layout's parameters become heads; all other parameters stay whole
             block, separator, _ = name.partition(".attention.projection.")
             if not separator:
                 row = torch.atleast_1d(tensor_of(parameter))  # a scalar is one row
@@ -309,6 +318,7 @@ class GPT(nn.Module):
 
     def block_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that Muon updates."""
+        # which parameters do the matrices lie in? a view has its parameter's storage
         views = [view for slices in self.block_matrices() for view in slices]
         storages = {view.untyped_storage().data_ptr() for view in views}
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
@@ -344,6 +354,7 @@ def hash_ngrams(ids: Tensor, n: int) -> Tensor:
     A token counts as id + 1, because 0 stands for a place before the window. Different n-grams may
     share a row (Svenstrup et al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
     """
+    # like the digits of a number in base 31,337, modulo the size of the table
     row = torch.zeros_like(ids)
     for token in F.pad(ids + 1, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # (B, S)
         row = (HASH_MULTIPLIER * row + token) % NGRAM_ROWS

@@ -31,12 +31,17 @@ class KVCache:
             raise ValueError(
                 f"{end} tokens exceed the cache's capacity of {self.capacity}; create a new cache"
             )
+
+        # the first tokens: allocate room for all, so that nothing is copied when the text grows
         if self.keys is None:
             B, H, _, D = k.shape
             self.keys = k.new_empty(B, H, self.capacity, D)
             self.values = v.new_empty(*v.shape[:2], self.capacity, v.size(3))
+
+        # write the new keys and values behind the old ones
         for stored, new in ((self.keys, k), (self.values, v)):
             slot = stored[:, :, self.length : end]  # (B, H, T, D)
+            # copy_ would broadcast and convert: a wrong batch would go unnoticed
             if (slot.shape, slot.dtype, slot.device) != (new.shape, new.dtype, new.device):
                 raise ValueError(
                     f"keys or values are {tuple(new.shape)} {new.dtype} on {new.device}; this "

@@ -214,7 +214,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {
         tag: values
         for tag, values in (tags | texts).items()
-        if tag not in TIMES and not tag.startswith("run/")
+        if tag not in TIMES and not tag.startswith("setup/")
     }
 
 

@@ -253,7 +253,7 @@ def test_on_another_validation_text_the_best_loss_begins_anew(settings, saved, t
         "--max_iters=6", "--eval_interval=2", "--patience=3",
     )  # fmt: skip
     assert code == 0 and "; the validation text differs, so the best loss is reset" in output
-    assert "; the best so far" in output
+    assert " (best so far)" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best.step in (4, 6) and best.best_loss > 1
 

@@ -154,7 +154,7 @@ def options(tmp_path):
 
 def chosen(output):
     """Return the options that repeat a run with --minutes, from its output."""
-    (options,) = re.findall(r"\(to repeat this run exactly: (.*)\)", output)
+    (options,) = re.findall(r"to repeat this run:\n  (.*)\n", output)
     return options.split()
 
 

@@ -115,7 +115,7 @@ def test_a_text_too_small_for_the_model_gets_a_note(options, tmp_path):
         r"use \S+_small.yaml",
         output,
     )
-    (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("run/corpus/text_summary")
+    (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("setup/run/text_summary")
     assert code == 0 and note in corpus.tensor_proto.string_val[0].decode()
 
 

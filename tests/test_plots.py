@@ -56,7 +56,7 @@ def test_characters_without_a_glyph_are_labelled_by_name_or_code_point():
 def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for_the_future():
     weights = np.tril(np.full((4, 4), 0.25))
     weights[3] = [0.0, 1.0, 0.0, 0.0]
-    page = plots.attention(weights, "a\u4e2dbc", "title")
+    page = plots.attention_map(weights, "a\u4e2dbc", "title")
     side, top = 4 * plots.CELL, plots.TITLE_HEIGHT
     margin = page.height - side - top  # the labels below are as high as those on the left are wide
     square = np.array(page)[top : top + side, margin : margin + side]
@@ -71,19 +71,19 @@ def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for
 
 
 def test_the_scale_of_a_map_has_the_shades_of_its_weights():
-    page = np.array(plots.attention(np.tril(np.full((32, 32), 0.25)), "x" * 32, "title"))
+    page = np.array(plots.attention_map(np.tril(np.full((32, 32), 0.25)), "x" * 32, "title"))
     scale = page[4 + plots.CELL // 2, page.shape[1] - plots.SCALE_WIDTH :]
     quarter = page[plots.TITLE_HEIGHT + plots.CELL // 2, 20]
     assert plots.FAINT in scale and plots.DARK in scale and quarter in scale
 
 
 def test_a_map_of_the_probe_text_fits_a_card_of_tensorboard():
-    assert plots.attention(np.eye(32), "W" * 32, "layer 10, head 10").width <= 350
+    assert plots.attention_map(np.eye(32), "W" * 32, "layer 10, head 10").width <= 350
 
 
 def test_plots_of_extreme_sizes_are_drawn():
     for T in (1, 2, 5, 32):
-        plots.attention(np.full((T, T), 1 / T), "x" * T, "t")
+        plots.attention_map(np.full((T, T), 1 / T), "x" * T, "t")
     for n in (1, 2, 3, 1000):
         assert plots.curve(1 + np.arange(n), np.linspace(5, 1, n), 4.0, "t").size == (720, 400)
 

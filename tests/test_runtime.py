@@ -77,7 +77,7 @@ def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(tmp_path):
         f"--out_dir={tmp_path / 'run'}",
     ]
     code, output = train(*small_run_args(tmp_path), "--warmup_iters=0", *options)
-    assert code == 0 and "; attention kernel: batched\n" in output
+    assert code == 0 and ", batched attention\n" in output
     assert "kernel: batched\n" in (tmp_path / "run" / "config.yaml").read_text()
     assert contents(tmp_path / "run" / "last.safetensors")["config"]["model"]["kernel"] == "batched"
 

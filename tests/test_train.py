@@ -42,19 +42,13 @@ def test_a_run_writes_its_config_checkpoints_and_events(smoke):
 
 def test_a_run_prints_its_data_model_and_results(smoke):
     printed = (smoke / "printed.txt").read_text()
-    words = (
-        "plays",
-        "vocabulary",
-        "parameters",
-        "MFLOP",
-        "float32",
-        "ln(61)",
-        "step 60",
-        "bits per",
-    )
-    for word in words:
-        assert word in printed
+    labels = ("text", "split", "rarest", "model", "device", "training", "first loss", "speed")
+    starts = [line for line in printed.splitlines() if line.startswith(labels)]
+    assert [line[:12].strip() for line in starts] == list(labels)
+    assert "ln(61)" in printed and "\nstep 60: validation loss " in printed
     assert "  | " in printed  # a sample
+    lines = [line for line in printed.splitlines() if not line.startswith(("  ", "note", "/"))]
+    assert max(map(len, lines)) <= 80
     assert "\r" not in printed and "\x1b" not in printed  # no terminal: no bar, no colours
 
 

@@ -75,11 +75,11 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        self.steps += 1
+        self.steps += 1  # for the bias correction of the averages
         for group in self.param_groups:
             parameters = group["params"]
             states = [self.state[parameter] for parameter in parameters]
-            # The kernel of torch.optim.AdamW(fused=True), a class that is slow to start.
+            # the kernel of torch.optim.AdamW(fused=True), a class that is slow to start
             torch._fused_adamw_(
                 parameters,
                 [parameter.grad for parameter in parameters],
@@ -124,17 +124,23 @@ class Muon(Optimizer):
     def step(self) -> None:
         (group,) = self.param_groups
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
+
+        # average the gradients, and look one step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
+
+        # the matrices, alike in every layout, by shape: those of one shape are one batch
         update_slices = self.matrices(lambda parameter: updates.get(parameter, parameter))
         by_shape = defaultdict(list)
         for slices, update in zip(self.matrices(), map(torch.cat, update_slices), strict=True):
             by_shape[update.shape].append((slices, update))
+
         for (R, C), same_shape in by_shape.items():
             batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
             directions = orthogonalize(batch, self.dtype)
+            # a tall matrix needs a larger step for the same change of its output
             scale = max(1.0, R / C) ** 0.5
             for (slices, _), direction in zip(same_shape, directions, strict=True):
                 parts = direction.split([len(view) for view in slices])
@@ -154,7 +160,9 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     Computed in `dtype`.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
+    # singular values of at most 1: the iteration would diverge from larger ones
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
+    # X X^T should be the smaller of the two products
     tall = X.size(1) > X.size(2)
     X = (X.mT if tall else X).to(dtype)
     for _ in range(steps):
@@ -171,8 +179,12 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     stores its peak learning rate as `peak_lr`.
     """
     in_blocks, embeddings = model.block_parameters(), model.embeddings_and_lm_head()
+
+    # three groups: the blocks' matrices, the embeddings, and what has one dimension
     matrices = {id(parameter) for parameter in (*in_blocks, *embeddings)}
     vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
+
+    # Muon takes the blocks' matrices; AdamW takes the rest, or all
     use_muon = train.optimizer == "muon"
     if use_muon:
         decayed = {"name": "embeddings", "params": embeddings}
@@ -196,6 +208,8 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
                 dtype,
             )
         )
+
+    # the schedule multiplies it
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

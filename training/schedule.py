@@ -12,8 +12,11 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid` stays at 1 and then falls
     linearly to min_lr_ratio (Zhai et al. 2022, section 3.5); `constant` stays at 1.
     """
+    # warm-up: the first gradients are large, and the optimizer's averages know little
     if step < train.warmup_iters:
         return (step + 1) / (train.warmup_iters + 1)
+
+    # the schedules differ in when they slow down: all the time, at the end, or never
     low = train.min_lr_ratio
     if train.schedule == "cosine":
         progress = (step - train.warmup_iters) / (train.max_iters - train.warmup_iters)
