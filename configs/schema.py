@@ -185,9 +185,14 @@ class ModelConfig(Checked):
     )
 
     @property
+    def dropout_p(self) -> float:
+        """`dropout`; auto is 0 outside of a run, which resolves it (`scaling.resolve_dropout`)."""
+        return 0.0 if self.dropout == "auto" else self.dropout
+
+    @property
     def attention_dropout_p(self) -> float:
         """`attention_dropout`, with the value that auto stands for."""
-        return self.dropout if self.attention_dropout == "auto" else self.attention_dropout
+        return self.dropout_p if self.attention_dropout == "auto" else self.attention_dropout
 
     @property
     def ngram_sizes(self) -> range:

@@ -47,7 +47,7 @@ SETTING_NAMES = {  # name of a setting here -> in a config.json of GPT-2
     "n_head": "n_head",
     "n_embd": "n_embd",
     "block_size": "n_positions",
-    "dropout": "resid_pdrop",
+    "dropout_p": "resid_pdrop",
     "attention_dropout_p": "attn_pdrop",
 }
 FIXED = {  # settings of GPT-2 without a counterpart here, and the values that models here have
@@ -160,7 +160,7 @@ def gpt2_config(config: ModelConfig, vocab_size: int) -> dict[str, object]:
         "architectures": ["GPT2LMHeadModel"],
         **FIXED,
         **settings,
-        "embd_pdrop": config.dropout,
+        "embd_pdrop": config.dropout_p,
         "vocab_size": vocab_size,
         "tie_word_embeddings": config.tied,
         "bos_token_id": None,

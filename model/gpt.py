@@ -34,7 +34,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        C, self.activation, self.dropout = config.n_embd, config.mlp, config.dropout
+        C, self.activation, self.dropout = config.n_embd, config.mlp, config.dropout_p
         hidden = 4 * C
         if self.activation == "swiglu":
             hidden = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
@@ -70,7 +70,7 @@ class Block(nn.Module):
             # train.py replaces `auto` with the best kernel for its device
             kernel="sdpa" if config.kernel == "auto" else config.kernel,
             bias=config.bias,
-            dropout=config.dropout,
+            dropout=config.dropout_p,
             attention_dropout=config.attention_dropout_p,
             rotary=rotary,
             qk_norm=config.qk_norm,
@@ -185,7 +185,7 @@ class GPT(nn.Module):
             x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
-        return dropout(x, self.config.dropout, self.training)
+        return dropout(x, self.config.dropout_p, self.training)
 
     @torch.inference_mode()
     def attention_maps(self, ids: Tensor) -> list[Tensor]:

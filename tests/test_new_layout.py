@@ -30,7 +30,7 @@ TESTS = [
     *(f"tests/test_layouts.py::test_conversion_to_another_layout_and_back_is_bit_exact[{pair}]"
       for pair in ("sheaf-z9", "gpt2_rows-stacked")),
     *(f"tests/test_command_line.py::{test}"
-      for test in ("test_an_invalid_argument_of_train_is_rejected_in_one_line",
+      for test in ("test_an_invalid_argument_is_rejected_in_one_line",
                    "test_help_lists_every_setting_with_its_description_range_and_choices")),
     "tests/test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_names_the_file",
 ]  # fmt: skip
