@@ -657,10 +657,10 @@ def test_val_sources_gives_a_separate_validation_text():
     assert corpus.tokenizer.vocabulary == "abc"
     assert corpus.val_sha256 == sha256(b"abac" * 20) and corpus.sha256 == load("books")[0].sha256
     assert lines[1] == "validation  val.txt: 80 characters, 3 distinct"
-    assert lines[-2:] == [
+    assert {
         "note: losses on val.txt and missing.txt are not comparable",
         "note: not available: missing.txt (no such file or folder)",
-    ]
+    } <= set(lines)
     message = error_message(
         CheckpointError, "books", val_sources=["val.txt"], wanted=(None, sha256(b"other"))
     )
