@@ -93,7 +93,7 @@ class CheckpointManager:
     def remove_prev(self) -> None:
         """Remove prev.safetensors of a finished run if last.safetensors is intact.
 
-            Raises CheckpointError if it is damaged or unreadable. If prev.safetensors cannot be
+        Raises CheckpointError if it is damaged or unreadable. If prev.safetensors cannot be
         removed, it stays.
         """
         last, prev = self.folder / LAST, self.folder / PREV
