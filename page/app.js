@@ -76,7 +76,7 @@ function serve() {
     },
 
     // Compute what the model attended to before character n of ids, the heads' mean shares, and
-    // what each block would have predicted.
+    // what each layer would have predicted.
     async inspect({ ids, n }, pause) {
       const [start, { reader, read, shares }] = [windowStartIn(ids, n, config), inspection];
       const window = ids.slice(start, n);
@@ -399,7 +399,7 @@ function showWhy(panel, vocabulary, item, choose, note = "") {
   panel.replaceChildren(heading, element("ol", {}, list), hint);
 }
 
-// Show the likeliest next characters after each block, and the probability of the one taken there.
+// Show the likeliest next characters after each layer, and the probability of the one taken there.
 function showLens(panel, vocabulary, lens, id) {
   const likeliest = lens.at(-1).top[0][0];
   const settled = 1 + lens.findLastIndex(({ top }) => top[0][0] !== likeliest);
@@ -421,12 +421,12 @@ function showLens(panel, vocabulary, lens, id) {
       element("td", { text: percent(Math.exp(-nats)) }),
     ]);
   });
-  const head = ["Block", "Likeliest next", quoted(vocabulary[id])];
+  const head = ["Layer", "Likeliest next", quoted(vocabulary[id])];
   const columns = head.map((text) => element("th", { scope: "col", text }));
   const mind = quoted(vocabulary[likeliest]).replace(/^./, (letter) => letter.toUpperCase());
-  const from = settled ? `from block ${settled + 1} of ${lens.length} on` : "after every block";
+  const from = settled ? `from layer ${settled + 1} of ${lens.length} on` : "after every layer";
   panel.replaceChildren(
-    element("p", { text: `${mind} comes first ${from}.` }),
+    element("p", { text: `${mind} is the likeliest ${from}.` }),
     element("table", {}, [
       element("thead", {}, [element("tr", {}, columns)]),
       element("tbody", {}, rows),
@@ -434,7 +434,7 @@ function showLens(panel, vocabulary, lens, id) {
     element("p", {
       className: "hint",
       text:
-        "Each row shows what the model would predict if it ended after that block (the logit " +
+        "Each row shows what the model would predict if it ended after that layer (the logit " +
         "lens); the last row is the whole model. The last column is the character that was taken.",
     }),
   );
@@ -785,7 +785,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
 }
 
 // Return `inspect(ids, n, onLens)`, which shows what the model attended to when it predicted
-// character n, and calls `onLens` with what each block would have predicted.
+// character n, and calls `onLens` with what each layer would have predicted.
 function showAttention(ask, vocabulary, config, heads) {
   const { n_layer: layers, n_head: H } = config;
   let result = null;
