@@ -26,6 +26,7 @@ from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
 from common.process import end_command
+from common.signals import handle_signals
 from configs.cli import CommandLineOptions
 from configs.fields import value_type
 from configs.options import options_of
@@ -305,6 +306,8 @@ def _rank(
         }
     os.chdir(ROOT)
     torch.set_num_threads(1)
+    # a SIGTERM because another rank failed must not change the exit code of a run that has ended
+    handle_signals(lambda *_: None)
     if each:
         each(rank)
     end_command(exit_code(train_main, merged(argv)))
