@@ -120,7 +120,8 @@ def train(command: Command, stop: Stop, world: World) -> None:
     log_folder = folder if world.is_main else None
     with closing(Logger(log_folder, run.progress.step, run.config.train.max_iters)) as logger:
         report = Report(run, logger)
-        report.log_start(unchanged=in_place and not changes)
+        new_model = not (source or command.init_from)
+        report.log_start(new_model=new_model, unchanged=in_place and not changes)
         # a run resumed from last.safetensors need not save this state again
         saved_progress = run.progress if source == folder / run_dir.LAST else None
         manager = CheckpointManager(folder, info, logger.position, saved_progress)

@@ -37,10 +37,11 @@ class Report:
         self.first_step = run.progress.step
         self.speed_printed = False
 
-    def log_start(self, *, unchanged: bool) -> None:
+    def log_start(self, *, new_model: bool, unchanged: bool) -> None:
         """Print the text, the model and the device, and log them to TensorBoard.
 
-        If the run is resumed `unchanged`, its folder has the log already, in a file of its own.
+        Only with a `new_model` can another size be advised. If the run is resumed `unchanged`, its
+        folder has the log already, in a file of its own.
         """
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = model.parameter_count()
@@ -56,7 +57,7 @@ class Report:
         ]
         if corpus.item_format:
             lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
-        elif run.progress.step == 0:
+        elif new_model:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
 

@@ -117,6 +117,10 @@ def test_a_text_too_small_for_the_model_gets_a_note(options, tmp_path):
     )
     (corpus,) = EventAccumulator(str(tmp_path / "run")).Reload().Tensors("setup/run/text_summary")
     assert code == 0 and note in corpus.tensor_proto.string_val[0].decode()
+    # a model that is trained further has its size
+    tuned = ["--n_embd=384", f"--init_from={tmp_path / 'run'}", f"--out_dir={tmp_path / 'tuned'}"]
+    code, output = train(*options, *SHORT, *tuned)
+    assert code == 0 and "parameters are too" not in output
 
 
 def test_a_warning_appears_once_however_often_the_run_is_resumed(options, tmp_path, monkeypatch):
