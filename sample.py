@@ -364,7 +364,7 @@ def take_turns(session: Session, prompt: str) -> None:
 def score(session: Session, text: str) -> None:
     """Print the exact loss of a text, under autocast to --dtype; of a list, each item alone."""
     options, ids = session.options, session.encode(text)
-    # a loss that would say nothing, and one that would be too good
+    # refuse a text without predictions; warn about a text that the n-grams were counted in
     if len(ids) < 2:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
     if session.ngram_model and session.ngram_model.has_read(ids, LEAK_LENGTH):
@@ -374,14 +374,14 @@ def score(session: Session, text: str) -> None:
         )
 
     # windows that cover the text, each character predicted once
-    split, form = Split(ids, ((0, len(ids)),)), session.item_format
-    if form:
+    split, item_format = Split(ids, ((0, len(ids)),)), session.item_format
+    if item_format:
         text = session.tokenizer.decode(ids)
-        form.check_answers(options.score, [text])
-        items = form.cut(text)
+        item_format.check_answers(options.score, [text])
+        items = item_format.cut(text)
         if not items:
             raise DataError(f"{options.score}: no items; at least 1 is needed")
-        split = form.split(items, session.tokenizer.encode)
+        split = item_format.split(items, session.tokenizer.encode)
     block_size = session.model.config.block_size
     batch_size = batch_size_for(block_size, len(session.tokenizer))
     windows = evaluation_windows(split, block_size, batch_size)
@@ -392,7 +392,7 @@ def score(session: Session, text: str) -> None:
         f"{nats / count:.4f} nats, {nats / count * BITS_PER_NAT:.4f} bits per character, over "
         f"{int(count):,} predictions"
     )
-    if form:
+    if item_format:
         line += f"; {nats / len(items):.4f} nats per item, over {len(items):,} items"
     if split.targets is not None:
         wrong = wrong_segments(split, block_size, [right])

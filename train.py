@@ -72,7 +72,7 @@ def main(command: Command) -> int:
             try:
                 train(command, stop, world)
             except (NonFiniteError, RuntimeError, MemoryError) as error:
-                # is it a diverged loss, or memory? then say in one line what to try
+                # a diverged loss, or too little memory: one line with what to try
                 raise_if_user_error(error, command, world, training_began=stop.signals_deferred)
                 raise
         return stop.exit_code

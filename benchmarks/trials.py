@@ -49,11 +49,11 @@ except ImportError:  # matplotlib is not among the packages that a user needs
 USAGE = """\
 usage: python -m benchmarks.trials CONFIG [--key=VALUE,VALUE ...] [--key=value ...]
 
-  python -m benchmarks.trials configs/shakespeare.yaml --learning_rate=0.01,0.02 --seeds=3 --minutes=1
+  python -m benchmarks.trials configs/fast.yaml --learning_rate=0.01,0.02 --seeds=3 --minutes=1
   python -m benchmarks.trials configs/fast.yaml --n_layer=2,3 --dropout=0,0.1 --max_iters=500
 
 Every other option is one of train.py; see python train.py --help.
-"""  # noqa: E501
+"""
 CHOSEN_HERE = ("out_dir", "seed", "resume", "overwrite", "print_config", "time_limit")
 RECORD = "trial.json"  # in the folder of a run: its settings, and whether it is finished
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints

@@ -25,7 +25,7 @@ def info(*lines: object) -> None:
         tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
-        # the reader of a pipe has gone: training matters more than what it prints
+        # the reader of the pipe has exited; training continues
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -75,7 +75,7 @@ class Logger:
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Log one value per tag, such as train/loss, to TensorBoard and to metrics.csv."""
-        # twice: a table for scripts, and curves for people
+        # a table for scripts, curves for people
         if self.metrics:
             with self._warn_about(self.metrics.path):
                 self.metrics.add(step, values)

@@ -61,7 +61,7 @@ class Report:
             lines += filter(None, [size_advice(parameters, corpus.characters)])
         info(*lines)
 
-        # the same in TensorBoard, with what few people look for
+        # the same in TensorBoard, with more details
         if not (unchanged and self.logger.is_described):
             vocabulary, settings = corpus.tokenizer.vocabulary, resolved_settings(run)
             lines += [

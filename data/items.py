@@ -88,7 +88,7 @@ class ItemFormat:
 
 def load_items(
     texts: Sequence[Text],
-    form: ItemFormat,
+    item_format: ItemFormat,
     val_fraction: float,
     tokenizer: CharTokenizer,
     map_unknown: bool,
@@ -100,7 +100,7 @@ def load_items(
     the separator or `answer_after` is too rare for the vocabulary.
     """
     # the items of each text
-    parts, empty = zip(*(read_items(text, form) for text in texts), strict=True)
+    parts, empty = zip(*(read_items(text, item_format) for text in texts), strict=True)
     needed = 3 - len(texts)  # a text that is split needs two
     for text, items in zip(texts, parts, strict=True):
         if len(set(items)) < needed:
@@ -124,12 +124,13 @@ def load_items(
         )
 
     # lay them out
-    tokenizer.encode(form.separator + form.answer_after)  # not too rare for the vocabulary
+    # neither is too rare for the vocabulary
+    tokenizer.encode(item_format.separator + item_format.answer_after)
     encode = partial(tokenizer.encode, map_unknown=map_unknown)
-    return form.split(train, encode), form.split(val, encode), lines
+    return item_format.split(train, encode), item_format.split(val, encode), lines
 
 
-def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
+def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
     """Return the items of a text and the number of empty ones, which are left out.
 
     The end of a file ends an item. The items are in the order of their digests, so that the first
@@ -142,17 +143,18 @@ def read_items(text: Text, form: ItemFormat) -> tuple[list[str], int]:
             "allowed; use a part of the text, or leave the separator out"
         )
     contents = text.read_files()
-    if not any(form.separator in content for content in contents):
+    if not any(item_format.separator in content for content in contents):
         remedy = "correct data.separator"
-        if "\n" in form.separator and text.char_counts.crlf:
+        if "\n" in item_format.separator and text.char_counts.crlf:
             remedy = "the lines end in \\r\\n: set --data.newlines=unix"
         raise DataError(
-            f"{path}: the separator {brief(form.separator)} never occurs in the text; {remedy}"
+            f"{path}: the separator {brief(item_format.separator)} never occurs in the text; "
+            f"{remedy}"
         )
-    form.check_answers(path, contents)
-    items = sorted(chain.from_iterable(map(form.cut, contents)), key=digest)
-    pieces = sum(content.count(form.separator) for content in contents)
-    pieces += sum(not content.endswith(form.separator) for content in contents)
+    item_format.check_answers(path, contents)
+    items = sorted(chain.from_iterable(map(item_format.cut, contents)), key=digest)
+    pieces = sum(content.count(item_format.separator) for content in contents)
+    pieces += sum(not content.endswith(item_format.separator) for content in contents)
     return items, pieces - len(items)
 
 
@@ -166,10 +168,9 @@ def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[s
     ordered = sorted(map(digest, set(items)))
     count = sum(int.from_bytes(each) < val_fraction * 2**256 for each in ordered)
     last = ordered[max(1, min(count, len(ordered) - 1)) - 1]
-    sides = ([], [])
-    for item in items:
-        sides[digest(item) <= last].append(item)
-    return sides
+    train = [item for item in items if digest(item) > last]
+    val = [item for item in items if digest(item) <= last]
+    return train, val
 
 
 def digest(item: str) -> bytes:

@@ -80,7 +80,7 @@ class Sampler:
         if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
 
-        # else throw a dart at the line of all probabilities, laid end to end
+        # else inverse transform sampling: the first id whose cumulative probability reaches u
         cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
         u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1), in (0, 1]
         return (cumulative >= u * cumulative[:, -1:]).argmax(axis=-1)
@@ -233,7 +233,7 @@ def build_decoder(
     once, on a few tokens. If their logits differ, as they do when somebody changes GPT.forward but
     not this decoder, `notify` is called with a message.
     """
-    # can it take this model at all?
+    # only float32 models on a CPU have one
     weight, block_size = next(model.parameters()), model.config.block_size
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
         return None
@@ -246,7 +246,7 @@ def build_decoder(
     expected = forward(model, ids[None])
     difference = np.abs(decoder.step(ids[-1]) - expected).max()
 
-    # the same up to rounding? then it is used
+    # use it if the logits agree up to rounding
     if difference <= FAST_TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
         return decoder
     if notify:

@@ -96,7 +96,7 @@ class GPT(nn.Module):
         self.silenced: frozenset[tuple[int, int]] = frozenset()  # by `heads_off`
         C, V = config.n_embd, vocab_size
 
-        # what a token is, and where it stands (RoPE says that in the attention instead)
+        # token and position embeddings (RoPE encodes positions in the attention instead)
         rope = config.positions == "rope"
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
@@ -112,7 +112,7 @@ class GPT(nn.Module):
         # how many earlier tokens the embedding of a token depends on
         self.tokens_back = max(config.token_shifts, config.ngram_embeddings - 1)
 
-        # the blocks, and a score for every character
+        # the blocks, and the logits
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)

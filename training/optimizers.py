@@ -125,7 +125,7 @@ class Muon(Optimizer):
         (group,) = self.param_groups
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
 
-        # average the gradients, and look one step ahead
+        # momentum, with Nesterov's correction
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
