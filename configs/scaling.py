@@ -17,8 +17,8 @@ def scaled_to(
 
     warmup_iters, cooldown_iters and eval_interval are scaled in proportion, unless they are among
     the changes, or `auto`. eval_interval is at least MIN_EVAL_INTERVAL, and long enough for at most
-    `max_evaluations`. Where this limit lengthens it, save_interval: auto becomes the interval
-    without the limit. Raises ConfigError if the result is not valid.
+    `max_evaluations`. Where this limit more than doubles it, save_interval: auto becomes the
+    interval without the limit. Raises ConfigError if the result is not valid.
     """
     before, after = train.max_iters, changes.get("max_iters", train.max_iters)
     scaled = {"warmup_iters": train.warmup_iters * after // before}
@@ -30,7 +30,7 @@ def scaled_to(
         interval = max(interval, min(MIN_EVAL_INTERVAL, train.eval_interval, after))
         shortest = math.ceil(after / max_evaluations) if max_evaluations else 1
         scaled["eval_interval"] = max(interval, shortest)
-        if shortest > interval and train.save_interval == "auto":
+        if shortest > 2 * interval and train.save_interval == "auto":
             scaled["save_interval"] = interval
     return replace(train, **scaled | changes)
 

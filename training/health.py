@@ -65,7 +65,8 @@ def loss_warnings(
         yield HealthWarning(
             "plateau",
             "plateau: neither the validation loss nor the loss on training text has improved since "
-            f"step {best_step:,}; try half of train.learning_rate",
+            f"step {best_step:,}; the model may have learned what it can, else try half of "
+            "train.learning_rate",
         )
 
 
