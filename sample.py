@@ -1,13 +1,17 @@
 """Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
 `main` loads the models and then calls one of four functions: `print_samples`, `take_turns`, `score`
-and `write_html`. The command line is checked before torch is imported, which takes seconds.
+and `write_html`. The command line is checked first, because importing torch takes seconds.
+
+A model of a *list* was trained with data.separator, which ends each item: names, one a line. Each
+of its samples is one item.
 """
 
-import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
+import _signal  # not `signal`: Ctrl-C while that is imported would print a traceback
 
+# Ctrl-C ends the process without a traceback from the imports, unless it is ignored (nohup).
 if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import os
 import sys
@@ -15,13 +19,14 @@ import sys
 from common.process import end_command, start_command
 
 if __name__ == "__main__":
-    start_command()
+    start_command()  # from here on, an error is printed in one line, and has its exit code
 
 from configs.cli import SampleCommand, parse_sample
 
 if __name__ == "__main__":
     COMMAND = parse_sample(sys.argv[1:])
-    # The products for a single token are too small to multithread. NumPy reads this at its import.
+    # The fast decoder multiplies vectors with NumPy: too little work for several threads. NumPy
+    # reads this variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import dataclasses
@@ -57,8 +62,8 @@ from training.evaluate import (
 
 MAX_BATCH = 64  # samples
 MAX_TRIES = 100  # samples to draw for each novel item
-MAX_BUFFERED = 2**24  # characters of a batch; longer samples are drawn and printed one at a time
-MAX_TEXT = 10_000_000  # characters, of --ngrams: more would take too long and too much memory
+MAX_BUFFERED = 2**24  # characters of a batch in memory: the longer the samples, the fewer at once
+MAX_TEXT = 10_000_000  # characters of --ngrams or --novel: more would take too long
 LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
 
 
@@ -70,7 +75,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], shown: str):
         self.stops, self.longest = stops, max(map(len, stops), default=0)
-        self.tail = shown[max(0, len(shown) - self.longest) :]
+        self.tail = shown[max(0, len(shown) - self.longest) :]  # the last `longest` characters
         self.pending, self.reached = "", False
 
     def feed(self, character: str) -> str:
@@ -85,32 +90,34 @@ class StopStrings:
         if stop:
             self.reached, certain = True, len(self.pending) - len(stop)
         else:
-            certain = len(self.pending) - len(self._possible_start())
+            certain = len(self.pending) - self._possible_start()
         certain = max(certain, 0)  # negative if it began in text that is shown already
-        output, self.pending = self.pending[:certain], "" if stop else self.pending[certain:]
+        output = self.pending[:certain]
+        self.pending = "" if stop else self.pending[certain:]
         return output
 
-    def _possible_start(self) -> str:
-        """Return the longest suffix of the text that is a prefix of a stop string."""
+    def _possible_start(self) -> int:
+        """Return the length of the longest suffix of the text that begins a stop string."""
         for n in range(len(self.tail), 0, -1):
             if any(stop.startswith(self.tail[-n:]) for stop in self.stops):
-                return self.tail[-n:]
-        return ""
+                return n
+        return 0
 
 
 class Session:
-    """The model and tokenizer, the sampling options, and the characters drawn.
+    """The loaded model with its tokenizer, the options, and how much has been drawn.
 
-    Several checkpoints are one mixture, and so is a checkpoint with the n-grams of --ngrams.
+    Several checkpoints are one mixture, which averages their probabilities, and so is a checkpoint
+    with the n-grams of --ngrams.
     """
 
     def __init__(self, options: SampleConfig):
         self.options = options
         self.runtime = select_runtime(options.device, options.dtype)
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
-        self.cut = 0  # samples that max_new_tokens cut off
+        self.truncated = 0  # samples that max_new_tokens cut off
 
-        # the checkpoints; all have the vocabulary and the context of the first one
+        # load the checkpoints; all have the same vocabulary, context and format of items
         gpts = []
         for ckpt in options.ckpt:
             saved, note = checkpoints.find(Path(ckpt), "best")
@@ -122,10 +129,10 @@ class Session:
             chosen = {name: value for name, value in chosen.items() if value != "saved"}
             config = dataclasses.replace(saved.config.model, **chosen)
             gpts.append(checkpoints.build_model(saved, config).to(self.runtime.device))
-            self.saved = dataclasses.replace(saved, tensors={})  # frees the optimizer state
+            self.saved = dataclasses.replace(saved, tensors={})  # the model has a copy
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
-        # the items of a list: each is drawn on its own, and ends with the separator
+        # the items of a list: each is a sample, and the separator ends it
         self.item_format = ItemFormat.of(self.saved.config.data)
         self.stops, self.end = options.stop, "\n"
         if self.item_format:
@@ -135,11 +142,11 @@ class Session:
             raise ConfigError(
                 "--novel applies to models of a list, trained with data.separator; leave it out"
             )
-        if options.temperature == "auto":
+        if options.temperature == "auto":  # the likeliest answer to a question; else random text
             answers = self.item_format and self.item_format.answer_after
             self.options = dataclasses.replace(options, temperature=0.0 if answers else 0.8)
 
-        # one model, or the average of all, and of the n-grams
+        # one model, or the average of several, and of the n-grams
         self.model, self.ngram_model = gpts[0], None
         if options.ngrams:
             self.ngram_model = self.count_ngrams(find_file(Path(options.ngrams)))
@@ -171,7 +178,7 @@ class Session:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
     def read(self, file: File) -> str:
-        """Read a file as the text of the checkpoint was read."""
+        """Read a file with the encoding and line endings of the training text."""
         data = self.saved.config.data
         return read_text(file, data.encoding, data.newlines, MAX_TEXT)
 
@@ -187,15 +194,16 @@ class Session:
             raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
         return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
 
-    def begin(self, samples: Sequence[int], ids: np.ndarray) -> Generation:
-        """Start these samples with the prompt; if it is empty, with a start character.
+    def begin(self, numbers: Sequence[int], ids: np.ndarray) -> Generation:
+        """Start the samples with these numbers, with the prompt; if it is empty, with a newline.
 
-        An item of a list starts as in training, after the end of another.
+        An item of a list starts as in training, after the end of another. Each sample has random
+        numbers of its own, from the seed and its number: the others do not change its text.
         """
         options = self.options
         sampler = Sampler(
             options.seed,
-            samples,
+            numbers,
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
@@ -216,11 +224,11 @@ class Session:
             ids = np.concatenate([self.tokenizer.encode(self.item_format.start), ids])
         elif not len(ids):
             ids = self.tokenizer.encode(self.tokenizer.start)
-        generation.append(np.tile(ids, (len(samples), 1)))
+        generation.append(np.tile(ids, (len(numbers), 1)))
         return generation
 
     def append_line(self, generation: Generation, ids: np.ndarray) -> str:
-        """Append a typed line to the text, on a line of its own; return what was appended."""
+        """Append what was typed, at the beginning of a line; return what was appended."""
         at_start = self.tokenizer.decode(generation.ids[0, -1:]) == "\n"
         if len(ids) and not at_start and "\n" in self.tokenizer.vocabulary:
             ids = np.concatenate([self.tokenizer.encode("\n"), ids])
@@ -231,21 +239,21 @@ class Session:
         """Draw characters until all samples have ended; yield what each adds to the output."""
         for _ in range(self.options.max_new_tokens):
             began = time.perf_counter()
-            characters = self.tokenizer.decode(generation.step())
+            characters = self.tokenizer.decode(generation.step())  # one for each sample
             self.seconds += time.perf_counter() - began
             self.drawn += sum(not stop.reached for stop in stops)
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
             if all(stop.reached for stop in stops):
                 return
-        self.cut += sum(not stop.reached for stop in stops)
+        self.truncated += sum(not stop.reached for stop in stops)
         yield [stop.pending for stop in stops]
 
 
-# -------------------------------------------------------------------------------- the four commands
+# ----------------------------------------------------------------------------------- the four modes
 
 
 def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample or several, each after its number if there are several texts.
+    """Print one sample or several, with a heading above each of several, except items.
 
     A single sample is printed while it is drawn. Several are drawn in batches, which is
     faster, and a batch is printed when it is complete.
@@ -258,12 +266,12 @@ def print_samples(session: Session, prompt: str) -> None:
             f"{block_size:,}"
         )
 
-    numbers = range(options.num_samples)
-    if options.sample:  # this one alone: it is the same text as among all
-        numbers = range(options.sample - 1, options.sample)
     if options.novel:
         print_novel(session, ids)
         return
+    numbers = range(options.num_samples)
+    if options.sample:  # draw only this one; its text is the same as among others
+        numbers = range(options.sample - 1, options.sample)
     for batch in batches(session, numbers):
         if len(batch) == 1:
             stream(session, batch, ids)
@@ -301,13 +309,14 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
     """Print the first samples that are complete items and not among those of --novel."""
     wanted, found = session.options.num_samples, 0
     text = session.read(find_file(Path(session.options.novel)))
-    known = {"", *session.item_format.cut(text)}
+    known = {"", *session.item_format.cut(text)}  # an empty item is not novel either
     for batch in batches(session, range(MAX_TRIES * wanted)):
         for text, complete in draw_all(session, batch, ids):
             if complete and text not in known and found < wanted:
                 print_text(text + session.end)
                 known.add(text)
                 found += 1
+        session.truncated = 0  # those tries are not printed
         if found == wanted:
             return
     print_note(
@@ -326,12 +335,12 @@ def take_turns(session: Session, prompt: str) -> None:
     """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
 
     After an empty line the model continues from where it stopped. A stop string ends the turn; it
-    stays in the context but is not printed. Of a list, a typed line begins an item, after the
-    prompt, and the reply ends it.
+    stays in the context but is not printed. With a model of a list, each turn is an item: the
+    prompt, the typed line and the reply.
     """
     # the prompt; without one, the text begins with the first line that is typed
-    ids, samples = session.encode(prompt), [(session.options.sample or 1) - 1]
-    generation = session.begin(samples, ids) if len(ids) else None
+    ids, number = session.encode(prompt), (session.options.sample or 1) - 1
+    generation = session.begin([number], ids) if len(ids) else None
     shown = session.tokenizer.decode(ids)  # may contain the start of a stop string
     print_text(shown)
     end_line(shown)
@@ -343,9 +352,9 @@ def take_turns(session: Session, prompt: str) -> None:
             print_error(error)
             continue
         if generation is None or session.item_format:
-            generation = session.begin(samples, ids)
+            generation = session.begin([number], ids)
             shown = session.tokenizer.decode(ids)
-            samples = [samples[0] + 1]  # of the next item
+            number += 1  # of the next item
         else:
             shown += session.append_line(generation, ids)
 
@@ -358,11 +367,11 @@ def take_turns(session: Session, prompt: str) -> None:
             print_text(session.end)
             reply += session.end
         end_line(reply)
-        shown = "" if stop.reached else shown + reply
+        shown = "" if stop.reached else shown + reply  # a stop string counts once
 
 
 def score(session: Session, text: str) -> None:
-    """Print the exact loss of a text, under autocast to --dtype; of a list, each item alone."""
+    """Print the loss over every character of a text, in --dtype; of a list, each item alone."""
     options, ids = session.options, session.encode(text)
     # refuse a text without predictions; warn about a text that the n-grams were counted in
     if len(ids) < 2:
@@ -385,9 +394,9 @@ def score(session: Session, text: str) -> None:
     block_size = session.model.config.block_size
     batch_size = batch_size_for(block_size, len(session.tokenizer))
     windows = evaluation_windows(split, block_size, batch_size)
-    right = []
+    right = []  # for each window, whether all of its answer is right
     sums = loss_sums_by_position(session.model, windows, session.runtime, right=right)
-    nats, count = sums.sum(axis=1)
+    nats, count = sums.sum(axis=1)  # over all positions in the context
     line = (
         f"{nats / count:.4f} nats, {nats / count * BITS_PER_NAT:.4f} bits per character, over "
         f"{int(count):,} predictions"
@@ -426,9 +435,9 @@ def main(command: SampleCommand) -> int:
         take_turns(session, command.text)
     else:
         print_samples(session, command.text)
-    if session.item_format and session.cut:
+    if session.item_format and session.truncated:
         print_note(
-            f"{session.cut:,} items were cut at --max_new_tokens={options.max_new_tokens:,} "
+            f"{session.truncated:,} items were cut at --max_new_tokens={options.max_new_tokens:,} "
             "characters; raise it to see their ends"
         )
     if options.stats:
@@ -438,5 +447,5 @@ def main(command: SampleCommand) -> int:
 
 
 if __name__ == "__main__":
-    handle_signals(unwind)
+    handle_signals(unwind)  # Ctrl-C raises KeyboardInterrupt, which ends the command with code 130
     end_command(main(COMMAND))

@@ -3,15 +3,17 @@
 `train` sets up a run, `loop` is the training loop. The command line is checked before torch is
 imported, because that import takes seconds.
 
-A resumed run ends bit-identical to an uninterrupted one, because nothing depends on what happened
-between two checkpoints: batches and dropout are functions of (seed, step), the learning rate of the
-step, evaluation draws from no generator of training, and an interrupted one is not recorded.
+A resumed run ends bit-identical to an uninterrupted one. A checkpoint has all that accumulates:
+weights, optimizer state, progress and float16's loss scale. Everything else is a function of the
+seed and the step: batches, dropout and learning rate. Evaluations have random numbers of their own,
+and an interrupted evaluation is not recorded but repeated.
 """
 
-import _signal  # in C; `signal` takes milliseconds to import, and Ctrl-C would print a traceback
+import _signal  # not `signal`: Ctrl-C while that is imported would print a traceback
 
+# Ctrl-C ends the process without a traceback from the imports, unless it is ignored (nohup).
 if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C: no traceback from the imports
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import os
 import sys
@@ -19,7 +21,7 @@ import sys
 from common.process import end_command, start_command
 
 if __name__ == "__main__":
-    start_command()
+    start_command()  # from here on, an error is printed in one line, and has its exit code
 
 from configs.cli import Command, parse_train
 
@@ -59,13 +61,16 @@ from training.evaluate import evaluate
 from training.state import Run, training_batches
 from training.step import TrainStep
 
-TRAINED_ON = "it was trained on some of the validation text, so the validation loss is too low"
+TRAINED_ON_VALIDATION = (
+    "it was trained on some of the validation text, so the validation loss is too low"
+)
 TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
 
 def main(command: Command) -> int:
     """Run a command; return its exit code."""
-    # `stop` receives signals such as Ctrl-C; `world` is all processes of the run, usually this one
+    # `stop` receives signals such as Ctrl-C, and knows when --time_limit ends the run; `world` is
+    # all processes (ranks) of the run, usually this one alone
     with Stop(command.deadline) as stop, World(command.ranks, stop) as world:
         # no other command may write to the run folder meanwhile
         with only_writer(Path(command.out_dir)) if world.is_main else nullcontext():
@@ -86,14 +91,15 @@ def train(command: Command, stop: Stop, world: World) -> None:
     # the checkpoint to resume from, or the one to take the weights from
     saved, parent = find_checkpoints(command, world)
 
-    # the folder: may a run be there? nothing in it is changed yet
+    # may this run write to the folder? nothing in it is changed yet
     folder, source = Path(command.out_dir), saved.path if saved else None
     world.on_rank_0(run_dir.check_run_dir, folder, source, command.overwrite)
 
-    # the settings that depend on the device, on the checkpoint and on the time
+    # the settings that depend on the device, on the checkpoint and on --minutes
     command = resolve_settings(command, saved, parent, runtime, stop, world)
 
-    # the run: its text, model and optimizers; all ranks must have the same
+    # the run: its text, model and optimizers. The first rank of each machine goes ahead: it may
+    # download the text. All ranks must then have the same.
     run, changes = world.local_rank_0_first(build_run, command, saved, parent, runtime, world, info)
     world.check_same(
         {
@@ -104,7 +110,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
         }
     )
 
-    # the folder again: remove what an earlier run left there
+    # the folder again: remove what an earlier run left there, unless this one resumes it
     world.on_rank_0(prepare_folder, folder, saved, run)
     in_place = run_dir.is_in(source, folder)
     saved = parent = None  # frees their tensors
@@ -113,7 +119,8 @@ def train(command: Command, stop: Stop, world: World) -> None:
         inexact = "so the result will not be bit-identical to that of an uninterrupted run"
         info("; ".join([line, *changes, inexact] if changes else [line]))
 
-    # from here on a signal only sets stop.requested, which the loop reads: it saves before it ends
+    # Until here, a signal ended the command at once: there was nothing to save. From here on it
+    # sets stop.requested, and the loop saves before it returns.
     stop.defer_signals(verbose=world.is_main)
 
     # train, with a report on the console and in the folder
@@ -138,17 +145,18 @@ def train(command: Command, stop: Stop, world: World) -> None:
 def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> None:
     """Train until the last step, or until the run is asked to stop.
 
-    Ctrl-C, other signals and --time_limit set `stop.requested`. It is read between two steps, so
-    the step that runs then is finished and saved; an evaluation is abandoned. A second Ctrl-C ends
-    the run without saving.
+    Ctrl-C, other signals and --time_limit set `stop.requested`. A step in progress is finished, an
+    evaluation is abandoned, and the run is saved. A second Ctrl-C ends the run without saving.
+    With several ranks, they learn of the request together, in a step or an evaluation, so all of
+    them stop at the same step.
     """
     world, max_iters = run.world, run.config.train.max_iters
-    step = TrainStep(run, notify=info)
+    train_step = TrainStep(run, notify=info)
     while True:
-        # every eval_interval steps: evaluate
+        # every eval_interval steps and at the end, unless it was done before a resume: evaluate
         improved = False
         if run.evaluation_due and not stop.requested:
-            with suppress(Interrupted):  # it is not recorded; the resumed run evaluates again
+            with suppress(Interrupted):  # stop.requested is set; the resumed run evaluates again
                 result = evaluate(run, stop)
                 improved = result.improved
                 report.log_evaluation(result)
@@ -159,13 +167,13 @@ def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> No
         if improved or done or run.save_due:
             last = done or run.save_due
             world.on_rank_0(manager.save, run, as_best=improved, as_last=last, final=done)
-        if done and not stop.requested:  # a finished run needs no checkpoint before its last one
+        if done and not stop.requested:  # a finished run needs only its last checkpoint
             world.on_rank_0(manager.remove_prev)
         if done:
             return
 
         # one optimization step; raises NonFiniteError, before the update, if the run has diverged
-        report.log_step(step())
+        report.log_step(train_step())
 
 
 # --------------------------------------------------------------------------------- setting up a run
@@ -189,10 +197,10 @@ def find_checkpoints(command: Command, world: World) -> tuple[Checkpoint | None,
         parent, note = checkpoints.find_on_all(world, Path(command.init_from), "best")
     elif command.resume and command.resume != "auto":
         saved, note = checkpoints.find_on_all(world, Path(command.resume), "last")
-    # --resume alone: the run in out_dir, if there is one (a given --out_dir may be misspelled)
+    # --resume alone: the run in out_dir, if there is one
     elif command.resume and world.on_rank_0(run_dir.holds_run, folder):
         saved, note = checkpoints.find_on_all(world, folder, "last")
-    elif command.resume and command.out_dir_given:
+    elif command.resume and command.out_dir_given:  # which may be misspelled
         raise CheckpointError(
             f"out_dir: {folder} holds no run to resume; without --resume a new one starts there"
         )
@@ -219,7 +227,7 @@ def resolve_settings(
     if command.minutes and saved:
         names = ("max_iters", "eval_interval", "save_interval")
         planned = {name: getattr(saved.config.train, name) for name in names}
-        command = command.with_config(train=scaled_to(before, planned | command.given_lengths))
+        command = command.with_config(train=scaled_to(before, planned | command.given_train))
         note = (
             f"--minutes={command.minutes:g}: a resumed run keeps the number of steps that was "
             f"chosen when it began: {command.config.train.max_iters:,}"
@@ -237,7 +245,7 @@ def fit_to_minutes(
     command: Command, parent: Checkpoint | None, runtime: Runtime, stop: Stop, world: World
 ) -> TrainConfig:
     """Time a few steps of a trial run; return the settings of the longest run in --minutes."""
-    train, given, seconds = command.config.train, command.given_lengths, 60 * command.minutes
+    train, given, seconds = command.config.train, command.given_train, 60 * command.minutes
 
     # build the run, as it will be built again, and time it
     began = time.monotonic()
@@ -248,12 +256,14 @@ def fit_to_minutes(
     build_seconds = time.monotonic() - began
     speed = measure_speed(trial, seconds, stop)
 
-    # all ranks take the settings that fit on rank 0
+    # all ranks take the settings that fit on rank 0; the real run has to be built once more
     left = seconds - (time.monotonic() - command.started) - build_seconds
     fitted = world.on_rank_0(fit_to_time, train, given, speed, left)
-    unlimited = scaled_to(train, given | {"max_iters": fitted.max_iters})
-    options = {"max_iters": fitted.max_iters} | changed_lengths(unlimited, fitted)
-    words = " ".join(f"--{name}={value}" for name, value in options.items())
+
+    # to repeat the run: --max_iters, and the intervals that it alone would scale to other values
+    scaled = scaled_to(train, given | {"max_iters": fitted.max_iters})
+    to_repeat = {"max_iters": fitted.max_iters} | changed_lengths(scaled, fitted)
+    words = " ".join(f"--{name}={value}" for name, value in to_repeat.items())
     info(
         f"--minutes={command.minutes:g}: {fitted.max_iters:,} steps of {speed.step:.3f} s, and "
         f"evaluations of {speed.evaluation:.1f} s; to repeat this run:",
@@ -301,7 +311,7 @@ def build_run(
     if not saved:
         model = initial_model(config, parent, corpus.tokenizer.vocabulary, notify)
         if parent and checkpoints.was_trained_on(parent, config, corpus):
-            notify(f"{parent.path}: {TRAINED_ON}")
+            notify(f"{parent.path}: {TRAINED_ON_VALIDATION}")
         return Run(model, config, corpus, runtime, world), []
 
     # a resumed run has the weights, optimizers and progress of the checkpoint; what differs?
@@ -315,7 +325,7 @@ def build_run(
         run.progress.forget_best()
         changes.append("the validation text differs, so the best loss is reset")
     if checkpoints.was_trained_on(saved, config, corpus):
-        changes.append(TRAINED_ON)
+        changes.append(TRAINED_ON_VALIDATION)
     return run, changes
 
 
@@ -344,7 +354,7 @@ def prepare_folder(folder: Path, saved: Checkpoint | None, run: Run) -> None:
     run_dir.check_space(folder, run.checkpoint_bytes)
     if note := run_dir.prepare_run_dir(folder, source, run.config):
         info(note)
-    # steps after the checkpoint are made, and logged, again (Logger cuts metrics.csv back)
+    # steps after the checkpoint will be repeated: cut the log back to it (Logger does metrics.csv)
     if run_dir.is_in(source, folder):
         truncate_events(folder, saved.events)
 

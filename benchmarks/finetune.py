@@ -1,9 +1,9 @@
-"""Fine-tuning with new characters against a fresh start: python -m benchmarks.finetune
+"""Fine-tuning with new characters against a fresh start: python -m benchmarks.finetune [TEXT]
 
-A run of configs/shakespeare.yaml is trained further on the plays of this repository, with
-typographic apostrophes, dashes and ellipses, which are new characters for it. The same config is
-trained on the same text from the start, for as many steps, so for as long. Losses are exact, over
-the whole validation text. Fine-tunes multiply the config's learning rates by each of RATES.
+A run of configs/shakespeare.yaml is trained further on TEXT, or on the plays of this repository
+with typographic apostrophes, dashes and ellipses, which are new characters for it. The same config
+is trained on the same text from the start, for as many steps, so for as long. Losses are exact,
+over the whole validation text. Fine-tunes multiply the config's learning rates by each of RATES.
 """
 
 import argparse
@@ -17,8 +17,7 @@ from checkpointing import checkpoint
 from configs.cli import parse_train
 
 CONFIG = "configs/shakespeare.yaml"
-STEPS = (40, 160, 640)
-RATES = (1.0, 0.3)
+RATES = (1.0, 0.3, 0.1)
 TYPOGRAPHY = {"'": "\u2019", "--": "\u2014", "...": "\u2026"}
 
 
@@ -57,12 +56,15 @@ def print_means(results: dict[tuple[int, str], list[TrainingResult]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("text", type=Path, nargs="?", metavar="TEXT", help="none: the plays")
+    parser.add_argument("--steps", type=int, nargs="+", default=[40, 160, 640])
     parser.add_argument("--parent", type=Path, help="run to start from; none: train one first")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        text, parent = Path(name) / "plays", options.parent or Path(name) / "parent"
-        write_text(text)
+        text, parent = options.text or Path(name) / "plays", options.parent or Path(name) / "parent"
+        if not options.text:
+            write_text(text)
         if not options.parent:
             train(parent, CONFIG)
         saved = checkpoint.load(parent / checkpoint.BEST)
@@ -70,7 +72,7 @@ def main() -> None:
         print(f"parent: {step:,} steps on {saved.data.name}, loss {loss:.4f} there", flush=True)
         starts = {"fresh": []}
         starts |= {f"fine-tuned, rate x {rate:g}": finetune_options(parent, rate) for rate in RATES}
-        results = {(steps, start): [] for steps in STEPS for start in starts}
+        results = {(steps, start): [] for steps in options.steps for start in starts}
         for seed in range(options.repeats):
             for steps, start in results:
                 words = [f"--max_iters={steps}", f"--eval_interval={steps}", "--log=scalars"]

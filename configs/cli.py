@@ -121,7 +121,7 @@ class Command(CommandLineOptions):
         return self.started + 60 * (self.time_limit or float("inf"))
 
     @property
-    def given_lengths(self) -> dict[str, object]:
+    def given_train(self) -> dict[str, object]:
         """The values of the options of the section `train`, which --minutes must not change."""
         names = [name.removeprefix("train.") for name in self.given if name.startswith("train.")]
         return {name: getattr(self.config.train, name) for name in names}

@@ -1,6 +1,10 @@
 """Evaluation: the exact loss of a text, a sample, and attention and predictions on a fixed text.
 
-An evaluation does not change the random numbers of training. B batch, T tokens, V vocabulary
+"Exact" is over every character, not over random batches. A text has segments, one per file or per
+item of a list; a segment is cut into windows of block_size characters that do not overlap. An
+evaluation leaves the random numbers of training alone: a Sampler has its own.
+
+B batch, T tokens, V vocabulary, H heads
 """
 
 import math
@@ -24,11 +28,12 @@ from training.distributed import SINGLE_PROCESS, World
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
-TOKENS_PER_BATCH = 4096  # few enough for the CPU's caches; 8 times as many take 2.4 times as long
+# fits into the CPU's caches: with 8 times as many, an evaluation takes 2.4 times as long
+TOKENS_PER_BATCH = 4096
 LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct characters: 64 MB
-TRAIN_DIVISOR = 10  # the training loss is measured on a tenth as many characters as val_loss
+TRAIN_DIVISOR = 10  # of the training text, a tenth as many characters as of the validation text
 PROBE_LENGTH = 32  # characters
-SHOWN_ANSWERS = 3  # wrong ones, at each evaluation
+SHOWN_ANSWERS = 3  # wrong answers to show at each evaluation
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
 
@@ -54,7 +59,7 @@ class Evaluation:
     loss_by_position  validation loss at each position in the context; NaN: nothing counts there
     exact_match       fraction of the validation items answered right; None: no answers
     wrong_answers     a few wrong items, each with its right answer
-    sample            text generated from a fixed seed; empty if val_loss is not finite
+    sample            text generated from a fixed seed; empty for questions, or if val_loss is NaN
     probe             None if val_loss is not finite
     warnings          new ones, which this run has not given before
     """
@@ -83,18 +88,18 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
     # the loss of every character of the validation text, and of the beginning of the training text
     train_part = run.corpus.train.head(len(val) // TRAIN_DIVISOR)
-    sums, right = [], []
-    for split in (val, train_part):
+    sums = []
+    right = [] if val.targets is not None else None  # which validation windows have no mistake
+    for split, flags in ((val, right), (train_part, None)):
         windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
-        collect = [right] if split is val and val.targets is not None else []
-        sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world, *collect))
+        sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world, flags))
     val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
 
     # the validation loss by position: later characters are predicted from more context
-    nats, counts = sums[0]  # each (block_size,)
-    reached = np.flatnonzero(counts)[-1] + 1  # positions that the windows of a short text reach
+    val_nats, val_counts = sums[0]  # each (block_size,)
+    T = np.flatnonzero(val_counts)[-1] + 1  # the windows of a short text are shorter
     with np.errstate(invalid="ignore"):  # 0 / 0 where nothing counts
-        loss_by_position = nats[:reached] / counts[:reached]
+        loss_by_position = val_nats[:T] / val_counts[:T]
 
     # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
     sample, probe = "", None
@@ -102,12 +107,12 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
         sample = run.world.on_rank_0(generate_sample, run, stop)
         probe = run_probe(run)
 
-    # questions: an answer is right if each of its characters is the likeliest one
+    # questions: an answer is right if each of its characters is the likeliest after those before
     exact_match, wrong_answers = None, []
     if val.targets is not None:
         wrong = wrong_segments(val, block_size, run.world.all_gather(right))
         exact_match = 1 - len(wrong) / len(val.segments)
-        wrong_answers = run.world.on_rank_0(answer_again, run, stop, wrong[:SHOWN_ANSWERS])
+        wrong_answers = run.world.on_rank_0(draw_answers, run, stop, wrong[:SHOWN_ANSWERS])
 
     # record: from here on the evaluation counts, for the best loss and for early stopping
     improved = progress.record_evaluation(val_loss, train_loss)
@@ -142,7 +147,7 @@ def batch_size_for(block_size: int, vocab_size: int) -> int:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """Compute the nats per character of targets (B, T) under logits (B, T, V), in float32.
+    """Compute the cross-entropy of targets (B, T) under logits (B, T, V) in nats, in float32.
 
     Padding does not count: its targets are IGNORED, the default `ignore_index` of PyTorch.
     """
@@ -160,8 +165,8 @@ def loss_sums_by_position(
     """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
 
     `windows` are batches (x, y), each (B, T) with T at most block_size; they are divided among the
-    ranks. Targets IGNORED do not count. The batches of this rank append to `right` whether each of
-    their windows is right: all its targets have the largest logit. The model is left in evaluation
+    ranks. Targets IGNORED do not count. `right` gets an array of flags (B,) for each batch of this
+    rank: whether all targets of a window have the largest logit. The model is left in evaluation
     mode.
     """
     model.eval()
@@ -187,9 +192,11 @@ def wrong_segments(
 
     `right` are the flags of `loss_sums_by_position`, of all ranks.
     """
+    # put the batches back in order: with two ranks, rank 0 had batches 0, 2, 4 and rank 1 had 1, 3
     batches = chain.from_iterable(zip_longest(*right, fillvalue=np.empty(0, bool)))
-    flags = np.concatenate(list(batches))  # the ranks take the batches in turn: see World.shard
-    return np.unique(evaluated_segments(split, block_size)[~flags])
+    flags = np.concatenate(list(batches))
+    segment_of_window = evaluated_segments(split, block_size)
+    return np.unique(segment_of_window[~flags])
 
 
 def exact_loss(
@@ -203,8 +210,8 @@ def exact_loss(
 def generate_sample(run: Run, stop: Stop) -> str:
     """Generate a text from a fixed seed, so that the texts of two evaluations can be compared.
 
-    Of a list: items, one after the other, each drawn on its own; no questions, as nothing teaches
-    the model to ask them.
+    Of a list, these are items, each drawn on its own. Of questions it is empty: the model learns to
+    answer them, not to ask them.
     """
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     if item_format:
@@ -216,10 +223,9 @@ def generate_sample(run: Run, stop: Stop) -> str:
         return "".join(items)
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=0.8)
-    length = run.config.train.sample_chars
-    characters = generate(run.model, start.to(run.runtime.device), sampler, length)
+    characters = generate(run.model, start, sampler, run.config.train.sample_chars)
     characters = stop.interruptible(characters)  # ids, each (1,)
-    return "".join(tokenizer.decode(ids.cpu().numpy()) for ids in characters)
+    return "".join(tokenizer.decode(ids.numpy()) for ids in characters)
 
 
 def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit: int) -> str:
@@ -234,15 +240,15 @@ def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit:
     return item
 
 
-def answer_again(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
-    """Draw the answers of some validation items; return each item with its right answer."""
+def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
+    """Generate the likeliest answers of some validation items; add the right answer to each."""
     val, item_format, lines = run.corpus.val, run.corpus.item_format, []
     for start, end in (val.segments[i] for i in segments):
-        item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])
+        item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
         drawn = complete_item(run, stop, question, Sampler(temperature=0), 2 * len(item))
-        right = item.removeprefix(question).removesuffix(item_format.separator)
-        lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {right})")
+        answer = item.removeprefix(question).removesuffix(item_format.separator)
+        lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
     return lines
 
 

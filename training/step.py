@@ -36,16 +36,16 @@ class StepResult:
 class TrainStep:
     """The optimization step of a run: each call makes one step and records it in `run.progress`.
 
-    The batches depend only on the seed and the step, dropout only on the seed, step and rank. That
-    is why a resumed run repeats what an uninterrupted one would have done. `notify` gets a message
-    if compilation fails.
+    Batches and learning rate depend only on the seed and the step, dropout on the rank too. So from
+    the weights, optimizers and progress of a checkpoint, a resumed run repeats what an
+    uninterrupted one would have done. `notify` gets a message if compilation fails.
     """
 
     def __init__(self, run: Run, notify: Callable[[str], None]):
         self.run, self.world = run, run.world
         # the rows of each micro-batch that this rank computes
         self.rows = self.world.ranks.batch_slice(run.config.train.batch_size)
-        # the same parameters as `run.model`: wrapped by DDP with several ranks, and compiled
+        # with the parameters of `run.model`: in DDP if there are several ranks, and compiled
         self.network = self.world.wrap_ddp(run.model)
         self.forward = self.network
         if run.config.compile:
@@ -55,7 +55,8 @@ class TrainStep:
         """Make one update.
 
         Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
-        finite. A float16 gradient that overflows is no error: the update is skipped.
+        finite. There is one exception: if only the float16 gradient of a scaled loss overflows, the
+        update is skipped.
         """
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
@@ -67,9 +68,11 @@ class TrainStep:
         # forward and backward, one micro-batch after another; they are numbered through the run
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
-        tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
+        tokens = sum(map(run.batches.predictions, micro_batches))
+        tokens = max(1, tokens)  # a list of questions may have a batch in which no character counts
         loss = self._forward_backward(micro_batches, tokens)
-        # average the loss over the ranks; the same message tells them if one was asked to stop
+        # average the loss over the ranks; the same all-reduce sets stop.requested on all of them if
+        # one received a signal
         loss = self.world.all_reduce_loss_and_stop_request(loss)
 
         # undo the loss scale of float16, then clip
@@ -79,7 +82,7 @@ class TrainStep:
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
         self._check_finite(loss, grad_norm)
 
-        # update; if one gradient overflowed, GradScaler would skip its optimizer alone: skip all
+        # update; GradScaler would skip only the optimizer whose gradient overflowed: skip all
         overflowed = not math.isfinite(grad_norm)
         for optimizer in run.optimizers:
             if not overflowed:
@@ -87,7 +90,7 @@ class TrainStep:
             optimizer.zero_grad()
         run.scaler.update()
 
-        # record: from here on progress.step counts this step
+        # record: progress.step becomes the number of this step, counted from 1
         spike = progress.record_step(loss)
         warnings = []
         if not overflowed:
@@ -111,20 +114,19 @@ class TrainStep:
             with self.world.grad_sync(self.network, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                # Parts are summed over micro-batches, and averaged over ranks, as DDP does with the
-                # gradients. So divide the sum by the tokens of the whole step, times the number of
-                # ranks: a part without targets counts 0.
+                # Parts are summed over micro-batches, and DDP averages their gradients over ranks.
+                # For the mean over the tokens of the step, divide by their number, and multiply by
+                # that of ranks. A part without targets is 0, where its mean would be NaN.
                 part = cross_entropy(logits, y, "sum") * self.world.size / tokens
                 run.scaler.scale(part).backward()
             loss += part.item()
         return loss
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
-        """Raise NonFiniteError unless the loss is finite, and the gradient too.
+        """Raise NonFiniteError unless loss and gradient are finite.
 
-        A gradient may overflow because the loss was scaled, in float16: then GradScaler halves the
-        scale. At a scale of 1, as in all other dtypes, scaling cannot be the cause; nor can it be
-        the cause of a loss that is not finite.
+        A gradient that is not finite is allowed if scaling the loss may be the cause, in float16:
+        then GradScaler halves the scale. At a scale of 1, as in all other dtypes, it is not.
         """
         scaling_may_be_cause = self.run.scaler.get_scale() > 1
         if not math.isfinite(loss) or not (math.isfinite(grad_norm) or scaling_may_be_cause):
