@@ -16,7 +16,7 @@ import numpy as np
 from data.disk_cache import StoredArray
 
 ROUNDS = 3  # of the Feistel network in `permute`
-IGNORED = -100  # the target of what does not count; cross_entropy ignores it by default
+IGNORED = -100  # the target of characters that do not count; cross_entropy ignores it by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +25,10 @@ class Split:
 
     `ids` is a whole text, which may be shared by both splits and may be stored on disk. `segments`
     are the (start, end) positions in it that belong to this split, one pair per file of the corpus,
-    or per item of a list, where it begins with the last character of the item before. No window
-    crosses the end of a segment. `targets`, if not all characters count for the loss, are the ids
-    with IGNORED in place of those that do not.
+    or per item of a list. That begins with the last character of the separator before the item, so
+    segments of items overlap by one character. No window crosses the end of a segment. `targets`,
+    if not all characters count for the loss, are the ids with IGNORED in place of those that do
+    not.
     """
 
     ids: np.ndarray | StoredArray
@@ -52,8 +53,8 @@ class Split:
     def head(self, predictions: int) -> "Split":
         """Return the beginning of this split that has this many predictions, at least one.
 
-        Where not all characters count, the last segment stays whole: its beginning may count
-        nothing.
+        Where not all characters count, the last segment stays whole: in its beginning there may be
+        none that counts.
         """
         segments, left = [], max(1, predictions)
         for start, end in self.segments:
@@ -94,7 +95,7 @@ class Batches:
         self._offset_counts = (lengths - counts * self._predictions).astype(np.uint64)
         self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
         self._split, self._counted_through = split, None
-        if split.targets is not None:
+        if split.targets is not None:  # how many targets count, up to and including each
             self._counted_through = np.cumsum(split.targets != IGNORED)
         self.windows_per_epoch = int(counts.sum())
         self.predictions_per_epoch = int((counts * self._predictions).sum())
@@ -135,6 +136,7 @@ class Batches:
         key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first_window, window, side="right") - 1
+        # the offset of each segment in this epoch; ~key: independent of the order
         offset = splitmix(~key, segment.astype(np.uint64)) % self._offset_counts[segment]
         start = self._starts[segment] + (window - self._first_window[segment]) * self._block_size
         return start + offset.astype(np.int64), self._predictions[segment]
@@ -143,7 +145,7 @@ class Batches:
 def evaluation_windows(
     split: Split, block_size: int, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield every prediction of a split exactly once, as batches (x, y) of int64.
+    """Yield windows that have every prediction of a split exactly once: batches (x, y) of int64.
 
     A segment of n characters has n - 1 predictions. It is cut into windows of `block_size`
     predictions that do not overlap; the last one may be shorter. The windows of a batch have the
@@ -212,10 +214,11 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 
 def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Return the i-th number of the SplitMix64 sequence with this seed (uint64 arrays, broadcast).
+    """Return number i of the SplitMix64 sequence with this seed (uint64 arrays, broadcast).
 
-    It is computed directly, without the numbers before it, and is the same in every version of
-    NumPy. (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators".)
+    Number 0 is the hash of the seed itself. A number is computed directly, without those before it,
+    and is the same in every version of NumPy. (Steele, Lea and Flood 2014, "Fast Splittable
+    Pseudorandom Number Generators".)
     """
     z = seed + i * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

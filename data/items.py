@@ -123,8 +123,7 @@ def load_items(
             "text too"
         )
 
-    # lay them out
-    # neither is too rare for the vocabulary
+    # raise UnknownCharacter if the separator or `answer_after` is too rare for the vocabulary
     tokenizer.encode(item_format.separator + item_format.answer_after)
     encode = partial(tokenizer.encode, map_unknown=map_unknown)
     return item_format.split(train, encode), item_format.split(val, encode), lines

@@ -76,8 +76,9 @@ class Heads(QKVProjection):
         )
 
     def head_weights(self, h, tensor_of=identity):
-        weights_then_biases = sorted(self.heads[h].parameters(), key=Tensor.dim, reverse=True)
-        return [tensor_of(each) for each in weights_then_biases]
+        q_k_v = self.heads[h]
+        weights = [tensor_of(linear.weight) for linear in q_k_v]
+        return weights + [tensor_of(linear.bias) for linear in q_k_v if linear.bias is not None]
 
     def project(self, x):
         return [torch.stack([head[part](x) for head in self.heads], dim=1) for part in range(3)]
@@ -90,7 +91,8 @@ class Separate(QKVProjection):
         self.qkv = nn.ModuleList(nn.Linear(C, H * D, bias) for _ in range(3))
 
     def head_weights(self, h, tensor_of=identity):
-        weights_then_biases = sorted(self.qkv.parameters(), key=Tensor.dim, reverse=True)
+        weights_then_biases = [linear.weight for linear in self.qkv]
+        weights_then_biases += [linear.bias for linear in self.qkv if linear.bias is not None]
         return [tensor_of(each).unflatten(0, (self.n_head, -1))[h] for each in weights_then_biases]
 
     def project(self, x):
@@ -107,7 +109,7 @@ class Fused(QKVProjection):
         views = []
         for parameter in self.qkv.parameters():
             q_k_v = tensor_of(parameter).unflatten(0, (3, self.n_head, -1))  # (3, H, D, C)
-            views += q_k_v[:, h]
+            views.extend(q_k_v[:, h])
         return views
 
     def project(self, x):
@@ -124,7 +126,7 @@ class Interleaved(QKVProjection):
         views = []
         for parameter in self.qkv.parameters():
             heads = tensor_of(parameter).unflatten(0, (self.n_head, 3, -1))  # (H, 3, D, C)
-            views += heads[h]
+            views.extend(heads[h])
         return views
 
     def project(self, x):
@@ -186,9 +188,9 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
-    Same as `F.rms_norm`, which autocast runs entirely in float32. Here only the sum over bfloat16
-    inputs is in float32, which takes half the time. float16 inputs are converted first, because
-    their squares could overflow.
+    The same as `F.rms_norm`, up to rounding. Autocast would run that entirely in float32. With only
+    the mean of bfloat16 inputs in float32, this takes half the time. float16 inputs are converted
+    first, because their squares could overflow.
     """
     if x.dtype == torch.float16:
         return rms_norm(x.float()).half()
@@ -198,7 +200,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def causal_mask(T: int, S: int, like: Tensor) -> Tensor:
-    """Return (T, S): -inf where key j comes after query i, else 0.
+    """Return (T, S): -inf where key s comes after query t, else 0.
 
     The T queries are the last T of the S tokens, so the diagonal is shifted S - T to the right.
     """
@@ -253,7 +255,7 @@ def bmm(
 def batched(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float
 ) -> Tensor:
-    """Compute all heads at once: `@` treats B and H as one batch of matrices."""
+    """Compute all heads at once: `@` broadcasts over the batch dimensions B and H."""
     return dropout(attention_weights(q, k, mask, causal), dropout_p) @ v
 
 
@@ -282,7 +284,8 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float]
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Self-attention is causal, cross-attention is not.
+    Self-attention is causal, cross-attention is not, and `layer(x, x)` is self-attention that is
+    not causal.
 
     `head_size` D defaults to C // H, `out_features` to C. `dropout` applies to the output,
     `attention_dropout` to the attention weights. `rotary` rotates queries and keys by position.
@@ -383,7 +386,8 @@ class MultiHeadAttention(nn.Module):
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # Compute q, k and v of all three inputs and use one of each: simple, up to 3x the work.
+            # Project all three inputs to q, k and v, and use one of each: simple, but up to three
+            # times the work.
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]

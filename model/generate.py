@@ -21,18 +21,18 @@ from model.mixture import Mixture, MixtureDecoder
 GREEDY_BELOW = 1e-6  # temperature
 # for the comparison of the fast decoder with its model
 COMPARED_TOKENS = 16
-FAST_TOLERANCE = 1e-4  # allowed difference between their logits; usually 6e-6
+FAST_TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
     """Return where the model's window starts in a text of `n` characters: 0 as long as it fits.
 
     `stepped`: the smallest multiple of block_size // 2 from which the rest of the text fits into
-    block_size. The window moves by half of block_size at a time. Only then is the KV cache
-    recomputed, so that the average cost of a character stays bounded:
+    block_size. The window moves by half of block_size at a time. The KV cache is recomputed only
+    when it moves, so the average cost of a character stays bounded:
 
-        block_size 8:  n        7  8  9 10 11 12 13 14 16 17
-                       start    0  0  4  4  4  4  8  8  8 12
+        block_size 8:  n        7  8  9 10 11 12 13 14 15 16 17
+                       start    0  0  4  4  4  4  8  8  8  8 12
 
     `exact`: the last block_size characters, as in nanoGPT. Every character moves the window, and
     the whole window is recomputed.
@@ -52,8 +52,8 @@ class Sampler:
 
     The filters do what Hugging Face's do; the most likely character always stays. Sample i (counted
     from 0) has its own random generator, seeded with (seed, i), which yields exactly one number per
-    character of the text. So a sample is the same text whether it is drawn alone or in
-    a batch, and whether it is drawn at once or continued later.
+    character of the text; at temperature 0, none. So a sample is the same text whether it is drawn
+    alone or in a batch, and whether it is drawn at once or continued later.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Sampler:
             rng.bit_generator.advance(characters)
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
-        """Draw one id per sample, (B,), from logits (B, V), in float64."""
+        """Draw one id per sample, (B,), from logits (B, V); computed in float64."""
         # temperature 0: always the likeliest character
         if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
@@ -163,7 +163,7 @@ class Generation:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Build the fast decoder for the heads that are on, and let the window be read anew."""
+        """Build the fast decoder for the heads that are on, and invalidate the caches."""
         self.silenced, self.read = self.model.silenced, 0
         if self.fast:
             self.decoder = build_decoder(self.model, self.notify)
@@ -194,7 +194,7 @@ class Generation:
             self.start, self.read = start, 0
 
     def _logits(self) -> np.ndarray:
-        """Let the model read what is new in the window; return the next logits (B, V)."""
+        """Run the model on the tokens not yet in its caches; return the next logits (B, V)."""
         # heads were switched off or on: the caches and the decoder have been computed with others
         if self.silenced != self.model.silenced:
             self._prepare()
@@ -206,10 +206,10 @@ class Generation:
             # the usual case for one text: read the character that was drawn last
             logits = self.decoder.step(self.ids[0, -1])
         elif self.decoder:
-            # a prompt, or a window that has moved
+            # a prompt, an appended text, or a window that has moved
             logits = self.decoder.prefill(self.ids[0])
         else:
-            # the model reads what its caches lack
+            # several texts, or a GPU: the model itself, with its caches
             if self.read == 0:
                 self.caches = self.model.new_caches()
             logits = forward(self.model, self.ids, self.caches)

@@ -21,7 +21,8 @@ NORMS = {
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
 INIT_STD = 0.02
-# Odd: with up to NGRAM_ROWS characters, n-grams that differ in one of them never share a row.
+# Odd, so multiplying by it is invertible modulo NGRAM_ROWS, a power of two: with fewer characters
+# than rows, n-grams that differ in one character never share a row.
 HASH_MULTIPLIER = 31337
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
@@ -121,7 +122,7 @@ class GPT(nn.Module):
         self.reset_parameters(torch.Generator().manual_seed(seed))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize all weights as in GPT-2: N(0, 0.02^2), biases 0.
+        """Initialize matrices and embeddings from N(0, 0.02^2), as nanoGPT does; biases are 0.
 
         The last matrix of each branch is drawn from N(0, std^2) with std = 0.02 / sqrt(2 n_layer)
         instead, or is zero, as `residual_init` says.
@@ -140,11 +141,11 @@ class GPT(nn.Module):
             init_normal_(parameter, INIT_STD, generator)
 
     def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Compute the logits (B, T, V) of the next token, after each of the last T tokens of `ids`.
+        """Compute next-token logits (B, T, V) for the last T tokens of `ids` (B, S).
 
-        `ids` (B, S) has all tokens of the context, even those in the caches, because the token
-        shifts need them. Without caches T = S. With `caches` (one per layer), which hold the keys
-        and values of the first S - T tokens, only the T new ones are computed.
+        Without caches T = S. With `caches` (one per layer), which hold the keys and values of the
+        first S - T tokens, only the T new ones are computed. Even then `ids` has all tokens of the
+        context, because the token shifts need them.
 
         Raises ValueError for more than block_size tokens, and if there is no new token.
         """
@@ -161,7 +162,7 @@ class GPT(nn.Module):
         # every block reads the stream and adds to it
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, cache)  # (B, T, C)
-        # turn the result into a score for every character
+        # the logit of every character
         logits = self.lm_head(self.final_norm(x))  # (B, T, V)
         cap = self.config.logit_softcap
         if cap:  # Gemma 2 (Riviere et al. 2024, section 2)
@@ -213,8 +214,8 @@ class GPT(nn.Module):
     def logit_lens(self, ids: Tensor) -> Tensor:
         """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
 
-        The final norm and `lm_head` read the residual stream after each block (nostalgebraist 2020,
-        the logit lens). The last row has the model's logits.
+        The final norm and `lm_head` are applied to the residual stream after each block
+        (nostalgebraist 2020, the logit lens). `logit_lens(ids)[-1]` is the model's own output.
         """
         streams = []
 
@@ -233,7 +234,7 @@ class GPT(nn.Module):
 
     @contextmanager
     def heads_off(self, heads: Collection[tuple[int, int]]) -> Iterator[None]:
-        """Silence heads in a `with` block, each given as (layer, head), both counted from 0.
+        """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
         The D columns of the output projection that read a head's result are zero meanwhile, so
         everything that is computed with the model does without the head, in every layout.
@@ -287,11 +288,11 @@ class GPT(nn.Module):
             # attention: the layout's parameters become heads; all other parameters stay whole
             block, separator, _ = name.partition(".attention.projection.")
             if not separator:
-                row = torch.atleast_1d(tensor_of(parameter))  # a scalar is one row
-                slices[name.removesuffix(".weight")] = [row]
+                slices[name.removesuffix(".weight")] = [tensor_of(parameter)]
             elif f"{block}.attention.query" not in slices:
                 projection = self.get_submodule(f"{block}.attention.projection")
                 heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
+                # without biases, only the first three names apply
                 for part, per_head in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
                     slices[f"{block}.attention.{part}"] = list(per_head)
         return slices
@@ -318,7 +319,7 @@ class GPT(nn.Module):
 
     def block_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that Muon updates."""
-        # which parameters do the matrices lie in? a view has its parameter's storage
+        # find the parameters that the matrices are views of: a view shares its parameter's storage
         views = [view for slices in self.block_matrices() for view in slices]
         storages = {view.untyped_storage().data_ptr() for view in views}
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
@@ -339,8 +340,8 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Return the FLOPs to train on one token: 6 N + 12 L C T.
 
-        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.) The tables of
-        n-grams do not count: each position only reads a row of them.
+        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.) The n-gram
+        tables, which are large, do not count: each position only reads a row of them.
         """
         config = self.config
         attention = 12 * config.n_layer * config.n_embd * config.block_size

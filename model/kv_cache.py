@@ -1,4 +1,4 @@
-"""The KV cache for generating text: one object per layer, replaced when the window moves.
+"""The KV cache for generating text: one object per layer, discarded when the window moves.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """
@@ -38,7 +38,7 @@ class KVCache:
             self.keys = k.new_empty(B, H, self.capacity, D)
             self.values = v.new_empty(*v.shape[:2], self.capacity, v.size(3))
 
-        # write the new keys and values behind the old ones
+        # write the new keys and values after the old ones
         for stored, new in ((self.keys, k), (self.values, v)):
             slot = stored[:, :, self.length : end]  # (B, H, T, D)
             # copy_ would broadcast and convert: a wrong batch would go unnoticed

@@ -14,7 +14,7 @@ from model.gpt import GPT
 
 
 class Optimizer:
-    """Parameter groups with their hyperparameters, and the moments (running means) of parameters.
+    """Parameter groups with their hyperparameters, and running means of their gradients: moments.
 
     Replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler (over a second).
     """
@@ -51,7 +51,7 @@ class Optimizer:
         return named
 
 
-ADAMW_STEPS = "adamw_steps"  # name of its number of steps in a checkpoint
+ADAMW_STEPS = "adamw_steps"  # the name of AdamW's number of steps in a checkpoint
 
 
 class AdamW(Optimizer):
@@ -85,7 +85,7 @@ class AdamW(Optimizer):
                 [parameter.grad for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
-                [],
+                [],  # maxima of exp_avg_sq, which only amsgrad uses
                 [self.steps for _ in parameters],
                 lr=group["lr"],
                 beta1=self.beta1,
@@ -125,13 +125,14 @@ class Muon(Optimizer):
         (group,) = self.param_groups
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
 
-        # momentum, with Nesterov's correction
+        # Nesterov momentum
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
-            updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)  # Nesterov
+            updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
 
-        # the matrices, alike in every layout, by shape: those of one shape are one batch
+        # group the matrices by shape, to orthogonalize those of one shape as one batch; parameters
+        # without an update, which AdamW owns, have none of them
         update_slices = self.matrices(lambda parameter: updates.get(parameter, parameter))
         by_shape = defaultdict(list)
         for slices, update in zip(self.matrices(), map(torch.cat, update_slices), strict=True):
@@ -180,7 +181,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     """
     in_blocks, embeddings = model.block_parameters(), model.embeddings_and_lm_head()
 
-    # three groups: the blocks' matrices, the embeddings, and what has one dimension
+    # three groups: the blocks' matrices, the embeddings, and the parameters of one dimension
     matrices = {id(parameter) for parameter in (*in_blocks, *embeddings)}
     vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
 
@@ -209,7 +210,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
             )
         )
 
-    # the schedule multiplies it
+    # the base that `set_lr` multiplies
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

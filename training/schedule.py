@@ -9,10 +9,10 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     """Return the learning rate of step 0, 1, ... max_iters - 1 as a fraction of the peak.
 
     It rises linearly during warm-up. Then `cosine` falls to min_lr_ratio along half a cosine
-    (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid` stays at 1 and then falls
-    linearly to min_lr_ratio (Zhai et al. 2022, section 3.5); `constant` stays at 1.
+    (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid` (warmup-stable-decay) stays
+    at 1 and then falls linearly to min_lr_ratio (Zhai et al. 2022, section 3.5); `constant` stays.
     """
-    # warm-up: the first gradients are large, and the optimizer's averages know little
+    # warm-up: the first gradients are large, and the optimizer's running averages still unreliable
     if step < train.warmup_iters:
         return (step + 1) / (train.warmup_iters + 1)
 

@@ -68,8 +68,8 @@ class TrainStep:
         # forward and backward, one micro-batch after another; they are numbered through the run
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
-        tokens = sum(map(run.batches.predictions, micro_batches))
-        tokens = max(1, tokens)  # a list of questions may have a batch in which no character counts
+        # the loss is a mean over all tokens of the step; of questions, there may be none that count
+        tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
         loss = self._forward_backward(micro_batches, tokens)
         # average the loss over the ranks; the same all-reduce sets stop.requested on all of them if
         # one received a signal
