@@ -182,14 +182,16 @@ class Session:
         data = self.saved.config.data
         return read_text(file, data.encoding, data.newlines, MAX_TEXT)
 
+    def encode_whole(self, text: str) -> np.ndarray:
+        """Encode a whole text as in training, where min_count maps rare characters to UNK."""
+        if self.saved.config.data.min_count > 1 and UNK in self.tokenizer.vocabulary:
+            return self.tokenizer.encode(text, map_unknown=True)
+        return self.encode(text)
+
     def count_ngrams(self, file: File) -> NgramModel:
         """Count the n-grams of a file."""
-        text = self.read(file)
-        if self.saved.config.data.min_count > 1 and UNK in self.tokenizer.vocabulary:
-            ids = self.tokenizer.encode(text, map_unknown=True)
-        else:
-            with error_context("--ngrams"):
-                ids = self.encode(text)
+        with error_context("--ngrams"):
+            ids = self.encode_whole(self.read(file))
         if not len(ids):
             raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
         return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
@@ -328,7 +330,7 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
 def heading(session: Session, i: int) -> str:
     """Return the line above sample i, counted from 0, if there are several; items have none."""
     several = session.options.num_samples > 1 and not session.item_format
-    return f"---------- sample {i + 1} ----------\n" * several
+    return f"---------- sample {i + 1} ----------\n" if several else ""
 
 
 def take_turns(session: Session, prompt: str) -> None:
@@ -371,8 +373,8 @@ def take_turns(session: Session, prompt: str) -> None:
 
 
 def score(session: Session, text: str) -> None:
-    """Print the loss over every character of a text, in --dtype; of a list, each item alone."""
-    options, ids = session.options, session.encode(text)
+    """Print the loss over every character of a text, in --dtype; for a list, each item alone."""
+    options, ids = session.options, session.encode_whole(text)
     # refuse a text without predictions; warn about a text that the n-grams were counted in
     if len(ids) < 2:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
@@ -413,7 +415,7 @@ def write_html(session: Session, prompt: str) -> None:
     """Write a page that runs the model in a browser, and print its size."""
     options, prompt = session.options, session.tokenizer.decode(session.encode(prompt))
     size = write_page(Path(options.html), session.saved, session.model, options, prompt)
-    half = "; --html_dtype=float16 halves it" * (options.html_dtype == "float32")
+    half = "; --html_dtype=float16 halves it" if options.html_dtype == "float32" else ""
     print_result(f"{options.html}: {size / 1e6:,.1f} MB{half}; open it in a browser")
 
 
@@ -442,7 +444,7 @@ def main(command: SampleCommand) -> int:
         )
     if options.stats:
         rate = session.drawn / max(session.seconds, 1e-9)
-        print_note(f"{session.drawn:,} characters, {rate:,.0f} a second")
+        print_note(f"{session.drawn:,} characters, {rate:,.0f} per second")
     return 0
 
 

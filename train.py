@@ -55,7 +55,7 @@ from data.tokenizer import describe
 from model.gpt import GPT
 from model.runtime import Runtime, select_runtime
 from training.distributed import World
-from training.duration import fit_to_time, measure_speed
+from training.duration import Speed, fit_to_time, measure_speed
 from training.environment import keep_freed_memory, resolve_kernel
 from training.evaluate import evaluate
 from training.state import Run, training_batches
@@ -116,7 +116,7 @@ def train(command: Command, stop: Stop, world: World) -> None:
     saved = parent = None  # frees their tensors
     if source:
         line = f"resuming from {source} at step {run.progress.step:,}"
-        inexact = "so the result will not be bit-identical to that of an uninterrupted run"
+        inexact = "the result will not be bit-identical to that of an uninterrupted run"
         info("; ".join([line, *changes, inexact] if changes else [line]))
 
     # Until here, a signal ended the command at once: there was nothing to save. From here on it
@@ -247,18 +247,30 @@ def fit_to_minutes(
     """Time a few steps of a trial run; return the settings of the longest run in --minutes."""
     train, given, seconds = command.config.train, command.given_train, 60 * command.minutes
 
-    # build the run, as it will be built again, and time it
-    began = time.monotonic()
-    endless = command.with_config(train=scaled_to(train, given | {"max_iters": TRIAL_ITERS}))
-    trial, _ = world.local_rank_0_first(
-        build_run, endless, None, parent, runtime, world, lambda *_: None
-    )
-    build_seconds = time.monotonic() - began
-    speed = measure_speed(trial, seconds, stop)
+    def fit(max_iters: int) -> tuple[Run, Speed, TrainConfig]:
+        """Build and time a trial run of this length; return it, and the settings that fit."""
+        began = time.monotonic()
+        of_length = command.with_config(train=scaled_to(train, given | {"max_iters": max_iters}))
+        trial, _ = world.local_rank_0_first(
+            build_run, of_length, None, parent, runtime, world, lambda *_: None
+        )
+        build_seconds = time.monotonic() - began
+        speed = measure_speed(trial, seconds, stop)
+        # all ranks take the settings that fit on rank 0; the real run has to be built once more
+        left = seconds - (time.monotonic() - command.started) - build_seconds
+        return trial, speed, world.on_rank_0(fit_to_time, train, given, speed, left)
 
-    # all ranks take the settings that fit on rank 0; the real run has to be built once more
-    left = seconds - (time.monotonic() - command.started) - build_seconds
-    fitted = world.on_rank_0(fit_to_time, train, given, speed, left)
+    def has_dropout(train: TrainConfig) -> bool:
+        epochs = trial.batches.epochs(train.max_iters * train.gradient_accumulation_steps)
+        return resolve_dropout(command.config.model, epochs).dropout_p > 0
+
+    # `dropout: auto` is that of a very long run here, and takes time. If the run that fits is too
+    # short to have any, time it again without.
+    trial, speed, fitted = fit(TRIAL_ITERS)
+    if trial.config.model.dropout_p > 0 and not has_dropout(fitted):
+        _, speed_without, longer = fit(fitted.max_iters)
+        if not has_dropout(longer):
+            speed, fitted = speed_without, longer
 
     # to repeat the run: --max_iters, and the intervals that it alone would scale to other values
     scaled = scaled_to(train, given | {"max_iters": fitted.max_iters})

@@ -214,7 +214,7 @@ def _read_command(argv: list[str], ranks: Ranks) -> Command:
     # the settings of the file, overridden by those of the command line
     file = read_config(words[0])
     nested, note = _nested(file | values), None
-    with error_context(words[0] + " and the options" * bool(values)):
+    with error_context(f"{words[0]} and the options" if values else words[0]):
         if "train.max_iters" in values:
             # scale the lengths in the file, which suit the file's max_iters
             before = from_dict(_nested(file).get("train", {}), TrainConfig)

@@ -66,7 +66,7 @@ class Report:
             vocabulary, settings = corpus.tokenizer.vocabulary, resolved_settings(run)
             lines += [
                 f"vocabulary  {vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
-                f"ratio       {parameters / len(corpus.train):.2g} parameters a training character",
+                f"ratio       {parameters / len(corpus.train):.2g} parameters per character",
                 f"compute     {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
                 f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
             ]

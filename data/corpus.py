@@ -26,7 +26,7 @@ class Corpus:
     val_sha256  of the validation text, if that is a text of its own
     characters  in all files together
     summary     lines for the user
-    item_format of a list; None: the text is one piece
+    item_format for a list; None: the text is one piece
     """
 
     name: str
@@ -146,7 +146,7 @@ def _tokenizer_for(
     if len(own) < len(counts):
         own |= {UNK}
     if len(own) == 1:
-        often = " that occurs at least data.min_count times" * (min_count > 1)
+        often = " that occurs at least data.min_count times" if min_count > 1 else ""
         raise DataError(
             f"{path}: nothing to learn: {describe(*own)} is the only character{often}; "
             "use another text"

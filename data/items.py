@@ -112,10 +112,11 @@ def load_items(
     # all items of the second text validate, or some of the only one
     train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
     items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
+    left_out = f"; {sum(empty):,} empty ones left out" if any(empty) else ""
     lines = [
         f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
-        f"{max(lengths):,}" + f"; {sum(empty):,} empty ones left out" * any(empty)
+        f"{max(lengths):,}{left_out}"
     ]
     if len(parts) > 1 and (known := len(set(val) & set(train))):
         lines.append(
@@ -181,8 +182,10 @@ def long_item_notes(train: Split, val: Split, block_size: int) -> list[str]:
     """Return a note if items do not fit into a window of `block_size` predictions."""
     segments = train.segments + val.segments
     count = sum(end - start - 1 > block_size for start, end in segments)
+    if count == 0:
+        return []
     note = (
         f"note: {count:,} items with their ends are longer than block_size {block_size}: the model "
         "never sees such an item as a whole"
     )
-    return [note] * (count > 0)
+    return [note]

@@ -61,7 +61,7 @@ def size_advice(parameters: int, characters: int) -> str | None:
 
 def _describe(label: str, text: Text) -> str:
     """Return the line about a text: where it is, and its size."""
-    files = f"{len(text.files):,} files, " * (len(text.files) > 1)
+    files = f"{len(text.files):,} files, " if len(text.files) > 1 else ""
     counts = text.char_counts
     return (
         f"{label}{text.path}: {files}"

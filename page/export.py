@@ -81,7 +81,7 @@ def refuse_unread(model: GPT) -> None:
     settings = sorted(asdict(model.config).keys() - {*READ, *IRRELEVANT})
     unread = [f"parameter {name}" for name in parameters] + [f"setting {name}" for name in settings]
     if unread:
-        more = f" and {len(unread) - 1} more" * (len(unread) > 1)
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise ConfigError(
             f"--html: page/model.js does not read the model's {unread[0]}{more}; allowed: the "
             "parameters and settings listed in page/export.py; change both files with the model"

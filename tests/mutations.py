@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation("embeddings_dropped_when_evaluating", "noisy losses and texts with dropout",
         "model/gpt.py", "test_gpt test_evaluation",
         "return dropout(x, self.config.dropout_p, self.training)",
-        "return dropout(x, self.config.dropout)"),
+        "return dropout(x, self.config.dropout_p)"),
     Mutation("ngram_hash_ignores_first_character", "id 0 is taken for the place before the window",
         "model/gpt.py", "test_gpt test_growing_vocabulary",
         "F.pad(ids + 1, (n - 1, 0))",

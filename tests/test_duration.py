@@ -113,7 +113,8 @@ def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(seconds, e
     ("max_iters", "max_evaluations", "interval", "save_interval"),
     [
         (350, 1, 350, 70),
-        (350, 3, 117, 70),
+        (350, 2, 175, 70),
+        (350, 3, 117, "auto"),  # less than twice the interval without the limit
         (350, 100, 70, "auto"),  # in proportion: 5 evaluations
         (1400, 2, 700, 280),  # max_iters is that of the file
         (1400, 5, 280, "auto"),
@@ -175,6 +176,21 @@ def test_with_minutes_each_note_about_the_text_is_printed_once(options, tmp_path
     start = [f"--init_from={run}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
     code, output = train(*more, *start, "--minutes=0.02")
     assert code == 0 and output.count("adding 3 characters to the vocabulary") == 1
+
+
+@pytest.mark.parametrize(("minutes", "steps"), [(0.2, 115), (0.6, 172)])
+def test_minutes_are_planned_with_the_dropout_that_the_run_has(
+    options, tmp_path, monkeypatch, minutes, steps
+):
+    def measure_speed(run, seconds, stop):
+        return Speed(step=0.2 if run.config.model.dropout_p else 0.1, evaluation=0)
+
+    monkeypatch.setattr("train.measure_speed", measure_speed)
+    auto = ["--dropout=auto", f"--out_dir={tmp_path / 'run'}", f"--minutes={minutes}"]
+    code, output = train(*options, *auto)
+    # 170 steps are 4 epochs: from there on there is dropout
+    planned = int(chosen(output)[0].removeprefix("--max_iters="))
+    assert code == 0 and 0.8 * steps < planned <= steps
 
 
 def test_a_run_of_so_many_minutes_resumes_exactly(options, tmp_path, monkeypatch):

@@ -417,7 +417,7 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(tmp_path
     assert code == 0 and step_of(tmp_path / "run") == step + 3
     (line,) = (line for line in output.splitlines() if line.startswith("resuming"))
     assert "; world_size 2 -> 1" in line and line.endswith(
-        "so the result will not be bit-identical to that of an uninterrupted run"
+        "the result will not be bit-identical to that of an uninterrupted run"
     )
 
 

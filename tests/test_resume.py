@@ -259,9 +259,7 @@ def test_resume_lists_every_difference_of_settings_environment_and_data(options,
         "data.name x.txt -> text.txt",
     ):
         assert f"; {difference}" in line
-    assert line.endswith(
-        "; so the result will not be bit-identical to that of an uninterrupted run"
-    )
+    assert line.endswith("; the result will not be bit-identical to that of an uninterrupted run")
 
 
 def test_long_texts_in_a_checkpoints_environment_are_shortened(options, tmp_path):

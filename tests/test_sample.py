@@ -274,7 +274,7 @@ def test_samples_have_separators_and_do_not_depend_on_the_batch_size(sample_outp
 
 def test_stats_prints_characters_per_second(sample_output, smoke, capsys):
     sample_main([f"--ckpt={smoke}", "--stats", "--max-new-tokens=20", "--num-samples=2"])
-    assert re.fullmatch(r"40 characters, [\d,]+ a second\n", capsys.readouterr().err)
+    assert re.fullmatch(r"40 characters, [\d,]+ per second\n", capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------- stop strings

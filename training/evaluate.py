@@ -210,8 +210,8 @@ def exact_loss(
 def generate_sample(run: Run, stop: Stop) -> str:
     """Generate a text from a fixed seed, so that the texts of two evaluations can be compared.
 
-    Of a list, these are items, each drawn on its own. Of questions it is empty: the model learns to
-    answer them, not to ask them.
+    For a list, these are items, each drawn on its own. For questions it is empty: the model learns
+    to answer them, not to ask them.
     """
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     if item_format:
@@ -241,14 +241,18 @@ def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit:
 
 
 def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
-    """Generate the likeliest answers of some validation items; add the right answer to each."""
+    """Generate the likeliest answers of some validation items; add the right answer to each.
+
+    An answer that is wrong in bfloat16 may be right here, in float32. It is left out.
+    """
     val, item_format, lines = run.corpus.val, run.corpus.item_format, []
     for start, end in (val.segments[i] for i in segments):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
         drawn = complete_item(run, stop, question, Sampler(temperature=0), 2 * len(item))
-        answer = item.removeprefix(question).removesuffix(item_format.separator)
-        lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
+        if drawn != item:
+            answer = item.removeprefix(question).removesuffix(item_format.separator)
+            lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
     return lines
 
 

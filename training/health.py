@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from common.errors import first_few
+
 WARNINGS = ("first loss", "exploding", "vanishing", "overfitting", "plateau", "dead heads")
+LOWER_RATES = "halve train.learning_rate, and with Muon train.muon_learning_rate"
 MAX_GRAD_NORM, MIN_GRAD_NORM = 100, 1e-5  # a healthy gradient norm is between 0.1 and 10
 SPIKE_WINDOW, SPIKE_SIGMAS = 128, 6  # as in OLMo and llm.c
 
@@ -37,14 +40,13 @@ def step_warnings(
     if grad_norm > MAX_GRAD_NORM:
         yield HealthWarning(
             "exploding",
-            f"exploding gradients: norm {grad_norm:,.0f} at step {step:,}; "
-            "try half of train.learning_rate",
+            f"exploding gradients: norm {grad_norm:,.0f} at step {step:,}; {LOWER_RATES}",
         )
     if grad_norm < MIN_GRAD_NORM and loss > 0.1:
         yield HealthWarning(
             "vanishing",
-            f"vanishing gradients: norm {grad_norm:.0e} at step {step:,}, loss {loss:.2f}; "
-            "start again with half of train.learning_rate",
+            f"vanishing gradients: norm {grad_norm:.0e} at step {step:,}, loss {loss:.2f}; start "
+            f"again, and {LOWER_RATES}",
         )
 
 
@@ -64,9 +66,8 @@ def loss_warnings(
     else:
         yield HealthWarning(
             "plateau",
-            "plateau: neither the validation loss nor the loss on training text has improved since "
-            f"step {best_step:,}; the model may have learned what it can, else try half of "
-            "train.learning_rate",
+            "plateau: neither the validation loss nor the loss on training text has fallen since "
+            f"step {best_step:,}; the model may have learned what it can, otherwise {LOWER_RATES}",
         )
 
 
@@ -81,9 +82,9 @@ def attention_warnings(maps: Sequence[Tensor]) -> Iterator[HealthWarning]:
             if reason := dead_head_reason(weights):
                 dead.append(f"head {h} of layer {layer} {reason}")
     if dead:
-        few = "; ".join(dead[:5]) + (f"; and {len(dead) - 5} more" if len(dead) > 5 else "")
         yield HealthWarning(
-            "dead heads", f"dead attention heads: {few}; try fewer heads (model.n_head)"
+            "dead heads",
+            f"dead attention heads: {first_few(dead, '; ')}; try fewer heads (model.n_head)",
         )
 
 
