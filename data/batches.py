@@ -82,12 +82,14 @@ class Batches:
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
+        # how many windows each segment has in an epoch, of how many predictions, and how many
+        # offsets there are for its first window
         segments = [(start, end) for start, end in split.segments if end - start > 1]
         assert segments, "the split has no window; check_sizes should have refused it"
         self._starts, ends = np.array(segments, dtype=np.int64).T
         lengths = ends - self._starts
-        counts = np.maximum(1, lengths // block_size - 1)  # windows of each segment
-        self._predictions = np.minimum(lengths - 1, block_size)  # in each window of the segment
+        counts = np.maximum(1, lengths // block_size - 1)
+        self._predictions = np.minimum(lengths - 1, block_size)
         self._offset_counts = (lengths - counts * self._predictions).astype(np.uint64)
         self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
         self._split, self._counted_through = split, None
@@ -126,9 +128,11 @@ class Batches:
 
     def _windows(self, i: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the start and the number of predictions of each window of batch i."""
+        # the numbers of its windows in the endless sequence: an epoch, and a place in its order
         first = i * self._batch_size
         numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
         epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
+        # which window comes at that place, and in which segment it lies
         key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first_window, window, side="right") - 1
