@@ -66,7 +66,7 @@ def loss_warnings(
     else:
         yield HealthWarning(
             "plateau",
-            "plateau: neither the validation loss nor the loss on training text has fallen since "
+            "plateau: neither the validation loss nor the loss on training text has improved since "
             f"step {best_step:,}; the model may have learned what it can, otherwise {LOWER_RATES}",
         )
 
