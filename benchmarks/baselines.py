@@ -1,6 +1,6 @@
 """Baselines: losses of several kinds of models on one text: python -m benchmarks.baselines
 
-    python -m benchmarks.baselines out/best1 out/best2 --mixture out/best1 out/best2
+    python -m benchmarks.baselines out/a out/b --mixture out/a out/b
 
 Prints one table per evaluation protocol, in nats per character of the same validation text:
 

@@ -288,7 +288,8 @@ class GPT(nn.Module):
             # attention: the layout's parameters become heads; all other parameters stay whole
             block, separator, _ = name.partition(".attention.projection.")
             if not separator:
-                slices[name.removesuffix(".weight")] = [tensor_of(parameter)]
+                row = torch.atleast_1d(tensor_of(parameter))  # a scalar of your own is one row
+                slices[name.removesuffix(".weight")] = [row]
             elif f"{block}.attention.query" not in slices:
                 projection = self.get_submodule(f"{block}.attention.projection")
                 heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
