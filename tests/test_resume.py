@@ -305,9 +305,7 @@ def test_resume_lists_every_difference_of_settings_environment_and_data(train_ru
         "data.name x.txtxxx",
     ):
         assert f"; {difference}" in line
-    assert line.endswith(
-        "; so the result will not be bit-identical to that of an uninterrupted run"
-    )
+    assert line.endswith("the result will not be bit-identical to that of an uninterrupted run")
 
 
 def test_training_a_finished_run_further_prints_where_the_learning_rate_goes(train_run):
