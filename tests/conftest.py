@@ -101,6 +101,17 @@ def train_run(options, tmp_path):
 
 
 @pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory):
+    """The folder of the small run, trained without a stop."""
+    from tests.runs import small_run_args, train
+
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    code, output = train(*small_run_args(folder), f"--out_dir={folder / 'run'}")
+    assert code == 0, output
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
 def run():
     return Command()
 

@@ -65,10 +65,8 @@ def small_run_args(folder: Path) -> list[str]:
     """Return the arguments of the small run, on a text that is written to `folder`."""
     text = folder / "text.txt"
     if not text.exists():
-        text.write_text(
-            (ROOT / "data" / "plays" / "admiral.txt").read_text(encoding="utf-8")[:6000],
-            encoding="utf-8",
-        )
+        play = (ROOT / "data" / "plays" / "admiral.txt").read_text(encoding="utf-8")
+        text.write_text(play[:6000], encoding="utf-8")
     return [*SMALL, f"--data.sources={text}"]
 
 
@@ -119,15 +117,27 @@ def start(*arguments: object) -> subprocess.Popen:
 
     Options may override earlier ones: they are `merged`.
     """
-    words = [sys.executable, *merged(arguments)]
-    return subprocess.Popen(
-        words,
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    return _start([sys.executable, *merged(arguments)])
+
+
+def torchrun(size: int, *arguments: object) -> subprocess.Popen:
+    """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
+    ranks = ["-m", "torch.distributed.run", f"--nproc_per_node={size}"]
+    return _start([sys.executable, *ranks, "train.py", *merged(arguments)])
+
+
+def _start(words: list[str]) -> subprocess.Popen:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
+
+
+def raised(error: BaseException) -> Callable:
+    """Return a function that raises an error."""
+
+    def fail(*_, **__):
+        raise error
+
+    return fail
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
@@ -142,12 +152,13 @@ def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) ->
     patch.setattr(schedule, "lr_multiplier", with_action)
 
 
-def stop_at(step: int, *arguments: object) -> None:
-    """Run train.py until Ctrl-C in a step, counted from 0, which is the last one."""
+def stop_at(step: int, *arguments: object) -> str:
+    """Run train.py until Ctrl-C in a step, counted from 0, which is the last one; return stdout."""
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
         code, output = train(*arguments)
     assert code == 130, output
+    return output
 
 
 def send_at(phase: str, kind: str, call: int, patch: Callable = setattr) -> None:
@@ -201,20 +212,31 @@ def count_checkpoints(folder: Path) -> tuple[int, int]:
     return len(files), sum(1 for file in files if contents(file))
 
 
+def snapshot(folder: Path) -> dict[str, object]:
+    """Return everything below a folder by path: of a file, also its time and its bytes.
+
+    The content of the lock is left out: it names the last holder.
+    """
+    return {
+        str(path.relative_to(folder)): path.is_file()
+        and path.name != ".lock"
+        and (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+    }
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) pairs by tag, read by TensorBoard, without timings and descriptions."""
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    tags = {
-        tag: [(each.step, each.value) for each in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
-    texts = {
-        tag: [(each.step, list(each.tensor_proto.string_val)) for each in events.Tensors(tag)]
-        for tag in events.Tags()["tensors"]
-    }
+    found = {}
+    for tag in events.Tags()["scalars"]:
+        found[tag] = [(each.step, each.value) for each in events.Scalars(tag)]
+    for tag in events.Tags()["tensors"]:
+        texts = [(each.step, list(each.tensor_proto.string_val)) for each in events.Tensors(tag)]
+        found[tag] = texts
     return {
         tag: values
-        for tag, values in (tags | texts).items()
+        for tag, values in found.items()
         if tag not in TIMES and not tag.startswith("setup/")
     }
 
@@ -273,11 +295,10 @@ def run_ranks(
         if slow or any(process.exitcode for process in processes):
             for process in processes:
                 process.kill() if slow else process.terminate()
-    texts = [
-        [(folder / f"{stream}{rank}").read_text() for stream in "12"]
-        for rank in range(len(processes))
+    return [
+        (process.exitcode, *((folder / f"{stream}{rank}").read_text() for stream in "12"))
+        for rank, process in enumerate(processes)
     ]
-    return [(process.exitcode, *text) for process, text in zip(processes, texts, strict=True)]
 
 
 def _rank(
@@ -291,19 +312,17 @@ def _rank(
     for stream in (1, 2):
         os.dup2(os.open(folder / f"{stream}{rank}", os.O_WRONLY), stream)
     if size > 1:
-        numbers = {
+        variables = {
             "RANK": rank,
             "WORLD_SIZE": size,
             "LOCAL_RANK": rank,
             "LOCAL_WORLD_SIZE": size,
-            "MASTER_PORT": port,
-        }
-        os.environ |= {name: str(number) for name, number in numbers.items()}
-        os.environ |= {
-            "GROUP_WORLD_SIZE": "1",
+            "GROUP_WORLD_SIZE": 1,
             "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port,
             "TORCHELASTIC_RUN_ID": "test",
         }
+        os.environ |= {name: str(value) for name, value in variables.items()}
     os.chdir(ROOT)
     torch.set_num_threads(1)
     # a SIGTERM because another rank failed must not change the exit code of a run that has ended
@@ -319,31 +338,10 @@ def in_float64(_: int) -> None:
     runtime.DTYPES["float32"] = torch.float64
     runtime.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
     torch.Tensor.float = torch.Tensor.double
-    assert (
-        evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64)).dtype
-        == torch.float64
-    )
+    loss = evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
+    assert loss.dtype == torch.float64
 
 
 def _free_port() -> int:
     with socket.create_server(("localhost", 0)) as server:
         return server.getsockname()[1]
-
-
-def torchrun(size: int, *arguments: object) -> subprocess.Popen:
-    """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
-    command_line = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc_per_node={size}",
-        "train.py",
-    ]
-    return subprocess.Popen(
-        [*command_line, *merged(arguments)],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )

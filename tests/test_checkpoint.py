@@ -3,10 +3,10 @@ checkpoint of the folder.
 """
 
 import dataclasses
-import itertools
 import json
 import math
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
+from checkpointing.checkpoint import BEST, LAST, PREV
 from common.console import escape
 from common.errors import CheckpointError, NonFiniteError
 from common.files import write_atomic
@@ -27,31 +28,27 @@ from model.gpt import GPT
 from model.runtime import select_runtime
 from tests.commands import sample_main, train_main
 from tests.conftest import ROOT, printed
-from tests.runs import contents, write_checkpoint
+from tests.runs import contents, equal, write_checkpoint
+from tests.variants import CHOICES
 from training.state import Run
 
 VOCABULARY = "\n abc"
 CONFIG = Config(model=ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4, bias=True))
 MUON = dataclasses.replace(CONFIG, train=TrainConfig(optimizer="muon"))
-SMALLEST = Config(model=ModelConfig(n_layer=1, n_head=2, n_embd=4, block_size=4), train=MUON.train)
-CORPUS = SimpleNamespace(
-    tokenizer=CharTokenizer(VOCABULARY),
-    name="plays",
-    sha256="0" * 64,
-    val_sha256=None,
-    characters=1000,
-)
+TEXT = {"name": "plays", "sha256": "0" * 64, "val_sha256": None, "characters": 1000}
+CORPUS = SimpleNamespace(tokenizer=CharTokenizer(VOCABULARY), **TEXT)
 RUNTIME = select_runtime("cpu", "float32")
 EVENTS = checkpoints.EventPosition(1_700_000_000, 1234)
 
 
-def new_run(config=CONFIG, seed=0):
-    return Run(GPT(config.model, len(VOCABULARY), seed), config, CORPUS, RUNTIME)
+def new_run(config=CONFIG):
+    return Run(GPT(config.model, len(VOCABULARY)), config, CORPUS, RUNTIME)
 
 
-def train(run, steps, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
+def trained_checkpoint(config=CONFIG, step=3):
+    """Return the checkpoint of a run after `step` steps."""
+    run, generator = new_run(config), torch.Generator().manual_seed(1)
+    for _ in range(step):
         ids = torch.randint(len(VOCABULARY), (3, 5), generator=generator)
         logits = run.model(ids[:, :4])
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
@@ -59,12 +56,6 @@ def train(run, steps, seed):
             optimizer.step()
             optimizer.zero_grad()
         run.progress.record_step(1.5)
-
-
-def trained_checkpoint(config=CONFIG, step=3):
-    """Return the checkpoint of a run after `step` steps."""
-    run = new_run(config)
-    train(run, step, seed=1)
     return checkpoints.capture(run, EVENTS)
 
 
@@ -78,17 +69,11 @@ def restore(saved, config=None):
     return checkpoints.restore(saved, config, CORPUS, RUNTIME)
 
 
-def error_message(call, *arguments, **options):
+def error_message(call, *arguments):
     with pytest.raises(CheckpointError) as caught:
-        call(*arguments, **options)
+        call(*arguments)
     assert caught.value.exit_code == 4
     return printed(caught.value)
-
-
-def same_tensors(a, b):
-    return a.keys() == b.keys() and all(
-        a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a
-    )
 
 
 # -------------------------------------------------------------------------------------- round trips
@@ -97,101 +82,52 @@ def same_tensors(a, b):
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 def test_saving_and_loading_is_bit_exact(config, tmp_path):
     before = trained_checkpoint(config)
-    write(tmp_path / "best.safetensors", before)
-    after = checkpoints.load(tmp_path / "best.safetensors")
+    write(tmp_path / BEST, before)
+    after = checkpoints.load(tmp_path / BEST)
     for part in (*checkpoints.SECTIONS, "vocabulary"):
         assert getattr(after, part) == getattr(before, part)
-    assert same_tensors(after.tensors, before.tensors)
-    assert after.path == tmp_path / "best.safetensors"
+    assert equal(after.tensors, before.tensors)
+    assert after.path == tmp_path / BEST
 
 
 def test_before_the_first_evaluation_the_best_loss_is_null_in_the_file(tmp_path):
-    write(tmp_path / "last.safetensors", trained_checkpoint())
-    metadata, _ = file_format.read(tmp_path / "last.safetensors")
+    write(tmp_path / LAST, trained_checkpoint())
+    metadata, _ = file_format.read(tmp_path / LAST)
     assert json.loads(metadata["progress"])["best_loss"] is None
     assert "Infinity" not in str(metadata)
-    assert checkpoints.load(tmp_path / "last.safetensors").progress.best_loss is None
+    assert checkpoints.load(tmp_path / LAST).progress.best_loss is None
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("step", [0, 3])
-def test_a_resumed_run_ends_with_the_same_state(config, step, tmp_path):
-    run = new_run(config)
-    train(run, step, seed=1)
-    write(tmp_path / "last.safetensors", checkpoints.capture(run, EVENTS))
-    train(run, 4, seed=2)
-
-    saved = checkpoints.load(tmp_path / "last.safetensors")
-    resumed = restore(saved)
-    assert same_tensors(checkpoints.capture(resumed, EVENTS).tensors, saved.tensors)
-    assert all(parameter.grad is None for parameter in resumed.model.parameters())
-    train(resumed, 4, seed=2)
-    final = [checkpoints.capture(each, EVENTS) for each in (run, resumed)]
-    assert same_tensors(final[0].tensors, final[1].tensors)
-    assert final[0].progress == final[1].progress
-
-
-@pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
-def test_the_tensors_of_a_checkpoint_do_not_depend_on_the_layout(config):
-    """Restore a run in each layout and capture it again; the tensors must be the same."""
-    saved = trained_checkpoint(config)
+def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(config, step):
+    saved = trained_checkpoint(config, step)
     for layout in LAYOUTS:
         model = dataclasses.replace(config.model, attention=layout)
         run = restore(saved, dataclasses.replace(config, model=model))
         assert run.model.config.attention == layout
-        assert same_tensors(checkpoints.capture(run, EVENTS).tensors, saved.tensors)
-
-
-def test_tensors_are_named_by_role_and_parameter():
-    adamw, muon = trained_checkpoint().tensors, trained_checkpoint(MUON).tensors
-    for name in ("model", "exp_avg", "exp_avg_sq"):
-        assert adamw[f"{name}.blocks.1.attention.query"].shape == (8, 8)
-        assert adamw[f"{name}.blocks.1.attention.query.bias"].shape == (8,)
-        assert adamw[f"{name}.token_embedding"].shape == (5, 8)
-    assert muon["momentum.blocks.0.mlp.up"].shape == (32, 8)
-    assert "momentum.token_embedding" not in muon and "exp_avg.blocks.0.mlp.up" not in muon
-    assert "exp_avg.blocks.0.mlp.up.bias" in muon
-    assert adamw["adamw_steps"] == 3
-
-
-def test_learning_rates_come_from_the_config_and_are_not_restored():
-    run = new_run()
-    run.optimizers[0].param_groups[0]["lr"] = 7.0
-    resumed = restore(checkpoints.capture(run, EVENTS))
-    assert resumed.optimizers[0].param_groups[0]["lr"] == CONFIG.train.learning_rate
-
-
-def test_build_model_returns_the_weights_of_the_run():
-    run = new_run()
-    train(run, 3, seed=1)
-    model = checkpoints.build_model(checkpoints.capture(run, EVENTS))
-    assert same_tensors(dict(model.named_parameters()), dict(run.model.named_parameters()))
+        assert equal(checkpoints.capture(run, EVENTS).tensors, saved.tensors)
 
 
 def test_a_compiled_model_is_saved_under_the_names_of_the_original_one():
     run = new_run()
-    names = list(checkpoints.capture(run, EVENTS).tensors)
     compiled = torch.compile(run.model)
     assert any("_orig_mod" in name for name in compiled.state_dict())
-    assert list(checkpoints.capture(run, EVENTS).tensors) == names
-    assert not any("_orig_mod" in name or "module" in name for name in names)
+    assert not any("_orig_mod" in name for name in checkpoints.capture(run, EVENTS).tensors)
 
 
 def test_the_size_check_accepts_every_valid_model(monkeypatch):
     # with no margin, the size that the config implies must not exceed the actual size
     monkeypatch.setattr(checkpoints, "MAX_EXCESS_BYTES", 0)
-    norms, mlps, sizes = ("layernorm", "rmsnorm"), ("gelu", "swiglu"), (4, 20)
-    for choice in itertools.product(
-        ("learned", "rope"), norms, mlps, (False, True), (False, True), sizes
-    ):
-        names = ("positions", "norm", "mlp", "bias", "tied", "n_embd")
-        model = ModelConfig(
-            n_layer=1, n_head=2, block_size=3, **dict(zip(names, choice, strict=True))
-        )
+    rng = random.Random(0)
+    for _ in range(64):
+        settings = {name: rng.choice(choices) for name, choices in CHOICES.items()}
+        width = rng.choice((4, 20))
+        model = ModelConfig(n_layer=1, n_head=2, n_embd=width, block_size=3, **settings)
         saved = checkpoints.capture(new_run(Config(model=model)), EVENTS)
         rows = checkpoints.build_model(saved).named_slices()
         actual = {name: torch.cat(views) for name, views in rows.items()}
-        assert same_tensors(actual, saved.role("model"))
+        assert equal(actual, saved.role("model"))
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
@@ -213,17 +149,13 @@ def test_non_finite_tensors_are_never_captured(config, role):
 
 
 @pytest.fixture
-def plays(tmp_path):
-    """Create a run folder with prev at step 1, last at step 2 and best at step 1."""
-    folder = tmp_path / "out" / "plays"
-    folder.mkdir(parents=True)
+def folder(tmp_path):
+    """A run folder with prev at step 1, last at step 2 and best at step 1."""
+    folder = tmp_path / "run"
+    folder.mkdir()
     for step in (1, 2):
-        write(
-            folder / "last.safetensors",
-            trained_checkpoint(step=step),
-            previous=folder / "prev.safetensors",
-        )
-    write(folder / "best.safetensors", trained_checkpoint(step=1))
+        write(folder / LAST, trained_checkpoint(step=step), previous=folder / PREV)
+    write(folder / BEST, trained_checkpoint(step=1))
     return folder
 
 
@@ -238,80 +170,49 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
-    "prefer, damaged, replacement",
+    "prefer, damaged, chosen",
     [
-        ("last", ["last.safetensors"], "prev.safetensors"),
-        ("best", ["best.safetensors"], "last.safetensors"),
-        ("best", ["best.safetensors", "last.safetensors"], "prev.safetensors"),
-        ("last", ["last.safetensors", "prev.safetensors"], "best.safetensors"),
-        ("last", ["best.safetensors"], None),
-        ("best", ["last.safetensors", "prev.safetensors"], None),
+        ("last", [LAST], PREV),
+        ("last", [LAST, PREV], BEST),
+        ("last", [BEST], LAST),
+        ("best", [BEST], LAST),
+        ("best", [BEST, LAST], PREV),
+        ("best", [LAST, PREV], BEST),
     ],
 )
 def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
-    plays, damage, prefer, damaged, replacement
+    folder, damage, prefer, damaged, chosen
 ):
     for name in damaged:
-        DAMAGE[damage](plays / name)
-    saved, note = checkpoints.find(plays, prefer)
-    path = saved.path
-    assert path == plays / (replacement or f"{prefer}.safetensors")
-    assert saved.progress.step == (2 if path.name == "last.safetensors" else 1)
-    if replacement is None:
+        DAMAGE[damage](folder / name)
+    saved, note = checkpoints.find(folder, prefer)
+    assert saved.path == folder / chosen
+    assert saved.progress.step == (2 if chosen == LAST else 1)
+    if chosen.startswith(prefer):
         assert note is None
     else:
-        assert note.startswith(f"{plays / damaged[0]}: ") and note.endswith(
-            f"; using {path} instead"
-        )
+        assert note.startswith(f"{folder / damaged[0]}: ")
+        assert note.endswith(f"; using {folder / chosen} instead")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_given_by_name_is_rejected_with_the_newest_undamaged_one(plays, damage):
-    for age, name in enumerate(("last.safetensors", "best.safetensors", "prev.safetensors")):
-        os.utime(plays / name, (10**9 - age, 10**9 - age))
-    saved, note = checkpoints.find(plays / "last.safetensors", "last")
-    assert (saved.path, note) == (plays / "last.safetensors", None)
-    DAMAGE[damage](plays / "last.safetensors")
-    message = error_message(checkpoints.find, plays / "last.safetensors", "last")
-    assert message.startswith(f"{plays / 'last.safetensors'}: ")
-    newest = plays / "best.safetensors"
-    assert message.endswith(f"; the newest undamaged checkpoint there is {newest}")
+def test_a_damaged_file_given_by_name_is_rejected_with_the_newest_undamaged_one(folder, damage):
+    for age, name in enumerate((LAST, BEST, PREV)):
+        os.utime(folder / name, (10**9 - age, 10**9 - age))
+    saved, note = checkpoints.find(folder / LAST, "last")
+    assert (saved.path, note) == (folder / LAST, None)
+    DAMAGE[damage](folder / LAST)
+    message = error_message(checkpoints.find, folder / LAST, "last")
+    assert message.startswith(f"{folder / LAST}: ")
+    assert message.endswith(f"; the newest undamaged checkpoint there is {folder / BEST}")
 
 
-def test_a_missing_checkpoint_is_rejected(plays, tmp_path):
-    empty = tmp_path / "out" / "empty"
-    empty.mkdir()
-    for path in (empty, tmp_path / "out" / "typo", tmp_path / "out" / "typo" / "last.safetensors"):
-        message = error_message(checkpoints.find, path, "last")
-        assert message.startswith(str(path)) and message.endswith(": no such file or directory")
-    message = error_message(checkpoints.find, plays / "lost.safetensors", "last")
-    newest = plays / "best.safetensors"
-    assert message.endswith(
-        f"no such file or directory; the newest undamaged checkpoint there is {newest}"
-    )
-
-
-def test_a_run_whose_checkpoints_are_all_damaged_is_rejected(plays):
-    for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
-        (plays / name).write_bytes(b"")
-    message = error_message(checkpoints.find, plays, "last")
-    for name in ("last", "prev", "best"):
-        assert f"{plays / name}.safetensors: empty file (interrupted save?)" in message
-    write(plays / "copy.safetensors", trained_checkpoint())
-    newest = plays / "copy.safetensors"
-    message = error_message(checkpoints.find, plays, "last")
-    assert message.endswith(f"; the newest undamaged checkpoint there is {newest}")
-
-
-def test_control_characters_in_paths_are_escaped_where_they_are_printed(tmp_path):
-    folder = tmp_path / "a\nb\x1b[2J"
-    folder.mkdir()
-    assert r"a\nb\x1b[2J" in error_message(checkpoints.find, folder, "last")
-    write(folder / "last.safetensors", trained_checkpoint(step=1))
-    assert checkpoints.find(folder, "best")[1].startswith(f"{folder / 'best.safetensors'}: ")
-    saved = checkpoints.load(folder / "last.safetensors")
-    saved.tensors.pop("model.final_norm")
-    assert r"a\nb\x1b[2J" in error_message(checkpoints.build_model, saved)
+@pytest.mark.parametrize("name", ["empty", "typo", "typo/last.safetensors"])
+def test_a_missing_checkpoint_is_rejected(name, tmp_path):
+    (tmp_path / "empty").mkdir()
+    message = error_message(checkpoints.find, tmp_path / name, "last")
+    assert message.startswith(str(tmp_path / name))
+    assert message.endswith(": no such file or directory")
 
 
 def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped(
@@ -353,89 +254,60 @@ def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escape
 # ------------------------------------------------------------------------------ invalid checkpoints
 
 
-WRONG_PARTS = {
-    "no config": (lambda c: c.pop("config"), "its content is invalid (KeyError: 'config')"),
-    "no events": (lambda c: c.pop("events"), "its content is invalid (KeyError: 'events')"),
-    "config is text": (lambda c: c.update(config="x"), "config: must be a mapping of names to"),
-    "unknown setting": (
-        lambda c: c["config"]["model"].update(n_heads=2),
-        "config: unknown key 'n_heads'; did you mean n_head?",
-    ),
-    "wrong setting": (
-        lambda c: c["config"]["model"].update(n_layer=-1),
-        "config: n_layer must be an integer in [1, 512], but is -1",
-    ),
-    "unknown layout": (
-        lambda c: c["config"]["model"].update(attention="../x"),
-        "config: attention must be one of",
-    ),
-    "a character twice": (lambda c: c.update(vocabulary="aba"), "its content is invalid (V"),
-    "vocabulary empty": (lambda c: c.update(vocabulary=""), "its content is invalid (V"),
-    "half a character": (lambda c: c.update(vocabulary="a\ud800"), "its content is invalid (U"),
-    "hash is a number": (lambda c: c["data"].update(sha256=7), "data: sha256 must be a string, "),
-    "data is a list": (lambda c: c.update(data=[]), "data: must be a mapping of names to values"),
-    "unknown progress": (lambda c: c["progress"].update(x=1), "progress: unknown key 'x'; allowed"),
-    "negative step": (
-        lambda c: c["progress"].update(step=-1),
-        "progress: step must be an integer in [0, 1e15], but is -1",
-    ),
-    "nested losses": (
-        lambda c: c["progress"].update(recent_losses=[[1]]),
-        "progress: recent_losses must be a list of numbers in [0, inf), but is [a list]",
-    ),
-    "a loss of NaN": (
-        lambda c: c["progress"].update(recent_losses=[math.nan]),
-        "progress: recent_losses must be a list of numbers in [0, inf), but is [nan, which is not",
-    ),
-    "unknown warning": (
-        lambda c: c["progress"].update(warnings_given=["x"]),
-        "progress: warnings_given must be a list of any of first loss, exploding, ",
-    ),
-    "steps out of order": (
-        lambda c: c["progress"].update(best_step=2),
-        "progress: best_step 2, last_eval_step 0 and step 3 contradict each other",
-    ),
-    "environment is none": (
-        lambda c: c.update(environment=None),
-        "environment: must be a mapping of names to values, but is none",
-    ),
-    "event size is text": (
-        lambda c: c["events"].update(size="9"),
-        "events: size must be an integer in [0, 1e15], but is '9'",
-    ),
-}
+INVALID = "its content is invalid"
+STEP = "must be an integer in [0, 1e15], but is"
+WRONG_PARTS = [  # the part, its new value or what changes in it, and words of the message
+    ("config", None, f"{INVALID} (KeyError: 'config')"),
+    ("events", None, f"{INVALID} (KeyError: 'events')"),
+    ("config", {"model": {"n_heads": 2}}, "config: unknown key 'n_heads'; did you mean n_head?"),
+    ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer in [1, 512], but"),
+    ("vocabulary", "aba", f"{INVALID} (ValueError: "),
+    ("vocabulary", "", f"{INVALID} (ValueError: "),
+    ("vocabulary", "a\ud800", f"{INVALID} (UnicodeEncodeError: "),
+    ("data", [], "data: must be a mapping of names to values"),
+    ("data", {"sha256": 7}, "data: sha256 must be a string, "),
+    ("progress", {"x": 1}, "progress: unknown key 'x'; allowed"),
+    ("progress", {"step": -1}, f"progress: step {STEP} -1"),
+    ("progress", {"evals_since_best": 1.5}, f"progress: evals_since_best {STEP} 1.5"),
+    ("progress", {"best_loss": -1.0}, "progress: best_loss must be a number in [0, inf), but is"),
+    ("progress", {"recent_losses": [math.nan]}, "progress: recent_losses must be a list of num"),
+    ("progress", {"warnings_given": ["x"]}, "progress: warnings_given must be a list of any of "),
+    ("progress", {"best_step": 2}, "progress: best_step 2, last_eval_step 0 and step 3 contradict"),
+    ("events", {"size": "9"}, f"events: size {STEP} '9'"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG_PARTS)
-def test_an_invalid_part_is_rejected_by_name(case, tmp_path):
-    path = tmp_path / "last.safetensors"
-    write(path, trained_checkpoint())
-    changed = contents(path)
-    change, expected = WRONG_PARTS[case]
-    change(changed)
-    write_checkpoint(path, changed)
-    message = error_message(checkpoints.load, path)
-    assert message.startswith(f"{path}: ") and expected in message
+@pytest.mark.parametrize(("part", "change", "expected"), WRONG_PARTS)
+def test_an_invalid_part_is_rejected_by_name(part, change, expected, tmp_path):
+    write(tmp_path / LAST, trained_checkpoint())
+    changed = contents(tmp_path / LAST)
+    if change is None:
+        del changed[part]
+    else:
+        changed[part] = changed[part] | change if isinstance(change, dict) else change
+    write_checkpoint(tmp_path / LAST, changed)
+    message = error_message(checkpoints.load, tmp_path / LAST)
+    assert message.startswith(f"{tmp_path / LAST}: ") and expected in message
 
 
-@pytest.mark.parametrize("part", list(checkpoints.SECTIONS))
 @pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": 1, "a": 2}', "[" * 10_000], ids=repr)
-def test_a_part_with_invalid_json_is_rejected(part, text, tmp_path):
-    path = tmp_path / "last.safetensors"
+def test_a_part_with_invalid_json_is_rejected(text, tmp_path):
+    path = tmp_path / LAST
     write(path, trained_checkpoint())
     metadata, tensors = file_format.read(path)
     del metadata["sha256"], metadata["hornbook_format"]
-    write_atomic(path, file_format.to_bytes(metadata | {part: text}, tensors))
-    message = error_message(checkpoints.load, path)
-    assert message.startswith(f"{path}: ") and len(message) < 400
+    for part in checkpoints.SECTIONS:
+        write_atomic(path, file_format.to_bytes(metadata | {part: text}, tensors))
+        message = error_message(checkpoints.load, path)
+        assert message.startswith(f"{path}: ") and len(message) < 400, part
 
 
 def test_a_field_that_is_missing_takes_its_default(tmp_path):
     """Files of an earlier program lack the settings and fields that were added since."""
-    path = tmp_path / "last.safetensors"
+    path = tmp_path / LAST
     write(path, trained_checkpoint())
     changed = contents(path)
-    for section in ("config", "data", "progress", "environment", "events"):
+    for section in checkpoints.SECTIONS:
         changed[section].clear()
     write_checkpoint(path, changed)
     saved = checkpoints.load(path)
@@ -451,9 +323,7 @@ WRONG_TENSORS = {
         lambda t, n: t.update({n: torch.zeros(8, 32)}),
         "{n} is float32 (8, 32), its config describes float32 (32, 8)",
     ),
-    "flat": (lambda t, n: t.update({n: torch.zeros(256)}), "{n} is float32 (256,), its config"),
     "int": (lambda t, n: t.update({n: t[n].long()}), "{n} is int64 (32, 8), its config describes"),
-    "double": (lambda t, n: t.update({n: t[n].double()}), "{n} is float64 (32, 8)"),
     "half": (lambda t, n: t.update({n: t[n].bfloat16()}), "{n} is bfloat16 (32, 8)"),
     "complex": (lambda t, n: t.update({n: t[n].cfloat()}), "{n} is complex64 (32, 8)"),
     "NaN": (lambda t, n: t[n][3, 4].fill_(math.nan), "not finite: {n}"),
@@ -473,44 +343,43 @@ def test_an_invalid_tensor_is_rejected_by_name(case, role):
         assert message.startswith("checkpoint: ") and expected.format(n=name) in message
 
 
-def test_the_names_of_unknown_tensors_are_escaped_and_long_lists_are_shortened():
+def test_a_long_list_of_missing_tensors_is_shortened():
     saved = trained_checkpoint()
-    saved.tensors["model.\x1b[2J"] = torch.zeros(1)
-    assert r"unknown: model.\x1b[2J" in error_message(checkpoints.build_model, saved)
-    saved = trained_checkpoint()
-    for name in list(saved.role("model")):
-        del saved.tensors[f"model.{name}"]
-    saved.tensors["model.x"] = torch.zeros(1)
+    saved.tensors = {"model.x": torch.zeros(1)}
     assert "more; unknown: model.x" in error_message(checkpoints.build_model, saved)
 
 
-def test_an_invalid_adamw_step_count_is_rejected():
-    for wrong in (torch.tensor([math.nan]), torch.tensor(3.0), torch.tensor([3])):
-        saved = trained_checkpoint()
-        saved.tensors["adamw_steps"] = wrong
-        assert "adamw_steps" in error_message(restore, saved)
+@pytest.mark.parametrize("wrong", [torch.tensor([math.nan]), torch.tensor(3.0), torch.tensor([3])])
+def test_an_invalid_adamw_step_count_is_rejected(wrong):
+    saved = trained_checkpoint()
+    saved.tensors["adamw_steps"] = wrong
+    assert "adamw_steps" in error_message(restore, saved)
 
 
-def test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference():
-    embedding = "token_embedding is float32 (5, 8), its config describes float32"
-    for changes, expected in {
-        ("n_embd", 16): f"{embedding} (5, 16)",
-        ("n_embd", 4): f"{embedding} (5, 4)",
-        ("n_layer", 3): "missing: model.blocks.2.attn_norm",
-        ("n_layer", 1): "unknown: model.blocks.1.attn_norm",
-        (
-            "block_size",
-            9,
-        ): "position_embedding is float32 (4, 8), its config describes float32 (9, 8)",
-    }.items():
-        model = dataclasses.replace(CONFIG.model, **dict([changes]))
-        saved = dataclasses.replace(
-            trained_checkpoint(), config=dataclasses.replace(CONFIG, model=model)
-        )
-        for call in (checkpoints.build_model, restore):
-            assert expected in error_message(call, saved)
+EMBEDDING = "token_embedding is float32 (5, 8), its config describes float32"
+OTHER_SIZES = {
+    "n_embd": (16, f"{EMBEDDING} (5, 16)"),
+    "n_layer": (3, "missing: model.blocks.2.attn_norm"),
+    "block_size": (
+        9,
+        "position_embedding is float32 (4, 8), its config describes float32 (9, 8)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference(name):
+    value, expected = OTHER_SIZES[name]
+    model = dataclasses.replace(CONFIG.model, **{name: value})
+    config = dataclasses.replace(CONFIG, model=model)
+    saved = dataclasses.replace(trained_checkpoint(), config=config)
+    for call in (checkpoints.build_model, restore):
+        assert expected in error_message(call, saved)
+
+
+def test_a_vocabulary_that_contradicts_the_weights_is_rejected_with_the_difference():
     saved = dataclasses.replace(trained_checkpoint(), vocabulary=VOCABULARY + "d")
-    assert f"{embedding} (6, 8)" in error_message(checkpoints.build_model, saved)
+    assert f"{EMBEDDING} (6, 8)" in error_message(checkpoints.build_model, saved)
 
 
 @pytest.mark.parametrize(
@@ -533,13 +402,6 @@ def test_a_small_file_never_allocates_a_large_model(changes, expected, monkeypat
         assert expected in error_message(call, saved)
 
 
-def test_resume_with_another_optimizer_is_rejected_and_suggests_init_from():
-    for saved, wanted in ((CONFIG, MUON), (MUON, CONFIG)):
-        message = error_message(restore, trained_checkpoint(saved), wanted)
-        assert f"train.optimizer {saved.train.optimizer}, the config has" in message
-        assert "--init_from" in message
-
-
 def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
     tmp_path, monkeypatch
 ):
@@ -548,4 +410,4 @@ def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
 
     monkeypatch.setattr(Path, "glob", gone)
     with pytest.raises(CheckpointError, match="no such file or directory"):
-        checkpoints.find(tmp_path / "last.safetensors", "last")
+        checkpoints.find(tmp_path / LAST, "last")

@@ -1,7 +1,6 @@
 """Health warnings: unhealthy runs get each once, a healthy run gets none."""
 
 import re
-import signal
 
 import numpy as np
 import pytest
@@ -9,15 +8,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from model import gpt
-from tests.runs import at_step, resume_if_saved, small_run_args, train
+from tests.runs import stop_at, train
 from training import evaluate, health
 
 SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]
-
-
-@pytest.fixture
-def options(tmp_path):
-    return [*small_run_args(tmp_path), f"--out_dir={tmp_path / 'run'}"]
 
 
 def warnings_given(tmp_path, output):
@@ -31,31 +25,25 @@ def warnings_given(tmp_path, output):
     return steps_by_name
 
 
-def test_a_healthy_run_gets_no_warnings(options, tmp_path):
-    assert warnings_given(tmp_path, train(*options)[1]) == {}
+def test_a_healthy_run_gets_no_warnings(train_run, tmp_path):
+    assert warnings_given(tmp_path, train_run()[1]) == {}
 
 
-def test_a_first_loss_far_above_ln_v_gets_a_warning(options, tmp_path, monkeypatch):
+def test_a_first_loss_far_above_ln_v_gets_a_warning(train_run, tmp_path, monkeypatch):
     monkeypatch.setattr(gpt, "INIT_STD", 1.0)
-    code, output = train(*options, *SHORT)
+    code, output = train_run(*SHORT)
     assert code == 0 and warnings_given(tmp_path, output) == {"first_loss": [1]}
-    assert (
-        re.search(r"the first loss is \d\.\d\d, far above ln\(57\) = 4\.04", output)
-        and "check the initial weights" in output
-    )
+    assert re.search(r"the first loss is \d\.\d\d, far above ln\(57\) = 4\.04: .*check", output)
 
 
-def test_exploding_and_vanishing_gradients_get_a_warning(options, tmp_path, monkeypatch):
+def test_exploding_and_vanishing_gradients_get_a_warning(train_run, tmp_path, monkeypatch):
     monkeypatch.setattr(gpt, "INIT_STD", 20.0)
-    output = train(*options, *SHORT)[1]
-    assert (
-        "exploding gradients: norm " in output
-        and len(warnings_given(tmp_path, output)["exploding"]) == 1
-    )
-    output = train(*options, *SHORT, "--logit_softcap=0.001", "--overwrite")[1]
-    assert "vanishing gradients: norm " in output and warnings_given(tmp_path, output)[
-        "vanishing"
-    ] == [1]
+    output = train_run(*SHORT)[1]
+    assert "exploding gradients: norm " in output
+    assert len(warnings_given(tmp_path, output)["exploding"]) == 1
+    output = train_run(*SHORT, "--logit_softcap=0.001", "--overwrite")[1]
+    assert "vanishing gradients: norm " in output
+    assert warnings_given(tmp_path, output)["vanishing"] == [1]
 
 
 def test_a_small_gradient_norm_at_a_low_loss_gets_no_warning():
@@ -70,24 +58,22 @@ STALLS = {  # validation and training loss of each evaluation
 
 
 @pytest.mark.parametrize("name", STALLS)
-def test_overfitting_and_a_plateau_get_a_warning(options, tmp_path, monkeypatch, name):
+def test_overfitting_and_a_plateau_get_a_warning(train_run, tmp_path, monkeypatch, name):
     losses = (loss for pair in zip(*STALLS[name], strict=True) for loss in pair)
     monkeypatch.setattr(
         evaluate, "loss_sums_by_position", lambda *_: np.array([[next(losses)], [1.0]])
     )
-    code, output = train(*options, "--eval_interval=4")
+    code, output = train_run("--eval_interval=4")
     assert code == 0 and warnings_given(tmp_path, output) == {name: [20]}
     assert "improved since step 8" in output
 
 
-def test_dead_heads_get_a_warning(options, tmp_path, monkeypatch):
+def test_dead_heads_get_a_warning(train_run, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "MIN_STEPS_FOR_DEAD_HEADS", 0)
-    code, output = train(*options, *SHORT)
+    code, output = train_run(*SHORT)
     assert code == 0 and warnings_given(tmp_path, output) == {"dead_heads": [2]}
-    assert (
-        "head 1 of layer 1 attends to everything equally; head 2 of layer 1 attends to "
-        "everything equally; try" in output
-    )
+    heads = [f"head {h} of layer 1 attends to everything equally; " for h in (1, 2)]
+    assert "".join(heads) + "try" in output
 
 
 def test_uniform_and_first_position_heads_are_dead_and_previous_token_heads_are_not():
@@ -97,19 +83,15 @@ def test_uniform_and_first_position_heads_are_dead_and_previous_token_heads_are_
     first[:, 0], previous_token[0, 0] = 1.0, 1.0
     assert health.dead_head_reason(uniform) == "attends to everything equally"
     assert health.dead_head_reason(first) == "attends only to position 1"
-    assert (
-        health.dead_head_reason(previous_token)
-        == ""
-        == health.dead_head_reason(torch.eye(T))
-        == health.dead_head_reason(torch.full((T, T), torch.nan))
-    )
+    for alive in (previous_token, torch.eye(T), torch.full((T, T), torch.nan)):
+        assert health.dead_head_reason(alive) == ""
     for fraction in (0.2, 0.8):  # a mixture is not dead
         assert health.dead_head_reason(fraction * uniform + (1 - fraction) * previous_token) == ""
         assert health.dead_head_reason(fraction * first + (1 - fraction) * previous_token) == ""
 
 
-def test_a_text_too_small_for_the_model_gets_a_note(options, tmp_path):
-    code, output = train(*options, *SHORT, "--n_embd=384")
+def test_a_text_too_small_for_the_model_gets_a_note(train_run, tmp_path):
+    code, output = train_run(*SHORT, "--n_embd=384")
     (note,) = re.findall(
         r"note: \S+ parameters are too many for 6,000 characters: such a model memorizes the text; "
         r"use \S+_small.yaml",
@@ -119,21 +101,13 @@ def test_a_text_too_small_for_the_model_gets_a_note(options, tmp_path):
     assert code == 0 and note in corpus.tensor_proto.string_val[0].decode()
     # a model that is trained further has its size
     tuned = ["--n_embd=384", f"--init_from={tmp_path / 'run'}", f"--out_dir={tmp_path / 'tuned'}"]
-    code, output = train(*options, *SHORT, *tuned)
+    code, output = train_run(*SHORT, *tuned)
     assert code == 0 and "parameters are too" not in output
 
 
 def test_a_warning_appears_once_however_often_the_run_is_resumed(options, tmp_path, monkeypatch):
     monkeypatch.setattr(gpt, "INIT_STD", 20.0)
-    output = ""
-    for _ in range(3):
-        with monkeypatch.context() as patch:
-            at_step(
-                patch,
-                2 + output.count("stopped and saved"),
-                lambda: signal.raise_signal(signal.SIGINT),
-            )
-            resume = resume_if_saved(tmp_path / "run")
-            output += train(*options, *SHORT, "--logit_softcap=0.001", *resume)[1]
-    steps_by_name = warnings_given(tmp_path, output)
-    assert steps_by_name["vanishing"] == [1] and output.count("vanishing gradients") == 1
+    words = [*options, *SHORT, "--logit_softcap=0.001", f"--out_dir={tmp_path / 'run'}"]
+    output = stop_at(0, *words) + stop_at(1, *words, "--resume") + train(*words, "--resume")[1]
+    assert warnings_given(tmp_path, output)["vanishing"] == [1]
+    assert output.count("vanishing gradients") == 1

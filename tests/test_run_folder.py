@@ -5,8 +5,6 @@ every command that is printed runs as it is.
 import os
 import shlex
 import shutil
-import signal
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 
 from checkpointing import run_dir
 from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET, text_info
@@ -23,9 +20,18 @@ from common.console import escape, path_word, program, script, shell_command
 from common.errors import ResourceError
 from configs.cli import parse_sample_options, parse_train
 from configs.schema import Config
-from dashboard.event_file import EventFile
 from tests.conftest import ROOT
-from tests.runs import SMALL, at_step, scalars, small_run_args, step_of, train
+from tests.runs import (
+    SMALL,
+    at_step,
+    raised,
+    scalars,
+    small_run_args,
+    snapshot,
+    step_of,
+    stop_at,
+    train,
+)
 from tests.stress.kills import Killed
 from training import state
 
@@ -44,22 +50,6 @@ def in_config(options):
     settings = (ROOT / SMALL[0]).read_text(encoding="utf-8")
     config.write_text(f"{option.removeprefix('--').replace('=', ': ')}\n{settings}")
     return [config, *options[1:-1]]
-
-
-def contents_of(folder):
-    """Every entry of a folder: its kind, and its bytes if it is a regular file."""
-    return {
-        path.name: (stat.S_IFMT(path.lstat().st_mode), path.is_file() and path.read_bytes())
-        for path in folder.iterdir()
-        if not path.is_fifo() and path.name != ".lock"
-    }
-
-
-def raised(error):
-    def fail(*_):
-        raise error
-
-    return fail
 
 
 def kill_at(step, *words):
@@ -81,8 +71,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
-def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path):
+def test_no_start_changes_a_file_of_anybody_else(options, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     for name, content in FOREIGN.items():
@@ -90,24 +79,27 @@ def test_a_new_run_changes_no_file_of_anybody_else(overwrite, options, tmp_path)
     (run / EVENTS.format(7)).mkdir()
     (run / EVENTS.format(8)).symlink_to("nowhere")
     os.mkfifo(run / EVENTS.format(9))
-    before = contents_of(run)
-    for words in (overwrite, ["--resume"], ["--overwrite"]):
+    before = snapshot(run)
+    for words in ([], ["--resume"], ["--overwrite"]):
         code, output = train(*options, *words)
-        assert code == 0, output
-        assert contents_of(run).items() >= before.items()
-        assert (run / EVENTS.format(9)).is_fifo()
+        assert code == 0 and snapshot(run).items() >= before.items(), output
         note = f"{run / 'config.yaml'} was not written by train.py, or has been edited since"
-        assert note in output
-    assert step_of(run) == 4
+        assert note in output and step_of(run) == 4
+    assert (run / EVENTS.format(8)).is_symlink() and (run / EVENTS.format(9)).is_fifo()
 
 
-def test_a_config_in_its_own_run_folder_stays_as_it_was_written(options, tmp_path):
-    config = tmp_path / "run/config.yaml"
-    config.parent.mkdir()
-    config.write_text("# mine\n" + (ROOT / SMALL[0]).read_text())
-    before = config.read_bytes()
-    assert train(config, *options[1:])[0] == 0
-    assert config.read_bytes() == before
+def test_a_folder_with_a_run_is_only_overwritten_on_request(train_run, tmp_path):
+    run = tmp_path / "run"
+    assert train_run()[0] == 0
+    before = snapshot(run)
+    assert train_run() == (
+        2,
+        f"error: out_dir: {run} already holds a run; --resume continues it, --overwrite replaces "
+        "it, another --out_dir leaves it alone\n",
+    )
+    assert snapshot(run) == before
+    assert train_run("--max_iters=3", "--overwrite")[0] == 0
+    assert step_of(run) == 3 and [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3]
 
 
 def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
@@ -131,9 +123,7 @@ def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
 def test_after_an_edit_the_printed_command_resumes_with_the_settings_of_the_start(
     options, tmp_path
 ):
-    with pytest.MonkeyPatch.context() as patch:
-        at_step(patch, 2, lambda: signal.raise_signal(signal.SIGINT))
-        output = train(*options)[1]
+    output = stop_at(2, *options)
     config = tmp_path / "run/config.yaml"
     config.write_text(config.read_text().replace("seed: ", "seed: 9"))
     words = shlex.split(output.splitlines()[-1])
@@ -142,20 +132,7 @@ def test_after_an_edit_the_printed_command_resumes_with_the_settings_of_the_star
     assert code == 0 and "seed 1" not in output and step_of(tmp_path / "run") == 4
 
 
-def test_the_settings_of_a_run_are_readable_as_yaml(options, tmp_path):
-    assert train(*options)[0] == 0
-    text = (tmp_path / "run/config.yaml").read_text()
-    assert text.startswith("# Written by train.py: all settings of this run.")
-    assert yaml.safe_load(text)["train"]["max_iters"] == 4
-
-
 # ------------------------------------------------------------------------------ starts that fail
-
-
-def test_a_start_that_cannot_write_its_settings_leaves_no_folder(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_dir, "write_settings", raised(ResourceError("no space")))
-    assert train(*options)[0] == 5
-    assert not (tmp_path / "run").exists()
 
 
 MISSING_DEVICE = "mps" if torch.cuda.is_available() else "cuda"
@@ -163,7 +140,6 @@ FAILING = {  # options, exit code, and what fails in the code
     "a wrong setting": (["--n_head=5"], 2, None),
     "a text that does not exist": (["--data.sources=nowhere"], 3, None),
     "a validation text that is too short": (["--val_fraction=1e-4"], 3, None),
-    "an unknown validation text": (["--data.val_sources=nowhere"], 3, None),
     "a checkpoint that does not exist": (["--init_from=nowhere"], 4, None),
     "characters that a checkpoint lacks": (["--init_from={parent}"], 4, None),
     "another model than a checkpoint's": (["--init_from={parent}", "--n_layer=2"], 4, None),
@@ -184,16 +160,6 @@ def parent(tmp_path_factory):
     return folder / "run"
 
 
-def tree(folder):
-    """Every file and folder below `folder`, with the bytes and the time of the last change."""
-    return {
-        path: path.is_file()
-        and path.name != ".lock"  # names its last holder
-        and (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-    }
-
-
 @pytest.mark.parametrize("name", FAILING)
 def test_a_start_that_fails_leaves_nothing_behind_and_changes_nothing(
     name, options, parent, tmp_path, monkeypatch
@@ -212,11 +178,11 @@ def test_a_start_that_fails_leaves_nothing_behind_and_changes_nothing(
     starts = [("new/run", []), ("others", []), ("unsaved", []), ("saved", ["--overwrite"])]
     if code not in (3, 4):  # a resumed run refuses another text before it finds its fault
         starts.append(("saved", ["--resume"]))
-    before = tree(tmp_path)
+    before = snapshot(tmp_path)
     for folder, action in starts:
         actual, output = train(*options, *words, *action, f"--out_dir={tmp_path / folder}")
         assert actual == code, output
-        assert tree(tmp_path) == before, folder
+        assert snapshot(tmp_path) == before, folder
 
 
 # -------------------------------------------------------------------------------------- event files
@@ -227,15 +193,15 @@ def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, 
     assert train(*options)[0] == 0
     for path in run.glob("*.safetensors"):
         shutil.move(path, tmp_path / path.name)
-    before = contents_of(run)
+    before = snapshot(run)
     elsewhere = f"--resume={tmp_path / 'last.safetensors'}"
-    assert train(*options, "--resume")[0] == 4 and contents_of(run) == before
+    assert train(*options, "--resume")[0] == 4 and snapshot(run) == before
     in_file = in_config(options)
     for words in (options, [*in_file, "--resume"], [*options, elsewhere]):
         code, output = train(*words)
         assert code == 2 and output.count("\n") <= 2
         assert "2 event files of a run, but no checkpoint" in output and "--overwrite" in output
-        assert contents_of(run) == before
+        assert snapshot(run) == before
     assert train(*options, "--overwrite")[0] == 0
     assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
 
@@ -293,7 +259,6 @@ def test_a_clock_that_shows_1970_makes_nothing_unreadable(options, tmp_path, mon
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("time.time", lambda: 0.0)
-        assert EventFile(tmp_path).path.name == EVENTS.format(1)
         kill_at(3, *options)
     for path in run.iterdir():
         os.utime(path, (0, 0))
@@ -324,12 +289,8 @@ def shell(tmp_path_factory, monkeypatch):
 
     def run(commands, cwd):
         """Run the commands; return the arguments that each program got."""
-        done = subprocess.run(
-            ["sh", "-c", "\n".join(commands)],
-            cwd=cwd,
-            capture_output=True,
-            check=True,
-        )
+        words = ["sh", "-c", "\n".join(commands)]
+        done = subprocess.run(words, cwd=cwd, capture_output=True, check=True)
         calls = done.stdout.decode().split("\1")[:-1]
         assert len(calls) == len(commands)
         return [call.split("\0")[:-1] for call in calls]
@@ -343,33 +304,27 @@ def test_every_printed_command_means_the_folder_that_it_names(
     absolute, tmp_path, shell, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    folders = [(tmp_path if absolute else Path()) / name for name in HOSTILE]
-    commands = []
-    for folder in folders:
+    for name in HOSTILE:
+        folder = (tmp_path if absolute else Path()) / name
         folder.mkdir()
         write_settings(folder, Config())
-        start = parse_train(
-            [path_word(folder / "config.yaml"), f"--out_dir={path_word(folder)}", "--seed", "4"]
-        )
-        commands += [
+        word = path_word(folder)
+        start = parse_train([path_word(folder / "config.yaml"), f"--out_dir={word}", "--seed=4"])
+        commands = [
             start.repeat_command(resume=True, changes={"seed": 5}),
-            shell_command([program("python"), script("sample.py"), "--ckpt", path_word(folder)]),
-            shell_command([program("tensorboard"), "--logdir", path_word(folder)]),
+            shell_command([program("python"), script("sample.py"), "--ckpt", word]),
+            shell_command([program("tensorboard"), "--logdir", word]),
         ]
-    found = shell(commands, tmp_path)
-    resumed, sampled, boards = found[::3], found[1::3], found[2::3]
-    for folder, (train_script, *words) in zip(folders, resumed, strict=True):
-        command = parse_train(words)
-        assert Path(train_script) == ROOT / "train.py"
-        assert os.path.samefile(command.out_dir, folder), folder
+        (train_script, *resumed), (sample_script, *sampled), (_, logdir) = shell(commands, tmp_path)
+        scripts = [str(ROOT / name) for name in ("train.py", "sample.py")]
+        assert [train_script, sample_script] == scripts
+        command = parse_train(resumed)
         assert Path(command.config_file).parent.samefile(folder)
         assert command.resume == "auto" and command.config.seed == 5
-    for folder, (sample_script, *words) in zip(folders, sampled, strict=True):
-        assert Path(sample_script) == ROOT / "sample.py"
-        (ckpt,) = parse_sample_options(words).ckpt
-        assert os.path.samefile(ckpt, folder)
-    for folder, (_, logdir) in zip(folders, boards, strict=True):
-        assert os.path.samefile(os.path.expanduser(logdir), folder) and logdir[0] != "-"
+        shown = os.path.expanduser(logdir)  # as TensorBoard does
+        for path in (command.out_dir, *parse_sample_options(sampled).ckpt, shown):
+            assert os.path.samefile(path, folder), folder
+        assert logdir[0] != "-"
 
 
 def test_a_printed_command_starts_with_the_python_that_is_running(tmp_path, monkeypatch):
@@ -399,9 +354,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_saved_with_a_name_that_is():
 
 
 UNPRINTABLE = {
-    **dict.fromkeys(
-        ["a\nb", "\x1b[2J", "a\u202eb", "a\rb", "\x7f"], "a name in it contains control characters"
-    ),
+    **dict.fromkeys(["a\nb", "\x1b[2J", "a\u202eb"], "a name in it contains control characters"),
     "x" * 4000: "it is too long",
 }
 

@@ -1,4 +1,4 @@
-"""Choice of device and dtype: `auto`, and errors that list the available ones."""
+"""Choice of device, dtype and kernel: `auto`, and errors that list the available ones."""
 
 import platform
 import subprocess
@@ -10,8 +10,8 @@ import torch
 from common.errors import ResourceError
 from configs.schema import ModelConfig
 from model import runtime
-from tests.runs import contents, small_run_args, train
-from training.environment import resolve_kernel
+from tests.runs import contents, raised
+from training.environment import compile_or_fall_back, resolve_kernel
 
 
 @pytest.fixture
@@ -28,25 +28,26 @@ def simulate_devices(monkeypatch):
     return has
 
 
+NO_FLOAT16 = "float16 is not supported on a CPU; allowed: float32, bfloat16; use dtype: auto"
+
+
 @pytest.mark.parametrize(
-    "has, device, expected",
+    "has, device, dtype, message",
     [
-        ([], "cuda", "device: no CUDA device on this machine; available: cpu; use device: auto"),
-        ([], "mps", "device: no MPS device on this machine; available: cpu; use device: auto"),
-        (
-            ["cuda"],
-            "mps",
-            "device: no MPS device on this machine; available: cpu, cuda; use device: auto",
-        ),
+        ([], "cuda", "auto", "no CUDA device on this machine; available: cpu; use device: auto"),
+        (["cuda"], "mps", "auto", "no MPS device on this machine; available: cpu, cuda; use dev"),
+        ([], "cpu", "float16", NO_FLOAT16),
+        ([], "auto", "float16", NO_FLOAT16),
     ],
 )
-def test_an_unavailable_device_is_rejected_with_the_available_ones(
-    simulate_devices, has, device, expected
+def test_an_unavailable_device_or_dtype_is_rejected_with_the_available_ones(
+    simulate_devices, has, device, dtype, message
 ):
     simulate_devices(*has)
-    with pytest.raises(ResourceError) as caught:
-        runtime.select_runtime(device, "auto")
-    assert str(caught.value) == expected and caught.value.exit_code == 5
+    setting = "dtype" if dtype == "float16" else "device"
+    with pytest.raises(ResourceError, match=f"^{setting}: {message}") as caught:
+        runtime.select_runtime(device, dtype)
+    assert caught.value.exit_code == 5
 
 
 @pytest.mark.parametrize(
@@ -69,28 +70,11 @@ def test_kernel_auto_is_batched_in_bfloat16_on_a_cpu_up_to_a_context(
     assert resolve_kernel(named, selected) is named
 
 
-def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(tmp_path):
-    options = [
-        "--kernel=auto",
-        "--max_iters=1",
-        "--dtype=bfloat16",
-        f"--out_dir={tmp_path / 'run'}",
-    ]
-    code, output = train(*small_run_args(tmp_path), "--warmup_iters=0", *options)
+def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(train_run, tmp_path):
+    code, output = train_run("--kernel=auto", "--dtype=bfloat16", "--max_iters=8")
     assert code == 0 and ", batched attention\n" in output
     assert "kernel: batched\n" in (tmp_path / "run" / "config.yaml").read_text()
     assert contents(tmp_path / "run" / "last.safetensors")["config"]["model"]["kernel"] == "batched"
-
-
-@pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_float16_on_a_cpu_is_rejected_with_the_allowed_dtypes(simulate_devices, device):
-    simulate_devices()
-    with pytest.raises(ResourceError) as caught:
-        runtime.select_runtime(device, "float16")
-    assert "dtype: float16" in str(caught.value) and "allowed: float32, bfloat16" in str(
-        caught.value
-    )
-    assert caught.value.exit_code == 5
 
 
 @pytest.mark.parametrize(
@@ -160,3 +144,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"
+
+
+def test_a_failing_compiler_is_disabled_with_one_message(monkeypatch):
+    messages, model = [], torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch, "compile", lambda _: raised(RuntimeError("no compiler")))
+    forward = compile_or_fall_back(model, messages.append)
+    for _ in range(2):
+        assert torch.equal(forward(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert len(messages) == 1 and "continuing without" in messages[0]
