@@ -63,9 +63,8 @@ def train_ranks(folder: Path, size: int, *arguments: object, each=None) -> list[
 def uninterrupted(tmp_path_factory):
     """Train the small run with two ranks; return its folder, beside the `train_ranks` of it."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    return folder / "run", train_ranks(
-        folder, 2, *small_run_args(folder), f"--out_dir={folder / 'run'}"
-    )
+    run = folder / "run"
+    return run, train_ranks(folder, 2, *small_run_args(folder), f"--out_dir={run}")
 
 
 @pytest.fixture
@@ -116,36 +115,18 @@ def test_padding_does_not_change_the_weight_of_a_prediction_on_any_rank(tmp_path
     assert np.abs(np.diff(losses, axis=0)).max() < 1e-12
 
 
-def write_evaluation(folder: Path, world: World) -> None:
-    """Write the exact loss of an untrained model on a random text and its number of batches."""
+def test_two_ranks_evaluate_half_the_batches_each_which_make_up_the_whole(monkeypatch):
     ids = np.random.default_rng(0).integers(0, 7, 5001).astype(np.uint8)
-    cpu = runtime.select_runtime("cpu", "float32")
     model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 7)
-    calls = []
-    model.register_forward_pre_hook(lambda *_: calls.append(1))
-    nats, count = loss_sums_by_position(
-        model, evaluation_windows(Split(ids, ((0, 5001),)), 8, 64), cpu, world
-    ).sum(axis=1)
-    (folder / f"loss{world.size}{world.rank}").write_text(f"{float(nats / count)!r} {len(calls)}")
-
-
-def evaluate_and_train(folder: Path, _: int) -> None:
-    init_process_group = World.init_process_group
-
-    def init_and_evaluate(self, device):
-        init_process_group(self, device)
-        write_evaluation(folder, self)
-
-    World.init_process_group = init_and_evaluate
-
-
-def test_two_ranks_evaluate_half_the_batches_each_and_get_the_loss_of_one(one_step, tmp_path):
-    train_ranks(tmp_path, 2, *one_step, each=partial(evaluate_and_train, tmp_path))
-    write_evaluation(tmp_path, SINGLE_PROCESS)
-    losses = [(tmp_path / f"loss{name}").read_text().split() for name in ("10", "20", "21")]
-    (one, first, second), batches = zip(*losses, strict=True)
-    assert batches == ("10", "5", "5")
-    assert first == second and abs(float(first) - float(one)) < 1e-14
+    calls, sums = [], []
+    model.register_forward_pre_hook(lambda *_: calls.append(len(sums)))
+    monkeypatch.setattr(World, "all_gather", lambda world, value: [value])  # of one rank alone
+    for world in (SINGLE_PROCESS, world_of(2, 0), world_of(2, 1)):
+        windows = evaluation_windows(Split(ids, ((0, 5001),)), 8, 64)
+        cpu = runtime.select_runtime("cpu", "float32")
+        sums.append(loss_sums_by_position(model, windows, cpu, world))
+    assert [calls.count(number) for number in range(3)] == [10, 5, 5]
+    np.testing.assert_allclose(sums[1] + sums[2], sums[0], rtol=1e-14)
 
 
 def count_sums(folder: Path, rank: int) -> None:
@@ -240,9 +221,8 @@ def test_more_ranks_than_gpus_are_rejected_with_the_number_of_gpus(monkeypatch):
 def test_the_batch_slices_of_all_ranks_are_the_whole_batch():
     rows = list(range(12))
     slices = [world_of(4, rank).ranks.batch_slice(12) for rank in range(4)]
-    assert (
-        [row for each in slices for row in rows[each]] == rows == rows[NOT_LAUNCHED.batch_slice(12)]
-    )
+    assert [row for each in slices for row in rows[each]] == rows
+    assert rows[NOT_LAUNCHED.batch_slice(12)] == rows
     with pytest.raises(ConfigError):
         world_of(5).ranks.batch_slice(12)
 
