@@ -20,7 +20,6 @@ from model.attention import (
     KERNELS,
     LAYOUTS,
     MultiHeadAttention,
-    attention_weights,
     identity,
     rms_norm,
 )
@@ -253,17 +252,6 @@ def test_all_layouts_and_kernels_agree_for_any_shape_and_mask(
         expected = expected or results
         assert all(tensor.isfinite().all() for tensor in results)
         assert_near(results, expected, 1e-12, pair)
-
-
-@every_pair
-def test_attention_maps_computed_from_queries_and_keys_give_the_layers_output(layout, kernel):
-    layer, x = make_layer(layout, kernel, **OPTIONS["all"]), randn(B, T, C)
-    q, k, v = layer.queries_keys_values(x)
-    maps = attention_weights(q, k, causal=True)
-    assert maps.shape == (B, H, T, T) and not maps.triu(1).any()
-    assert_near([maps.sum(-1)], [torch.ones(B, H, T)], 1e-12)
-    heads = torch.einsum("bhts,bhsd->bthd", maps, v)
-    assert_near([layer.out_proj(heads.flatten(2))], [layer(x)], 1e-12)
 
 
 @every_pair

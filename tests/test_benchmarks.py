@@ -1,25 +1,24 @@
-"""Every benchmark is imported and runs in its shortest form; published figures are right.
+"""Every benchmark is imported and runs in its shortest form; the published losses are right.
 
-benchmarks/trials.py, which compares settings for users, has tests of its own.
+benchmarks/trials.py, which compares settings for users, and the campaign of benchmarks/minutes.py
+have tests of their own.
 """
 
 import importlib
 import math
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import baselines, minutes, time_to_loss
+from benchmarks import baselines
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from model.ngram_model import NgramModel
 from model.runtime import select_runtime
-from tests.conftest import ROOT, shapes
+from tests.conftest import ROOT
 from training.evaluate import exact_loss
 
 V = 7
@@ -73,28 +72,6 @@ def test_every_benchmark_runs_in_its_shortest_form(name, train_run, tmp_path, mo
     printed = capsys.readouterr().out
     for part in expected:
         assert re.search(part, printed, re.MULTILINE), f"{part}\n{printed}"
-
-
-@pytest.mark.parametrize("name", ["minutes", "minutes_zen4"])
-def test_the_pictures_of_minutes_are_drawn_from_the_results_beside_them(name, tmp_path):
-    results = shutil.copy(ROOT / "docs" / f"{name}.jsonl", tmp_path)
-    minutes.main([str(results), "--configs"])  # trains nothing
-    assert shapes(tmp_path / f"{name}.svg") == shapes(ROOT / "docs" / f"{name}.svg")
-
-
-def test_the_learning_rate_of_nanogpt_falls_over_the_whole_run(monkeypatch, tmp_path):
-    def run(command, **_):
-        (folder,) = (word.partition("=")[2] for word in command if word.startswith("--out_dir="))
-        torch.save({}, f"{folder}/ckpt.pt")
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0, stdout="iter 1: loss 2, time 10.00ms")
-
-    commands = []
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(time_to_loss, "nanogpt_loss", lambda folder, saved: 1.5)
-    result = time_to_loss.run_nanogpt_training(tmp_path, max_iters=750)
-    assert {"--max_iters=750", "--lr_decay_iters=750", "--compile=False"} <= set(commands[0])
-    assert result.step_seconds == pytest.approx(7.5) and result.loss == 1.5
 
 
 # -------------------------------------------------------------------------------------- baselines

@@ -60,9 +60,9 @@ def train_ranks(folder: Path, size: int, *arguments: object, each=None) -> list[
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def two_ranks(tmp_path_factory):
     """Train the small run with two ranks; return its folder, beside the `train_ranks` of it."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
+    folder = tmp_path_factory.mktemp("two_ranks")
     run = folder / "run"
     return run, train_ranks(folder, 2, *small_run_args(folder), f"--out_dir={run}")
 
@@ -166,17 +166,17 @@ def test_each_step_and_rank_has_its_own_dropout_seed():
 # ------------------------------------------------------------------------- output and files, errors
 
 
-def test_only_rank_0_writes_files_and_prints(uninterrupted):
-    run, (printed_by_0, *others) = uninterrupted
+def test_only_rank_0_writes_files_and_prints(two_ranks):
+    run, (printed_by_0, *others) = two_ranks
     assert printed_by_0.count("step 24:") == 1 and "2 processes on 1 machine(s)" in printed_by_0
     assert others == ["", "", ""]
     assert len(list(run.glob("*tfevents*"))) == 2  # one describes the run
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 25))
 
 
-def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(uninterrupted, train_run, tmp_path):
+def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(two_ranks, train_run, tmp_path):
     assert train_run()[0] == 0
-    one, two = (contents(run / LAST) for run in (tmp_path / "run", uninterrupted[0]))
+    one, two = (contents(run / LAST) for run in (tmp_path / "run", two_ranks[0]))
     shapes = [{name: t.shape for name, t in each["tensors"].items()} for each in (one, two)]
     assert shapes[0] == shapes[1]
     assert one["environment"] | {"world_size": 2} == two["environment"]
@@ -260,7 +260,7 @@ def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
     "phase, call, target", [("step", 9, 1), ("evaluate", 2, 1), ("sample", 2, 0), ("save", 7, 0)]
 )
 def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exact(
-    phase, call, target, uninterrupted, options, tmp_path
+    phase, call, target, two_ranks, options, tmp_path
 ):
     run = tmp_path / "run"
     arguments = [*options, f"--out_dir={run}"]
@@ -271,7 +271,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_resuming_is_bit_exa
     assert f"{command}configs/smoke.yaml " in stopped[0][1]
     assert 0 < step_of(run) < 24
     train_ranks(tmp_path, 2, *arguments, "--resume")
-    assert same_runs(uninterrupted[0], run)
+    assert same_runs(two_ranks[0], run)
 
 
 def choose_on_rank_0(rank: int) -> None:
@@ -284,9 +284,9 @@ def choose_on_rank_0(rank: int) -> None:
 
 @pytest.mark.parametrize("option", ["--resume", "--init_from"])
 def test_rank_0_chooses_the_checkpoint_and_the_others_read_that_one(
-    option, uninterrupted, options, tmp_path
+    option, two_ranks, options, tmp_path
 ):
-    run = shutil.copytree(uninterrupted[0], tmp_path / "run")
+    run = shutil.copytree(two_ranks[0], tmp_path / "run")
     (run / BEST).write_bytes(b"")  # so --init_from, which prefers it, uses the last one
     shutil.copy(run / LAST, run / PREV)
     if option == "--resume":
