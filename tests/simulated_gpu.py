@@ -39,13 +39,13 @@ def simulated_device() -> str:
 def move_(module: torch.nn.Module, device: str) -> None:
     """Replace parameters and buffers by simulated ones; `Module.to` fails on them."""
     for each in module.modules():
-        for name, parameter in each._parameters.items():
-            if parameter is not None:
-                each._parameters[name] = torch.nn.Parameter(
-                    torch.empty_like(parameter, device=device)
-                )
-        for name, buffer in each._buffers.items():
-            each._buffers[name] = torch.empty_like(buffer, device=device)
+        for name, tensor in [*each._parameters.items(), *each._buffers.items()]:
+            if tensor is not None:
+                moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                if name in each._buffers:
+                    each._buffers[name] = moved
+                else:
+                    each._parameters[name] = torch.nn.Parameter(moved)
 
 
 def check_gpt(model: GPT, device: str) -> None:
