@@ -7,6 +7,7 @@ have tests of their own.
 import importlib
 import math
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -124,3 +125,16 @@ def test_ngram_loss_is_that_of_the_whole_text_at_once(monkeypatch):
     for piece in (1, 2, 13, 1000):
         monkeypatch.setattr(baselines, "CHUNK", piece)
         assert baselines.ngram_loss(model, ids) == pytest.approx(expected, abs=1e-6)
+
+
+def test_compressed_loss_is_what_the_second_text_adds():
+    train_text, val_text = b"to be or not to be " * 50, "größe ".encode() * 20
+    nats = baselines.compressed_loss(lambda text: len(zlib.compress(text)), train_text, val_text)
+    added = len(zlib.compress(train_text + val_text)) - len(zlib.compress(train_text))
+    assert nats == pytest.approx(added * 8 * math.log(2) / 120) and 0 < nats < 1
+
+
+def test_a_checkpoint_that_was_trained_on_another_text_is_refused(smoke, tmp_path):
+    (tmp_path / "text.txt").write_text("Another text, which it has not read.\n" * 40)
+    with pytest.raises(SystemExit, match="was not trained on the first nine tenths"):
+        baselines.main([str(smoke), f"--text={tmp_path / 'text.txt'}"])
