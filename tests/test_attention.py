@@ -163,9 +163,8 @@ def assert_near(results, expected, tolerance, label=""):
     """
     for i, (actual, target) in enumerate(zip(results, expected, strict=True)):
         assert actual.shape == target.shape, f"{label}: tensor {i} has shape {tuple(actual.shape)}"
-        error = (actual.double() - target.double()).norm().item() / max(
-            1.0, target.double().norm().item()
-        )
+        norm = max(1.0, target.double().norm().item())
+        error = (actual.double() - target.double()).norm().item() / norm
         assert error <= tolerance, f"{label}: tensor {i} is off by {error}"
 
 
@@ -182,12 +181,8 @@ def test_outputs_and_gradients_equal_the_reference(layout, kernel):
     for (option, input_name), (dtype, tolerance) in itertools.product(CASES, TOLERANCES.items()):
         layer = make_layer(layout, kernel, **OPTIONS[option])
         results = outputs_and_gradients(layer, dtype, randn(B, T, C), **INPUTS[input_name])
-        assert_near(
-            results,
-            reference_results(option, input_name),
-            tolerance,
-            f"{option} layer given {input_name} in {dtype}",
-        )
+        label = f"{option} layer given {input_name} in {dtype}"
+        assert_near(results, reference_results(option, input_name), tolerance, label)
 
 
 @every_pair
@@ -297,18 +292,6 @@ def test_an_additive_mask_that_overflows_float16_hides_keys_as_minus_infinity_do
 
 
 # ------------------------------------------------------------------------------------------ dropout
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_kernel_drops_the_same_attention_weights_in_every_layout(kernel):
-    results = []
-    for layout in LAYOUTS:
-        layer = make_layer(layout, kernel, bias=True, attention_dropout=0.5, dropout=0.2)
-        torch.manual_seed(3)
-        results.append(outputs_and_gradients(layer, torch.float64, randn(B, T, C)))
-        assert_near(results[-1], results[0], 1e-12, layout)
-    layer = make_layer("fused", kernel, bias=True)
-    assert (results[0][0] - layer(randn(B, T, C))).norm() > 0.1  # dropout is on
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
