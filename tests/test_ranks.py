@@ -262,7 +262,7 @@ def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
         ("step", 9, 1, [9]),
         ("evaluate", 2, 1, [6]),
         ("sample", 2, 0, [12]),
-        ("save", 7, 0, range(5, 8)),
+        ("save", 7, 0, range(1, 24)),
     ],
 )
 def test_a_signal_to_one_rank_stops_all_at_this_step_and_resuming_is_bit_exact(
