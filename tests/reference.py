@@ -1,12 +1,14 @@
-"""Reference multi-head attention: explicit sums over indices, one scalar at a time.
+"""Reference multi-head attention: explicit loops over texts, queries, heads and keys.
 
 Every layout and kernel must agree with it. It is slow, and written to be checked by reading. Meant
 for float64; autograd computes its gradients.
 
-b batch, h head, t query position, s key position, d index within a head
+b batch, h head, t query position, s key position
 """
 
 import math
+
+import torch
 
 
 def attention(
@@ -21,42 +23,37 @@ def attention(
     qk_norm=False,
     rotary=False,
 ):
-    """Compute y[b][t][i] (nested lists) from x (B, T, C), context and value_context (B, S, C).
+    """Compute y (B, T, out_features) from x (B, T, C), context and value_context (B, S, C).
 
     heads[h] is Wq, Wk, Wv and optionally bq, bk, bv; output is W and optionally b. `mask` is any
     mask that MultiHeadAttention takes.
     """
 
     def normalize_and_rotate(vector, position):  # a query or key
-        vector = rms_norm(vector) if qk_norm else vector
+        vector = vector / vector.square().mean().sqrt() if qk_norm else vector
         return rotate(vector, position) if rotary else vector
 
+    def head(b, t, h):
+        Wq, Wk, Wv, *biases = heads[h]
+        bq, bk, bv = biases or (0.0, 0.0, 0.0)
+        q = normalize_and_rotate(Wq @ x[b, t] + bq, t)
+        total, weighted_sum = 0.0, torch.zeros_like(q)
+        for s in range(context.size(1)):
+            extra = mask_value(mask, b, h, t, s)
+            if extra == -math.inf or (causal and s > t):
+                continue
+            k = normalize_and_rotate(Wk @ context[b, s] + bk, s)
+            v = Wv @ value_context[b, s] + bv
+            weight = (q @ k / math.sqrt(len(q)) + extra).exp()
+            total, weighted_sum = total + weight, weighted_sum + weight * v
+        return weighted_sum / total if total else weighted_sum
+
     def row(b, t):
-        concatenated = []
-        for h, (Wq, Wk, Wv, *biases) in enumerate(heads):
-            bq, bk, bv = biases or (None, None, None)
-            dims = range(len(Wq))
-            q = normalize_and_rotate(linear(x[b, t], Wq, bq), t)
-            k = [normalize_and_rotate(linear(key, Wk, bk), s) for s, key in enumerate(context[b])]
-            v = [linear(value, Wv, bv) for value in value_context[b]]
-            extra = [mask_value(mask, b, h, t, s) for s in range(len(k))]
-            seen = [s for s in range(len(k)) if extra[s] > -math.inf and not (causal and s > t)]
-            score = {
-                s: sum(q[d] * k[s][d] for d in dims) / math.sqrt(len(q)) + extra[s] for s in seen
-            }
-            total = sum(score[s].exp() for s in seen)
-            concatenated += [sum(score[s].exp() / total * v[s][d] for s in seen) for d in dims]
-        return linear(concatenated, *output)
+        W, *b_out = output
+        return W @ torch.cat([head(b, t, h) for h in range(len(heads))]) + sum(b_out)
 
-    return [[row(b, t) for t in range(len(x[b]))] for b in range(len(x))]
-
-
-def linear(x, W, b=None):
-    """Compute W x + b."""
-    return [
-        sum(W[i, j] * x[j] for j in range(len(x))) + (0.0 if b is None else b[i])
-        for i in range(len(W))
-    ]
+    B, T, _ = x.shape
+    return torch.stack([torch.stack([row(b, t) for t in range(T)]) for b in range(B)])
 
 
 def mask_value(mask, b, h, t, s):
@@ -64,16 +61,9 @@ def mask_value(mask, b, h, t, s):
     if mask is None:
         return 0.0
     indices = {2: (t, s), 3: (b, t, s), 4: (b, h, t, s)}[mask.dim()]
-    entry = mask[
-        tuple(min(i, size - 1) for i, size in zip(indices, mask.shape, strict=True))
-    ].item()
+    sizes = zip(indices, mask.shape, strict=True)
+    entry = mask[tuple(min(i, size - 1) for i, size in sizes)].item()  # sizes of 1 are expanded
     return {True: 0.0, False: -math.inf}[entry] if isinstance(entry, bool) else entry
-
-
-def rms_norm(x):
-    """Scale x to a mean square of 1."""
-    norm = sum(value**2 for value in x).sqrt()
-    return [value * math.sqrt(len(x)) / norm for value in x]
 
 
 def rotate(x, position):
@@ -84,4 +74,4 @@ def rotate(x, position):
         angle = position * 10_000 ** (-2 * i / D)
         y[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
         y[i + half] = x[i] * math.sin(angle) + x[i + half] * math.cos(angle)
-    return y
+    return torch.stack(y)

@@ -20,6 +20,10 @@ from model.gpt import GPT
 SMALL = ModelConfig(
     n_layer=1, n_head=2, n_embd=8, block_size=8, token_shifts=2, ngram_embeddings=4, bias=True
 )
+VARIANTS = (
+    {"positions": "learned", "mlp": "gelu", "dropout": 0.1},
+    {"positions": "rope", "mlp": "swiglu", "tied": False, "qk_norm": True, "norm": "rmsnorm"},
+)
 V = 11
 
 
@@ -35,13 +39,13 @@ def simulated_device() -> str:
 def move_(module: torch.nn.Module, device: str) -> None:
     """Replace parameters and buffers by simulated ones; `Module.to` fails on them."""
     for each in module.modules():
-        for tensors in (each._parameters, each._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                    tensors[name] = (
-                        torch.nn.Parameter(moved) if tensors is each._parameters else moved
-                    )
+        for name, tensor in [*each._parameters.items(), *each._buffers.items()]:
+            if tensor is not None:
+                moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                if name in each._buffers:
+                    each._buffers[name] = moved
+                else:
+                    each._parameters[name] = torch.nn.Parameter(moved)
 
 
 def check_gpt(model: GPT, device: str) -> None:
@@ -71,26 +75,15 @@ def check_masks(layer: MultiHeadAttention, device: str) -> None:
 
 
 def main() -> None:
-    device, count = simulated_device(), 0
-    for layout, kernel in itertools.product(LAYOUTS, KERNELS):
-        variants = [
-            {"positions": positions, "tied": tied, "qk_norm": tied, "mlp": mlp, "dropout": 0.1}
-            for (positions, tied), mlp in zip(
-                itertools.product(("learned", "rope"), (True, False)),
-                ("gelu", "relu2", "swiglu", "relu2"),
-                strict=True,
-            )
-        ]
-        for variant in variants:
-            config = dataclasses.replace(SMALL, attention=layout, kernel=kernel, **variant)
-            model = GPT(config, V)
-            with FakeTensorMode():
-                check_gpt(model, device)
-            count += 1
+    device, pairs = simulated_device(), list(itertools.product(LAYOUTS, KERNELS))
+    for (layout, kernel), variant in itertools.product(pairs, VARIANTS):
+        model = GPT(dataclasses.replace(SMALL, attention=layout, kernel=kernel, **variant), V)
         layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel, attention_dropout=0.1)
         with FakeTensorMode():
+            check_gpt(model, device)
             check_masks(layer, device)
-    print(f"{count} models and {count // 4} layers on a simulated device, {device}: all right")
+    count = len(pairs) * len(VARIANTS)
+    print(f"{count} models and layers on a simulated device, {device}: all right")
 
 
 if __name__ == "__main__":

@@ -24,42 +24,30 @@ IDS = np.random.default_rng(0).integers(0, 7, 101).astype(np.uint8)
 SPLIT = Split(IDS, ((0, 40), (40, 101)))
 
 
-def test_exact_loss_is_the_mean_over_all_targets():
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_exact_loss_is_the_mean_over_all_targets(batch_size):
     model = GPT(MODEL, 7).eval()
     nats = []
     for start, end in SPLIT.segments:
         for first in range(start, end - 1, 8):
             last = min(first + 8, end - 1)
             logits = model(torch.from_numpy(IDS[first:last].astype(np.int64))[None])[0]
-            targets = IDS[first + 1 : last + 1]
-            nats += [
-                -row.log_softmax(0)[target].item()
-                for row, target in zip(logits, targets, strict=True)
-            ]
+            targets = torch.from_numpy(IDS[first + 1 : last + 1].astype(np.int64))
+            nats += torch.nn.functional.cross_entropy(logits, targets, reduction="none").tolist()
     assert len(nats) == 39 + 60
-    assert exact_loss(model, evaluation_windows(SPLIT, 8, 3), CPU) == pytest.approx(
-        sum(nats) / len(nats), abs=1e-6
-    )
-
-
-def test_batch_size_changes_exact_loss_only_by_rounding():
-    model = GPT(MODEL, 7)
-    losses = [exact_loss(model, evaluation_windows(SPLIT, 8, batch), CPU) for batch in (1, 2, 64)]
-    assert losses == pytest.approx([losses[0]] * 3, abs=1e-6)
-
-
-def test_a_batch_has_at_most_the_given_tokens_but_at_least_one_window():
-    lengths = (1, 512, 513, TOKENS_PER_BATCH, 10**6)
-    sizes = [batch_size_for(block_size, 65) for block_size in lengths]
-    assert sizes == [TOKENS_PER_BATCH, TOKENS_PER_BATCH // 512, TOKENS_PER_BATCH // 513, 1, 1]
+    loss = exact_loss(model, evaluation_windows(SPLIT, 8, batch_size), CPU)
+    assert loss == pytest.approx(sum(nats) / len(nats), abs=1e-6)
 
 
 @pytest.mark.parametrize("vocab_size", [65, 4096, 4097, 100_000])
-def test_a_batch_has_a_bounded_number_of_logits(vocab_size):
+@pytest.mark.parametrize("block_size", [1, 64, 512, 513, TOKENS_PER_BATCH, 10**6])
+def test_a_batch_has_a_bounded_number_of_tokens_and_of_logits_but_one_window(
+    vocab_size, block_size
+):
     """The logits of 4,096 tokens over 100,000 characters would take 1.6 GB, and several copies."""
-    windows = batch_size_for(64, vocab_size)
-    assert windows * 64 * vocab_size <= LOGITS_PER_BATCH
-    assert (windows == TOKENS_PER_BATCH // 64) == (vocab_size <= 4096)
+    tokens = min(TOKENS_PER_BATCH, LOGITS_PER_BATCH // vocab_size)
+    assert (tokens == TOKENS_PER_BATCH) == (vocab_size <= 4096)
+    assert batch_size_for(block_size, vocab_size) == max(1, tokens // block_size)
 
 
 def test_evaluation_does_not_change_the_random_state():

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from configs.schema import LAYOUTS, NGRAM_ROWS, ModelConfig
+from configs.schema import KERNELS, LAYOUTS, NGRAM_ROWS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT, hash_ngrams
 from tests.variants import CHOICES, RECIPES, choices_of, concatenated
@@ -19,6 +19,7 @@ VARIANTS = [
     dict(zip(ALL_CHOICES, values, strict=True))
     for values in itertools.product(*ALL_CHOICES.values())
 ]
+PAIRS = list(itertools.product(LAYOUTS, KERNELS))
 IDS = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -31,15 +32,12 @@ def test_every_variant_starts_near_a_loss_of_ln_v_and_every_parameter_gets_a_gra
     model = build(**variant)
     loss = torch.nn.functional.cross_entropy(model(IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(11), abs=0.15)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # a zero-initialized output matrix passes no gradient to its input
         for parameter in model.parameters():
-            parameter.add_(
-                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1
-            )
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
     model(IDS).logsumexp(-1).sum().backward()
-    assert all(
-        parameter.grad is not None and parameter.grad.any() for parameter in model.parameters()
-    )
+    assert all(each.grad is not None and each.grad.any() for each in model.parameters())
 
 
 def test_each_previous_token_is_added_from_its_own_embedding_table():
@@ -83,58 +81,50 @@ def test_an_ngram_has_one_row_wherever_it_is_and_few_share_it():
     assert len(set(ngrams.values())) == pytest.approx(expected, rel=0.05)
 
 
-def test_future_tokens_have_no_influence():
-    for variant in VARIANTS[::7]:
-        model = build(**variant)
-        with torch.no_grad():
-            before = model(IDS)
-            for t in range(7):
-                edited = IDS.clone()
-                edited[:, t + 1 :] = (edited[:, t + 1 :] + 1) % 11
-                assert torch.equal(model(edited)[:, : t + 1], before[:, : t + 1])
+@pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
+def test_future_tokens_have_no_influence(number):
+    """In every layout and kernel, each with other variants: no change, and no gradient."""
+    layout, kernel = PAIRS[number]
+    for variant in VARIANTS[number::167]:
+        model = build(**variant | {"residual_init": "scaled"}, attention=layout, kernel=kernel)
+        embedded = []
+        model.token_embedding.register_forward_hook(lambda *call, e=embedded: e.append(call[2]))
+        logits = model(IDS)
+        for t in range(8):
+            edited = IDS.clone()
+            edited[:, t + 1 :] = (edited[:, t + 1 :] + 1 + t) % 11
+            assert torch.equal(model(edited)[:, : t + 1], logits[:, : t + 1])
+            total = logits[:, t].square().sum()
+            (grad,) = torch.autograd.grad(total, embedded[0], retain_graph=True)
+            assert grad[:, t + 1 :].eq(0).all() and grad[:, : t + 1].ne(0).any(-1).all()
 
 
-def test_a_seed_gives_the_same_weights_in_every_layout_and_another_seed_gives_others():
-    first = concatenated(build(bias=True).named_slices())
-    for layout in LAYOUTS:
-        actual = concatenated(build(bias=True, attention=layout).named_slices())
-        assert list(actual) == list(first)
-        assert all(torch.equal(actual[name], first[name]) for name in first)
-    assert not torch.equal(
-        build(seed=1).token_embedding.weight, build(seed=0).token_embedding.weight
-    )
-
-
-def test_initial_weights_do_not_depend_on_the_default_generator():
-    for variant in VARIANTS[::25]:  # every choice of every setting
-        first, second = build(**variant).state_dict(), build(**variant).state_dict()
-        assert all(torch.equal(first[name], tensor) for name, tensor in second.items()), variant
+@pytest.mark.parametrize("number", range(6))
+def test_initial_weights_depend_only_on_the_seed(number):
+    """Not on the layout, nor on the state of the default generator."""
+    for variant in VARIANTS[number::25]:  # every choice of every setting
+        first = concatenated(build(**variant).named_slices())
+        again = concatenated(build(**variant, attention=LAYOUTS[number]).named_slices())
+        assert list(first) == list(again)
+        assert all(torch.equal(again[name], first[name]) for name in first), variant
+    assert not torch.equal(build(seed=1).lm_head.weight, build(seed=0).lm_head.weight)
 
 
 def test_initialization_is_that_of_gpt2():
-    model = GPT(
-        ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=64, token_shifts=1, tied=False), 65
-    )
-    expected = 0.02 / math.sqrt(8)
-    for embedding in (
-        model.token_embedding,
-        model.position_embedding,
-        model.lm_head,
-        *model.previous_embeddings,
-    ):
-        assert embedding.weight.std().item() == pytest.approx(0.02, rel=0.03)
-    for block in model.blocks:
-        assert block.mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.03)
-        assert block.attention.projection.head_weights(1)[0].std().item() == pytest.approx(
-            0.02, rel=0.03
-        )
-        for output_matrix in (block.mlp.down, block.attention.out_proj):
-            assert output_matrix.weight.std().item() == pytest.approx(expected, rel=0.03)
-    zero = build(residual_init="zero")
-    assert not any(
-        block.mlp.down.weight.any() or block.attention.out_proj.weight.any()
-        for block in zero.blocks
-    )
+    sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 64}
+    model = GPT(ModelConfig(**sizes, token_shifts=1, tied=False), 65)
+    weights = [model.token_embedding.weight, model.position_embedding.weight, model.lm_head.weight]
+    weights += [embedding.weight for embedding in model.previous_embeddings]
+    weights += [block.mlp.up.weight for block in model.blocks]
+    weights += [block.attention.projection.head_weights(1)[0] for block in model.blocks]
+    outputs = [block.mlp.down.weight for block in model.blocks]
+    outputs += [block.attention.out_proj.weight for block in model.blocks]
+    for weight in weights:
+        assert weight.std().item() == pytest.approx(0.02, rel=0.03)
+    for weight in outputs:
+        assert weight.std().item() == pytest.approx(0.02 / math.sqrt(8), rel=0.03)
+    for block in build(residual_init="zero").blocks:
+        assert not block.mlp.down.weight.any() and not block.attention.out_proj.weight.any()
 
 
 def test_parameter_and_flop_counts_equal_nanogpts():
@@ -144,23 +134,22 @@ def test_parameter_and_flop_counts_equal_nanogpts():
     assert cpu.flops_per_token() == 6 * 795_904 + 12 * 4 * 128 * 64
 
 
-def test_more_tokens_than_block_size_are_rejected():
-    model = build()
-    with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
-        model(torch.zeros(1, 9, dtype=torch.long))
-    caches = model.new_caches()
-    model(IDS[:, :6], caches)
-    with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
-        model(torch.cat([IDS, IDS[:, :1]], dim=1), caches)
-
-
-def test_ids_without_new_tokens_are_rejected():
-    model = build()
-    caches = model.new_caches()
-    model(IDS[:, :6], caches)
-    for ids in (IDS[:, 6:], IDS[:, :6]):
-        with pytest.raises(ValueError, match=f"ids has {ids.size(1)} tokens and the caches hold 6"):
-            model(ids, caches)
+@pytest.mark.parametrize(
+    "cached, tokens, message",
+    [
+        (0, 9, "9 tokens exceed block_size 8"),
+        (6, 9, "9 tokens exceed block_size 8"),
+        (6, 6, "ids has 6 tokens and the caches hold 6"),
+        (6, 0, "ids has 0 tokens and the caches hold 6"),
+    ],
+)
+def test_more_tokens_than_block_size_or_none_that_is_new_are_rejected(cached, tokens, message):
+    model, caches = build(), None
+    if cached:
+        caches = model.new_caches()
+        model(IDS[:, :cached], caches)
+    with pytest.raises(ValueError, match=message):
+        model(torch.zeros(3, tokens, dtype=torch.int64), caches)
 
 
 def test_logit_softcap_bounds_the_logits():
@@ -178,8 +167,10 @@ def test_dropout_is_on_in_training_mode_only():
     assert not torch.equal(model(IDS), model(IDS))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("p", [0.05, 0.5, 0.999999])
+@pytest.mark.parametrize(
+    "p, dtype",
+    [(0.05, torch.float32), (0.5, torch.bfloat16), (0.5, torch.float64), (1 - 1e-6, torch.float32)],
+)
 def test_dropout_drops_each_element_independently_with_probability_p_and_preserves_the_mean(
     p, dtype
 ):
@@ -191,17 +182,15 @@ def test_dropout_drops_each_element_independently_with_probability_p_and_preserv
     assert torch.equal(gradient, y.transpose(0, 2))  # backward uses the mask and scale of forward
     nonzero = (y != 0).double()
     keep_probability = 1 - min(p, 1 - 2**-16)
-    assert torch.allclose(
-        y[nonzero > 0].double(), torch.tensor(1 / keep_probability).double(), rtol=5e-3
-    )
+    kept = y[nonzero > 0].double()
+    assert torch.allclose(kept, torch.tensor(1 / keep_probability).double(), rtol=5e-3)
     flat = nonzero.flatten()
     same_draw, other_draws = (1, 2, 3), (4, 333, 1001, -(-flat.numel() // 4))
     for lag in (0, *same_draw, *other_draws):
         pairs = flat * flat.roll(lag)
         expected = keep_probability if lag == 0 else keep_probability**2
-        assert (
-            abs(pairs.mean() - expected) < 6 * (expected * (1 - expected) / flat.numel()) ** 0.5
-        ), lag
+        tolerance = 6 * (expected * (1 - expected) / flat.numel()) ** 0.5
+        assert abs(pairs.mean() - expected) < tolerance, lag
     torch.manual_seed(1)
     assert not torch.equal(dropout(x.transpose(0, 2), p), y)
 

@@ -138,12 +138,15 @@ def refusal(folder, exit_code=4, **options):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_logits_are_those_of_nanogpt(shape, files):
+def test_logits_are_those_of_nanogpt_and_characters_keep_their_ids(shape, files):
     *sizes, bias, tied, compiled = shape
     args = model_args(*sizes, bias)
     weights = random_weights(args, tied)
     save(files / "ckpt.pt", weights, args, compiled)
+    shuffled = random.Random(3).sample(CHARACTERS, len(CHARACTERS))
+    (files / "meta.pkl").write_bytes(pickle.dumps(meta_of(shuffled)))
     saved = checkpoints.load(import_run(files) / "best.safetensors")
+    assert saved.vocabulary == "".join(shuffled)
     ids = torch.randint(len(CHARACTERS), (args["block_size"],))
     expected = nanogpt_logits(weights, args, ids)
     for layout in ("fused", LAYOUTS[sum(sizes) % len(LAYOUTS)]):
@@ -153,33 +156,13 @@ def test_logits_are_those_of_nanogpt(shape, files):
             difference = (model(ids[None])[0] - expected).abs().max()
         assert difference < 1e-5 * max(1, expected.abs().max())
     assert (config.bias, config.tied, config.dropout) == (bias, tied, 0.1)
-    assert saved.vocabulary == "".join(CHARACTERS)
-
-
-def test_a_vocabulary_in_any_order_keeps_its_ids(files):
-    shuffled = random.Random(3).sample(CHARACTERS, len(CHARACTERS))
-    (files / "meta.pkl").write_bytes(pickle.dumps(meta_of(shuffled)))
-    args = model_args()
-    weights = random_weights(args, tied=False)
-    save(files / "ckpt.pt", weights, args)
-    saved = checkpoints.load(import_run(files) / "best.safetensors")
-    assert saved.vocabulary == "".join(shuffled)
-    ids = torch.tensor([shuffled.index(character) for character in TEXT[:12]])
-    with torch.no_grad():
-        ours = checkpoints.build_model(saved).eval()(ids[None])[0]
-    assert torch.allclose(ours, nanogpt_logits(weights, args, ids), atol=1e-5)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_the_meta_of_every_pickle_protocol_is_read(files, protocol):
-    (files / "meta.pkl").write_bytes(pickle.dumps(meta_of(CHARACTERS), protocol))
-    assert nanogpt.read_meta(files / "meta.pkl") == "".join(CHARACTERS)
-
-
-def test_thousands_of_characters_are_read(files):
-    meta = meta_of([chr(code) for code in range(0x4E00, 0x4E00 + 20_000)])
-    (files / "meta.pkl").write_bytes(pickle.dumps(meta))
-    assert nanogpt.read_meta(files / "meta.pkl") == "".join(meta["stoi"])
+def test_a_meta_of_any_pickle_protocol_with_thousands_of_characters_is_read(protocol, tmp_path):
+    characters = [chr(code) for code in range(0x4E00, 0x4E00 + 20_000)]
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta_of(characters), protocol))
+    assert nanogpt.read_meta(tmp_path / "meta.pkl") == "".join(characters)
 
 
 def test_the_text_of_the_training_stands_in_for_its_meta(files):
@@ -265,12 +248,9 @@ WRONG_MODELS = {
     "heads": ({"model_args": {**ARGS, "n_head": 3}}, "not divisible by n_head 3"),
     "a size of the wrong type": ({"model_args": {**ARGS, "n_layer": [2]}}, "n_layer must be"),
     "a huge size": ({"model_args": {**ARGS, "block_size": 2**20}}, "its weights have"),
-    "many layers": ({"model_args": {**ARGS, "n_layer": 512, "n_embd": 65536}}, "its weights have"),
     "a tensor as a size": ({"model_args": {**ARGS, "n_layer": torch.ones(3)}}, "n_layer must be"),
-    "no tensor": ({"model": {"transformer.wte.weight": 1}}, "not a nanoGPT checkpoint"),
-    "a name that is a number": ({"model": {7: torch.zeros(1)}}, "not a nanoGPT checkpoint"),
-    "an unknown name": ({"model": {"\x1b[2J": torch.zeros(1)}}, r"unknown: \x1b[2J"),
     "a scalar": ({"model": {"transformer.wte.weight": torch.tensor(1.0)}}, "missing:"),
+    "an unknown name": ({"model": {"\x1b[2J": torch.zeros(1)}}, r"unknown: \x1b[2J"),
     "nothing": ({"model": {}}, "missing: transformer.wte.weight"),
 }
 
@@ -303,17 +283,14 @@ def test_weights_are_floats(files, dtype):
 WRONG_META = {
     "another number of characters": (meta_of(CHARACTERS[1:]), "the model has 20 tokens, the voc"),
     "words": ({"stoi": {"the": 0, "cat": 1}}, "not single characters: 'the', 'cat'"),
-    "an empty token": ({"stoi": {"": 0}}, "not single characters: ''"),
     "ids with a gap": ({"stoi": {"a": 0, "b": 2}}, "must be 0, 1, 2, ..."),
     "an id twice": ({"stoi": {"a": 0, "b": 0}}, "must be 0, 1, 2, ..."),
-    "no number": ({"stoi": {"a": "0"}}, "must be 0, 1, 2, ..."),
     "a surrogate": (
         meta_of([*CHARACTERS[1:], "\ud800"]),
         "not a meta.pkl of characters (UnicodeEncodeError",
     ),
     "no characters": ({"stoi": {}}, "vocabulary 0 characters"),
     "no stoi": ({"vocab_size": 65}, "instead give --vocabulary=TEXT"),
-    "no dict": ("text", "instead give --vocabulary=TEXT"),
 }
 
 
@@ -403,7 +380,7 @@ def test_truncated_files_are_refused(file, files):
 
 
 @pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
-def test_links_in_a_loop_pipes_and_folders_are_refused(file, files):
+def test_what_is_no_file_is_refused(file, files):
     path = files / file
     path.unlink()
     assert "no such file" in refusal(files)
@@ -411,7 +388,4 @@ def test_links_in_a_loop_pipes_and_folders_are_refused(file, files):
     assert "symbolic link" in refusal(files)
     path.unlink()
     os.mkfifo(path)
-    assert "not a regular file" in refusal(files)
-    path.unlink()
-    path.mkdir()
     assert "not a regular file" in refusal(files)

@@ -17,10 +17,12 @@ def multipliers(**settings):
     return [lr_multiplier(step, train) for step in range(train.max_iters)]
 
 
+@pytest.mark.parametrize("warmup_iters", [0, 10])
 @pytest.mark.parametrize("schedule", ["cosine", "trapezoid", "constant"])
-def test_every_schedule_warms_up_linearly_from_a_positive_value(schedule):
-    lr = multipliers(schedule=schedule)
-    assert lr[:10] == [pytest.approx((step + 1) / 11) for step in range(10)]
+def test_every_schedule_warms_up_linearly_from_a_positive_value_to_the_peak(schedule, warmup_iters):
+    lr = multipliers(schedule=schedule, warmup_iters=warmup_iters)
+    n = warmup_iters + 1
+    assert lr[:n] == [pytest.approx((step + 1) / n) for step in range(n)]
 
 
 def test_cosine_schedule_is_that_of_nanogpt():
@@ -39,8 +41,3 @@ def test_trapezoid_schedule_is_constant_then_decays_linearly_towards_min_lr():
 
 def test_constant_schedule_stays_at_the_peak():
     assert set(multipliers(schedule="constant")[10:]) == {1.0}
-
-
-def test_without_warmup_every_schedule_starts_at_the_peak():
-    for schedule in ("cosine", "trapezoid", "constant"):
-        assert multipliers(schedule=schedule, warmup_iters=0)[0] == 1.0
