@@ -182,6 +182,7 @@ def test_a_byte_order_mark_selects_the_encoding_and_only_the_first_is_removed(en
         ("keep", "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\n", True),
         ("unix", "a\nb\nc\n\n\x85d\u2028e\x0cf\n", False),
     ],
+    ids=["keep", "unix"],
 )
 def test_line_ends_are_kept_and_noted_unless_newlines_is_unix(newlines, expected, noted):
     text = "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\n"

@@ -76,14 +76,16 @@ def test_the_chunk_size_does_not_change_the_text(encoding, chunk, monkeypatch):
     assert text_of(unix) == TEXT.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def test_a_streamed_text_equals_one_read_into_memory(monkeypatch):
-    write("books/a.txt"), write("books/b.txt", TEXT[::-1])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_streamed_text_equals_one_read_into_memory(dtype, monkeypatch):
+    many = "".join(map(chr, range(0x4E00, 0x4E00 + 300))) * (dtype == "uint16")
+    write("books/a.txt"), write("books/b.txt", many + TEXT[::-1])
     streamed = load("books")
     monkeypatch.setattr(text, "LARGE", 10**9)
     in_memory = load("books")
     assert isinstance(streamed.train.ids, StoredArray)
     assert isinstance(in_memory.train.ids, np.ndarray)
-    assert streamed.train.ids.dtype == in_memory.train.ids.dtype
+    assert streamed.train.ids.dtype == in_memory.train.ids.dtype == dtype
     for one, other in ((streamed.train, in_memory.train), (streamed.val, in_memory.val)):
         assert np.array_equal(one.ids, other.ids) and one.segments == other.segments
         for step in range(20):
