@@ -14,26 +14,19 @@ from configs.fields import variants
 from tests.conftest import ROOT
 
 NAMES = ("sheaf", "gpt2_rows", "z9")  # the first, in the middle, and the last of the table
-TESTS = [
-    "tests/test_attention.py::test_the_settings_allow_exactly_the_layouts_and_kernels_of_the_tables",
-    "tests/test_docs.py::test_the_code_of_a_tour_runs_from_beginning_to_end[attention]",
-    "tests/test_golden.py::test_every_run_has_a_record_of_its_length",
-    *(f"tests/test_golden.py::test_training_losses_equal_the_recorded_ones[smoke {name}]"
-      for name in NAMES[:1]),
-    *(f"tests/test_attention.py::test_outputs_and_gradients_equal_the_reference[{name}-sdpa]"
-      for name in NAMES[:1]),
-    *(f"tests/test_layouts.py::{test}[{name}]"
-      for test in ("test_each_head_is_projected_by_its_head_weights",
-                   "test_a_seed_gives_the_same_layer_in_every_layout",
-                   "test_block_matrices_are_the_same_in_every_layout")
-      for name in NAMES),
-    *(f"tests/test_layouts.py::test_conversion_to_another_layout_and_back_is_bit_exact[{pair}]"
-      for pair in ("sheaf-z9", "gpt2_rows-stacked")),
-    *(f"tests/test_command_line.py::{test}"
-      for test in ("test_an_invalid_argument_is_rejected_in_one_line",
-                   "test_help_lists_every_setting_with_its_description_range_and_choices")),
-    "tests/test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_names_the_file",
-]  # fmt: skip
+TESTS = {
+    "with its name": [
+        "-k", NAMES[0], "tests/test_attention.py", "tests/test_layouts.py", "tests/test_golden.py",
+    ],
+    "of all names": [
+        "tests/test_attention.py::test_the_settings_allow_exactly_the_layouts_and_kernels_of_the_tables",
+        "tests/test_docs.py::test_the_code_of_a_tour_runs_from_beginning_to_end[attention]",
+        "tests/test_golden.py::test_every_run_has_a_record_of_its_length",
+        "tests/test_command_line.py::test_an_invalid_argument_is_rejected_in_one_line",
+        "tests/test_command_line.py::test_help_lists_every_setting_with_its_description_range_and_choices",
+        "tests/test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_names_the_file",
+    ],
+}  # fmt: skip
 
 
 def insert(path, *pairs):
@@ -69,8 +62,9 @@ def copy(tmp_path):
     return folder
 
 
-def test_a_layout_of_any_name_takes_two_files(copy):
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *TESTS]
+@pytest.mark.parametrize("tests", TESTS)
+def test_a_layout_of_any_name_takes_two_files(tests, copy):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", *TESTS[tests]]
     environment = {name: os.environ[name] for name in os.environ if "PYTEST" not in name}
     done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

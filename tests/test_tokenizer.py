@@ -2,50 +2,23 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data.tokenizer import CharTokenizer, UnknownCharacter
 from tests.conftest import printed
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
-SAMPLES = [
-    "hello",
-    "\n",
-    "\r\n\0\x1b",
-    "naïve café",
-    "天地玄黄",
-    "🙂 👨‍👩‍👧 🙂",
-    "Ελλάδα, Москва",
-    "\U0010ffff!",
-]
 
-
-@pytest.mark.parametrize("text", SAMPLES)
-def test_decode_inverts_encode(text):
-    tokenizer = CharTokenizer.from_text(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
-
-
-@given(TEXTS)
-def test_decode_inverts_encode_for_any_text(text):
-    tokenizer = CharTokenizer.from_text(text)
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@given(TEXTS)
-def test_an_id_is_the_index_in_the_vocabulary_that_a_text_gives_in_sorted_order(text):
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+@example("\r\n\0\x1b")
+@example("naïve 天地玄黄 👨‍👩‍👧 \U0010ffff!")
+def test_ids_are_indices_in_the_sorted_characters_of_a_text_and_decode_inverts_encode(text):
     tokenizer = CharTokenizer.from_text(text)
     assert tokenizer.vocabulary == "".join(sorted(set(text)))
     assert len(tokenizer) == len(set(text))
-    assert tokenizer.encode(text).tolist() == [sorted(set(text)).index(c) for c in text]
-
-
-def test_the_vocabulary_string_is_the_whole_state():
-    tokenizer = CharTokenizer.from_text("the whole state")
-    restored = CharTokenizer(tokenizer.vocabulary)
-    assert restored.encode("set at last").tolist() == tokenizer.encode("set at last").tolist()
+    ids = tokenizer.encode(text)
+    assert ids.tolist() == [sorted(set(text)).index(c) for c in text]
+    assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == text
 
 
 def test_an_empty_text_has_no_ids():
@@ -91,7 +64,7 @@ def test_a_long_vocabulary_is_shortened_and_escaped_in_the_message():
     assert "the 4991 known characters are: " + r"\t\n\x0b" in message and len(message) < 400
 
 
-@pytest.mark.parametrize("vocabulary", ["", "aa", "aba", "abcc", "a\udc80"])
+@pytest.mark.parametrize("vocabulary", ["", "aa", "aba", "a\udc80"])
 def test_an_invalid_vocabulary_is_rejected(vocabulary):
     with pytest.raises(ValueError):
         CharTokenizer(vocabulary)

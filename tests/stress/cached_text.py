@@ -59,15 +59,13 @@ def random_model(rng: random.Random, **fixed) -> GPT:
 
 
 def random_sampler(rng: random.Random, rows: int):
-    seed, settings = (
-        rng.randrange(2**32),
-        {
-            "temperature": rng.choice([0.0, 0.5, 1.0, 2.0]),
-            "top_k": rng.choice([0, 0, 3]),
-            "top_p": rng.choice([1.0, 1.0, 0.8]),
-            "min_p": rng.choice([0.0, 0.0, 0.1]),
-        },
-    )
+    seed = rng.randrange(2**32)
+    settings = {
+        "temperature": rng.choice([0.0, 0.5, 1.0, 2.0]),
+        "top_k": rng.choice([0, 0, 3]),
+        "top_p": rng.choice([1.0, 1.0, 0.8]),
+        "min_p": rng.choice([0.0, 0.0, 0.1]),
+    }
     return lambda: RecordingSampler(seed, range(rows), **settings)
 
 
