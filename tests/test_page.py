@@ -208,54 +208,41 @@ def test_every_finite_float16_is_decoded():
     assert run_node(code, given) == numbers.view(np.float16).astype(float).tolist()
 
 
-def test_attention_is_that_of_the_models_attention_maps(trained):
-    _, smoke_model, _ = trained
-    ids = np.random.default_rng(3).integers(0, V, 64).tolist()
+def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(trained):
+    ids = np.random.default_rng(4).integers(0, 3, 64).tolist()
     choices = [{"positions": "rope", "qk_norm": True}, {"token_shifts": 3}]
-    models = [smoke_model, *(random_model(10.0, block_size=64, **each) for each in choices)]
+    models = [trained[1], *(random_model(10.0, block_size=64, **each) for each in choices)]
     code = """
     return given.map((each) => {
-      const model = modelOf(each);
-      const caches = model.newCaches();
-      return each.ids.map((_, i) => {
-        model.step(each.ids, i, caches);
-        return model.attention.map((row) => Array.from(row));
-      });
+      const [model, { ids }] = [modelOf(each), each];
+      const [caches, rows, shares] = [model.newCaches(), [], []];
+      for (let i = 0; i < ids.length; i++) {
+        model.step(ids, i, caches);
+        rows.push(model.attention.map((row) => Array.from(row)));
+        shares.push(headShares(ids, i, model.attention));
+      }
+      const mean = (pattern) => meanShares(shares.map((share) => share[pattern]));
+      return { rows, previous: mean("previous"), induction: mean("induction") };
     });
     """
-    found_by_model = run_node(code, [packed(model, ids) for model in models])
-    for model, found in zip(models, found_by_model, strict=True):
-        maps = torch.cat(model.attention_maps(torch.tensor(ids)))  # (L * H, T, T)
-        for position, rows in enumerate(found):
-            assert_close(rows, maps[:, position, : position + 1].numpy(), 1e-5)
-
-
-def test_head_means_are_those_of_the_attention_maps():
-    model = random_model(10.0, block_size=32)
-    ids = np.random.default_rng(4).integers(0, 3, 32).tolist()
-    code = """
-    const [model, { ids }] = [modelOf(given), given];
-    const caches = model.newCaches();
-    const shares = ids.map((_, i) => {
-      model.step(ids, i, caches);
-      return headShares(ids, i, model.attention);
-    });
-    return ["previous", "induction"].map((kind) => meanShares(shares.map((each) => each[kind])));
-    """
-    previous, induction = run_node(code, packed(model, ids))
-    maps = torch.cat(model.attention_maps(torch.tensor(ids))).numpy()
-    rows = np.arange(1, 32)
-    assert_close(previous["heads"], maps[:, rows, rows - 1].mean(axis=1), 1e-5)
-    assert previous["uniform"] == pytest.approx((1 / (rows + 1)).mean())
-    sums, uniform = [], []
-    for p in range(32):
-        after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
-        if after:
-            sums.append(maps[:, p, after].sum(axis=1))
-            uniform.append(len(after) / (p + 1))
-    assert len(sums) > 10
-    assert_close(induction["heads"], np.mean(sums, axis=0), 1e-5)
-    assert induction["uniform"] == pytest.approx(np.mean(uniform))
+    for model, found in zip(
+        models, run_node(code, [packed(model, ids) for model in models]), strict=True
+    ):
+        maps = torch.cat(model.attention_maps(torch.tensor(ids))).numpy()  # (L * H, T, T)
+        for position, rows in enumerate(found["rows"]):
+            assert_close(rows, maps[:, position, : position + 1], 1e-5)
+        rows = np.arange(1, 64)
+        assert_close(found["previous"]["heads"], maps[:, rows, rows - 1].mean(axis=1), 1e-5)
+        assert found["previous"]["uniform"] == pytest.approx((1 / (rows + 1)).mean())
+        sums, uniform = [], []
+        for p in range(64):
+            after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
+            if after:
+                sums.append(maps[:, p, after].sum(axis=1))
+                uniform.append(len(after) / (p + 1))
+        assert len(sums) > 10
+        assert_close(found["induction"]["heads"], np.mean(sums, axis=0), 1e-5)
+        assert found["induction"]["uniform"] == pytest.approx(np.mean(uniform))
 
 
 @pytest.mark.parametrize("length", [2, 64, 65, 66, 300])
