@@ -180,6 +180,9 @@ def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, 
     ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
     given = given_of(path) | {"ids": ids}
     assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
+    # the page checks itself against what Python computes with the weights as exported
+    check = "return Array.from(differences(modelOf(given), given.check));"
+    assert max(run_node(check, given)) < 1e-5
 
 
 @pytest.mark.parametrize("separator", [[1], [1, 1], [3, 1]])
