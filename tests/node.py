@@ -12,12 +12,18 @@ from page import export
 
 DRIVER = Path(playwright.__file__).parent / "driver"
 NODE = next(path for path in (DRIVER / "node", DRIVER / "node.exe") if path.exists())
+MODEL_OF = """
+const modelOf = ({ config, weights, dtype, shapes }) =>
+  new GPT(config, decodeWeights(weights, dtype, shapes));
+"""
 
 
-def run_node(code: str, given: object, scripts: str | None = None) -> object:
-    """Run JavaScript with the page's functions and `given`; return what `code` returns."""
-    if scripts is None:
-        scripts = export.read("model.js") + export.read("app.js")
+def run_node(code: str, given: object) -> object:
+    """Run JavaScript with the page's functions and `given`; return what `code` returns.
+
+    `modelOf(page)` is the model of a page.
+    """
+    scripts = export.read("model.js") + export.read("app.js") + MODEL_OF
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("main.js", "given.json", "found.json")]
         main = (

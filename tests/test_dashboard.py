@@ -4,8 +4,6 @@ without resuming.
 
 import json
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,38 +21,18 @@ from configs.fields import settings_of
 from configs.schema import Config
 from dashboard import report, summaries
 from dashboard.logger import Logger
-from tests.conftest import ROOT
-from tests.runs import (
-    STEPS,
-    at_step,
-    resume_if_saved,
-    same_runs,
-    small_run_args,
-    train,
-)
+from tests.conftest import CHROMIUM, ROOT
+from tests.runs import STEPS, same_runs, small_run_args, stop_at, train
 
 SCALARS = {
-    "train/loss",
-    "train/lr",
-    "train/lr/vectors",
-    "train/lr/hidden",
-    "train/grad_norm",
-    "train/tokens_per_sec",
-    "train/share_of_peak",
-    "train/total_epochs",
-    "train/spikes",
-    "val/loss",
-    "val/bpc",
-    "val/gap",
-    "val/train_loss",
-}
+    "train/loss", "train/lr", "train/lr/vectors", "train/lr/hidden", "train/grad_norm",
+    "train/tokens_per_sec", "train/share_of_peak", "train/total_epochs", "train/spikes",
+    "val/loss", "val/bpc", "val/gap", "val/train_loss",
+}  # fmt: skip
 TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "samples/top_next", "setup/run")}
 IMAGES = {"views/attention_layer_1", "views/attention_layer_2", "views/loss_by_position"}
 ONCE = {"setup/run/text_summary"}
 EVALUATIONS = list(range(6, STEPS + 1, 6))
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +48,13 @@ def runs(tmp_path_factory):
             logged.setdefault(tag, []).append((step, float(np.float32(value))))
         scalars(logger, step, values)
 
+    whole, parts = f"--out_dir={folder / 'whole'}", f"--out_dir={folder / 'parts'}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Logger, "scalars", record)
-        assert train(*options, f"--out_dir={folder / 'whole'}")[0] == 0
-    for step in (7, 15):
-        with pytest.MonkeyPatch.context() as patch:
-            at_step(patch, step, lambda: signal.raise_signal(signal.SIGINT))
-            parts = folder / "parts"
-            assert train(*options, f"--out_dir={parts}", *resume_if_saved(parts))[0] == 130
-    assert train(*options, f"--out_dir={folder / 'parts'}", "--resume")[0] == 0
+        assert train(*options, whole)[0] == 0
+    stop_at(7, *options, parts)
+    stop_at(15, *options, parts, "--resume")
+    assert train(*options, parts, "--resume")[0] == 0
     (folder / "text.txt").unlink()
     return folder, logged
 
@@ -91,16 +67,11 @@ def server(request, runs, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments = [
-        "-m",
-        "tensorboard.main",
-        f"--logdir={runs[0]}",
-        "--host=127.0.0.1",
-        f"--port={port}",
-        request.param,
-    ]
+    command = [sys.executable, "-m", "tensorboard.main", "--host=127.0.0.1", request.param]
     with (tmp_path_factory.mktemp("server") / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, *arguments], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, f"--logdir={runs[0]}", f"--port={port}"], stdout=log, stderr=log
+        )
     address = f"http://127.0.0.1:{port}/"
 
     def ask(path, post=None, **query):
@@ -112,11 +83,8 @@ def server(request, runs, tmp_path_factory):
         )
         with urllib.request.urlopen(request, timeout=120) as response:
             content = response.read()
-        return (
-            json.loads(content)
-            if response.headers["Content-Type"].startswith("application/json")
-            else content
-        )
+        is_json = response.headers["Content-Type"].startswith("application/json")
+        return json.loads(content) if is_json else content
 
     ask.address = address
     try:
@@ -137,74 +105,53 @@ def read_events(folder):
     return EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
 
 
-def test_event_files_contain_every_logged_scalar_and_resuming_changes_nothing(runs):
-    folder, logged = runs
-    events = read_events(folder / "whole")
-    assert set(events.Tags()["scalars"]) == set(logged) == SCALARS
-    for tag in SCALARS:
-        assert [(each.step, each.value) for each in events.Scalars(tag)] == logged[tag], tag
-    assert [step for step, _ in logged["train/loss"]] == list(range(1, STEPS + 1))
-    assert [step for step, _ in logged["val/gap"]] == EVALUATIONS
-    assert same_runs(folder / "whole", folder / "parts")  # every scalar, text and image
-
-
 def test_scalars_have_the_values_that_their_tags_promise(runs):
     logged = {tag: dict(points) for tag, points in runs[1].items()}
-    settings = settings_of(Config)
-    assert logged["val/gap"][24] == pytest.approx(
-        logged["val/loss"][24] - logged["val/train_loss"][24], rel=1e-3
-    )
+    defaults = {name: field.default for name, field in settings_of(Config).items()}
+    gap = logged["val/loss"][24] - logged["val/train_loss"][24]
+    assert logged["val/gap"][24] == pytest.approx(gap, rel=1e-3)
     assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 * 16 / 5399)
-    assert logged["train/lr/hidden"][8] == pytest.approx(
-        settings["train.muon_learning_rate"].default
-    )
-    assert (
-        logged["train/lr"][8]
-        == logged["train/lr/vectors"][8]
-        == pytest.approx(settings["train.learning_rate"].default)
-    )
+    learning_rate = pytest.approx(defaults["train.learning_rate"])
+    assert logged["train/lr"][8] == logged["train/lr/vectors"][8] == learning_rate
+    assert logged["train/lr/hidden"][8] == pytest.approx(defaults["train.muon_learning_rate"])
     assert 0 < logged["train/share_of_peak"][24] < 1
 
 
-def test_the_server_lists_every_tag_of_both_runs_and_no_other_run(server):
-    assert set(server("runs")) == {"whole", "parts"}
-    for plugin, tags in {"scalars": SCALARS, "text": TEXTS, "images": IMAGES}.items():
-        found = server(f"plugin/{plugin}/tags")
-        assert {run: set(found[run]) for run in found} == {"whole": tags, "parts": tags}, plugin
+def test_the_runs_log_every_scalar_and_resuming_changes_nothing(runs):
+    folder, logged = runs
+    steps = {tag: [step for step, _ in points] for tag, points in logged.items()}
+    assert steps.keys() == SCALARS
+    assert steps["train/loss"] == list(range(1, STEPS + 1)) and steps["val/gap"] == EVALUATIONS
+    assert same_runs(folder / "whole", folder / "parts")  # every scalar, text and image
 
 
 @pytest.mark.parametrize("run", ["whole", "parts"])
-def test_the_server_shows_every_point_once(server, runs, run):
+def test_the_server_shows_every_tag_and_point_once_and_no_other_run(server, runs, run):
+    assert set(server("runs")) == {"whole", "parts"}
+    for plugin, tags in {"scalars": SCALARS, "text": TEXTS, "images": IMAGES}.items():
+        assert set(server(f"plugin/{plugin}/tags")[run]) == tags, plugin
     for tag, points in runs[1].items():
         shown = server("plugin/scalars/scalars", run=run, tag=tag)
-        assert [step for _, step, _ in shown] == [step for step, _ in points], tag
         if run == "whole":
-            assert [value for *_, value in shown] == pytest.approx(
-                [value for _, value in points]
-            ), tag
-    for tag in TEXTS:
-        shown = server("plugin/text/text", run=run, tag=tag)
-        assert [each["step"] for each in shown] == ([0] if tag in ONCE else EVALUATIONS), tag
-    for tag in IMAGES:
-        assert [
-            each["step"] for each in server("plugin/images/images", run=run, tag=tag)
-        ] == EVALUATIONS, tag
+            assert [(step, value) for _, step, value in shown] == points, tag
+        else:  # its timings are others
+            assert [step for _, step, _ in shown] == [step for step, _ in points], tag
+    for plugin, path, tags in (("text", "text", TEXTS), ("images", "images", IMAGES)):
+        for tag in tags:
+            shown = server(f"plugin/{plugin}/{path}", run=run, tag=tag)
+            assert [each["step"] for each in shown] == ([0] if tag in ONCE else EVALUATIONS), tag
 
 
 def test_the_server_shows_the_config_images_and_custom_charts(server):
     config = server("plugin/text/text", run="whole", tag="setup/run/text_summary")[0]["text"]
-    assert "<table>" in config and re.search(
-        r"<td>train\.cooldown_iters</td>\s*<td>10</td>", config
-    )
+    row = r"<td>train\.cooldown_iters</td>\s*<td>10</td>"
+    assert "<table>" in config and re.search(row, config)
     query = server("plugin/images/images", run="parts", tag="views/attention_layer_2")[-1]["query"]
-    image = Image.open(
-        BytesIO(server("plugin/images/individualImage", **dict(urllib.parse.parse_qsl(query))))
-    )
+    query = dict(urllib.parse.parse_qsl(query))
+    image = Image.open(BytesIO(server("plugin/images/individualImage", **query)))
     assert image.format == "PNG" and min(image.size) > 150
-    titles = [
-        chart["title"] for chart in server("plugin/custom_scalars/layout")["category"][0]["chart"]
-    ]
-    assert titles == list(summaries.CHARTS)
+    category = server("plugin/custom_scalars/layout")["category"][0]
+    assert [chart["title"] for chart in category["chart"]] == list(summaries.CHARTS)
 
 
 def test_losses_come_before_pictures_and_samples_before_settings():
@@ -216,28 +163,17 @@ def test_losses_come_before_pictures_and_samples_before_settings():
 
 
 def test_the_hparams_page_shows_each_run_with_its_settings_and_final_loss(server, runs):
-    metrics = [{"name": {"tag": tag}} for tag in summaries.HPARAM_METRICS]
-    request = {
-        "experimentName": "",
-        "allowedStatuses": ["STATUS_UNKNOWN"],
-        "colParams": [],
-        "sliceSize": 9,
-    }
-    groups = server(
-        "plugin/hparams/session_groups",
-        request | {"colParams": [{"metric": m["name"]} for m in metrics]},
-    )
-    assert sorted(group["sessions"][0]["name"] for group in groups["sessionGroups"]) == [
-        "parts",
-        "whole",
-    ]
-    for group in groups["sessionGroups"]:
+    metrics = [{"metric": {"tag": tag}} for tag in summaries.HPARAM_METRICS]
+    request = {"allowedStatuses": ["STATUS_UNKNOWN"], "colParams": metrics, "sliceSize": 9}
+    groups = server("plugin/hparams/session_groups", request | {"experimentName": ""})
+    groups = groups["sessionGroups"]
+    names = [group["sessions"][0]["name"] for group in groups]
+    assert sorted(names) == ["parts", "whole"]
+    for group in groups:
         values = {each["name"]["tag"]: each["value"] for each in group["metricValues"]}
         assert values["val/loss"] == pytest.approx(dict(runs[1]["val/loss"])[STEPS])
-        assert (
-            group["hparams"]["3model.n_layer"] == 2
-            and group["hparams"]["train.optimizer"] == "muon"
-        )
+        settings = group["hparams"]
+        assert settings["3model.n_layer"] == 2 and settings["train.optimizer"] == "muon"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -247,53 +183,42 @@ def test_a_browser_shows_the_dashboard_without_errors(server, tmp_path):
     for tab in ("timeseries", "images", "text", "hparams"):
         screenshot = tmp_path / f"{tab}.png"
         arguments = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            f"--screenshot={screenshot}",
-            "--window-size=1200,900",
-            "--virtual-time-budget=8000",
+            "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+            f"--screenshot={screenshot}", "--window-size=1200,900", "--virtual-time-budget=8000",
             f"--user-data-dir={screenshot}.user",
-        ]
+        ]  # fmt: skip
         done = subprocess.run(
-            [CHROMIUM, *arguments, f"{server.address}#{tab}"], capture_output=True, timeout=200
-        )
-        messages = [
-            line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line
-        ]
+            [CHROMIUM, *arguments, f"{server.address}#{tab}"],
+            capture_output=True, errors="replace", timeout=200,
+        )  # fmt: skip
+        messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
         assert [line for line in messages if not re.search(expected, line)] == [], tab
-        assert (
-            len(Image.open(screenshot).convert("RGB").resize((300, 225)).getcolors(10**6)) > 50
-        ), f"{tab} is empty"
+        colors = Image.open(screenshot).convert("RGB").resize((300, 225)).getcolors(10**6)
+        assert len(colors) > 50, f"{tab} is empty"
 
 
 # ----------------------------------------------------------------------------- descriptions of runs
 
 
 def test_resuming_with_other_settings_replaces_the_description_and_with_the_same_changes_no_file(
-    tmp_path,
+    train_run, tmp_path
 ):
-    options, run = small_run_args(tmp_path), tmp_path / "run"
-    assert train(*options, f"--out_dir={run}", "--max_iters=14")[0] == 0
+    run = tmp_path / "run"
+    assert train_run("--max_iters=14")[0] == 0
     before = {path: path.read_bytes() for path in run.glob("*tfevents*")}
-    assert train(*options, f"--out_dir={run}", "--max_iters=14", "--resume")[0] == 0
+    assert train_run("--max_iters=14", "--resume")[0] == 0
     assert {path: path.read_bytes() for path in run.glob("*tfevents*")} == before
-    assert train(*options, f"--out_dir={run}", "--max_iters=15", "--resume")[0] == 0
+    assert train_run("--max_iters=15", "--resume")[0] == 0
     (config,) = read_events(run).Tensors("setup/run/text_summary")
     assert b"| train\\.max\\_iters | 15 |" in config.tensor_proto.string_val[0]
 
 
-def test_log_scalars_writes_scalars_and_samples_but_no_images(tmp_path, monkeypatch):
+def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "figures", None)
-    assert (
-        train(*small_run_args(tmp_path), "--log=scalars", f"--out_dir={tmp_path / 'run'}")[0] == 0
-    )
+    assert train_run("--log=scalars")[0] == 0
     tags = read_events(tmp_path / "run").Tags()
-    assert (
-        "samples/text/text_summary" in tags["tensors"]
-        and "samples/top_next/text_summary" not in tags["tensors"]
-    )
+    assert "samples/text/text_summary" in tags["tensors"]
+    assert "samples/top_next/text_summary" not in tags["tensors"]
     assert set(tags["scalars"]) == SCALARS - {"train/share_of_peak"}
 
 

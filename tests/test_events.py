@@ -3,13 +3,12 @@ files of other programs untouched.
 """
 
 import os
-import struct
 import time
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import masked_crc32c
 from torch.utils.tensorboard import SummaryWriter
 
 from checkpointing.checkpoint import EventPosition
@@ -45,18 +44,6 @@ def test_tensorboard_reads_every_record(tmp_path):
     assert not list(tmp_path.iterdir())  # without records no file is created
     write(tmp_path, range(1, 5), ("train/loss", "train/lr"))
     assert steps(tmp_path) == steps(tmp_path, "train/lr") == [1, 2, 3, 4]
-
-
-def test_records_have_the_lengths_and_checksums_of_tensorboards_format(tmp_path):
-    content = write(tmp_path, [1]).path.read_bytes()
-    start = 0
-    while start < len(content):
-        length, check = struct.unpack_from("<QI", content, start)
-        data = content[start + 12 : start + 12 + length]
-        assert check == masked_crc32c(content[start : start + 8])
-        assert struct.unpack_from("<I", content, start + 12 + length)[0] == masked_crc32c(data)
-        start += 12 + length + 4
-    assert start == len(content)
 
 
 def test_events_after_the_checkpoint_are_removed(tmp_path):
@@ -96,35 +83,36 @@ def test_a_partial_record_is_removed_wherever_it_ends(tmp_path):
 
 
 def test_files_of_other_programs_are_never_modified(tmp_path):
-    saved = EventPosition(1, 0)
     with SummaryWriter(tmp_path) as writer:
         writer.add_scalar("other", 1, 1)
-    for name in ("1", "9999999999.host.1.0", "99999999990", "v2"):
-        (tmp_path / f"events.out.tfevents.{name}").write_bytes(b"as it was")
+    prefix = f"{tmp_path}/events.out.tfevents."
+    for path in (f"{prefix}{name}" for name in ("1", "9999999999.host.1.0", "99999999990", "v2")):
+        Path(path).write_bytes(b"as it was")
     (tmp_path / "notes.txt").write_bytes(b"as it was")
-    (tmp_path / "events.out.tfevents.0000000007").mkdir()
-    (tmp_path / "events.out.tfevents.0000000008").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "events.out.tfevents.0000000009")
+    os.mkdir(f"{prefix}0000000007")
+    os.symlink("nowhere", f"{prefix}0000000008")
+    os.mkfifo(f"{prefix}0000000009")
     before = names(tmp_path)
-    truncate_events(tmp_path, saved)
-    assert names(tmp_path) == before
-    assert (tmp_path / "notes.txt").read_bytes() == b"as it was"
-    write(tmp_path, [1])
-    assert len(names(tmp_path)) == len(before) + 1
-    truncate_events(tmp_path, saved)
+    contents = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for _ in range(2):
+        truncate_events(tmp_path, EventPosition(1, 0))
+        assert names(tmp_path) == before
+        assert all(path.read_bytes() == content for path, content in contents.items())
+        write(tmp_path, [1])  # a file of ours, which is removed
+        assert len(names(tmp_path)) == len(before) + 1
+    truncate_events(tmp_path, EventPosition(1, 0))
     assert names(tmp_path) == before
 
 
 def test_a_folder_that_cannot_be_changed_is_a_resource_error(tmp_path, monkeypatch):
-    events = write(tmp_path, [1, 2, 3])
+    path = write(tmp_path, [1, 2, 3]).path
 
     def deny(*_):
-        raise PermissionError(13, "Permission denied", str(events.path))
+        raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("pathlib.Path.unlink", deny)
-    with pytest.raises(ResourceError, match="Permission denied") as caught:
+    with pytest.raises(ResourceError, match=f"{path}.*Permission denied"):
         truncate_events(tmp_path, EventPosition())
-    assert str(events.path) in str(caught.value)
 
 
 def test_a_new_file_sorts_after_all_others_even_if_the_clock_was_set_back(tmp_path, monkeypatch):

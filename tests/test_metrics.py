@@ -6,12 +6,12 @@ import pytest
 
 from checkpointing.checkpoint import METRICS
 from dashboard.metrics import COLUMNS, HEADER, MetricsFile
-from tests.runs import scalars, small_run_args, stop_at, train
+from tests.runs import scalars, stop_at, train
 
 
 @pytest.fixture
-def options(tmp_path):
-    return [*small_run_args(tmp_path), "--log_interval=2"]
+def options(options):
+    return [*options, "--log_interval=2"]
 
 
 def rows_of(run):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -25,11 +26,11 @@ def test_a_missing_or_old_package_is_named_with_the_command_that_installs_it(
     package, version, fault, monkeypatch
 ):
     installed = packages._installed_version
-    monkeypatch.setattr(
-        packages,
-        "_installed_version",
-        lambda name: version if name == package else installed(name),
-    )
+
+    def changed(name):
+        return version if name == package else installed(name)
+
+    monkeypatch.setattr(packages, "_installed_version", changed)
     with pytest.raises(ResourceError) as caught:
         packages.check_packages()
     message = str(caught.value)
@@ -39,8 +40,6 @@ def test_a_missing_or_old_package_is_named_with_the_command_that_installs_it(
 
 @pytest.mark.parametrize("package", ["torch", "numpy", "tqdm", "pyyaml", "tensorboard"])
 def test_the_versions_of_the_installed_packages_are_found(package):
-    from importlib import metadata
-
     release = metadata.version(package).partition("+")[0]
     assert packages._installed_version(package) == release
 
@@ -58,10 +57,10 @@ def test_without_any_package_the_commands_print_one_line_and_create_nothing(comm
     out = tmp_path / "out"
     words = command.replace("OUT", str(out)).split()
     environment = {"PATH": os.environ["PATH"], "SYSTEMROOT": os.environ.get("SYSTEMROOT", "")}
-    bare = [sys.executable, "-S", *words]  # -S: without site-packages
     done = subprocess.run(
-        bare, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-S", *words],  # -S: without site-packages
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 5 and not done.stdout and not out.exists()
     assert done.stderr.startswith(f"error: {sys.executable} has no torch; ")
     assert done.stderr.count("\n") == 1

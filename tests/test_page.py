@@ -1,5 +1,5 @@
-"""The page computes what the model does: model.js against GPT, Sampler, exact_loss and sample.py,
-by Node, and what an exported file contains.
+"""The page computes what the model does: model.js against GPT, Sampler and exact_loss, by Node, and
+what an exported file contains. What the page shows is in test_browser.py.
 """
 
 import base64
@@ -18,69 +18,31 @@ from common.console import escape
 from common.errors import ConfigError, UserError
 from configs.schema import ModelConfig, SampleConfig
 from data.batches import Split, evaluation_windows
-from data.tokenizer import CharTokenizer
 from model.generate import Generation, Sampler
-from model.gpt import GPT, MLP
+from model.gpt import GPT
 from model.runtime import select_runtime
 from page import export
 from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
-from tests.variants import CHOICES, RECIPES, choices_of
+from tests.variants import CHOICES
 from training.evaluate import exact_loss
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
 V = 11
 LOGITS = """
-return given.map(({ config, dtype, shapes, weights, ids }) => {
-  const reader = new Reader(new GPT(config, decodeWeights(weights, dtype, shapes)));
-  return ids.map((_, i) => Array.from(reader.read(ids, i + 1)));
-});
-"""
-ATTENTION = """
-return given.map(({ config, dtype, shapes, weights, ids }) => {
-  const model = new GPT(config, decodeWeights(weights, dtype, shapes));
-  const caches = model.newCaches();
-  return ids.map((_, i) => {
-    model.step(ids, i, caches);
-    return model.attention.map((row) => Array.from(row));
-  });
+return given.map((each) => {
+  const reader = new Reader(modelOf(each));
+  return each.ids.map((_, i) => Array.from(reader.read(each.ids, i + 1)));
 });
 """
 SCORE = """
-const model = new GPT(given.config, decodeWeights(given.weights, given.dtype, given.shapes));
 let nats = 0;
-for (const [position, logits] of predictions(model, given.ids)) {
+for (const [position, logits] of predictions(modelOf(given), given.ids)) {
   nats += scoreCharacter(logits, given.ids[position]).nats;
 }
 return nats / (given.ids.length - 1);
-"""
-# Reads two texts with one reader, as the page does when its text is edited.
-EDITED = """
-const { config, dtype, shapes, weights, ids } = given;
-const reader = new Reader(new GPT(config, decodeWeights(weights, dtype, shapes)));
-return ids.map((text) => Array.from(reader.read(text, text.length)));
-"""
-# Draws each character after the reference text before it: where one differs, the texts agree again.
-TEXT = """
-const model = new GPT(given.config, decodeWeights(given.weights, given.dtype, given.shapes));
-return given.texts.map(({ ids, first, settings }) => {
-  const [reader, generator] = [new Reader(model), new PCG64(settings.seed, 0)];
-  const differ = [];
-  for (let n = first; n < ids.length; n++) {
-    const [logits, u] = [reader.read(ids, n), generator.random(n)];
-    if (sample(logits, settings, u) === ids[n]) continue;
-    const [likeliest, second] = Array.from(logits).sort((a, b) => b - a);
-    let [total, margin] = [0, likeliest - second];
-    if (settings.temperature > 0) {
-      const sums = unnormalizedProbs(logits, settings).map((p) => (total += p));
-      margin = Math.min(...Array.from(sums, (sum) => Math.abs(sum / total - (1 - u))));
-    }
-    differ.push([n, margin]);
-  }
-  return differ;
-});
 """
 
 
@@ -97,13 +59,13 @@ def random_model(scale=1.0, seed=0, **choices):
     return model
 
 
-def packed(model, ids=None, dtype="float32"):
+def packed(model, ids=None):
     """Return the model as the page gets it, for `run_node`."""
-    shapes, weights = export.pack_weights(model, dtype)
+    shapes, weights = export.pack_weights(model, "float32")
     settings = dataclasses.asdict(model.config)
     return {
         "config": {name: settings[name] for name in settings if name not in export.IRRELEVANT},
-        "dtype": dtype,
+        "dtype": "float32",
         "shapes": shapes,
         "weights": base64.b64encode(weights).decode(),
         "ids": ids,
@@ -140,13 +102,11 @@ def given_of(path):
 # ---------------------------------------------------------------------------------------- the model
 
 
-@pytest.mark.parametrize("scale", [1.0, 10.0])
-def test_logits_are_those_of_the_model_for_every_combination_of_switches(scale):
-    ids = np.random.default_rng(1).integers(0, V, 8).tolist()
-    combinations = [
-        dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())
-    ]
-    models = [random_model(scale, i, **each) for i, each in enumerate(combinations)]
+def test_logits_are_those_of_the_model_for_every_combination_of_switches():
+    ids, models = np.random.default_rng(1).integers(0, V, 8).tolist(), []
+    for i, values in enumerate(itertools.product(*CHOICES.values())):
+        scale = 10.0 if i % 3 == 0 else 1.0  # of the weights
+        models.append(random_model(scale, i, **dict(zip(CHOICES, values, strict=True))))
     found = run_node(LOGITS, [packed(model, ids) for model in models])
     for model, logits in zip(models, found, strict=True):
         assert_close(logits, logits_of(model, ids), 1e-5)
@@ -161,7 +121,11 @@ def test_logits_are_those_of_the_model_for_every_size(sizes):
 
 def test_logits_of_an_edited_text_are_those_of_the_new_text():
     model, texts = random_model(10.0), [[1, 2, 3, 4, 5], [1, 2, 9, 4, 5, 6], [1, 7]]
-    for ids, logits in zip(texts, run_node(EDITED, packed(model, texts)), strict=True):
+    code = """
+    const reader = new Reader(modelOf(given));
+    return given.ids.map((text) => Array.from(reader.read(text, text.length)));
+    """
+    for ids, logits in zip(texts, run_node(code, packed(model, texts)), strict=True):
         assert_close(logits, logits_of(model, ids)[-1], 1e-5)
 
 
@@ -208,27 +172,6 @@ def test_a_model_with_a_part_that_the_page_does_not_read_is_refused(change, mess
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_page_tells_its_model_from_one_with_a_gate(smoke, tmp_path, monkeypatch, dtype):
-    options = [f"--ckpt={smoke}", f"--html-dtype={dtype}"]
-    sample_main([*options, f"--html={tmp_path / 'plain.html'}"])
-    mlp, gate = MLP.forward, lambda x: 1 + 0.1 * x[..., :1].tanh()
-    monkeypatch.setattr(MLP, "forward", lambda layer, x: gate(x) * mlp(layer, x))
-    sample_main([*options, f"--html={tmp_path / 'gated.html'}"])
-    largest = []
-    for name in ("plain.html", "gated.html"):
-        page = given_of(tmp_path / name)
-        assert [n for n, _ in page["check"]["logits"]] == [1, 64, 65]
-        found = run_node(
-            "const weights = decodeWeights(given.weights, given.dtype, given.shapes);"
-            "return Array.from(differences(new GPT(given.config, weights), given.check));",
-            page,
-        )
-        assert len(found) == 1 + 64 + 33  # tokens: a single one, a context, a window that moved
-        largest.append(max(found))
-    assert largest[0] < 1e-5 and largest[1] > 2e-3
-
-
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 1e-2)])
 def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, dtype, tolerance):
     _, model, _ = trained
@@ -237,6 +180,9 @@ def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, 
     ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
     given = given_of(path) | {"ids": ids}
     assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
+    # the page checks itself against what Python computes with the weights as exported
+    check = "return Array.from(differences(modelOf(given), given.check));"
+    assert max(run_node(check, given)) < 1e-5
 
 
 @pytest.mark.parametrize("separator", [[1], [1, 1], [3, 1]])
@@ -265,81 +211,41 @@ def test_every_finite_float16_is_decoded():
     assert run_node(code, given) == numbers.view(np.float16).astype(float).tolist()
 
 
-def test_attention_is_that_of_the_models_attention_maps(trained):
-    _, smoke_model, _ = trained
-    ids = np.random.default_rng(3).integers(0, V, 64).tolist()
+def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(trained):
+    ids = np.random.default_rng(4).integers(0, 3, 64).tolist()
     choices = [{"positions": "rope", "qk_norm": True}, {"token_shifts": 3}]
-    models = [smoke_model, *(random_model(10.0, block_size=64, **each) for each in choices)]
-    for model, found in zip(
-        models, run_node(ATTENTION, [packed(model, ids) for model in models]), strict=True
-    ):
-        maps = torch.cat(model.attention_maps(torch.tensor(ids)))  # (L * H, T, T)
-        for position, rows in enumerate(found):
-            assert_close(rows, maps[:, position, : position + 1].numpy(), 1e-5)
-
-
-def test_the_lens_and_silent_heads_are_those_of_the_model_with_the_switches_of_the_recipes():
-    ids, off = np.random.default_rng(3).integers(0, V, 8).tolist(), [(0, 1), (1, 0)]
-    models = [random_model(10.0, **choices_of(recipe)) for recipe in RECIPES]
+    models = [trained[1], *(random_model(10.0, block_size=64, **each) for each in choices)]
     code = """
-    return given.map(({ config, dtype, shapes, weights, ids }) =>
-      [[], [1, 2]].map((off) => {
-        const model = new GPT(config, decodeWeights(weights, dtype, shapes), off);
-        const all = Array.from(readWindow(model, ids, 0, 8), ([, logits]) => Array.from(logits));
-        return { all, lens: model.lens().map((logits) => Array.from(logits)) };
-      }));
-    """
-    found = run_node(code, [packed(model, ids) for model in models])
-    for model, (whole, silent) in zip(models, found, strict=True):
-        assert_close(whole["lens"], model.logit_lens(torch.tensor(ids))[:, -1].numpy(), 1e-5)
-        assert whole["lens"][-1] == whole["all"][-1] != silent["all"][-1]
-        with model.heads_off(off):
-            assert_close(silent["all"], logits_of(model, ids), 1e-5)
-            assert_close(silent["lens"], model.logit_lens(torch.tensor(ids))[:, -1].numpy(), 1e-5)
-
-
-@pytest.mark.parametrize("start, end", [(1, 9), (5, 30), (12, 13), (9, 10), (13, 30)])
-def test_a_text_is_judged_again_in_the_windows_in_which_it_was_written(start, end):
-    model = packed(random_model(10.0), np.random.default_rng(5).integers(0, V, 30).tolist())
-    code = """
-    const { config, dtype, shapes, weights, ids, start, end } = given;
-    const model = new GPT(config, decodeWeights(weights, dtype, shapes));
-    const again = [...rereadings(model, ids, start, end)].filter(([, logits]) => logits);
-    const reader = new Reader(model);
-    const numbers = ([n, logits]) => [n, ...logits];
-    return [again, again.map(([n]) => [n, reader.read(ids, n)])].map((all) => all.map(numbers));
-    """
-    again, written = run_node(code, model | {"start": start, "end": end})
-    assert again == written and [row[0] for row in again] == [*range(start, end)]
-
-
-def test_head_means_are_those_of_the_attention_maps():
-    model = random_model(10.0, block_size=32)
-    ids = np.random.default_rng(4).integers(0, 3, 32).tolist()
-    code = """
-    const { config, dtype, shapes, weights, ids } = given;
-    const model = new GPT(config, decodeWeights(weights, dtype, shapes));
-    const caches = model.newCaches();
-    const shares = ids.map((_, i) => {
-      model.step(ids, i, caches);
-      return headShares(ids, i, model.attention);
+    return given.map((each) => {
+      const [model, { ids }] = [modelOf(each), each];
+      const [caches, rows, shares] = [model.newCaches(), [], []];
+      for (let i = 0; i < ids.length; i++) {
+        model.step(ids, i, caches);
+        rows.push(model.attention.map((row) => Array.from(row)));
+        shares.push(headShares(ids, i, model.attention));
+      }
+      const mean = (pattern) => meanShares(shares.map((share) => share[pattern]));
+      return { rows, previous: mean("previous"), induction: mean("induction") };
     });
-    return ["previous", "induction"].map((kind) => meanShares(shares.map((each) => each[kind])));
     """
-    previous, induction = run_node(code, packed(model, ids))
-    maps = torch.cat(model.attention_maps(torch.tensor(ids))).numpy()
-    rows = np.arange(1, 32)
-    assert_close(previous["heads"], maps[:, rows, rows - 1].mean(axis=1), 1e-5)
-    assert previous["uniform"] == pytest.approx((1 / (rows + 1)).mean())
-    sums, uniform = [], []
-    for p in range(32):
-        after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
-        if after:
-            sums.append(maps[:, p, after].sum(axis=1))
-            uniform.append(len(after) / (p + 1))
-    assert len(sums) > 10
-    assert_close(induction["heads"], np.mean(sums, axis=0), 1e-5)
-    assert induction["uniform"] == pytest.approx(np.mean(uniform))
+    for model, found in zip(
+        models, run_node(code, [packed(model, ids) for model in models]), strict=True
+    ):
+        maps = torch.cat(model.attention_maps(torch.tensor(ids))).numpy()  # (L * H, T, T)
+        for position, rows in enumerate(found["rows"]):
+            assert_close(rows, maps[:, position, : position + 1], 1e-5)
+        rows = np.arange(1, 64)
+        assert_close(found["previous"]["heads"], maps[:, rows, rows - 1].mean(axis=1), 1e-5)
+        assert found["previous"]["uniform"] == pytest.approx((1 / (rows + 1)).mean())
+        sums, uniform = [], []
+        for p in range(64):
+            after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
+            if after:
+                sums.append(maps[:, p, after].sum(axis=1))
+                uniform.append(len(after) / (p + 1))
+        assert len(sums) > 10
+        assert_close(found["induction"]["heads"], np.mean(sums, axis=0), 1e-5)
+        assert found["induction"]["uniform"] == pytest.approx(np.mean(uniform))
 
 
 @pytest.mark.parametrize("length", [2, 64, 65, 66, 300])
@@ -350,18 +256,6 @@ def test_a_score_is_the_exact_loss(trained, length):
     nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
     found = run_node(SCORE, given_of(path) | {"ids": ids.tolist()})
     assert found == pytest.approx(nats, abs=1e-5)
-
-
-def test_a_character_is_judged_by_the_models_probabilities():
-    logits = np.random.default_rng(5).normal(0, 3, 20)
-    probs = np.exp(logits) / np.exp(logits).sum()
-    order = (-probs).argsort().tolist()
-    code = "return given.map((_, id) => scoreCharacter(given, id));"
-    for id, found in enumerate(run_node(code, logits.tolist())):
-        assert found["nats"] == pytest.approx(-np.log(probs[id]))
-        assert found["rank"] == order.index(id) + 1
-        assert [each for each, _ in found["top"]] == order[:5]
-        assert [p for _, p in found["top"]] == pytest.approx(probs[order[:5]])
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -404,56 +298,53 @@ def test_filters_are_those_of_the_sampler():
 FILTERS = [{}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 1.5}]
 
 
-def settings_of_seed(seed):
-    settings = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": seed}
-    return settings | FILTERS[seed % len(FILTERS)]
-
-
-def assert_same_texts(given, texts):
-    """Each character is the page's, but for draws within 1e-5 of a boundary."""
-    for text, differ in zip(texts, run_node(TEXT, given | {"texts": texts}), strict=True):
-        assert len(text["ids"]) > 1000
-        assert all(margin < 1e-5 for _, margin in differ), differ
-
-
-def test_the_page_writes_what_sample_py_writes(trained, smoke, capsys):
-    path, _, vocabulary = trained
-    tokenizer, texts = CharTokenizer(vocabulary), []
-    for seed in range(3):
-        settings, prompt = settings_of_seed(seed), "KING"[: 1 + seed]
-        options = [f"--{name}={value}" for name, value in settings.items()]
-        sample_main([f"--ckpt={smoke}", f"--prompt={prompt}", "--max-new-tokens=1000", *options])
-        ids = tokenizer.encode(capsys.readouterr().out.removesuffix("\n")).tolist()
-        texts.append({"ids": ids, "first": len(prompt), "settings": settings})
-    assert_same_texts(given_of(path), texts)
-
-
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 def test_texts_of_20_seeds_are_the_same_far_past_the_window(greedy):
     model, texts = random_model(10.0, n_layer=1, block_size=32, positions="rope"), []
-    for first_seed in range(5):
-        seeds = range(first_seed, 20, 5)  # those with the same filters
-        settings = settings_of_seed(first_seed) | ({"temperature": 0.0} if greedy else {})
-        sampler = Sampler(**{name: settings[name] for name in settings if name != "seed"})
+    for first_seed, filters in enumerate(FILTERS):
+        seeds = range(first_seed, 20, len(FILTERS))
+        settings = {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
+        if greedy:
+            settings["temperature"] = 0.0
+        sampler = Sampler(**settings)
         sampler.rngs = [np.random.Generator(np.random.PCG64((seed, 0))) for seed in seeds]
         generation = Generation(model, sampler)
         generation.append(np.arange(len(seeds))[:, None])
         drawn = [generation.step() for _ in range(1000)]
         rows = np.concatenate([np.arange(len(seeds))[None], drawn]).T
         for seed, ids in zip(seeds, rows.tolist(), strict=True):
-            texts.append({"ids": ids, "first": 1, "settings": settings | {"seed": seed}})
+            texts.append({"ids": ids, "settings": settings | {"seed": seed}})
     assert len(texts) == 20 and (greedy or max(len(set(text["ids"])) for text in texts) == V)
-    assert_same_texts(packed(model), texts)
+
+    # draw each character after Python's text before it: where one differs, the texts agree again;
+    # return how close such a draw is to the boundary between two characters
+    code = """
+    const model = modelOf(given);
+    return given.texts.map(({ ids, settings }) => {
+      const [reader, generator] = [new Reader(model), new PCG64(settings.seed, 0)];
+      const margins = [];
+      for (let n = 1; n < ids.length; n++) {
+        const [logits, u] = [reader.read(ids, n), generator.random(n)];
+        if (sample(logits, settings, u) === ids[n]) continue;
+        const [likeliest, second] = Array.from(logits).sort((a, b) => b - a);
+        let [total, margin] = [0, likeliest - second];
+        if (settings.temperature > 0) {
+          const sums = unnormalizedProbs(logits, settings).map((p) => (total += p));
+          margin = Math.min(...Array.from(sums, (sum) => Math.abs(sum / total - (1 - u))));
+        }
+        margins.push(margin);
+      }
+      return margins;
+    });
+    """
+    margins = run_node(code, packed(model) | {"texts": texts})
+    assert max(itertools.chain(*margins), default=0) < 1e-5
 
 
 # ----------------------------------------------------------------------------------------- the file
 
 
-def test_the_mathematics_of_the_page_is_apart_from_what_is_shown():
-    assert not re.search(r"\bdocument\b|postMessage|\$\(", export.read("model.js"))
-
-
-def test_the_page_holds_the_facts_and_names_no_path(trained, smoke, capsys):
+def test_the_page_holds_the_facts_and_names_no_path(trained, smoke):
     path, model, vocabulary = trained
     text = path.read_text(encoding="utf-8")
     data = json.loads(parts_of(text)["data"])
@@ -465,6 +356,8 @@ def test_the_page_holds_the_facts_and_names_no_path(trained, smoke, capsys):
     assert data["about"]["parameters"] == model.parameter_count()
     assert data["about"]["text"] == "plays" and 0 < data["about"]["loss"] < 5
     assert data["about"]["steps"] == data["about"]["loss_step"] == 60
+    # it checks itself after a single token, a whole context, and where the window has moved
+    assert [n for n, _ in data["check"]["logits"]] == [1, 64, 65]
     for secret in (str(smoke.parent), str(ROOT), os.path.expanduser("~")):
         assert secret not in text
 
@@ -483,10 +376,9 @@ def test_the_policy_allows_the_pages_own_code_alone(trained):
     assert not re.search(r"\bstyle=|\bon\w+=|(src|href)=\"(?!data:)|https?:", body)
 
 
-def test_hostile_strings_stay_data(smoke, tmp_path):
-    path, page = hostile_checkpoint(smoke, tmp_path), tmp_path / "page.html"
-    prompt = "</script><b>\u2028\u202e\"'{{}}"
-    prompt = "".join(c for c in prompt if c in HOSTILE)
+def test_hostile_strings_stay_data(tmp_path):
+    path, page = hostile_checkpoint(tmp_path), tmp_path / "page.html"
+    prompt = "".join(c for c in "</script><b>\u2028\u202e\"'{{}}" if c in HOSTILE)
     sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
     parts = parts_of(page.read_text(encoding="utf-8"))
     data = json.loads(parts["data"])
@@ -497,8 +389,7 @@ def test_hostile_strings_stay_data(smoke, tmp_path):
 
 def test_every_escape_is_that_of_the_terminal():
     characters = [*HOSTILE, *"\x85\u200c\u200d\ue000\U000e0001\xad\ufeffé"]
-    found = run_node("return given.map(escaped);", characters)
-    assert found == [escape(character) for character in characters]
+    assert run_node("return given.map(escaped);", characters) == list(map(escape, characters))
 
 
 def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
@@ -533,12 +424,10 @@ def test_an_existing_page_is_only_replaced_on_request(smoke, tmp_path):
     path = tmp_path / "page.html"
     old = "<!doctype html>\n<title>Hornbook</title>\nan old page"
     path.write_text(old)
-    for words, code in (([], 2), (["--overwrite"], 0)):
-        try:
-            assert sample_main([f"--ckpt={smoke}", f"--html={path}", *words]) == code
-        except UserError as error:
-            assert error.exit_code == code and path.read_text() == old
-            assert "page.html: exists already" in str(error) and "--overwrite" in str(error)
+    with pytest.raises(ConfigError, match=r"page\.html: exists already.*--overwrite"):
+        sample_main([f"--ckpt={smoke}", f"--html={path}"])
+    assert path.read_text() == old
+    assert sample_main([f"--ckpt={smoke}", f"--html={path}", "--overwrite"]) == 0
     assert "an old page" not in path.read_text()
     with pytest.raises(ConfigError, match="exists already; name a file"):
         sample_main([f"--ckpt={smoke}", f"--html={tmp_path}", "--overwrite"])
@@ -570,15 +459,6 @@ def test_weights_beyond_float16_are_refused():
         model.final_norm.weight[0] = -70_000
     with pytest.raises(ConfigError, match="a weight is 70,000, beyond float16; use float32"):
         export.pack_weights(model, "float16")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"overwrite": True}, {"html": "x", "score": "y"}, {"html": "x", "interactive": True}],
-)
-def test_options_that_contradict_each_other_are_refused(options):
-    with pytest.raises(ConfigError):
-        SampleConfig(ckpt=("x",), **options)
 
 
 def test_an_unknown_character_of_the_prompt_is_refused_before_anything_is_written(smoke, tmp_path):

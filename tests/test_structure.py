@@ -1,6 +1,7 @@
-"""The structure of the project: packages, import order and docstrings."""
+"""The structure of the project: what may import what, what may print."""
 
 import ast
+import graphlib
 import re
 
 import pytest
@@ -23,15 +24,6 @@ FILES = [
     ROOT / "train.py",
     ROOT / "sample.py",
 ]
-EVERY_FILE = [
-    *sorted(ROOT.glob("*.py")),
-    *(
-        path
-        for folder in (*PACKAGES, "benchmarks", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-    ),
-]
-QUESTION = re.compile(r"(What|Where|Whether|How|Which|Who)\b")
 
 
 def module_of(path):
@@ -68,28 +60,16 @@ def test_imports_point_one_way(module):
 
 
 def test_there_are_no_import_cycles():
-    finished, path = set(), []
-
-    def visit(module):
-        assert module not in path, " -> ".join([*path, module])
-        if module not in finished:
-            path.append(module)
-            for imported in sorted(IMPORTS[module]):
-                visit(imported)
-            finished.add(path.pop())
-
-    for module in sorted(MODULES):
-        visit(module)
-    assert finished == MODULES
+    graphlib.TopologicalSorter(IMPORTS).prepare()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_docstring_is_one_sentence(package):
+def test_importing_a_package_runs_no_code(package):
     tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
-    assert re.fullmatch(r"[A-Z][^.]*\.", ast.get_docstring(tree))
+    assert ast.get_docstring(tree)
     code = [ast.unparse(node) for node in tree.body[1:]]
     load_model = ["from checkpointing.checkpoint import load_model", "__all__ = ['load_model']"]
-    assert code == (load_model if package == "checkpointing" else []), "no code in __init__.py"
+    assert code == (load_model if package == "checkpointing" else [])
 
 
 def test_common_does_not_import_torch():
@@ -103,14 +83,3 @@ def test_libraries_do_not_print(package):
         calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
         names = {ast.unparse(call.func) for call in calls}
         assert not names & {"print", "sys.stdout.write", "sys.stderr.write"}, path
-
-
-def test_no_docstring_opens_with_a_question_word():
-    definitions = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [
-        f"{path.relative_to(ROOT)}: {ast.get_docstring(node).splitlines()[0]}"
-        for path in EVERY_FILE
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, definitions) and QUESTION.match(ast.get_docstring(node) or "")
-    ]
-    assert not found, "\n".join(found)

@@ -1,10 +1,13 @@
-"""The settings that change the function a model computes, and conversion between layouts."""
+"""The settings that change the function a model computes; conversion of layouts; saving a model."""
 
 import dataclasses
 
 import torch
 
+from checkpointing.checkpoint import Checkpoint, to_bytes
+from common.files import write_atomic
 from configs.cli import parse_train
+from configs.schema import Config
 from model.gpt import GPT, copy_slices
 
 CHOICES = {
@@ -50,3 +53,11 @@ def copy_optimizers(model, optimizers, other, others):
         with torch.no_grad():
             for name, rows in target.named_slices(other).items():
                 copy_slices(saved[name], rows)
+
+
+def save_model(path, model, vocabulary, **more):
+    """Write a checkpoint of a model that was not trained; return its path."""
+    tensors = {f"model.{name}": each for name, each in concatenated(model.named_slices()).items()}
+    saved = Checkpoint(Config(model=model.config), vocabulary, tensors, **more)
+    write_atomic(path, to_bytes(saved))
+    return path
