@@ -12,14 +12,12 @@ import torch
 from nbclient import NotebookClient
 from PIL import Image
 
-from benchmarks import attention as benchmark
 from benchmarks import tour as pictures
 from checkpointing import checkpoint
 from configs.cli import CommandLineOptions
 from configs.options import options_of
 from configs.schema import Config, DataConfig, SampleConfig
 from data.corpus import load_corpus
-from model.attention import KERNELS, LAYOUTS
 from tests.conftest import ROOT, shapes
 from tests.test_structure import FILES
 
@@ -137,15 +135,6 @@ def test_the_commands_for_lists_and_answers_make_a_text_train_on_it_and_sample(
     lines = (tmp_path / f"{text}.txt").read_text(encoding="utf-8").splitlines()
     assert size <= len(lines) <= 1.1 * size  # later versions of Python have more symbols
     assert re.search(shown, done.stdout), done.stdout
-
-
-def test_the_attention_benchmark_has_a_row_for_every_layout_and_kernel(capsys):
-    benchmark.main(["--sizes", "toy", "--repeats", "1"])
-    printed = capsys.readouterr().out
-    rows = re.findall(
-        r"^\| (\w+) \| (\w+) \|(?: \d+\.\d\d \|){3} \d+\.\d \| \de-\d\d \|$", printed, re.MULTILINE
-    )
-    assert rows == [(layout, kernel) for layout in LAYOUTS for kernel in KERNELS]
 
 
 def test_the_pictures_of_the_tour_are_shown_there():

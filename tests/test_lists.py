@@ -25,7 +25,7 @@ from tests.node import run_node
 from tests.runs import in_float64, merged, run_ranks, scalars
 from tests.test_page import given_of
 from tests.test_sample import Input
-from training.evaluate import evaluate, loss_sums_by_position, wrong_segments
+from training.evaluate import draw_answers, evaluate, loss_sums_by_position, wrong_segments
 from training.state import Run
 from training.step import TrainStep
 
@@ -265,6 +265,10 @@ def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums, capsys
         drawn, _, right = line.partition("  (right: ")
         question, _, answer = drawn.partition("=")
         assert answer != right.removesuffix(")") == str(sum(map(int, question.split("+"))))
+    # of all items, those that are right are left out
+    count = len(resumed.corpus.val.segments)
+    wrong = draw_answers(resumed, Stop(), np.arange(count))
+    assert len(wrong) == round((1 - accuracy) * count)
 
 
 # ---------------------------------------------------------------------------------------- sample.py

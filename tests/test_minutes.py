@@ -11,7 +11,7 @@ from benchmarks.time_to_loss import TrainingResult
 from tests.conftest import ROOT, shapes
 
 SVG = "{http://www.w3.org/2000/svg}"
-MAIN = "configs/shakespeare.yaml"
+BEST = "configs/best.yaml"
 
 
 @pytest.fixture
@@ -45,32 +45,32 @@ def campaign(tmp_path, monkeypatch):
 
 def test_nanogpt_gets_the_steps_that_fit_and_reads_the_same_text(campaign, tmp_path):
     run, runs, _ = campaign
-    run(f"--nanogpt={tmp_path}", "--minutes", "1", "5", "--configs", MAIN)
+    run(f"--nanogpt={tmp_path}", "--minutes", "1", "5", "--configs", BEST)
     text = f"--data.sources={tmp_path}/data/shakespeare_char/input.txt"
     assert runs == [
-        (MAIN, "--minutes=1", text),
+        (BEST, "--minutes=1", text),
         ("nanoGPT", 250),  # these two measure its speed
         ("nanoGPT", 750),
         ("nanoGPT", 1250),  # 20 * (60 - 3) is 1140
-        (MAIN, "--minutes=5", text),
+        (BEST, "--minutes=5", text),
         ("nanoGPT", 6000),  # 20 * (300 - 3) is 5940
     ]
 
 
 def test_finished_runs_are_not_repeated_and_stay_in_table_and_picture(campaign, tmp_path, capsys):
     run, runs, picture = campaign
-    run("--minutes", "5", "--configs", MAIN)
-    run(f"--nanogpt={tmp_path}", "--minutes", "10", "1", "5", "--configs", MAIN)
-    assert [each[1] for each in runs if each[0] == MAIN].count("--minutes=5") == 1
+    run("--minutes", "5", "--configs", BEST)
+    run(f"--nanogpt={tmp_path}", "--minutes", "10", "1", "5", "--configs", BEST)
+    assert [each[1] for each in runs if each[0] == BEST].count("--minutes=5") == 1
     assert capsys.readouterr().out.splitlines()[-5:] == [
         "| nanoGPT | 1 | 1.09 | 1.7500 |",
         "| nanoGPT | 5 | 5.05 | 1.7500 |",
-        "| shakespeare.yaml | 1 | 1.10 | 1.8900 |",
-        "| shakespeare.yaml | 5 | 5.10 | 1.8500 |",
-        "| shakespeare.yaml | 10 | 10.10 | 1.8000 |",
+        "| best.yaml | 1 | 1.10 | 1.8900 |",
+        "| best.yaml | 5 | 5.10 | 1.8500 |",
+        "| best.yaml | 10 | 10.10 | 1.8000 |",
     ]
     marks = ET.fromstring(picture.read_text(encoding="utf-8")).iter(f"{SVG}use")
-    dots = [mark for mark in marks if charts.BLUE in mark.get("style")][:-1]  # without the legend
+    dots = [mark for mark in marks if charts.RED in mark.get("style")][:-1]  # without the legend
     assert len(dots) == 3
 
 

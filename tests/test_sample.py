@@ -353,6 +353,12 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
     )
 
 
+def test_a_score_maps_rare_characters_as_training_did(train_run, tmp_path, capsys):
+    assert train_run("--data.min_count=20", "--max_iters=2", "--warmup_iters=0")[0] == 0
+    assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
+    assert "over 5,999 predictions" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
 def test_a_text_that_cannot_be_scored_is_rejected(smoke, tmp_path, content, code):
     (tmp_path / "text.txt").write_bytes(content)
