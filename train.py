@@ -64,6 +64,7 @@ from training.step import TrainStep
 TRAINED_ON_VALIDATION = (
     "it was trained on some of the validation text, so the validation loss is too low"
 )
+RATES = {"adamw": ["learning_rate"], "muon": ["learning_rate", "muon_learning_rate"]}
 TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
 
@@ -324,6 +325,10 @@ def build_run(
         model = initial_model(config, parent, corpus.tokenizer.vocabulary, notify)
         if parent and checkpoints.was_trained_on(parent, config, corpus):
             notify(f"{parent.path}: {TRAINED_ON_VALIDATION}")
+        rates = RATES[config.train.optimizer]
+        if parent and not command.given_train.keys() & rates:
+            lower = (f"--{name}={0.3 * getattr(config.train, name):g}" for name in rates)
+            notify(f"note: fine-tuning is often better at lower learning rates: {' '.join(lower)}")
         return Run(model, config, corpus, runtime, world), []
 
     # a resumed run has the weights, optimizers and progress of the checkpoint; what differs?

@@ -161,10 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--text: {options.text} is not a file")
     corpus = load_corpus(DataConfig(sources=[str(options.text)]))
     vocabulary = corpus.tokenizer.vocabulary
-    train, val = (
-        np.concatenate([split.ids[start:end] for start, end in split.segments])
-        for split in (corpus.train, corpus.val)
-    )
+    train, val = corpus.train.text(), corpus.val.text()
     gpts = {name: [load_model(name, corpus)] for name in options.ckpt}
     if options.mixture:
         mixed = [load_model(name, corpus) for name in options.mixture]

@@ -54,7 +54,7 @@ def scaling_note(max_iters: int, scaled: Mapping[str, object]) -> str | None:
 def resolve_dropout(model: ModelConfig, epochs: float) -> ModelConfig:
     """Replace `dropout: auto` with the probability for a run of this many epochs.
 
-    With 1 epoch it is 0, because text that is read once cannot be memorized; with 5 it is 0.1.
+    With 1 epoch it is 0, because text that is read once cannot be memorized; with 8 it is 0.1.
     """
     if model.dropout != "auto":
         return model

@@ -46,7 +46,7 @@ OTHER_NAMES = {
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 # for dropout auto: (epochs, dropout probability of a run of that many epochs or more)
-DROPOUT_BY_EPOCHS = ((0, 0.0), (4, 0.1), (8, 0.2), (16, 0.3))
+DROPOUT_BY_EPOCHS = ((0, 0.0), (8, 0.1), (16, 0.2))
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
 NGRAM_ROWS = 4096  # of each table of n-gram embeddings
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE

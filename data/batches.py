@@ -39,6 +39,10 @@ class Split:
         overlaps = sum(start < end for (_, end), (start, _) in pairwise(self.segments))
         return sum(end - start for start, end in self.segments) - overlaps
 
+    def text(self) -> np.ndarray:
+        """Return the ids of all segments, one after the other."""
+        return np.concatenate([self.ids[start:end] for start, end in self.segments])
+
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids and the targets of the window of `length` predictions at `start`."""
         text = self.ids[start : start + length + 1]

@@ -26,6 +26,20 @@ sys.path.insert(0, str(ROOT))
 
 from common.console import escape, print_error  # noqa: E402
 
+# the modules of `-m quick`: a minute on two cores
+QUICK = {
+    "test_attention", "test_batches", "test_config", "test_data", "test_evaluation",
+    "test_file_format", "test_gpt", "test_kv_cache", "test_layouts", "test_lists", "test_mixture",
+    "test_nanogpt", "test_optimizers", "test_readme", "test_schedule", "test_structure",
+    "test_tokenizer",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in QUICK:
+            item.add_marker("quick")
+
 
 def printed(error: Exception) -> str:
     """Return what the console prints for an error after `error: `: one line, escaped."""
