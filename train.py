@@ -64,7 +64,8 @@ from training.step import TrainStep
 TRAINED_ON_VALIDATION = (
     "it was trained on some of the validation text, so the validation loss is too low"
 )
-RATES = {"adamw": ["learning_rate"], "muon": ["learning_rate", "muon_learning_rate"]}
+LEARNING_RATES = {"adamw": ["learning_rate"], "muon": ["learning_rate", "muon_learning_rate"]}
+FINE_TUNING = 0.3  # of the parent's learning rates: the best fraction on two texts, see docs/log.md
 TRIAL_ITERS = 10**6  # a max_iters that the trial run of --minutes never reaches
 
 
@@ -248,8 +249,8 @@ def fit_to_minutes(
     """Time a few steps of a trial run; return the settings of the longest run in --minutes."""
     train, given, seconds = command.config.train, command.given_train, 60 * command.minutes
 
-    def fit(max_iters: int) -> tuple[Run, Speed, TrainConfig]:
-        """Build and time a trial run of this length; return it, and the settings that fit."""
+    def time_trial(max_iters: int) -> tuple[Run, Speed, TrainConfig]:
+        """Build and time a run of this length; return it, its speed and the settings that fit."""
         began = time.monotonic()
         of_length = command.with_config(train=scaled_to(train, given | {"max_iters": max_iters}))
         trial, _ = world.local_rank_0_first(
@@ -261,16 +262,17 @@ def fit_to_minutes(
         left = seconds - (time.monotonic() - command.started) - build_seconds
         return trial, speed, world.on_rank_0(fit_to_time, train, given, speed, left)
 
-    def has_dropout(train: TrainConfig) -> bool:
-        epochs = trial.batches.epochs(train.max_iters * train.gradient_accumulation_steps)
+    def has_dropout(max_iters: int) -> bool:
+        """Return whether a run of this length has dropout, which `auto` leaves to the epochs."""
+        epochs = trial.batches.epochs(max_iters * train.gradient_accumulation_steps)
         return resolve_dropout(command.config.model, epochs).dropout_p > 0
 
-    # `dropout: auto` is that of a very long run here, and takes time. If the run that fits is too
-    # short to have any, time it again without.
-    trial, speed, fitted = fit(TRIAL_ITERS)
-    if trial.config.model.dropout_p > 0 and not has_dropout(fitted):
-        _, speed_without, longer = fit(fitted.max_iters)
-        if not has_dropout(longer):
+    # this trial has the dropout of a very long run, which makes its steps slower; if the run that
+    # fits is too short to have any, time it again without
+    trial, speed, fitted = time_trial(TRIAL_ITERS)
+    if has_dropout(TRIAL_ITERS) and not has_dropout(fitted.max_iters):
+        _, speed_without, longer = time_trial(fitted.max_iters)
+        if not has_dropout(longer.max_iters):
             speed, fitted = speed_without, longer
 
     # to repeat the run: --max_iters, and the intervals that it alone would scale to other values
@@ -325,10 +327,8 @@ def build_run(
         model = initial_model(config, parent, corpus.tokenizer.vocabulary, notify)
         if parent and checkpoints.was_trained_on(parent, config, corpus):
             notify(f"{parent.path}: {TRAINED_ON_VALIDATION}")
-        rates = RATES[config.train.optimizer]
-        if parent and not command.given_train.keys() & rates:
-            lower = (f"--{name}={0.3 * getattr(config.train, name):g}" for name in rates)
-            notify(f"note: fine-tuning is often better at lower learning rates: {' '.join(lower)}")
+        if parent and (options := lower_learning_rates(config.train, parent.config.train)):
+            notify(f"note: on two texts, lower learning rates were best for fine-tuning: {options}")
         return Run(model, config, corpus, runtime, world), []
 
     # a resumed run has the weights, optimizers and progress of the checkpoint; what differs?
@@ -344,6 +344,14 @@ def build_run(
     if checkpoints.was_trained_on(saved, config, corpus):
         changes.append(TRAINED_ON_VALIDATION)
     return run, changes
+
+
+def lower_learning_rates(train: TrainConfig, parent: TrainConfig) -> str:
+    """Return options that lower the learning rates, or "" if they are not those of the parent."""
+    names = LEARNING_RATES[train.optimizer]
+    if any(getattr(train, name) != getattr(parent, name) for name in names):
+        return ""
+    return " ".join(f"--{name}={FINE_TUNING * getattr(train, name):g}" for name in names)
 
 
 def initial_model(

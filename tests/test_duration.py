@@ -177,7 +177,12 @@ def test_with_minutes_each_note_about_the_text_is_printed_once(options, tmp_path
     start = [f"--init_from={run}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
     code, output = train(*more, *start, "--minutes=0.02")
     assert code == 0 and output.count("adding 3 characters to the vocabulary") == 1
-    assert output.count("note: fine-tuning is often better at lower learning rates: ") == 1
+    assert (
+        output.count(
+            "lower learning rates were best for fine-tuning: --learning_rate=0.0003 --muon"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(("minutes", "steps"), [(0.2, 115), (0.7, 201)])

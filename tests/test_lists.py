@@ -299,6 +299,9 @@ def test_novel_items_are_new_and_distinct_and_the_first_of_the_seed(names, outpu
     assert found == new[:5]
     printed, error = output(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
     assert "of 2 items found in 200 tries" in error and printed.count("\n") < 2
+    # tries that are cut off are not printed, so they are not reported
+    error = output(run, f"--novel={text}", "--temperature=2", "--max_new_tokens=3")[1]
+    assert "were cut" not in error
 
 
 def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names, output):

@@ -117,6 +117,15 @@ def test_a_character_that_one_model_finds_impossible_stays_possible():
 # ------------------------------------------------------------------------------------- generation
 
 
+def test_a_new_window_forgets_the_old_context():
+    """Also for the n-grams: with the old context they are surer of what comes next."""
+    gpts, counted = mixture_of(KINDS[0], torch.float32).gpts, np.tile(np.arange(4), 30)
+    mixture = Mixture(gpts, NgramModel(counted, 4, V), ngram_weight=0.4)
+    used, fresh = MixtureDecoder(mixture), MixtureDecoder(mixture)
+    used.prefill(np.array([0, 1]))
+    assert (used.prefill(np.array([2])) == fresh.prefill(np.array([2]))).all()
+
+
 @pytest.mark.parametrize(
     "settings, window",
     [

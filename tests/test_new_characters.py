@@ -108,6 +108,7 @@ def test_a_run_learns_new_characters_and_is_resumed(parent, text, tmp_path):
     start = [f"--init_from={folder}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
     code, output = train(*options, *start, "--max_iters=6", "--learning_rate=1e-9")
     assert code == 0, output
+    assert "fine-tuning" not in output  # its learning rate is not the parent's
     old = checkpoints.load(folder / "best.safetensors")
     new = checkpoints.load(tmp_path / "new" / "last.safetensors")
     assert (

@@ -59,7 +59,8 @@ class Evaluation:
     loss_by_position  validation loss at each position in the context; NaN: nothing counts there
     exact_match       fraction of the validation items answered right; None: no answers
     wrong_answers     a few wrong items, each with its right answer
-    sample            text generated from a fixed seed; empty for questions, or if val_loss is NaN
+    sample            text generated from a fixed seed; empty for questions, and if val_loss is not
+                      finite
     probe             None if val_loss is not finite
     warnings          new ones, which this run has not given before
     """

@@ -68,7 +68,7 @@ class TrainStep:
         # forward and backward, one micro-batch after another; they are numbered through the run
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
-        # the loss is a mean over all tokens of the step; of questions, there may be none that count
+        # the loss is a mean over all tokens that count; a step of a list may have none
         tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
         loss = self._forward_backward(micro_batches, tokens)
         # average the loss over the ranks; the same all-reduce sets stop.requested on all of them if
