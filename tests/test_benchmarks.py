@@ -1,4 +1,4 @@
-"""Every benchmark is imported and runs in its shortest form; the published losses are right.
+"""Every benchmark is imported and runs in its shortest form; its ways to score a text are right.
 
 benchmarks/trials.py, which compares settings for users, and the campaign of benchmarks/minutes.py
 have tests of their own.

@@ -1,4 +1,7 @@
-"""Comparison of training losses with recorded ones (see tests/golden.py)."""
+"""Comparison of training losses with recorded ones (see tests/golden.py).
+
+The short runs only: `python -m tests.golden` compares those of all recipes.
+"""
 
 import json
 
@@ -9,7 +12,7 @@ from tests import golden
 
 
 @pytest.mark.parametrize("name", [name for name in golden.RUNS if name.startswith("smoke")])
-def test_training_losses_equal_the_recorded_ones(name):
+def test_losses_of_the_smoke_runs_equal_the_recorded_ones(name):
     golden.compare(name, golden.losses(name))
 
 

@@ -1,5 +1,6 @@
 """Models for Hugging Face's transformers: the same logits, ids and text there."""
 
+import dataclasses
 import json
 import os
 
@@ -49,10 +50,10 @@ def transformers():
     return transformers
 
 
-def make_checkpoint(n_layer=2, n_head=2, n_embd=16, block_size=64, **others):
+def make_checkpoint(n_layer=2, n_head=2, n_embd=16, block_size=64, model=None, **others):
     """Return the checkpoint of a model with random weights, large enough to matter."""
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": block_size}
-    config = Config(model=ModelConfig(**sizes, **others))
+    config = Config(model=model or ModelConfig(**sizes, **others))
     model, generator = GPT(config.model, len(VOCABULARY)), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -193,9 +194,11 @@ def test_every_setting_of_the_model_is_exported_or_refused():
 
 
 @pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])
-def test_the_configs_that_the_message_recommends_can_be_exported(name):
-    config = parse_train([f"configs/{name}.yaml"]).config
-    huggingface.check_classic(name, config.model)
+def test_the_configs_that_the_message_recommends_are_exported(name, tmp_path):
+    config = parse_train([f"configs/{name}.yaml"]).config.model
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 8}
+    write_run(tmp_path / "run", make_checkpoint(model=dataclasses.replace(config, **sizes)))
+    assert bridge(tmp_path / "run", tmp_path / "hf")
 
 
 def test_a_folder_that_holds_anything_of_a_model_is_left_alone(tmp_path):

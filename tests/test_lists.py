@@ -1,5 +1,6 @@
 """Lists: items that are learned one by one, questions with answers, and what sample.py does."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.runtime import select_runtime
 from tests.commands import exit_code, sample_main, train_main
-from tests.conftest import printed
+from tests.conftest import ROOT, printed
 from tests.node import run_node
 from tests.runs import in_float64, merged, run_ranks, scalars
 from tests.test_page import given_of
@@ -218,6 +219,15 @@ def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
         losses.append([loss for tag in ("train/loss", "val/loss") for _, loss in logged[tag]])
         matches.append(logged["val/exact_match"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) and matches[0] == matches[1]
+
+
+@pytest.mark.parametrize("name, step", [("addition", -1), ("addition_plain", 1)])
+def test_the_bundled_sums_are_right_and_reversed_or_plain(name, step):
+    lines = (ROOT / "data" / "lists" / f"{name}.txt").read_text().splitlines()
+    assert len(set(lines)) == 10_000
+    for line in lines:
+        a, b, answer = re.fullmatch(r"(\d+)\+(\d+)=(\d+)", line).groups()
+        assert int(a) + int(b) == int(answer[::step])
 
 
 @pytest.mark.parametrize("ranks, batch_size", [(1, 64), (3, 5)])

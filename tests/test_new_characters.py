@@ -102,7 +102,7 @@ def text(tmp_path):
     return path
 
 
-def test_a_run_learns_new_characters_and_is_resumed(parent, text, tmp_path):
+def test_a_fine_tune_adds_new_characters_and_is_resumed(parent, text, tmp_path):
     options, folder = parent
     options = [*options[:-1], f"--data.sources={text}"]
     start = [f"--init_from={folder}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]

@@ -1,4 +1,4 @@
-"""README and docs: valid commands, valid links, no absolute paths."""
+"""README and docs: valid commands, figures that agree, valid links, no absolute paths."""
 
 import re
 import shlex
@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.trials import parse_trials
 from checkpointing.checkpoint import check_same_model
 from configs.cli import parse_sample_options, parse_train
+from model.gpt import GPT
 from tests.conftest import ROOT
 
 DOCUMENTS = sorted(
@@ -23,6 +25,7 @@ BLOCKS = [
         r"^```sh\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
 ]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     line.split(" | ")[0]
     for block in BLOCKS
@@ -43,8 +46,31 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
         parse_train([word for word in arguments if word not in ("--help", "--print-config")])
     elif script == "sample.py":
         parse_sample_options(arguments)
+    elif arguments[0] == "benchmarks.trials":
+        parse_trials(arguments[1:])
     else:
         assert script == "-m" and (ROOT / f"{arguments[0].replace('.', '/')}.py").exists()
+
+
+def test_the_readme_gives_the_number_of_parameters_of_its_first_model():
+    number = re.search(r"this model of ([\d.]+) million parameters", README)[1]
+    model = GPT(parse_train(["configs/shakespeare.yaml"]).config.model, 65)  # Tiny Shakespeare's
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == float(number)
+
+
+def test_every_loss_in_the_table_of_the_readme_is_one_of_results_rounded():
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    exact = {f"{float(loss):.2f}" for loss in re.findall(r"\b\d\.\d{3,4}\b", results)}
+    table = README.partition("\n## Results\n")[2].partition("\n## ")[0]
+    losses = re.findall(r"\| (\d\.\d\d) \|", table)
+    assert len(losses) > 4 and set(losses) <= exact
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
+def test_every_recipe_can_be_trained_offline(path):
+    sources = parse_train([str(path)]).config.data.sources
+    last = sources if isinstance(sources, str) else sources[-1]
+    assert (ROOT / last).exists()  # a file or folder of the project
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if "--init_from" in each])

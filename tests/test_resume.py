@@ -336,7 +336,7 @@ def test_a_changed_text_is_refused_unless_the_change_is_allowed(
     assert re.search(rf"; data\.{digest} \w{{64}} -> \w{{64}}; .*not be bit-identical", line)
 
 
-def test_a_run_that_stopped_early_prints_a_command_that_continues_it(train_run, tmp_path):
+def test_a_run_that_patience_stopped_prints_a_command_that_continues_it(train_run, tmp_path):
     assert train_run(*EARLY)[0] == 0
     assert step_of(tmp_path / "run") < STEPS
     code, output = train_run(*EARLY, "--resume")

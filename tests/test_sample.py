@@ -143,7 +143,13 @@ def test_a_sample_is_the_prompt_and_max_new_tokens_characters(sample_output):
     text = sample_output("--prompt=ROMEO:", "--max-new-tokens=100")
     assert text.startswith("ROMEO:") and len(text) == len("ROMEO:") + 100 + 1
     assert text == sample_output("--start", "ROMEO:", "--max-new-tokens=100")
-    assert text != sample_output("--prompt=ROMEO:", "--max-new-tokens=100", "--seed=8")
+
+
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others(sample_output):
+    options = ["--num-samples=3", "--max-new-tokens=60"]
+    texts = [sample_output(*options, f"--seed={seed}") for seed in (7, 7, 8)]
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(HEADING.split(texts[0])[1:])) == 3
 
 
 def test_a_prompt_is_an_argument_a_file_or_standard_input(sample_output, tmp_path):
@@ -341,16 +347,20 @@ def test_an_unknown_character_does_not_end_a_chat(sample_output, smoke, capsys, 
 
 def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_path):
     text, saved = "So it is, and so it was.\n" * 20, checkpoint.load(smoke / "best.safetensors")
-    (tmp_path / "text.txt").write_text(text + "\xe9", encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text)
     ids = CharTokenizer(saved.vocabulary).encode(text)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), 64, 7)
     model = checkpoint.build_model(saved)
     nats = exact_loss(model, windows, runtime.select_runtime("cpu", "float32"))
-    printed = sample_output(f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu")
-    assert printed == (
+    line = (
         f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} "
         f"predictions\n"
     )
+    assert sample_output(f"--score={tmp_path / 'text.txt'}", "--device=cpu") == line
+    # characters that the model does not know can be skipped
+    (tmp_path / "text.txt").write_text(f"\xe9{text}\xe9", encoding="utf-8")
+    arguments = [f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu"]
+    assert sample_output(*arguments) == line
 
 
 def test_a_score_maps_rare_characters_as_training_did(train_run, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Numbers that popular notebooks about attention print, reproduced here where they are correct.
+"""Outputs of attention that popular notebooks print, reproduced here where they are correct.
 
 Seeds, sizes and numbers come from the notebooks; test_attention.py compares all other cases.
 
