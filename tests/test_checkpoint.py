@@ -3,7 +3,6 @@ checkpoint of the folder.
 """
 
 import dataclasses
-import json
 import math
 import os
 import random
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from checkpointing import checkpoint as checkpoints
-from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from common.console import escape
 from common.errors import CheckpointError, NonFiniteError
@@ -80,25 +78,6 @@ def error_message(call, *arguments):
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
-def test_saving_and_loading_is_bit_exact(config, tmp_path):
-    before = trained_checkpoint(config)
-    write(tmp_path / BEST, before)
-    after = checkpoints.load(tmp_path / BEST)
-    for part in (*checkpoints.SECTIONS, "vocabulary"):
-        assert getattr(after, part) == getattr(before, part)
-    assert equal(after.tensors, before.tensors)
-    assert after.path == tmp_path / BEST
-
-
-def test_before_the_first_evaluation_the_best_loss_is_null_in_the_file(tmp_path):
-    write(tmp_path / LAST, trained_checkpoint())
-    metadata, _ = file_format.read(tmp_path / LAST)
-    assert json.loads(metadata["progress"])["best_loss"] is None
-    assert "Infinity" not in str(metadata)
-    assert checkpoints.load(tmp_path / LAST).progress.best_loss is None
-
-
-@pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(config, step):
     saved = trained_checkpoint(config, step)
@@ -131,18 +110,38 @@ def test_the_size_check_accepts_every_valid_model(monkeypatch):
 
 
 @pytest.mark.parametrize("config", [CONFIG, MUON], ids=["adamw", "muon"])
-@pytest.mark.parametrize("role", ["model", "moment"])
-def test_non_finite_tensors_are_never_captured(config, role):
+def test_non_finite_moments_are_never_captured(config):
     run = new_run(config)
     moments = next(iter(run.optimizers[-1].state.values()))
-    tensor = {
-        "model": run.model.blocks[1].mlp.up.weight,
-        "moment": moments[run.optimizers[-1].moments[0]],
-    }[role]
-    checkpoints.capture(run, EVENTS)
-    tensor.data.view(-1)[3] = math.nan if role == "model" else -math.inf
+    moments[run.optimizers[-1].moments[0]].view(-1)[3] = -math.inf
     with pytest.raises(NonFiniteError, match="the weights are no longer finite"):
         checkpoints.capture(run, EVENTS)
+
+
+# what makes the header long: many tensors with long names, and many characters
+LONG_HEADERS = {  # settings, and the number of characters
+    "layers": ({"n_layer": 512, "n_embd": 2, "bias": True, "mlp": "swiglu"}, 2),
+    "vocabulary": ({"n_layer": 1, "n_embd": 1}, 300_000),
+}
+
+
+@pytest.mark.parametrize("name", LONG_HEADERS)
+def test_a_checkpoint_with_the_longest_header_that_settings_allow_can_be_read(name, tmp_path):
+    settings, size = LONG_HEADERS[name]
+    model = GPT(ModelConfig(**settings, n_head=1, block_size=1), size)
+    tensors = {}
+    for role in ("model", "exp_avg", "exp_avg_sq", "momentum"):  # more than a run ever has
+        for parameter, slices in model.named_slices().items():
+            tensors[f"{role}.{parameter}"] = torch.cat(slices).detach()
+    saved = checkpoints.Checkpoint(
+        config=Config(model=model.config),
+        vocabulary="".join(chr(0x10000 + i) for i in range(size)),
+        tensors=tensors,
+    )
+    path = tmp_path / "best.safetensors"
+    path.write_bytes(checkpoints.to_bytes(saved))
+    again = checkpoints.load(path)
+    assert again.vocabulary == saved.vocabulary and list(again.tensors) == list(tensors)
 
 
 # ---------------------------------------------------------------------------- choosing a checkpoint
@@ -290,18 +289,6 @@ def test_an_invalid_part_is_rejected_by_name(part, change, expected, tmp_path):
     assert message.startswith(f"{tmp_path / LAST}: ") and expected in message
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": 1, "a": 2}', "[" * 10_000], ids=repr)
-def test_a_part_with_invalid_json_is_rejected(text, tmp_path):
-    path = tmp_path / LAST
-    write(path, trained_checkpoint())
-    metadata, tensors = file_format.read(path)
-    del metadata["sha256"], metadata["hornbook_format"]
-    for part in checkpoints.SECTIONS:
-        write_atomic(path, file_format.to_bytes(metadata | {part: text}, tensors))
-        message = error_message(checkpoints.load, path)
-        assert message.startswith(f"{path}: ") and len(message) < 400, part
-
-
 def test_a_field_that_is_missing_takes_its_default(tmp_path):
     """Files of an earlier program lack the settings and fields that were added since."""
     path = tmp_path / LAST
@@ -343,43 +330,11 @@ def test_an_invalid_tensor_is_rejected_by_name(case, role):
         assert message.startswith("checkpoint: ") and expected.format(n=name) in message
 
 
-def test_a_long_list_of_missing_tensors_is_shortened():
-    saved = trained_checkpoint()
-    saved.tensors = {"model.x": torch.zeros(1)}
-    assert "more; unknown: model.x" in error_message(checkpoints.build_model, saved)
-
-
 @pytest.mark.parametrize("wrong", [torch.tensor([math.nan]), torch.tensor(3.0), torch.tensor([3])])
 def test_an_invalid_adamw_step_count_is_rejected(wrong):
     saved = trained_checkpoint()
     saved.tensors["adamw_steps"] = wrong
     assert "adamw_steps" in error_message(restore, saved)
-
-
-EMBEDDING = "token_embedding is float32 (5, 8), its config describes float32"
-OTHER_SIZES = {
-    "n_embd": (16, f"{EMBEDDING} (5, 16)"),
-    "n_layer": (3, "missing: model.blocks.2.attn_norm"),
-    "block_size": (
-        9,
-        "position_embedding is float32 (4, 8), its config describes float32 (9, 8)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_SIZES)
-def test_a_config_that_contradicts_the_weights_is_rejected_with_the_difference(name):
-    value, expected = OTHER_SIZES[name]
-    model = dataclasses.replace(CONFIG.model, **{name: value})
-    config = dataclasses.replace(CONFIG, model=model)
-    saved = dataclasses.replace(trained_checkpoint(), config=config)
-    for call in (checkpoints.build_model, restore):
-        assert expected in error_message(call, saved)
-
-
-def test_a_vocabulary_that_contradicts_the_weights_is_rejected_with_the_difference():
-    saved = dataclasses.replace(trained_checkpoint(), vocabulary=VOCABULARY + "d")
-    assert f"{EMBEDDING} (6, 8)" in error_message(checkpoints.build_model, saved)
 
 
 @pytest.mark.parametrize(
@@ -400,14 +355,3 @@ def test_a_small_file_never_allocates_a_large_model(changes, expected, monkeypat
     monkeypatch.setattr(checkpoints, "GPT", None)
     for call in (checkpoints.build_model, restore):
         assert expected in error_message(call, saved)
-
-
-def test_a_folder_that_disappears_while_others_are_looked_for_changes_no_answer(
-    tmp_path, monkeypatch
-):
-    def gone(*_):
-        raise FileNotFoundError(2, "No such file or directory", "gone")
-
-    monkeypatch.setattr(Path, "glob", gone)
-    with pytest.raises(CheckpointError, match="no such file or directory"):
-        checkpoints.find(tmp_path / LAST, "last")

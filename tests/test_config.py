@@ -5,21 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common import files
 from common.console import escape
 from common.errors import ConfigError
 from configs.cli import parse_train
-from configs.fields import settings_of, value_type
+from configs.fields import settings_of
 from configs.schema import (
     LAYOUTS,
-    SMALLEST_NGRAM,
     Config,
     DataConfig,
-    ModelConfig,
-    TrainConfig,
     estimate_parameters,
     from_dict,
     to_dict,
@@ -30,82 +25,49 @@ from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
 
 SHIPPED = sorted((ROOT / "configs").glob("*.yaml"))
-NANOGPT = {  # nanoGPT's settings, under our names
-    "model": {
-        "positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": False, "tied": True,
-        "attention_dropout": "auto", "residual_init": "scaled",
-    },
-    "train": {
-        "optimizer": "adamw", "learning_rate": 1e-3, "min_lr_ratio": 0.1, "schedule": "cosine",
-        "beta1": 0.9, "beta2": 0.99, "warmup_iters": 100, "weight_decay": 0.1, "grad_clip": 1.0,
-        "gradient_accumulation_steps": 1,
-    },
-}  # fmt: skip
-NANOGPT_CPU = {
-    "model": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "dropout": 0.0},
-    "train": {"batch_size": 12, "max_iters": 2000},
-}
-NANOGPT_GPU = {
-    "model": {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256, "dropout": 0.2},
-    "train": {"batch_size": 64, "max_iters": 5000},
-}
-
 INVALID = {  # by row of faults.md: contents of files, and words of the message
     "A4": [
         ("", "config is empty"),
         ("# only\n# comments\n", "config is empty"),
-        ("---\n", "config is empty"),
     ],
     "A5": [
-        ("- model\n- train\n", "must be a mapping"),
-        ("null\n", "must be a mapping"),
         ("model: 6\n", "line 1", "model must be a mapping"),
         ("? [a]\n: 1\n", "a key must be a word"),
     ],
     "A6": [
         ("seed:1\n", "must be a mapping", "missing space after ':' in 'seed:'"),
         ("model:\n  n_layer:4\n  n_head: 4\n", "line 3", "missing space after ':' in 'n_layer:'"),
-        ("model:\n  n_head: 4\n  n_layer:4\n", "missing space after ':' in 'n_layer:'"),
-        ("model:\n  n_layer:4\n", "missing space after ':' in 'n_layer:'"),
         ("seed: 1\ncompile\nout_dir: x\n", "line 2: missing ':' after the key; write key: value"),
     ],
     "A7": [
         ("seed: 1\n\nmodel:\n  n_heads: 4\n", "unknown key 'n_heads'", "line 4", "model.n_head?"),
         ("train:\n  n_head: 4\n", "unknown key 'n_head'", "line 2", "did you mean model.n_head?"),
-        ("modle:\n  n_head: 4\n", "unknown key 'modle'", "line 1", "did you mean model?"),
-        ("model.n_head: 4\n", "unknown key 'model.n_head'", "line 1"),
         ("zzz: 4\n", "unknown key 'zzz'", "line 1", "python train.py --help lists all"),
     ],
     "A8": [("model: {attention: flsh}\n", "line 1", f"one of {', '.join(LAYOUTS)}", "'flsh'")],
     "A9": [
         ('model:\n  n_layer: "6"\n', "line 2", "must be an integer in [1, 512]", "is a string",
          "remove the quotes"),
-        ("model: {n_layer: [4]}\n", "n_layer must be an integer", "is a list"),
     ],
     "A10": [("model: {n_layer: 6.5}\n", "must be an integer", "6.5")],
     "A13": [("seed: 010\n", "'010' has a leading zero")],
     "A14": [("train: {batch_size: 1:30}\n", "must be an integer", "'1:30' is a time of day")],
     "A15": [
         ("model: {dropout: on}\n", "must be auto or a number in [0, 1)", "'on'"),
-        ("model: {n_layer: true}\n", "must be an integer", "'true'"),
         ("compile: yes\n", "must be true or false", "'yes'"),
-        ("no: 1\n", "unknown key 'no'"),
     ],
     "A16": [
         ("train:\n  learning_rate:\n", "line 2", "learning_rate has no value"),
-        ("seed: null\n", "seed has no value"),
         ("train: {learning_rate: None}\n", "'None' is not a value"),
         ("out_dir: ''\n", "out_dir must be a string", "''"),
     ],
     "A17": [
         ("train: {learning_rate: .nan}\n", "'.nan' is not finite"),
-        ("train: {grad_clip: -Infinity}\n", "'-Infinity' is not finite"),
         ("train: {grad_clip: 1.0e+400}\n", "inf, which is not finite"),
     ],
     "A18": [
         ("model: {n_layer: 0}\n", "must be an integer in [1, 512], but is 0"),
         ("train: {learning_rate: 0}\n", "must be a number in (0, 10], but is 0.0"),
-        ("seed: 4294967296\n", "in [0, 4294967295], but is 4294967296"),
     ],
     "A19": [
         ("model: {n_embd: 384, n_head: 5}\n",
@@ -114,13 +76,11 @@ INVALID = {  # by row of faults.md: contents of files, and words of the message
     "A20": [
         ("model:\n  n_layer: 4\n  n_head: 4\n  n_layer: 6\n",
          "duplicate key 'n_layer' (lines 2 and 4)"),
-        ('seed: 1\n"seed": 2\n', "duplicate key 'seed' (lines 1 and 2)"),
     ],
     "A21": [("model:\n\tn_layer: 4\n", "tab at line 2")],
     "A22": [("seed: 1\n---\nseed: 2\n", "line 2", "a second document")],
     "A23": [
         (b"# caf\xe9\nseed: 1\n", "invalid utf-8 at byte 5"),
-        (b"\xef\xbb\xbf# caf\xe9\n", "invalid utf-8 at byte 8"),
         (b"\xff\xfes\x00e", "invalid utf-16", "at byte 4"),
     ],
     "A25": [
@@ -132,18 +92,14 @@ INVALID = {  # by row of faults.md: contents of files, and words of the message
     "A27": [
         ("seed: !!python/object/apply:os.system [ls]\n", "line 1", "tags such as",
          "not supported"),
-        ("!!map {seed: 1}\n", "tags such as 'tag:yaml.org,2002:map' are not supported"),
     ],
     "A28": [("seed: 2024-13-45\n", "must be an integer", "'2024-13-45' is not a plain number")],
-    "A29": [("[" * 2000, "line 1", "nested too deep"), ("- " * 2000, "nested too deep")],
+    "A29": [("- " * 2000, "line 1", "nested too deep")],
     "A30": [
         ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "aliases are not supported"),
-        ("model:\n  n_layer: *a\n", "line 2", "aliases are not supported"),
     ],
     "A31": [
         ("seed: " + "9" * 5000 + "\n", "has more than 40 characters"),
-        ("seed: 0x10\n", "'0x10' is not a plain number"),
-        ("seed: 1_000\n", "'1_000' is not a plain number"),
         ("seed: ６\n", "'６' is not a plain number"),
         ("%YAML " + "9" * 5000 + ".1\n---\nseed: 1\n", "not YAML (ValueError)",
          "write lines of key: value"),
@@ -160,8 +116,6 @@ INVALID = {  # by row of faults.md: contents of files, and words of the message
         ("train: {schedule: trapezoid, max_iters: 300, cooldown_iters: 1100}\n",
          "warmup_iters 100 + cooldown_iters 1100 is more than max_iters 300; set cooldown_iters "
          "to auto or"),
-        ("train: {min_lr_ratio: 2}\n", "must be a number in [0, 1], but is 2.0"),
-        ("train: {eval_interval: 0}\n", "must be an integer in [1, 1e9], but is 0"),
         ("model: {dropout: 1.0}\n", "must be auto or a number in [0, 1), but is 1.0"),
         ("model: {positions: rope, n_embd: 12}\n", "rope", "the head size is 3", "even"),
         ("model: {positions: rope, block_size: 1048576}\n", "rope", "33,554,432 angles",
@@ -174,8 +128,6 @@ INVALID = {  # by row of faults.md: contents of files, and words of the message
         ("data: {sources: http://example.org/a.txt}\n", "'http://example.org/a.txt'",
          "https://HOST/FOLDER/FILE#sha256="),
         ("data: {sources: []}\n", "sources must be a list of strings, but is []"),
-        ("data: {sources: [a, [b]]}\n", "must be a list of strings, but is ['a', a list]"),
-        ("data: {sources: {a: b}}\n", "sources must be a list of strings, but is a mapping"),
         ("seed: 1\nmodel: {n_head: ]}\n", "line 2", "check the brackets, quotes and indentation"),
     ],
 }  # fmt: skip
@@ -184,18 +136,13 @@ VALID = [  # content of the file, resulting settings
     ("model: {n_layer: 6.0}\n", {"n_layer": 6}),
     ("train: {learning_rate: 1e-3}\n", {"learning_rate": 0.001}),
     ("train: {weight_decay: .5, grad_clip: 5.}\n", {"weight_decay": 0.5, "grad_clip": 5.0}),
-    ("train: {learning_rate: 1}\n", {"learning_rate": 1.0}),
     ("train: {max_iters: 3e4, eval_interval: 1.0e3}\n", {"max_iters": 30_000}),
     ("seed: 7\n".encode("utf-8-sig"), {"seed": 7}),
     ("seed: 7\n".encode("utf-16"), {"seed": 7}),
     (b"\xfe\xff" + "seed: 7\n".encode("utf-16-be"), {"seed": 7}),
-    (b"seed: 7\r\nout_dir: x\r\n", {"seed": 7, "out_dir": "x"}),
     ("out_dir: 010\n", {"out_dir": "010"}),  # a text may look like a number
     ("out_dir: 'null'\n", {"out_dir": "null"}),
-    ("compile: true\n", {"compile": True}),
     ('model: {"attention_dropout": "auto"}\n', {"attention_dropout": "auto"}),
-    ("model: {attention_dropout: 0}\n", {"attention_dropout": 0.0}),
-    ("model: {}\nseed: 7\n", {"seed": 7}),
     ("data: {sources: book.txt}\n", {"sources": ("book.txt",)}),
     (f"data: {{sources: ['https://a.org/b/c#sha256={'0a' * 32}', b]}}\n", {}),
 ]
@@ -330,57 +277,6 @@ def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset
     assert config.model.dropout != 0 or name == "configs/mytext_gpu.yaml"
 
 
-@pytest.mark.parametrize(
-    "name, sizes", [("nanogpt_cpu", NANOGPT_CPU), ("nanogpt_gpu", NANOGPT_GPU)]
-)
-def test_the_nanogpt_configs_have_the_settings_of_nanogpt(name, sizes):
-    config = to_dict(parse_train([str(ROOT / f"configs/{name}.yaml")]).config)
-    for section in ("model", "train"):
-        assert config[section].items() >= (NANOGPT[section] | sizes[section]).items()
-
-
-def values(field):
-    """Return a strategy for the allowed values of a setting; sizes are small, to save memory."""
-    choices, allowed_range = field.metadata["choices"], field.metadata["within"]
-    choices_strategy = st.sampled_from(choices) if choices else st.nothing()
-    if value_type(field) is bool:
-        return st.booleans()
-    if allowed_range:
-        low, high = map(float, allowed_range[1:-1].split(","))
-        if value_type(field) is int:
-            return choices_strategy | st.integers(int(low), int(min(high, 64)))
-        return choices_strategy | st.floats(
-            low, high, exclude_min=allowed_range[0] == "(", exclude_max=allowed_range[-1] == ")"
-        )
-    if choices:
-        return choices_strategy
-    text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0:"), min_size=1)
-    return st.lists(text, min_size=1).map(tuple) if value_type(field) is tuple else text
-
-
-def section_of(section):
-    """Return a strategy for the settings of a section."""
-    found = {name: values(field) for name, field in settings_of(section).items() if "." not in name}
-    if section is DataConfig:
-        found["encoding"] = st.sampled_from(["utf-8", "latin-1", "gb18030"])
-    return st.fixed_dictionaries(found)
-
-
-@given(*map(section_of, (Config, DataConfig, ModelConfig, TrainConfig)))
-@settings(max_examples=60, deadline=None)
-def test_any_config_is_unchanged_by_yaml_and_by_a_checkpoint(
-    tmp_path_factory, top, data, model, train
-):
-    model["n_embd"] = 2 * model["n_head"] * (1 + model["n_embd"] % 4)
-    if model["ngram_embeddings"] < SMALLEST_NGRAM:
-        model["ngram_embeddings"] = 0
-    train["max_iters"] = 10 * (train["warmup_iters"] + 7)
-    config = from_dict({**top, "data": data, "model": model, "train": train})
-    folder = tmp_path_factory.getbasetemp()
-    assert parse_train([write(folder, to_yaml(config))]).config == config
-    assert from_dict(to_dict(config)) == config
-
-
 INVALID_TREES = [
     None, [], "x", {"modle": {}}, {10**9999: 2}, {"model": 3}, {"model": {"n_heads": 4}},
     {"train": None}, {"model": {"n_layer": True}}, {"seed": False}, {"compile": 1},
@@ -403,18 +299,6 @@ def test_the_config_of_a_checkpoint_is_validated_like_a_file():
                 from_dict({section: {key: value}} if section else {key: value})
             except ConfigError as error:
                 assert len(printed(error)) < 1000
-
-
-def test_estimate_parameters_equals_the_formula():
-    classic = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
-    blocks = 12 * 6 * 384**2
-    for changes, others in (
-        ({}, (256 + 65) * 384),
-        ({"tied": False, "positions": "rope"}, 2 * 65 * 384),
-        ({"token_shifts": 2}, (256 + 3 * 65) * 384),
-        ({"ngram_embeddings": 4}, (256 + 65) * 384 + 2 * 48 * (4096 + 384)),
-    ):
-        assert estimate_parameters(replace(classic, **changes), vocab_size=65) == blocks + others
 
 
 def test_each_of_the_first_five_wrong_settings_of_a_file_is_a_line(tmp_path, capsys):

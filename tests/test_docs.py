@@ -6,18 +6,14 @@ import subprocess
 import sys
 
 import nbformat
-import numpy as np
 import pytest
 import torch
 from nbclient import NotebookClient
-from PIL import Image
 
-from benchmarks import tour as pictures
-from checkpointing import checkpoint
+from benchmarks import minutes
 from configs.cli import CommandLineOptions
 from configs.options import options_of
-from configs.schema import Config, DataConfig, SampleConfig
-from data.corpus import load_corpus
+from configs.schema import Config, SampleConfig
 from tests.conftest import ROOT, shapes
 from tests.test_structure import FILES
 
@@ -137,29 +133,11 @@ def test_the_commands_for_lists_and_answers_make_a_text_train_on_it_and_sample(
     assert re.search(shown, done.stdout), done.stdout
 
 
-def test_the_pictures_of_the_tour_are_shown_there():
-    text = "".join(tour.read_text(encoding="utf-8") for tour in TOURS)
-    assert all(f"pictures/{file.name}" in text for file in pictures.PICTURES.iterdir())
-
-
-def test_the_pictures_of_the_tour_are_drawn_from_the_models_beside_them(monkeypatch, tmp_path):
-    """Compare the shapes and the words: lines may differ by rounding."""
-    monkeypatch.chdir(ROOT)
-    corpus = load_corpus(DataConfig(sources=["data/plays"]))
-    with_shifts, without = (
-        checkpoint.build_model(checkpoint.load(pictures.PICTURES / f"{name}_shifts.safetensors"))
-        for name in ("with", "without")
-    )
-    models = {"with token shifts": with_shifts, "without": without}
-    pictures.schedules(tmp_path / "schedules.svg")
-    pictures.loss_by_position(tmp_path / "loss_by_position.svg", models, corpus)
-    pictures.sampling(tmp_path / "sampling.svg", with_shifts, corpus)
-    pictures.singular_values(tmp_path / "singular_values.svg", without, corpus)
-    for redrawn in tmp_path.iterdir():
-        assert shapes(redrawn) == shapes(pictures.PICTURES / redrawn.name)
-    ours = np.array(pictures.attention_maps(with_shifts, corpus)).astype(int)
-    theirs = Image.open(pictures.PICTURES / "attention_with_shifts.png")
-    assert np.abs(ours - np.array(theirs)).max() <= 2  # shades
+@pytest.mark.parametrize("name", ["minutes", "minutes_zen4"])
+def test_the_pictures_of_losses_are_drawn_from_the_results_beside_them(name, tmp_path):
+    results, drawn = (ROOT / "docs" / f"{name}.{suffix}" for suffix in ("jsonl", "svg"))
+    minutes.draw(minutes.load_runs(results), tmp_path / "again.svg")
+    assert shapes(tmp_path / "again.svg") == shapes(drawn)
 
 
 def test_options_are_written_as_the_settings_are_with_underscores():

@@ -244,26 +244,13 @@ FORGED = {  # header, and words of the message; 16 bytes of data follow
     ),
     "a header of 100 MB": (extended(b" " * 100_000_000), "the header has 100,000,"),
     "a gap": (with_a(offsets=(4, 12)), "tensor 'a': begins at byte"),
-    "an overlap": (valid_header(a=entry(), b=entry(offsets=(4, 12))), "tensor 'b': begins at"),
-    "unsorted": (valid_header(b=entry(offsets=(8, 16)), a=entry()), "tensor 'b': begins at byte"),
     "bytes after the last tensor": (with_a(shape=(1,), offsets=(0, 4)), "12 bytes after"),
     "beyond the file": (with_a(shape=(5,), offsets=(0, 20)), "tensor 'a': ends after the end of"),
     "a shape beyond memory": (
         with_a(shape=[2**47, 2**47, 0], offsets=(0, 0)),
         f"{INVALID}(RuntimeError: ",
     ),
-    "offset of 2^63": (with_a(offsets=(2**63, 2**63 + 8)), "tensor 'a': begins at byte"),
-    **{
-        f"offsets {offsets}": (with_a(offsets=offsets), "invalid shape or offset")
-        for offsets in ((-8, 0), (0.0, 8.0), (False, 8))
-    },
-    "three offsets": (with_a(offsets=(0, 4, 8)), f"{INVALID}(ValueError: "),
-    "end before start": (
-        valid_header(a=entry(), b=entry(offsets=(8, 0))),
-        "tensor 'b': its size does not fit shape and dtype",
-    ),
-    "negative shape": (with_a(shape=(-2, -1)), "invalid shape or offset"),
-    "shape of 2^60": (with_a(shape=(2**60,)), WRONG_SIZE),
+    "a negative offset": (with_a(offsets=(-8, 0)), "invalid shape or offset"),
     "unknown dtype": (with_a(dtype="F7"), f"{INVALID}(KeyError: 'F7')"),
     "dtype of another size": (with_a(dtype="F16"), WRONG_SIZE),
     "a tensor that is a number": (valid_header(a=1), f"{INVALID}(TypeError: "),
@@ -299,21 +286,6 @@ def test_a_header_that_is_longer_than_the_file_is_an_error():
         file_format.parse(bytearray((100).to_bytes(8, "little") + b"{}"))
 
 
-def test_memory_is_bounded_for_the_header_with_the_most_objects(file):
-    """Use as many small objects as the limit on commas allows."""
-    header = extended(b"".join(b',"%x":[]' % i for i in range(file_format.MAX_COMMAS - 100)))
-    assert len(header) < file_format.MAX_HEADER
-    file.write_bytes(file_with_header(header))
-    message, peak = message_and_peak_memory(file)
-    assert f"{INVALID}(TypeError: " in message and 3e7 < peak <= file.stat().st_size + 64e6
-
-
-def test_an_entry_of_the_metadata_is_bounded_as_the_header_is():
-    text = "[" + ",".join(["[]"] * 1_300_000) + "]"  # its commas may be escaped in the header
-    with pytest.raises(CheckpointError, match="too many entries"):
-        file_format.parse_json(text)
-
-
 def test_metadata_of_any_text_is_read_back_exactly(tmp_path):
     rng = np.random.default_rng(0)
     texts = ["".join(map(chr, rng.integers(0, 0xD800, 50))) for _ in range(20)]
@@ -321,3 +293,9 @@ def test_metadata_of_any_text_is_read_back_exactly(tmp_path):
     write_atomic(tmp_path / "x", file_format.to_bytes(metadata, TENSORS))
     read, _ = file_format.read(tmp_path / "x")
     assert {name: read[name] for name in metadata} == metadata
+
+
+def test_what_could_not_be_read_is_not_written():
+    vocabulary = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+    with pytest.raises(CheckpointError, match="use fewer distinct characters"):
+        file_format.to_bytes({"vocabulary": vocabulary}, {})

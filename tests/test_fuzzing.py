@@ -1,6 +1,5 @@
-"""Random and hostile configs, command lines and texts: each is accepted, or refused in one line."""
+"""Random and hostile configs and command lines: each is accepted, or refused in one line."""
 
-import codecs
 import io
 import re
 import sys
@@ -15,14 +14,12 @@ from hypothesis import strategies as st
 import sample
 import train
 from common.console import escape
-from common.errors import DataError
 from configs.cli import CommandLineOptions
 from configs.fields import settings_of
-from configs.schema import Config, DataConfig, SampleConfig
+from configs.schema import Config, SampleConfig
 from configs.strict_yaml import MAX_FAULTS
-from data.corpus import check_sizes, load_corpus
 from tests.commands import exit_code, sample_main, train_main
-from tests.conftest import ROOT, printed
+from tests.conftest import ROOT
 
 fuzzed = settings(
     max_examples=200,
@@ -116,14 +113,6 @@ def test_any_config_is_printed_completely_or_rejected_in_a_line_for_each_fault(f
         assert answer(train_main, str(file), "--print-config") == (0, out)
 
 
-@pytest.mark.parametrize("text", HOSTILE_YAML, ids=lambda text: repr(text[:20]))
-def test_hostile_yaml_is_refused_alone_and_as_a_section(text, tmp_path):
-    indented = "".join(f"  {line}" for line in text.splitlines(keepends=True))
-    for content in (text, f"model:\n{indented}"):
-        (tmp_path / "config.yaml").write_text(content)
-        assert answer(train_main, str(tmp_path / "config.yaml"))[0] == 2
-
-
 # ------------------------------------------------------------------------------------ command lines
 
 
@@ -153,47 +142,3 @@ def test_any_command_line_is_accepted_or_rejected_in_one_line(command, first, wo
         patch.multiple(sample, **dict.fromkeys(needs_torch, Nothing)),
     ):
         answer(command, first, *words)
-
-
-# -------------------------------------------------------------------------------------------- texts
-
-
-MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be", codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be",
-}  # fmt: skip
-TEXTS = st.builds(
-    lambda text, times, encoding: encode(text * times, encoding),
-    st.text(
-        st.characters(exclude_categories=["Cs"]) | st.sampled_from("\r\n\0\x1b\u2028🙂"), min_size=1
-    ),
-    st.integers(1, 100),
-    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]),
-)
-
-
-def decoded(content):
-    """Decode a text by its byte order mark, or as UTF-8; return None if that is impossible."""
-    mark = next(filter(content.startswith, MARKS), b"")
-    try:
-        return content[len(mark) :].decode(MARKS.get(mark, "utf-8"))
-    except UnicodeDecodeError:
-        return None
-
-
-@given(TEXTS | st.builds(bytes.__add__, TEXTS, st.binary()) | st.binary(), st.sampled_from([1, 8]))
-@fuzzed
-def test_any_text_is_read_exactly_or_rejected_in_one_line(folder, content, block_size):
-    file, text = folder / "text.txt", decoded(content)
-    file.write_bytes(content)
-    try:
-        corpus = load_corpus(DataConfig(sources=(str(file),)))
-        check_sizes(corpus, block_size)
-    except DataError as error:
-        assert len(printed(error)) < 1000
-        too_short = (
-            text is None or len(set(text)) < 2 or len(text) - len(text) * 9 // 10 <= block_size
-        )
-        assert too_short or (b"\0" in content and "looks like UTF-16" in str(error))
-    else:
-        assert corpus.tokenizer.decode(corpus.train.ids) == text

@@ -8,9 +8,11 @@ import math
 import pytest
 import torch
 
+from configs.cli import parse_train
 from configs.schema import KERNELS, LAYOUTS, NGRAM_ROWS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT, hash_ngrams
+from tests.conftest import ROOT
 from tests.variants import CHOICES, RECIPES, choices_of, concatenated
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
@@ -128,8 +130,8 @@ def test_initialization_is_that_of_gpt2():
 
 
 def test_parameter_and_flop_counts_equal_nanogpts():
-    cpu = GPT(ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64), 65)
-    gpu = GPT(ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 65)
+    recipes = [ROOT / f"configs/nanogpt_{device}.yaml" for device in ("cpu", "gpu")]
+    cpu, gpu = (GPT(parse_train([str(recipe)]).config.model, 65) for recipe in recipes)
     assert (cpu.parameter_count(), gpu.parameter_count()) == (795_904, 10_646_784)
     assert cpu.flops_per_token() == 6 * 795_904 + 12 * 4 * 128 * 64
 

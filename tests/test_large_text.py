@@ -157,22 +157,6 @@ def test_a_damaged_cache_entry_is_rebuilt():
         assert text_of(load("book.txt")) == TEXT and path.read_bytes() == whole
 
 
-def test_an_entry_is_checked_by_reading_it_once(monkeypatch):
-    load(write("book.txt"))
-    read, pieces = os.read, []
-
-    def counted(file, count):
-        pieces.append(content := read(file, count))
-        return content
-
-    monkeypatch.setattr(os, "read", counted)
-    for path in Path("cache/hornbook").iterdir():
-        pieces.clear()
-        make = lambda: pytest.fail("made again")  # noqa: E731
-        disk_cache.load_or_make(path.name, np.dtype(np.uint8), make)
-        assert sum(map(len, pieces)) == path.stat().st_size
-
-
 def cut_short(patch):
     os.truncate(next(Path("cache/hornbook").glob("*.ids")), 100)
 

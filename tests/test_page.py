@@ -431,6 +431,10 @@ def test_an_existing_page_is_only_replaced_on_request(smoke, tmp_path):
     assert "an old page" not in path.read_text()
     with pytest.raises(ConfigError, match="exists already; name a file"):
         sample_main([f"--ckpt={smoke}", f"--html={tmp_path}", "--overwrite"])
+    path.write_text("no page")
+    with pytest.raises(ConfigError, match="not a page of this program"):
+        sample_main([f"--ckpt={smoke}", f"--html={path}", "--overwrite"])
+    assert path.read_text() == "no page"
 
 
 @pytest.mark.parametrize("name", ["no/such/folder/page.html", f"{'x' * 300}.html", "a.txt/b.html"])

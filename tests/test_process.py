@@ -162,16 +162,6 @@ def test_a_signal_during_the_imports_ends_the_process_at_once_without_a_tracebac
     assert shell(f"exec python {command}", PYTHONPATH=str(tmp_path)) == (code, "", "")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_ignored_signal_stays_ignored_during_the_imports(command, tmp_path):
-    (tmp_path / "yaml.py").write_text(
-        f"import os\nfor number in {int(signal.SIGINT)}, {int(signal.SIGHUP)}:\n"
-        "    os.kill(os.getpid(), number)\nos._exit(9)"
-    )
-    line = f"trap '' INT HUP; exec python {command}"
-    assert shell(line, PYTHONPATH=str(tmp_path)) == (9, "", "")
-
-
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_thirty_signals_end_a_run_with_the_code_of_one_and_nothing_is_lost(name, code, tmp_path):
     lengths = ["--max_iters=100000", "--save_interval=2"]
@@ -185,37 +175,6 @@ def test_thirty_signals_end_a_run_with_the_code_of_one_and_nothing_is_lost(name,
     assert "Traceback" not in said and "KeyboardInterrupt" not in said
     there, good = count_checkpoints(tmp_path / "run")
     assert there == good >= 2 and step_of(tmp_path / "run") >= 4
-
-
-SHUTTING_DOWN = """
-import atexit, os, signal, sys, time
-from common.process import end_command, start_command
-from common.signals import Stop
-
-def main():
-    with Stop() as stop:
-        stop.defer_signals(verbose=False)
-        os.kill(os.getpid(), signal.{name})
-    {then}
-    return stop.exit_code
-
-def later():
-    for _ in range(30):
-        os.kill(os.getpid(), signal.{name})
-        time.sleep(0.001)
-
-atexit.register(later)
-start_command()
-end_command(main())
-"""
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-@pytest.mark.parametrize("then", ["pass", "os.kill(os.getpid(), signal.{name})"])
-def test_signals_while_the_process_shuts_down_do_not_change_its_exit_code(name, code, then):
-    source = SHUTTING_DOWN.format(name=name, then=then.format(name=name))
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (code, "")
 
 
 # ------------------------------------------------------------------------------------------- limits

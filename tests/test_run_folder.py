@@ -16,6 +16,7 @@ import torch
 from checkpointing import run_dir
 from checkpointing.checkpoint import DESCRIPTION, EVENTS, NO_CHECKPOINT_YET, text_info
 from checkpointing.run_dir import write_settings
+from common import files
 from common.console import escape, path_word, program, script, shell_command
 from common.errors import ResourceError
 from configs.cli import parse_sample_options, parse_train
@@ -100,6 +101,22 @@ def test_a_folder_with_a_run_is_only_overwritten_on_request(train_run, tmp_path)
     assert snapshot(run) == before
     assert train_run("--max_iters=3", "--overwrite")[0] == 0
     assert step_of(run) == 3 and [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3]
+
+
+def test_a_file_of_another_program_is_never_replaced_by_overwrite(options, parent, tmp_path):
+    options, mine = [*options, "--overwrite"], tmp_path / "run/best.safetensors"
+    mine.parent.mkdir()
+    mine.write_bytes(b"not yours")
+    code, output = train(*options)
+    assert code == 2 and "best.safetensors is not a checkpoint of this program" in output, output
+    assert mine.read_bytes() == b"not yours"
+    with pytest.MonkeyPatch.context() as patch:  # as root, who may read every file
+        patch.setattr(files, "read_regular", raised(PermissionError(13, "Permission denied")))
+        assert train(*options)[0] == 2
+    # a damaged checkpoint of ours, and an empty file, may be replaced
+    for content in ((parent / "best.safetensors").read_bytes()[:-1], b""):
+        mine.write_bytes(content)
+        assert train(*options)[0] == 0
 
 
 def test_settings_that_somebody_edited_are_never_replaced(tmp_path):

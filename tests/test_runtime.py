@@ -117,18 +117,6 @@ def test_auto_selects_bfloat16_only_with_fast_native_instructions(
     assert runtime.select_runtime("cpu", "float32").dtype == torch.float32
 
 
-def test_the_vendor_and_the_model_of_the_cpu_are_those_of_proc_cpuinfo(monkeypatch, tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("vendor_id\t: GenuineIntel\nmodel\t\t: 207\nmodel name\t: Xeon\n")
-    monkeypatch.setattr(runtime, "Path", lambda path: {"/proc/cpuinfo": cpuinfo}[path])
-    monkeypatch.setattr(platform, "processor", lambda: "processor of the platform")
-    assert runtime.cpu_info("vendor_id") == "GenuineIntel"
-    assert runtime.cpu_info("model name") == "Xeon"
-    assert runtime.cpu_info("CPU implementer") == "processor of the platform"
-    cpuinfo.unlink()
-    assert runtime.cpu_info("vendor_id") == "processor of the platform"
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_reused_by_the_next_step():
     script = """
