@@ -342,6 +342,21 @@ def test_chunks_through_the_kv_cache_give_the_output_of_one_forward_pass_with_an
             assert_near([torch.cat(outputs, dim=1)], [whole], 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 3, 3, 4), torch.float32, "6 tokens exceed the cache's capacity of 5"),
+        ((3, 3, 1, 4), torch.float32, r"\(3, 3, 1, 4\) .* takes \(2, 3, 1, 4\)"),
+        ((2, 3, 1, 4), torch.float64, "float64 .* takes .* torch.float32"),
+    ],
+)
+def test_keys_that_do_not_fit_the_kv_cache_are_refused(shape, dtype, message):
+    cache, keys, wrong = KVCache(5), torch.zeros(2, 3, 3, 4), torch.zeros(shape, dtype=dtype)
+    cache.append(keys, keys)
+    with pytest.raises(ValueError, match=message):
+        cache.append(wrong, wrong)
+
+
 # ------------------------------------------------------------------------------------------- errors
 
 X = (2, 4, 6)  # a valid shape
