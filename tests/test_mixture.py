@@ -1,7 +1,6 @@
 """Mixtures of GPTs and an n-gram model: probabilities, generated text, scores, and sample.py."""
 
 import dataclasses
-import io
 
 import numpy as np
 import pytest
@@ -237,16 +236,6 @@ def test_sample_scores_with_averaged_probabilities(predictors, tmp_path, capsys)
     assert printed(capsys, *both, *words, "--device=cpu").startswith(f"{loss:.4f} nats, ")
 
 
-def test_a_conversation_uses_the_n_grams(smoke, capsys, monkeypatch):
-    texts = []
-    for more in ([], [f"--ngrams={PLAY}"], [f"--ngrams={PLAY}", "--no-cache"]):
-        typed = io.TextIOWrapper(io.BytesIO(b"What now?\n\nCome, sir.\n"))
-        monkeypatch.setattr("sys.stdin", typed)
-        words = [f"--ckpt={smoke}", "--interactive", "--max-new-tokens=60", *more]
-        texts.append(printed(capsys, *words))
-    assert texts[0] != texts[1] == texts[2]
-
-
 def test_one_checkpoint_without_n_grams_is_used_as_it_is(smoke):
     assert type(sample.Session(parse_sample_options([f"--ckpt={smoke}"])).model) is GPT
 
@@ -311,23 +300,6 @@ def test_a_scored_text_that_is_in_the_n_grams_text_is_named(
     assert ("so this loss is too low" in capsys.readouterr().err) == too_low
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 200])
-def test_a_run_of_characters_in_both_texts_is_found_exactly(length):
-    rng, found = np.random.default_rng(length), []
-    for _ in range(50):
-        read, before, after = (rng.integers(0, 5, rng.integers(0, 300)) for _ in range(3))
-        if rng.random() < 0.2:
-            before = after = before[:0]  # as many characters as are copied, and no more
-        start, copied = rng.integers(0, 100), length - rng.integers(0, 2)  # or one too few
-        read = np.concatenate([rng.integers(0, 5, 300), read])
-        ids = np.concatenate([before, read[start : start + copied], after])
-        windows = {tuple(read[i : i + length]) for i in range(len(read) - length + 1)}
-        shared = any(tuple(ids[i : i + length]) in windows for i in range(len(ids) - length + 1))
-        assert NgramModel(read, 2, 5).has_read(ids, length) == shared
-        found.append(shared)
-    assert any(found) and (length < 8 or not all(found))
-
-
 @pytest.mark.parametrize(
     "change, block_size, difference",
     [
@@ -356,19 +328,3 @@ def test_models_that_cannot_be_averaged_are_refused_with_the_difference(
     assert caught.value.exit_code == 4
     message = printed_error(caught.value)
     assert message.startswith(f"{other}: its {difference.format(first=first)}"), message
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--ckpt=y", "--html=page.html"], "--html takes one --ckpt, but 2 are given"),
-        (["--ckpt=y", "--attention=heads"], "--attention takes one --ckpt, but 2 are given"),
-        (["--ckpt=y", "--kernel=loop"], "--kernel takes one --ckpt, but 2 are given"),
-        (["--ngrams=z", "--html=page.html"], "--html and --ngrams contradict each other"),
-        (["--ngram-weight=0.5"], "--ngram_weight only applies together with --ngrams"),
-    ],
-)
-def test_options_that_mean_nothing_for_these_models_are_refused(words, message):
-    with pytest.raises(UserError, match=message) as caught:
-        sample_main(["--ckpt=x", *words])
-    assert caught.value.exit_code == 2
