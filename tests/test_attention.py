@@ -390,20 +390,6 @@ def test_invalid_arguments_raise_a_value_error_with_the_allowed_ones(message):
 # ------------------------------------------------------------------------------------------ QK-norm
 
 
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
-def test_rms_norm_equals_torchs_rms_norm_without_weights(dtype):
-    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = F.rms_norm(
-        x.double(), (8,), eps=torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    )
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        normalized = rms_norm(x)
-    assert normalized.dtype == dtype
-    torch.testing.assert_close(
-        normalized.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0
-    )
-
-
 def test_qk_norm_in_float16_neither_overflows_nor_underflows():
     x = torch.cat([torch.full((1, 4), size) for size in (65504.0, 300.0, 1.0, 6e-5, 6e-8)]).half()
     expected = F.rms_norm(x.float(), (4,), eps=torch.finfo(torch.float32).eps)
