@@ -28,20 +28,14 @@ from model.generate import (
 from model.gpt import GPT
 from model.mixture import Mixture
 from tests.stress.cached_text import stress
-from tests.variants import CHOICES
+from tests.variants import CHOICES, noisy
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 V = 11
 
 
 def build(**changes):
-    model = GPT(dataclasses.replace(SMALL, **changes), V, seed=1).double()
-    with torch.no_grad():
-        for parameter in model.parameters():  # the initial predictions are almost uniform
-            parameter.add_(
-                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)), alpha=0.3
-            )
-    return model
+    return noisy(GPT(dataclasses.replace(SMALL, **changes), V, seed=1)).double()
 
 
 def generate_ids(model, prompt, sampler, length, **options):

@@ -11,7 +11,7 @@ import torch
 from configs.schema import KERNELS, LAYOUTS, NGRAM_ROWS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT
-from tests.variants import CHOICES, RECIPES, choices_of, concatenated
+from tests.variants import CHOICES, RECIPES, choices_of, concatenated, noisy
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
@@ -32,10 +32,7 @@ def test_every_variant_starts_near_a_loss_of_ln_v_and_every_parameter_gets_a_gra
     model = build(**variant)
     loss = torch.nn.functional.cross_entropy(model(IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
     assert loss.item() == pytest.approx(math.log(11), abs=0.15)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # a zero-initialized output matrix passes no gradient to its input
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    noisy(model, 0.1)  # a zero-initialized output matrix passes no gradient to its input
     model(IDS).logsumexp(-1).sum().backward()
     assert all(each.grad is not None and each.grad.any() for each in model.parameters())
 

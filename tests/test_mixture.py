@@ -21,20 +21,12 @@ from model.ngram_model import NgramModel
 from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.conftest import printed as printed_error
-from tests.variants import concatenated
+from tests.variants import checkpoint_of, noisy
 
 V = 11
 SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
 PLAY = ROOT / "data" / "plays" / "admiral.txt"  # the text whose n-grams are counted
 KINDS = ["three GPTs", "three GPTs with n-grams"]
-
-
-def random_weights(model, seed):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():  # the initial predictions are almost uniform
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.5)
-    return model
 
 
 def ids_of(rows, length, seed=4):
@@ -49,7 +41,7 @@ def mixture_of(kind, dtype=torch.float64):
         {"positions": "rope", "token_shifts": 2, "ngram_embeddings": 4, "tied": False},
     ]
     gpts = [
-        random_weights(GPT(dataclasses.replace(SMALL, **each), V), seed).to(dtype).eval()
+        noisy(GPT(dataclasses.replace(SMALL, **each), V), 0.5, seed).to(dtype).eval()
         for seed, each in enumerate(changes)
     ]
     if kind == "three GPTs":
@@ -172,11 +164,9 @@ def other_checkpoint(smoke, tmp_path_factory):
     def write(name, vocabulary=saved.vocabulary, data=saved.config.data, **changes):
         path = tmp_path_factory.mktemp("others") / f"{name}.safetensors"
         config = dataclasses.replace(SMALL, **{"block_size": 64} | changes)
-        model = random_weights(GPT(config, len(vocabulary)), 3)
-        tensors = {f"model.{key}": each for key, each in concatenated(model.named_slices()).items()}
-        config = dataclasses.replace(Config(), model=config, data=data)
-        changed = {"config": config, "vocabulary": vocabulary, "tensors": tensors}
-        write_atomic(path, checkpoint.to_bytes(dataclasses.replace(saved, **changed)))
+        other = checkpoint_of(noisy(GPT(config, len(vocabulary)), 0.5, 3), vocabulary)
+        other = dataclasses.replace(other, config=Config(data, config))
+        write_atomic(path, checkpoint.to_bytes(other))
         return path
 
     return write
