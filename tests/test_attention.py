@@ -342,6 +342,21 @@ def test_chunks_through_the_kv_cache_give_the_output_of_one_forward_pass_with_an
             assert_near([torch.cat(outputs, dim=1)], [whole], 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 3, 3, 4), torch.float32, "6 tokens exceed the cache's capacity of 5"),
+        ((3, 3, 1, 4), torch.float32, r"\(3, 3, 1, 4\) .* takes \(2, 3, 1, 4\)"),
+        ((2, 3, 1, 4), torch.float64, "float64 .* takes .* torch.float32"),
+    ],
+)
+def test_keys_that_do_not_fit_the_kv_cache_are_refused(shape, dtype, message):
+    cache, keys, wrong = KVCache(5), torch.zeros(2, 3, 3, 4), torch.zeros(shape, dtype=dtype)
+    cache.append(keys, keys)
+    with pytest.raises(ValueError, match=message):
+        cache.append(wrong, wrong)
+
+
 # ------------------------------------------------------------------------------------------- errors
 
 X = (2, 4, 6)  # a valid shape
@@ -373,20 +388,6 @@ def test_invalid_arguments_raise_a_value_error_with_the_allowed_ones(message):
 
 
 # ------------------------------------------------------------------------------------------ QK-norm
-
-
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
-def test_rms_norm_equals_torchs_rms_norm_without_weights(dtype):
-    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
-    expected = F.rms_norm(
-        x.double(), (8,), eps=torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    )
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        normalized = rms_norm(x)
-    assert normalized.dtype == dtype
-    torch.testing.assert_close(
-        normalized.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0
-    )
 
 
 def test_qk_norm_in_float16_neither_overflows_nor_underflows():

@@ -41,45 +41,15 @@ def epochs(batches, batch_size, count):
     return starts[:windows].reshape(count, -1)
 
 
-def key(seed, epoch=0):
-    return splitmix(np.array([seed], dtype=np.uint64), np.array([epoch], dtype=np.uint64))
-
-
 # The permutation
 
 
 @pytest.mark.parametrize("sizes", [range(1, 2001), [10**6, 2**20, 10**6 + 3]])
 def test_permute_is_a_permutation(sizes):
     for n in sizes:
-        image = permute(np.arange(n, dtype=np.uint64), n, key(n))
+        key = splitmix(np.array([n], np.uint64), np.array([0], np.uint64))
+        image = permute(np.arange(n, dtype=np.uint64), n, key)
         assert np.array_equal(np.sort(image), np.arange(n)), n
-
-
-@pytest.mark.parametrize("n", [3, 4, 5])
-def test_all_orders_of_a_few_windows_are_about_equally_frequent(n):
-    orders = np.stack(
-        [permute(np.arange(n, dtype=np.uint64), n, key(1, epoch)) for epoch in range(3000)]
-    )
-    _, counts = np.unique(orders, axis=0, return_counts=True)
-    possible = np.prod(np.arange(1, n + 1))
-    assert len(counts) == possible
-    assert counts.max() < 3000 / possible + 6 * np.sqrt(3000 / possible)
-
-
-def test_shuffled_positions_do_not_correlate_with_the_original_order():
-    n = 4000
-    for epoch in range(5):
-        image = permute(np.arange(n, dtype=np.uint64), n, key(3, epoch)).astype(float)
-        assert abs(np.corrcoef(image, np.arange(n))[0, 1]) < 5 / np.sqrt(n)
-        assert abs(np.corrcoef(image[1:], image[:-1])[0, 1]) < 5 / np.sqrt(n)
-        assert np.mean(np.abs(np.diff(image)) == 1) < 20 / n
-
-
-def test_the_generator_is_splitmix64_as_published():
-    # the first numbers of the reference implementation with seed 1234567
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    seed = np.array([1234567], dtype=np.uint64)
-    assert splitmix(seed, np.arange(1, 5, dtype=np.uint64)).tolist() == published
 
 
 # Training batches
@@ -188,18 +158,6 @@ def test_batch_size_only_changes_the_grouping_of_the_windows():
         window_starts(Batches(split, 16, 6, seed=9), range(40)),
         window_starts(Batches(split, 16, 8, seed=9), range(30)),
     )
-
-
-def test_the_slices_of_all_ranks_concatenate_to_the_global_batch():
-    batches = Batches(split_of([1000, 200]), 16, 12, seed=10)
-    for step in range(30):
-        whole = batches(step)
-        for ranks in (1, 2, 3, 4):
-            slices = [
-                batches(step, slice(12 * r // ranks, 12 * (r + 1) // ranks)) for r in range(ranks)
-            ]
-            for part, together in zip(whole, zip(*slices, strict=True), strict=True):
-                assert np.array_equal(part, np.concatenate(together))
 
 
 # Evaluation

@@ -15,12 +15,11 @@ from playwright.sync_api import sync_playwright
 from checkpointing import checkpoint
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
-from model.generate import Generation, Sampler, window_start
+from model.generate import window_start
 from model.gpt import MLP
 from model.runtime import select_runtime
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
-from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.runs import train
 from tests.test_page import random_model
 from tests.variants import RECIPES, choices_of, save_model
@@ -252,21 +251,6 @@ def test_the_page_of_a_list_writes_item_after_item(open_tab, tmp_path):
     text = opened.text()
     items = text.split("\n")[1:]
     assert len(text) == 101 and len(items) > 5 and max(map(len, items)) > 8 and items[0]
-
-    # each item is what Python's model draws after a newline alone, with the same random numbers
-    saved = checkpoint.load(tmp_path / "run" / "best.safetensors")
-    model, tokenizer = checkpoint.build_model(saved), CharTokenizer(saved.vocabulary)
-    expected = "\n"
-    while len(expected) < len(text):
-        sampler = Sampler(1337, temperature=0.8)
-        sampler.advance(len(expected) - 1)
-        generation = Generation(model, sampler)
-        generation.append(tokenizer.encode("\n")[None])
-        while len(expected) < len(text):
-            expected += tokenizer.decode(generation.step())
-            if expected.endswith("\n"):
-                break
-    assert text == expected
 
 
 def test_unknown_characters_are_named_and_removed_on_request(tab):
@@ -508,28 +492,7 @@ def test_a_score_is_cancelled_and_a_text_too_short_refused(tab):
     assert tab.text_content("#score-result") == "At least 2 characters are needed."
 
 
-# ------------------------------------------------------------------------------------------ strings
-
-
-def test_hostile_strings_do_no_harm_and_are_shown_escaped(open_tab, tmp_path):
-    page = tmp_path / "page.html"
-    words = [f"--html={page}", "--prompt=</\u202e\u2028\"'>", "--seed=3"]
-    sample_main([f"--ckpt={hostile_checkpoint(tmp_path)}", *words])
-    opened = open_tab(page)
-    opened.write()
-    shown = opened.text()
-    assert shown.startswith("</\\u202e\\u2028\"'>")
-    harmless = set(HOSTILE) - set("\x00\x07\r\x1b\x7f\u200b\u202e\u2028")
-    assert set(shown) <= harmless | set("\\x0123456789abcdefru") and len(set(shown)) > 20
-    about = opened.text_content("#facts")
-    assert "script><!--<script>" in about and "\\x1b[2J" in about and "somebody" not in about
-    opened.select(300)
-    opened.until_inspected()
-    opened.fill("#score-text", "".join(sorted(set(HOSTILE) - set("\r\x00"))))
-    opened.click("#score")
-    opened.until("document.querySelector('#score').textContent === 'Score'")
-    assert "over" in opened.text_content("#score-result")
-    assert opened.locator("b, iframe, img, body > script:not([id])").count() == 0
+# -------------------------------------------------------------------------------------- the browser
 
 
 def test_without_javascript_the_page_says_what_it_needs(open_tab, smoke_page):

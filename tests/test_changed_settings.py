@@ -104,7 +104,7 @@ EFFECTS = {
     "train.log_interval": (1, lambda run: logged(run), [1, 2, 3]),
     "train.log": ("scalars", lambda run: Report(run, Logger(None, 0, 1)).pictures, False),
     "train.sample_chars": (3, lambda run: len(evaluate(run, Stop()).sample), 3),
-    "out_dir": ("elsewhere", None, None),  # where train.py writes: test_train.py
+    "out_dir": ("elsewhere", None, None),  # where train.py writes: test_run_folder.py
     "seed": (7, lambda run: run.batches._seed[0], 7),
     "device": ("auto", lambda run: run.runtime.device, BEST_DEVICE),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
@@ -209,11 +209,16 @@ def test_a_setting_that_the_weights_depend_on_is_refused_by_name(way, saved):
         assert "set the rest back, or start a new run" in str(caught.value)
 
 
-def test_another_min_count_is_refused_on_resume_because_the_vocabulary_is_fixed(saved):
-    with pytest.raises(
-        CheckpointError, match=r"data\.min_count 1, the config has 9; .*--init_from"
-    ):
-        run_with(saved, "resume", "--data.min_count=9")
+def test_what_a_resumed_run_cannot_change_is_refused_by_name_and_init_from_is_named(saved):
+    folder, options = saved
+    before = (folder / "run/last.safetensors").read_bytes()
+    resume = [*options, f"--out_dir={folder / 'run'}", "--resume"]
+    for change in ("train.optimizer=adamw", "data.min_count=9", "data.separator=w"):
+        code, output = train(*resume, f"--{change}")
+        assert code == 4 and output.count("\n") == 1
+        assert f"its run used {change.partition('=')[0]} " in output
+        assert "set it back, or start a new run with --init_from" in output
+        assert (folder / "run/last.safetensors").read_bytes() == before
 
 
 def test_with_init_from_min_count_maps_what_the_vocabulary_lacks_and_notes_what_it_keeps(saved):
@@ -286,15 +291,6 @@ def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
         code, output = train(*resume, "--max_iters=4", "--learning_rate=0.5")
         assert code == 0 and "the best loss is reset" not in output
     assert load(tmp_path / "run/last.safetensors").progress.best_loss == best
-
-
-def test_another_optimizer_is_refused_on_resume_and_init_from_is_named(saved):
-    folder, options = saved
-    before = (folder / "run/last.safetensors").read_bytes()
-    code, output = train(*options, f"--out_dir={folder / 'run'}", "--resume", "--optimizer=adamw")
-    assert code == 4 and output.count("\n") == 1
-    assert "train.optimizer muon" in output and "--init_from" in output
-    assert (folder / "run/last.safetensors").read_bytes() == before
 
 
 def test_each_step_of_a_run_has_its_own_dropout(saved):

@@ -12,7 +12,7 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
 from common.errors import UserError
 from configs.cli import parse_train
-from configs.schema import LAYOUTS, Config, ModelConfig
+from configs.schema import LAYOUTS, ModelConfig
 from convert import huggingface
 from convert.nanogpt import write_run
 from data.tokenizer import CharTokenizer
@@ -20,7 +20,7 @@ from model import gpt
 from model.generate import Generation, Sampler
 from model.gpt import GPT, MLP
 from tests.conftest import printed
-from tests.variants import CHOICES, concatenated
+from tests.variants import CHOICES, checkpoint_of, noisy
 
 # controls, line ends, U+2028, spaces, combining marks, concatenated emoji, a byte order mark, what
 # normalization changes, and what looks like a token of other tokenizers
@@ -53,18 +53,8 @@ def transformers():
 def make_checkpoint(n_layer=2, n_head=2, n_embd=16, block_size=64, model=None, **others):
     """Return the checkpoint of a model with random weights, large enough to matter."""
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": block_size}
-    config = Config(model=model or ModelConfig(**sizes, **others))
-    model, generator = GPT(config.model, len(VOCABULARY)), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    return checkpoints.Checkpoint(
-        config=config,
-        vocabulary=VOCABULARY,
-        tensors={
-            f"model.{name}": each for name, each in concatenated(model.named_slices()).items()
-        },
-    )
+    config = model or ModelConfig(**sizes, **others)
+    return checkpoint_of(noisy(GPT(config, len(VOCABULARY))), VOCABULARY)
 
 
 def export(folder, saved):

@@ -77,20 +77,6 @@ def train(run, steps):
     return losses
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("bias", [False, True])
-def test_head_weights_cover_every_element_of_the_layout_exactly_once(layout, bias):
-    C, H, D = 12, 3, 5
-    projection = LAYOUTS[layout](C, H, D, bias)
-    counts = {parameter: torch.zeros_like(parameter) for parameter in projection.parameters()}
-    for h in range(H):
-        views = projection.head_weights(h, tensor_of=counts.__getitem__)
-        assert [tuple(view.shape) for view in views] == [(D, C)] * 3 + [(D,)] * 3 * bias
-        for view in views:
-            view += 1
-    assert all(count.eq(1).all() for count in counts.values())
-
-
 @every_optimizer
 @pytest.mark.parametrize(("source", "target"), list(itertools.permutations(LAYOUTS, 2)))
 def test_conversion_to_another_layout_and_back_is_bit_exact(source, target, optimizer):

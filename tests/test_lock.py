@@ -2,24 +2,14 @@
 
 import os
 import re
-import subprocess
-import sys
-import threading
-from contextlib import suppress
 
 import pytest
 
 from common import lock
 from common.errors import ResourceError, RunInUseError
 from common.lock import only_writer
-from tests.conftest import ROOT, file_size_limit, printed
+from tests.conftest import file_size_limit, printed
 from tests.runs import raised, small_run_args, start
-
-HOLD_LOCK = """
-from pathlib import Path; import sys, time; from common.lock import only_writer
-with only_writer(Path(sys.argv[1])):
-    print('held', flush=True); time.sleep(60)
-"""
 
 
 def error_message(folder):
@@ -48,18 +38,6 @@ def test_of_two_simultaneous_starts_one_trains_and_the_other_names_it(tmp_path):
     first, second = sorted(starts, key=lambda process: process.returncode)
     assert (first.returncode, second.returncode) == (0, 7), outputs
     assert f"run is in use by pid {first.pid} since " in outputs[second]
-
-
-def test_a_killed_process_releases_its_lock_at_once(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_LOCK, tmp_path], cwd=ROOT, stdout=subprocess.PIPE
-    )
-    assert holder.stdout.readline() == b"held\n"
-    assert f"pid {holder.pid} since" in error_message(tmp_path)
-    holder.kill()
-    holder.communicate()
-    with only_writer(tmp_path):
-        assert f"pid {os.getpid()} since" in (tmp_path / ".lock").read_text()
 
 
 class Failed(Exception):
@@ -101,29 +79,6 @@ def test_a_lock_file_that_was_removed_before_it_was_locked_protects_nothing(tmp_
         assert "failed at this moment; run the command again" in error_message(tmp_path)
     with only_writer(tmp_path):
         pass
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a file that is open cannot be removed")
-def test_threads_whose_starts_fail_never_write_at_the_same_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
-    writers, most, held = [], [], [0] * 4
-
-    def start_and_fail(number):
-        while held[number] < 100:
-            with suppress(Failed, RunInUseError), only_writer(tmp_path):
-                writers.append(number)
-                most.append(len(writers))
-                os.sched_yield()
-                writers.remove(number)
-                held[number] += 1
-                raise Failed
-
-    threads = [threading.Thread(target=start_and_fail, args=[number]) for number in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert held == [100] * 4 and set(most) == {1}
 
 
 def test_a_folder_that_cannot_be_created_is_a_resource_error(tmp_path):

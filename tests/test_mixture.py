@@ -1,7 +1,6 @@
 """Mixtures of GPTs and an n-gram model: probabilities, generated text, scores, and sample.py."""
 
 import dataclasses
-import io
 
 import numpy as np
 import pytest
@@ -22,20 +21,12 @@ from model.ngram_model import NgramModel
 from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.conftest import printed as printed_error
-from tests.variants import concatenated
+from tests.variants import checkpoint_of, noisy
 
 V = 11
 SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
 PLAY = ROOT / "data" / "plays" / "admiral.txt"  # the text whose n-grams are counted
 KINDS = ["three GPTs", "three GPTs with n-grams"]
-
-
-def random_weights(model, seed):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():  # the initial predictions are almost uniform
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.5)
-    return model
 
 
 def ids_of(rows, length, seed=4):
@@ -50,7 +41,7 @@ def mixture_of(kind, dtype=torch.float64):
         {"positions": "rope", "token_shifts": 2, "ngram_embeddings": 4, "tied": False},
     ]
     gpts = [
-        random_weights(GPT(dataclasses.replace(SMALL, **each), V), seed).to(dtype).eval()
+        noisy(GPT(dataclasses.replace(SMALL, **each), V), 0.5, seed).to(dtype).eval()
         for seed, each in enumerate(changes)
     ]
     if kind == "three GPTs":
@@ -173,11 +164,9 @@ def other_checkpoint(smoke, tmp_path_factory):
     def write(name, vocabulary=saved.vocabulary, data=saved.config.data, **changes):
         path = tmp_path_factory.mktemp("others") / f"{name}.safetensors"
         config = dataclasses.replace(SMALL, **{"block_size": 64} | changes)
-        model = random_weights(GPT(config, len(vocabulary)), 3)
-        tensors = {f"model.{key}": each for key, each in concatenated(model.named_slices()).items()}
-        config = dataclasses.replace(Config(), model=config, data=data)
-        changed = {"config": config, "vocabulary": vocabulary, "tensors": tensors}
-        write_atomic(path, checkpoint.to_bytes(dataclasses.replace(saved, **changed)))
+        other = checkpoint_of(noisy(GPT(config, len(vocabulary)), 0.5, 3), vocabulary)
+        other = dataclasses.replace(other, config=Config(data, config))
+        write_atomic(path, checkpoint.to_bytes(other))
         return path
 
     return write
@@ -235,16 +224,6 @@ def test_sample_scores_with_averaged_probabilities(predictors, tmp_path, capsys)
     words = [f"--score={tmp_path / 'text.txt'}", f"--ngrams={PLAY}", "--ngram-weight=0.2"]
     loss = nats / (len(ids) - 1)
     assert printed(capsys, *both, *words, "--device=cpu").startswith(f"{loss:.4f} nats, ")
-
-
-def test_a_conversation_uses_the_n_grams(smoke, capsys, monkeypatch):
-    texts = []
-    for more in ([], [f"--ngrams={PLAY}"], [f"--ngrams={PLAY}", "--no-cache"]):
-        typed = io.TextIOWrapper(io.BytesIO(b"What now?\n\nCome, sir.\n"))
-        monkeypatch.setattr("sys.stdin", typed)
-        words = [f"--ckpt={smoke}", "--interactive", "--max-new-tokens=60", *more]
-        texts.append(printed(capsys, *words))
-    assert texts[0] != texts[1] == texts[2]
 
 
 def test_one_checkpoint_without_n_grams_is_used_as_it_is(smoke):
@@ -311,23 +290,6 @@ def test_a_scored_text_that_is_in_the_n_grams_text_is_named(
     assert ("so this loss is too low" in capsys.readouterr().err) == too_low
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 200])
-def test_a_run_of_characters_in_both_texts_is_found_exactly(length):
-    rng, found = np.random.default_rng(length), []
-    for _ in range(50):
-        read, before, after = (rng.integers(0, 5, rng.integers(0, 300)) for _ in range(3))
-        if rng.random() < 0.2:
-            before = after = before[:0]  # as many characters as are copied, and no more
-        start, copied = rng.integers(0, 100), length - rng.integers(0, 2)  # or one too few
-        read = np.concatenate([rng.integers(0, 5, 300), read])
-        ids = np.concatenate([before, read[start : start + copied], after])
-        windows = {tuple(read[i : i + length]) for i in range(len(read) - length + 1)}
-        shared = any(tuple(ids[i : i + length]) in windows for i in range(len(ids) - length + 1))
-        assert NgramModel(read, 2, 5).has_read(ids, length) == shared
-        found.append(shared)
-    assert any(found) and (length < 8 or not all(found))
-
-
 @pytest.mark.parametrize(
     "change, block_size, difference",
     [
@@ -356,19 +318,3 @@ def test_models_that_cannot_be_averaged_are_refused_with_the_difference(
     assert caught.value.exit_code == 4
     message = printed_error(caught.value)
     assert message.startswith(f"{other}: its {difference.format(first=first)}"), message
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--ckpt=y", "--html=page.html"], "--html takes one --ckpt, but 2 are given"),
-        (["--ckpt=y", "--attention=heads"], "--attention takes one --ckpt, but 2 are given"),
-        (["--ckpt=y", "--kernel=loop"], "--kernel takes one --ckpt, but 2 are given"),
-        (["--ngrams=z", "--html=page.html"], "--html and --ngrams contradict each other"),
-        (["--ngram-weight=0.5"], "--ngram_weight only applies together with --ngrams"),
-    ],
-)
-def test_options_that_mean_nothing_for_these_models_are_refused(words, message):
-    with pytest.raises(UserError, match=message) as caught:
-        sample_main(["--ckpt=x", *words])
-    assert caught.value.exit_code == 2

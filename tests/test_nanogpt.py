@@ -158,13 +158,6 @@ def test_logits_are_those_of_nanogpt_and_characters_keep_their_ids(shape, files)
     assert (config.bias, config.tied, config.dropout) == (bias, tied, 0.1)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_meta_of_any_pickle_protocol_with_thousands_of_characters_is_read(protocol, tmp_path):
-    characters = [chr(code) for code in range(0x4E00, 0x4E00 + 20_000)]
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(meta_of(characters), protocol))
-    assert nanogpt.read_meta(tmp_path / "meta.pkl") == "".join(characters)
-
-
 def test_the_text_of_the_training_stands_in_for_its_meta(files):
     with_meta = checkpoints.load(import_run(files) / "best.safetensors")
     (files / "text.txt").write_bytes((TEXT + "\r\n").encode())  # nanoGPT reads \r\n as \n
@@ -364,28 +357,3 @@ def test_nothing_in_a_pickle_runs_and_no_class_is_loaded(name, files, monkeypatc
         (files / file).write_bytes(good[file])
     assert not list(trap.iterdir())
     assert import_run(files)
-
-
-def test_a_large_meta_is_refused(files):
-    (files / "meta.pkl").write_bytes(bytes(2**21 + 1))
-    assert "at most 2,097,152 are read" in refusal(files)
-
-
-@pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
-def test_truncated_files_are_refused(file, files):
-    content = (files / file).read_bytes()
-    for length in range(0, len(content), max(1, len(content) // 60)):
-        (files / file).write_bytes(content[:length])
-        refusal(files)
-
-
-@pytest.mark.parametrize("file", ["ckpt.pt", "meta.pkl"])
-def test_what_is_no_file_is_refused(file, files):
-    path = files / file
-    path.unlink()
-    assert "no such file" in refusal(files)
-    path.symlink_to(file)
-    assert "symbolic link" in refusal(files)
-    path.unlink()
-    os.mkfifo(path)
-    assert "not a regular file" in refusal(files)

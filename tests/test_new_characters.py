@@ -8,11 +8,11 @@ import torch
 from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
 from configs.cli import parse_train
-from configs.schema import NGRAM_ROWS, Config, ModelConfig
+from configs.schema import NGRAM_ROWS, ModelConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT, hash_ngrams
 from tests.runs import small_run_args, train
-from tests.variants import concatenated
+from tests.variants import checkpoint_of, noisy
 
 OLD, NEW = "\n abdyz", "\n abdyz!c\xe9\U0001f600"  # an old id stays the same
 MODERN = {"positions": "rope", "token_shifts": 2, "norm": "rmsnorm", "mlp": "relu2"}
@@ -22,16 +22,6 @@ MODELS = {
     "classic, tied": ModelConfig(**SIZE, bias=True),
     "modern, untied": ModelConfig(**SIZE, **MODERN, tied=False, attention="heads"),
 }
-
-
-def make_checkpoint(config):
-    """Return the checkpoint of a model with random weights."""
-    noise = torch.Generator().manual_seed(1)
-    tensors = {
-        f"model.{name}": each + 0.3 * torch.randn(each.shape, generator=noise)
-        for name, each in concatenated(GPT(config, len(OLD), 1).named_slices()).items()
-    }
-    return checkpoints.Checkpoint(Config(model=config), OLD, tensors)
 
 
 def logits_of(saved, text):
@@ -44,7 +34,7 @@ def logits_of(saved, text):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_logits_of_old_characters_over_old_text_stay_the_same(name):
-    saved = make_checkpoint(MODELS[name])
+    saved = checkpoint_of(noisy(GPT(MODELS[name], len(OLD), 1)), OLD)
     grown = checkpoints.add_characters(saved, NEW, seed=3)
     assert grown.vocabulary == NEW
     text = "bad day zz\nby a"
@@ -53,23 +43,6 @@ def test_the_logits_of_old_characters_over_old_text_stay_the_same(name):
     for character in OLD:
         difference = (after[character] - before[character]).abs().max()
         assert difference < 1e-5 * max(1, before[character].abs().max())
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_only_tables_of_characters_change_and_their_new_rows_are_a_new_models(name):
-    config = MODELS[name]
-    saved = make_checkpoint(config)
-    grown = checkpoints.add_characters(saved, NEW, seed=3)
-    fresh = concatenated(GPT(config, len(NEW), 3).named_slices())
-    tables = {"token_embedding"} | {f"previous_embeddings.{i}" for i in range(config.token_shifts)}
-    tables |= set() if config.tied else {"lm_head"}
-    assert grown.tensors.keys() == saved.tensors.keys()
-    for full_name, tensor in grown.tensors.items():
-        parameter = full_name.partition(".")[2]
-        if parameter in tables:
-            assert torch.equal(tensor[len(OLD) :], fresh[parameter][len(OLD) :]), full_name
-            tensor = tensor[: len(OLD)]
-        assert torch.equal(tensor, saved.tensors[full_name]), full_name
 
 
 @pytest.mark.parametrize("n", [3, 4, 5])

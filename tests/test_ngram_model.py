@@ -67,17 +67,6 @@ def test_probabilities_are_those_of_the_definition(order, length):
     assert np.abs(found.sum(-1) - 1).max() < 1e-6 and found.min() > 0
 
 
-@pytest.mark.parametrize("order", [1, 2, 4, 5])
-def test_of_a_longer_text_the_last_tokens_have_the_same_probabilities(order):
-    model, ids = NgramModel(text_of(500), order, V), np.random.default_rng(0).integers(0, V, 200)
-    for start in range(190):
-        text = ids[start : start + 7]
-        whole = model.probs(text[None], 7)
-        for tokens in range(1, 8):
-            assert np.array_equal(model.probs(text[None], tokens), whole[:, -tokens:])
-            assert np.array_equal(model.next_probs(text[:tokens]), whole[0, tokens - 1])
-
-
 def test_the_longest_ngrams_are_shorter_for_a_large_vocabulary_or_a_short_text():
     assert NgramModel(text_of(500), 16, V).order == 16
     assert NgramModel(np.arange(300) % 256, 8, 256).order == 7  # 2^(8 * 7) <= 2^63

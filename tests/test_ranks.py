@@ -11,7 +11,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -23,10 +22,7 @@ from common.console import program
 from common.errors import ConfigError, ResourceError
 from common.signals import Stop
 from common.torchrun import NOT_LAUNCHED, VARIABLES, Ranks
-from configs.schema import ModelConfig
-from data.batches import Split, evaluation_windows
 from model import runtime
-from model.gpt import GPT
 from tests.conftest import printed
 from tests.runs import (
     ENVIRONMENT,
@@ -44,8 +40,7 @@ from tests.runs import (
     torchrun,
 )
 from training import environment
-from training.distributed import SINGLE_PROCESS, World
-from training.evaluate import loss_sums_by_position
+from training.distributed import World
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 STEPS = 50
@@ -96,37 +91,6 @@ def test_two_ranks_have_the_losses_of_one_process(optimizer, each, tolerance, op
     one, two = losses
     assert len(one) == len(two) == STEPS + 1
     assert 0 < max(abs(a - b) for a, b in zip(one, two, strict=True)) < tolerance
-
-
-def test_padding_does_not_change_the_weight_of_a_prediction_on_any_rank(tmp_path):
-    books = tmp_path / "books"
-    books.mkdir()
-    play = (ROOT / "data/plays/admiral.txt").read_text(encoding="utf-8")
-    for i, length in enumerate((300, 5, 9, 12, 16, 3, 2)):  # block_size is 16
-        (books / f"{i}.txt").write_text(play[100 * i :][:length], encoding="utf-8")
-    losses = []
-    for size, batch, parts in ((1, 4, 2), (2, 4, 2), (1, 8, 1)):
-        run = tmp_path / f"{size}{batch}"
-        words = [*SMALL, *EQUAL, f"--data.sources={books}", "--max_iters=10", f"--out_dir={run}"]
-        words += [f"--batch_size={batch}", f"--gradient_accumulation_steps={parts}"]
-        train_ranks(tmp_path, size, *words, each=in_float64)
-        losses.append(contents(run / LAST)["progress"]["recent_losses"])
-    assert len(losses[0]) == 10
-    assert np.abs(np.diff(losses, axis=0)).max() < 1e-12
-
-
-def test_two_ranks_evaluate_half_the_batches_each_which_make_up_the_whole(monkeypatch):
-    ids = np.random.default_rng(0).integers(0, 7, 5001).astype(np.uint8)
-    model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 7)
-    calls, sums = [], []
-    model.register_forward_pre_hook(lambda *_: calls.append(len(sums)))
-    monkeypatch.setattr(World, "all_gather", lambda world, value: [value])  # of one rank alone
-    for world in (SINGLE_PROCESS, world_of(2, 0), world_of(2, 1)):
-        windows = evaluation_windows(Split(ids, ((0, 5001),)), 8, 64)
-        cpu = runtime.select_runtime("cpu", "float32")
-        sums.append(loss_sums_by_position(model, windows, cpu, world))
-    assert [calls.count(number) for number in range(3)] == [10, 5, 5]
-    np.testing.assert_allclose(sums[1] + sums[2], sums[0], rtol=1e-14)
 
 
 def count_sums(folder: Path, rank: int) -> None:

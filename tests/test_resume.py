@@ -4,12 +4,10 @@ one.
 
 import random
 import re
-import shutil
 
 import pytest
 import torch
 
-from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, PREV
 from checkpointing.run_dir import CheckpointManager
 from common import files
@@ -26,12 +24,10 @@ from tests.runs import (
     resume_if_saved,
     same_runs,
     scalars,
-    small_run_args,
     snapshot,
     step_of,
     stop_at,
     train,
-    train_and_copy,
     write_checkpoint,
 )
 
@@ -110,65 +106,7 @@ def test_resuming_from_another_folder_continues_in_a_new_one(options, uninterrup
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, new)))
 
 
-@pytest.fixture(scope="module")
-def diverging(tmp_path_factory):
-    """A folder with a finished run, a copy of it at step 18, and the arguments of both."""
-    folder = tmp_path_factory.mktemp("diverging")
-    options = [*small_run_args(folder), *DIVERGING]
-    train_and_copy(folder / "run", 18, *options).rename(folder / "saved")
-    return folder, options
-
-
-SAVED_FIELDS = {  # a change of each kind of state that a resumed run needs
-    "last_eval_step": ("progress", "last_eval_step", 17),
-    "best_loss": ("progress", "best_loss", 0.5),
-    "best_step": ("progress", "best_step", 11),
-    "evals_since_best": ("progress", "evals_since_best", 2),
-    "train_loss_at_best": ("progress", "train_loss_at_best", 0.5),
-    "recent_losses": ("progress", "recent_losses", [1.0]),
-    "spikes": ("progress", "spikes", 3),
-    "step": ("progress", "step", 19),
-    "text": ("data", "sha256", "0" * 64),
-    "environment": ("environment", "threads", 63),
-    "vocabulary": ("vocabulary",),
-    **{role: ("tensors", f"{role}.") for role in ("model", "exp_avg", "exp_avg_sq", "momentum")},
-}
-
-
-@pytest.mark.parametrize("name", ["nothing", *SAVED_FIELDS])
-def test_a_change_of_any_saved_state_is_noticed_at_resume(name, diverging):
-    folder, options = diverging
-    run = folder / "resumed"
-    shutil.rmtree(run, ignore_errors=True)
-    shutil.copytree(folder / "saved", run)
-    saved = contents(run / LAST)
-    section, *key = SAVED_FIELDS.get(name, ("nothing",))
-    if section == "tensors":
-        next(t for name, t in saved["tensors"].items() if name.startswith(key[0])).add_(1)
-    elif section == "vocabulary":
-        saved["vocabulary"] = saved["vocabulary"][::-1]
-    elif section != "nothing":
-        assert saved[section][key[0]] != key[1]
-        saved[section][key[0]] = key[1]
-    write_checkpoint(run / LAST, saved)
-    code, output = train(*options, f"--out_dir={run}", f"--resume={run / LAST}")
-    unnoticed = code == 0 and "bit-identical" not in output and same_runs(folder / "run", run)
-    assert unnoticed == (name == "nothing")
-
-
 # ---------------------------------------------------------------------------- the files that it has
-
-
-def test_the_best_checkpoint_is_saved_before_the_last_one_that_refers_to_it(train_run, monkeypatch):
-    saved = []
-
-    def record(path, *content, **previous):
-        saved.append(path.name)
-        write_atomic(path, *content, **previous)
-
-    monkeypatch.setattr(files, "write_atomic", record)
-    assert train_run("--save_interval=6")[0] == 0
-    assert [name for name in saved if name in (BEST, LAST)][:2] == [BEST, LAST]
 
 
 @pytest.mark.parametrize(("interval", "previous"), [("4", 16), ("auto", 12)])
@@ -230,26 +168,15 @@ def test_a_run_that_has_only_its_best_checkpoint_is_resumed_from_it(options, tmp
     assert same_runs(whole, run)
 
 
-def test_where_another_checkpoint_is_used_every_command_says_so_and_reads_it_once(
-    train_run, options, tmp_path, monkeypatch, capsys
+def test_sample_says_which_checkpoint_it_uses_in_place_of_a_damaged_one(
+    train_run, tmp_path, capsys
 ):
     run = tmp_path / "run"
     assert train_run("--max_iters=8")[0] == 0
-    (run / BEST).write_bytes((run / BEST).read_bytes()[:-1])
-    shutil.copy(run / LAST, run / PREV)
-    read, paths = file_format.read, []
-    monkeypatch.setattr(file_format, "read", lambda path: paths.append(path) or read(path))
-    note = f"{run / BEST}: checksum mismatch: the file is damaged or incomplete; using {run / LAST}"
-    code, output = train(*options, f"--out_dir={tmp_path / 'new'}", f"--init_from={run}")
-    assert code == 0 and note in output and paths == [run / BEST, run / LAST]
-    paths.clear()
+    (run / BEST).write_bytes(b"")
     assert sample_main([f"--ckpt={run}", "--max-new-tokens=1"]) == 0
-    assert note in capsys.readouterr().err and paths == [run / BEST, run / LAST]
-    paths.clear()
-    (run / LAST).write_bytes((run / LAST).read_bytes()[:-1])
-    code, output = train_run("--resume")
-    assert code == 0 and f"; using {run / PREV} instead" in output
-    assert paths == [run / LAST, run / PREV]
+    note = f"{run / BEST}: empty file (interrupted save?); using {run / LAST} instead"
+    assert note in capsys.readouterr().err
 
 
 def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(

@@ -1,6 +1,5 @@
 """Stop requests: a run finishes its step, saves, prints the resume command, and loses nothing."""
 
-import os
 import re
 import shlex
 import signal
@@ -18,7 +17,6 @@ from tests.runs import (
     resume_if_saved,
     same_runs,
     send_at,
-    start,
     step_of,
     train,
 )
@@ -31,29 +29,6 @@ MOMENTS = [
 
 
 # ------------------------------------------------------------------------------------------ signals
-
-
-@pytest.mark.parametrize("name", SIGNALS)
-def test_a_signal_sets_a_flag_and_prints_one_line_at_once(name, capfd):
-    with Stop() as stop:
-        stop.defer_signals()
-        assert not stop.requested and stop.exit_code == 0
-        signal.raise_signal(getattr(signal, name))
-        assert stop.requested and stop.exit_code == CODES[name]
-    hint = "; press Ctrl-C again to exit at once" if name == "SIGINT" else ""
-    assert capfd.readouterr().err == f"\nstopping: finishing this step and saving{hint}\n"
-
-
-@pytest.mark.parametrize("name", SIGNALS)
-def test_a_signal_before_training_and_a_second_ctrl_c_end_the_process_at_once(name):
-    with Stop(), pytest.raises((KeyboardInterrupt, SystemExit)) as caught:
-        signal.raise_signal(getattr(signal, name))
-    assert getattr(caught.value, "code", 130) == CODES[name]
-    with Stop() as stop:
-        stop.defer_signals()
-        signal.raise_signal(getattr(signal, name))
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
@@ -117,14 +92,3 @@ def test_the_time_limit_does_not_depend_on_the_system_clock(monkeypatch):
     start_time = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: start_time + 61)
     assert stop.requested and stop.exit_code == 0
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="there is no such signal")
-def test_a_suspended_process_continues_bit_identical(options, tmp_path, uninterrupted):
-    process = start("train.py", *options, f"--out_dir={tmp_path / 'run'}")
-    next(line for line in process.stdout if line.startswith("device "))
-    os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(0.5)
-    os.kill(process.pid, signal.SIGCONT)
-    process.communicate()
-    assert process.returncode == 0 and same_runs(uninterrupted, tmp_path / "run")

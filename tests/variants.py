@@ -1,4 +1,6 @@
-"""The settings that change the function a model computes; conversion of layouts; saving a model."""
+"""The settings that change the function a model computes; conversion of layouts; random models and
+their checkpoints.
+"""
 
 import dataclasses
 
@@ -55,9 +57,22 @@ def copy_optimizers(model, optimizers, other, others):
                 copy_slices(saved[name], rows)
 
 
-def save_model(path, model, vocabulary, **more):
-    """Write a checkpoint of a model that was not trained; return its path."""
+def noisy(model, scale=0.3, seed=1):
+    """Add noise to all parameters of a new model, whose predictions are almost uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
+    return model
+
+
+def checkpoint_of(model, vocabulary, **more):
+    """Return the checkpoint of a model that was not trained."""
     tensors = {f"model.{name}": each for name, each in concatenated(model.named_slices()).items()}
-    saved = Checkpoint(Config(model=model.config), vocabulary, tensors, **more)
-    write_atomic(path, to_bytes(saved))
+    return Checkpoint(Config(model=model.config), vocabulary, tensors, **more)
+
+
+def save_model(path, model, vocabulary, **more):
+    """Write the checkpoint of a model that was not trained; return its path."""
+    write_atomic(path, to_bytes(checkpoint_of(model, vocabulary, **more)))
     return path
