@@ -45,7 +45,7 @@ from checkpointing.run_dir import CheckpointManager
 from common.errors import CheckpointError, NonFiniteError, first_few
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
-from configs.scaling import changed_lengths, resolve_dropout, scaled_to, scaling_note
+from configs.scaling import changed_lengths, resolve_auto, scaled_to, scaling_note
 from configs.schema import Config, TrainConfig, flat_settings
 from dashboard.event_file import truncate_events
 from dashboard.logger import Logger, info
@@ -265,7 +265,7 @@ def fit_to_minutes(
     def has_dropout(max_iters: int) -> bool:
         """Return whether a run of this length has dropout, which `auto` leaves to the epochs."""
         epochs = trial.batches.epochs(max_iters * train.gradient_accumulation_steps)
-        return resolve_dropout(command.config.model, epochs).dropout_p > 0
+        return resolve_auto(command.config.model, epochs).dropout_p > 0
 
     # this trial has the dropout of a very long run, which makes its steps slower; if the run that
     # fits is too short to have any, time it again without
@@ -317,10 +317,10 @@ def build_run(
     )
     check_sizes(corpus, config.model.block_size)
 
-    # `dropout: auto` depends on how often this run will read the text
+    # `dropout: auto` and `logit_scale: auto` depend on how often this run will read the text
     batches = config.train.max_iters * config.train.gradient_accumulation_steps
     epochs = training_batches(config, corpus).epochs(batches)
-    config = replace(config, model=resolve_dropout(config.model, epochs))
+    config = replace(config, model=resolve_auto(config.model, epochs))
 
     # a new run
     if not saved:

@@ -45,7 +45,7 @@ NO_CHECKPOINT_YET = ".no-checkpoint-yet"
 FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
 # Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
 # new value takes effect. (A new residual_init would not: the weights are already initialized.)
-CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout")
+CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout", "logit_scale")
 FIXED_ON_RESUME = {
     "train.optimizer": "the state of one optimizer does not fit another",
     "data.min_count": "the vocabulary in the checkpoint was made with it",

@@ -4,7 +4,13 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from configs.schema import DROPOUT_BY_EPOCHS, ModelConfig, TrainConfig
+from configs.schema import (
+    DROPOUT_BY_EPOCHS,
+    LOGIT_SCALE_DROP,
+    MIN_LOGIT_SCALE,
+    ModelConfig,
+    TrainConfig,
+)
 
 LENGTHS = ("warmup_iters", "cooldown_iters", "eval_interval", "save_interval")
 MIN_EVAL_INTERVAL = 10  # steps; not scaled below this, as an evaluation costs several steps
@@ -51,12 +57,16 @@ def scaling_note(max_iters: int, scaled: Mapping[str, object]) -> str | None:
     return f"max_iters is {max_iters:,}; scaled with it: {lengths}"
 
 
-def resolve_dropout(model: ModelConfig, epochs: float) -> ModelConfig:
-    """Replace `dropout: auto` with the probability for a run of this many epochs.
+def resolve_auto(model: ModelConfig, epochs: float) -> ModelConfig:
+    """Replace `auto` for dropout and logit_scale with the values for a run of this many epochs.
 
-    With 1 epoch it is 0, because text that is read once cannot be memorized; with 8 it is 0.1.
+    Text that is read a few times is not memorized, so there is no dropout. But each epoch makes the
+    model more confident than it should be on text that it has not seen.
     """
-    if model.dropout != "auto":
-        return model
-    dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
-    return replace(model, dropout=dropout)
+    if model.dropout == "auto":
+        dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
+        model = replace(model, dropout=dropout)
+    if model.logit_scale == "auto":
+        scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
+        model = replace(model, logit_scale=scale)
+    return model

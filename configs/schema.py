@@ -46,7 +46,9 @@ OTHER_NAMES = {
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 # for dropout auto: (epochs, dropout probability of a run of that many epochs or more)
-DROPOUT_BY_EPOCHS = ((0, 0.0), (8, 0.1), (16, 0.2))
+DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2))
+# for logit_scale auto: what each epoch takes off 1, and the lower limit
+LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
 NGRAM_ROWS = 4096  # of each table of n-gram embeddings
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
@@ -178,6 +180,13 @@ class ModelConfig(Checked):
     logit_softcap: float = setting(
         0.0, "soft-cap logits at this value: cap * tanh(logits / cap); 0: off", "[0, 1000]"
     )
+    logit_scale: float | str = setting(
+        1.0,
+        "multiply the logits by this number, except in training: below 1, the model is less "
+        f"confident; auto: 1 - {LOGIT_SCALE_DROP:g} for each epoch, at least {MIN_LOGIT_SCALE:g}",
+        "(0, 10]",
+        choices=("auto",),
+    )
     residual_init: str = setting(
         "scaled",
         "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2)",
@@ -186,13 +195,18 @@ class ModelConfig(Checked):
 
     @property
     def dropout_p(self) -> float:
-        """`dropout`; auto is 0 outside of a run, which resolves it (`scaling.resolve_dropout`)."""
+        """`dropout`; auto is 0 outside of a run, which resolves it (`scaling.resolve_auto`)."""
         return 0.0 if self.dropout == "auto" else self.dropout
 
     @property
     def attention_dropout_p(self) -> float:
         """`attention_dropout`, with the value that auto stands for."""
         return self.dropout_p if self.attention_dropout == "auto" else self.attention_dropout
+
+    @property
+    def resolved_logit_scale(self) -> float:
+        """`logit_scale`; auto is 1 outside of a run, which resolves it (`scaling.resolve_auto`)."""
+        return 1.0 if self.logit_scale == "auto" else self.logit_scale
 
     @property
     def ngram_sizes(self) -> range:

@@ -41,6 +41,7 @@ CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means suc
     "mlp": "gelu",
     "qk_norm": False,
     "logit_softcap": 0.0,
+    "logit_scale": 1.0,
 }
 SETTING_NAMES = {  # name of a setting here -> in a config.json of GPT-2
     "n_layer": "n_layer",

@@ -101,7 +101,9 @@ class FastDecoder:
                 (activated, down, branch_out),
             ]
         lm_head = fold_norm(model.final_norm, with_bias_row(model.lm_head.weight))
-        lm_head = lm_head / (config.logit_softcap or 1.0)
+        # what follows the matrix: cap * tanh(.), or only the scale
+        self.cap = config.logit_softcap * config.resolved_logit_scale
+        lm_head = lm_head * (1 / config.logit_softcap if self.cap else config.resolved_logit_scale)
         large = sum(matrix.numel() for _, matrix, _ in tasks) > LARGE
         *calls, self.lm_head = build_matvecs([*tasks, (normed, lm_head, logits)], large)
         self.blocks = [calls[i : i + 4] for i in range(0, len(calls), 4)]
@@ -199,11 +201,10 @@ class FastDecoder:
             project_down()
             residual += self.branch_out
 
-        # final norm, logits (with a soft-cap, the matrix divides them by it)
+        # final norm, logits
         self._norm()
         self.lm_head()
-        cap = self.config.logit_softcap
-        return cap * np.tanh(self.logits)[None] if cap else self.logits[None].copy()
+        return self.cap * np.tanh(self.logits)[None] if self.cap else self.logits[None].copy()
 
     def _norm(self) -> None:
         """Compute RMSNorm of the residual stream. For a LayerNorm model see `_centered`."""

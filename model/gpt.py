@@ -163,10 +163,16 @@ class GPT(nn.Module):
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, cache)  # (B, T, C)
         # the logit of every character
-        logits = self.lm_head(self.final_norm(x))  # (B, T, V)
+        return self._read(x)  # (B, T, V)
+
+    def _read(self, stream: Tensor) -> Tensor:
+        """Compute logits from the residual stream after the last block: (..., C) -> (..., V)."""
+        logits = self.lm_head(self.final_norm(stream))
         cap = self.config.logit_softcap
         if cap:  # Gemma 2 (Riviere et al. 2024, section 2)
             logits = cap * torch.tanh(logits / cap)
+        if not self.training:  # temperature scaling (Guo et al. 2017)
+            logits = logits * self.config.resolved_logit_scale
         return logits
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
@@ -228,9 +234,7 @@ class GPT(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        logits = self.lm_head(self.final_norm(torch.cat(streams)))  # (L, T, V)
-        cap = self.config.logit_softcap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return self._read(torch.cat(streams))  # (L, T, V)
 
     @contextmanager
     def heads_off(self, heads: Collection[tuple[int, int]]) -> Iterator[None]:

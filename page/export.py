@@ -33,7 +33,8 @@ MAX_CHECKED = 1024  # characters of context in which the page checks itself
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
 # Settings of a model: those that model.js reads, and those that do not change its results.
 READ = ("n_layer", "n_head", "n_embd", "block_size", "positions", "token_shifts")
-READ += ("ngram_embeddings", "norm", "mlp", "bias", "tied", "qk_norm", "logit_softcap")
+READ += ("ngram_embeddings", "norm", "mlp", "bias", "tied", "qk_norm")
+READ += ("logit_softcap", "logit_scale")
 IRRELEVANT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
 
 
@@ -53,7 +54,7 @@ def write_page(
     item_format = ItemFormat.of(saved.config.data)
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
     data = {
-        "config": {name: getattr(model.config, name) for name in READ} | {"separator": separator},
+        "config": settings_read(model) | {"separator": separator},
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
         "dtype": options.html_dtype,
@@ -185,13 +186,20 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
+def settings_read(model: GPT) -> dict[str, object]:
+    """Return the settings that model.js reads."""
+    settings = {name: getattr(model.config, name) for name in READ}
+    return settings | {"logit_scale": model.config.resolved_logit_scale}
+
+
 def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
     model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
     model.load_tensors(unpack_weights(data["shapes"], data["dtype"], weights))
-    return fill_template(data | {"check": expected_logits(model)}, weights)
+    config = data["config"] | settings_read(model)  # those of today, too
+    return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 
 
 def content_security_policy(parts: dict[str, str]) -> str:

@@ -81,6 +81,7 @@ EFFECTS = {
                                         block(run).mlp.dropout,
                                         block(run).attention.attention_dropout), (0.7,) * 4),
     "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
+    "model.logit_scale": (0.5, lambda run: run.model.config.logit_scale, 0.5),
     "train.batch_size": (6, lambda run: len(run.batches(0)[0]), 6),
     "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run, print)().tokens, 3 * 4 * 8),
     "train.max_iters": (15, lambda run: due(run, "evaluation_due") or rates(run)[14] < 0.5, True),

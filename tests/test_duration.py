@@ -8,7 +8,7 @@ import pytest
 from checkpointing.checkpoint import load
 from common.errors import ConfigError
 from configs.cli import parse_train
-from configs.scaling import changed_lengths, resolve_dropout, scaled_to
+from configs.scaling import changed_lengths, resolve_auto, scaled_to
 from configs.schema import ModelConfig, TrainConfig
 from tests.conftest import ROOT
 from tests.runs import same_runs, send_at, small_run_args, step_of, train
@@ -62,11 +62,19 @@ def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "dropout"), [(0.1, 0), (7.99, 0), (8, 0.1), (16, 0.2), (1000, 0.2)]
+    ("epochs", "dropout"), [(0.1, 0), (5.99, 0), (6, 0.1), (8, 0.2), (1000, 0.2)]
 )
 def test_dropout_auto_rises_with_the_number_of_epochs(epochs, dropout):
-    assert resolve_dropout(ModelConfig(dropout="auto"), epochs).dropout == dropout
-    assert resolve_dropout(ModelConfig(dropout=0.25), epochs).dropout == 0.25
+    assert resolve_auto(ModelConfig(dropout="auto"), epochs).dropout == dropout
+    assert resolve_auto(ModelConfig(dropout=0.25), epochs).dropout == 0.25
+
+
+@pytest.mark.parametrize(
+    ("epochs", "scale"), [(0.1, 1), (1, 0.97), (2.9, 0.91), (7, 0.8), (99, 0.8)]
+)
+def test_logit_scale_auto_falls_with_the_number_of_epochs(epochs, scale):
+    assert resolve_auto(ModelConfig(logit_scale="auto"), epochs).logit_scale == scale
+    assert resolve_auto(ModelConfig(logit_scale=0.7), epochs).logit_scale == 0.7
 
 
 def test_a_run_has_the_dropout_of_its_epochs_and_resumes_with_it(options, tmp_path):
@@ -75,7 +83,7 @@ def test_a_run_has_the_dropout_of_its_epochs_and_resumes_with_it(options, tmp_pa
         code, output = train(*options, "--dropout=auto", *arguments, f"--out_dir={folder}")
         assert code == 0
         dropout.append(load(folder / "last.safetensors").config.model.dropout)
-    assert dropout == [0, 0.1] and "model.dropout 0.0 -> 0.1" in output
+    assert dropout == [0, 0.2] and "model.dropout 0.0 -> 0.2" in output
 
 
 def test_lengths_that_are_given_are_not_scaled():
@@ -195,7 +203,7 @@ def test_minutes_are_planned_with_the_dropout_that_the_run_has(
     monkeypatch.setattr("train.measure_speed", measure_speed)
     auto = ["--dropout=auto", f"--out_dir={tmp_path / 'run'}", f"--minutes={minutes}"]
     code, output = train(*options, *auto)
-    # 339 steps are 8 epochs: from there on there is dropout
+    # 254 steps are 6 epochs: from there on there is dropout
     planned = int(chosen(output)[0].removeprefix("--max_iters="))
     assert code == 0 and 0.8 * steps < planned <= steps
 

@@ -148,6 +148,12 @@ def test_logit_softcap_bounds_the_logits():
         assert model(IDS).abs().max() <= 2.0
 
 
+def test_logit_scale_multiplies_the_capped_logits_except_in_training():
+    model, scaled = build(logit_softcap=2.0), build(logit_softcap=2.0, logit_scale=0.5)
+    assert torch.equal(model.train()(IDS), scaled.train()(IDS))
+    assert torch.equal(model.eval()(IDS) / 2, scaled.eval()(IDS))
+
+
 def test_dropout_is_on_in_training_mode_only():
     model = build(dropout=0.5)
     model.eval()

