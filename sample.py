@@ -144,7 +144,7 @@ class Session:
             )
         if options.temperature == "auto":  # the likeliest answer to a question; else random text
             answers = self.item_format and self.item_format.answer_after
-            self.options = dataclasses.replace(options, temperature=0.0 if answers else 0.8)
+            self.options = dataclasses.replace(options, temperature=0.0 if answers else 0.7)
 
         # one model, or the average of several, and of the n-grams
         self.model, self.ngram_model = gpts[0], None

@@ -46,7 +46,7 @@ OTHER_NAMES = {
 SEEDS = "[0, 4294967295]"
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 # for dropout auto: (epochs, dropout probability of a run of that many epochs or more)
-DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2))
+DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2), (16, 0.3))
 # for logit_scale auto: what each epoch takes off 1, and the lower limit
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
@@ -377,7 +377,7 @@ class SampleConfig(Checked):
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
     temperature: float | str = setting(
         "auto",
-        "softmax temperature: lower is more conservative; 0: greedy; auto: 0.8, or 0 for a model "
+        "softmax temperature: lower is more conservative; 0: greedy; auto: 0.7, or 0 for a model "
         "trained with data.answer_after",
         "[0, 1e6]",
         choices=("auto",),

@@ -245,7 +245,7 @@ def test_the_page_of_a_list_writes_item_after_item(open_tab, tmp_path):
     page = tmp_path / "names.html"
     sample_main([f"--ckpt={tmp_path / 'run'}", f"--html={page}", "--max-new-tokens=100"])
     opened = open_tab(page)
-    assert opened.input_value("#temperature") == "0.8"
+    assert opened.input_value("#temperature") == "0.7"
     opened.write()
     assert opened.evaluate(f"{SPANS}[0].hidden")  # the end of the item before: no empty first line
     text = opened.text()
@@ -512,7 +512,7 @@ def test_on_a_phone_a_tap_brings_the_explanation_into_view(open_tab, smoke_page)
     opened.wait_for_timeout(300)
     place = opened.locator("#text span").nth(40).bounding_box()
     assert 0 < place["y"] < 844  # the character is in view, too
-    assert "temperature 1; the text is drawn at temperature 0.8" in opened.text_content("#why")
+    assert "temperature 1; the text is drawn at temperature 0.7" in opened.text_content("#why")
 
 
 @pytest.mark.parametrize("width", [360, 1600])

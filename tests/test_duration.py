@@ -62,7 +62,7 @@ def test_a_scaled_run_has_as_many_evaluations_as_the_file(max_iters):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "dropout"), [(0.1, 0), (5.99, 0), (6, 0.1), (8, 0.2), (1000, 0.2)]
+    ("epochs", "dropout"), [(0.1, 0), (5.99, 0), (6, 0.1), (8, 0.2), (16, 0.3), (1000, 0.3)]
 )
 def test_dropout_auto_rises_with_the_number_of_epochs(epochs, dropout):
     assert resolve_auto(ModelConfig(dropout="auto"), epochs).dropout == dropout

@@ -355,7 +355,7 @@ def test_the_page_of_a_list_knows_its_separator_and_agrees_with_python(names, tm
     const weights = decodeWeights(given.weights, given.dtype, given.shapes);
     return Array.from(differences(new GPT(given.config, weights), given.check));
     """
-    assert max(run_node(code, page)) < 1e-5 and page["settings"]["temperature"] == 0.8
+    assert max(run_node(code, page)) < 1e-5 and page["settings"]["temperature"] == 0.7
 
 
 # ------------------------------------------------------------------------------------------- errors

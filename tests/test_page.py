@@ -309,7 +309,7 @@ def test_the_page_holds_the_facts_and_names_no_path(trained, smoke):
     data = json.loads(parts_of(text)["data"])
     assert data["vocabulary"] == vocabulary and data["prompt"] == "KING"
     assert data["settings"] == {
-        "temperature": 0.8, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1337,
+        "temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1337,
         "max_new_tokens": 500,
     }  # fmt: skip
     assert data["about"]["parameters"] == model.parameter_count()
