@@ -53,7 +53,8 @@ class Report:
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameters:,} parameters",
             f"device      {run.runtime}{run.world}, {config.kernel} attention",
-            f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs",
+            f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs, "
+            f"dropout {config.dropout_p:g}, logit_scale {config.resolved_logit_scale:g}",
         ]
         if corpus.item_format:
             lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)

@@ -77,13 +77,18 @@ def test_logit_scale_auto_falls_with_the_number_of_epochs(epochs, scale):
     assert resolve_auto(ModelConfig(logit_scale=0.7), epochs).logit_scale == 0.7
 
 
-def test_a_run_has_the_dropout_of_its_epochs_and_resumes_with_it(options, tmp_path):
-    folder, dropout = tmp_path / "run", []
+def test_a_run_has_the_dropout_and_logit_scale_of_its_epochs_and_resumes_with_them(
+    options, tmp_path
+):
+    folder, saved = tmp_path / "run", []
+    auto = ["--dropout=auto", "--logit_scale=auto", f"--out_dir={folder}"]
     for arguments in (["--max_iters=2"], ["--resume", "--max_iters=400"]):
-        code, output = train(*options, "--dropout=auto", *arguments, f"--out_dir={folder}")
+        code, output = train(*options, *auto, *arguments)
         assert code == 0
-        dropout.append(load(folder / "last.safetensors").config.model.dropout)
-    assert dropout == [0, 0.2] and "model.dropout 0.0 -> 0.2" in output
+        model = load(folder / "last.safetensors").config.model
+        saved.append((model.dropout, model.logit_scale))
+        assert f" epochs, dropout {model.dropout:g}, logit_scale {model.logit_scale:g}\n" in output
+    assert saved == [(0, 1), (0.2, 0.8)] and "model.dropout 0.0 -> 0.2" in output
 
 
 def test_lengths_that_are_given_are_not_scaled():
