@@ -43,7 +43,7 @@ from common.errors import ConfigError, DataError, UserError
 from common.signals import handle_signals, unwind
 from common.user_text import read_line
 from configs.fields import brief, error_context
-from configs.schema import SampleConfig
+from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
 from data.text_files import File, find_file, read_text
@@ -144,7 +144,9 @@ class Session:
             )
         if options.temperature == "auto":  # the likeliest answer to a question; else random text
             answers = self.item_format and self.item_format.answer_after
-            self.options = dataclasses.replace(options, temperature=0.0 if answers else 0.7)
+            self.options = dataclasses.replace(
+                options, temperature=0.0 if answers else DEFAULT_TEMPERATURE
+            )
 
         # one model, or the average of several, and of the n-grams
         self.model, self.ngram_model = gpts[0], None

@@ -340,7 +340,7 @@ def build_run(
     ]
     if not checkpoints.best_loss_is_comparable(saved, config, corpus):
         run.progress.forget_best()
-        changes.append("the validation text differs, so the best loss is reset")
+        changes.append("validation text or logit_scale differ, so the best loss is reset")
     if checkpoints.was_trained_on(saved, config, corpus):
         changes.append(TRAINED_ON_VALIDATION)
     return run, changes

@@ -402,7 +402,9 @@ def learning_rate_changes(saved: Checkpoint, config: Config) -> list[str]:
 
 
 def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether the best loss of a checkpoint was measured on this run's validation text."""
+    """Return whether a saved best loss has the validation text and the logit_scale of this run."""
+    if saved.config.model.resolved_logit_scale != config.model.resolved_logit_scale:
+        return False
     now = _validation_text(config, text_info(corpus))
     return _validation_text(saved.config, saved.data) == now
 

@@ -49,6 +49,7 @@ MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention 
 DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2), (16, 0.3))
 # for logit_scale auto: what each epoch takes off 1, and the lower limit
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
+DEFAULT_TEMPERATURE = 0.7  # of samples
 SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
 NGRAM_ROWS = 4096  # of each table of n-gram embeddings
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
@@ -183,7 +184,7 @@ class ModelConfig(Checked):
     logit_scale: float | str = setting(
         1.0,
         "multiply the logits by this number, except in training: below 1, the model is less "
-        f"confident; auto: 1 - {LOGIT_SCALE_DROP:g} for each epoch, at least {MIN_LOGIT_SCALE:g}",
+        f"confident; auto: max({MIN_LOGIT_SCALE:g}, 1 - {LOGIT_SCALE_DROP:g} * planned epochs)",
         "(0, 10]",
         choices=("auto",),
     )
@@ -377,7 +378,8 @@ class SampleConfig(Checked):
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
     temperature: float | str = setting(
         "auto",
-        "softmax temperature: lower is more conservative; 0: greedy; auto: 0.7, or 0 for a model "
+        "softmax temperature: lower is more conservative; 0: greedy; "
+        f"auto: {DEFAULT_TEMPERATURE:g}, or 0 for a model "
         "trained with data.answer_after",
         "[0, 1e6]",
         choices=("auto",),

@@ -101,9 +101,10 @@ class FastDecoder:
                 (activated, down, branch_out),
             ]
         lm_head = fold_norm(model.final_norm, with_bias_row(model.lm_head.weight))
-        # what follows the matrix: cap * tanh(.), or only the scale
-        self.cap = config.logit_softcap * config.resolved_logit_scale
-        lm_head = lm_head * (1 / config.logit_softcap if self.cap else config.resolved_logit_scale)
+        # with a soft-cap, logits are scale * cap * tanh(. / cap); without, the matrix is scaled
+        cap, scale = config.logit_softcap, config.resolved_logit_scale
+        self.scaled_cap = scale * cap
+        lm_head = lm_head / cap if cap else scale * lm_head
         large = sum(matrix.numel() for _, matrix, _ in tasks) > LARGE
         *calls, self.lm_head = build_matvecs([*tasks, (normed, lm_head, logits)], large)
         self.blocks = [calls[i : i + 4] for i in range(0, len(calls), 4)]
@@ -204,7 +205,8 @@ class FastDecoder:
         # final norm, logits
         self._norm()
         self.lm_head()
-        return self.cap * np.tanh(self.logits)[None] if self.cap else self.logits[None].copy()
+        cap = self.scaled_cap
+        return cap * np.tanh(self.logits)[None] if cap else self.logits[None].copy()
 
     def _norm(self) -> None:
         """Compute RMSNorm of the residual stream. For a LayerNorm model see `_centered`."""

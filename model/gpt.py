@@ -163,10 +163,10 @@ class GPT(nn.Module):
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, cache)  # (B, T, C)
         # the logit of every character
-        return self._read(x)  # (B, T, V)
+        return self._logits(x)  # (B, T, V)
 
-    def _read(self, stream: Tensor) -> Tensor:
-        """Compute logits from the residual stream after the last block: (..., C) -> (..., V)."""
+    def _logits(self, stream: Tensor) -> Tensor:
+        """Compute logits from the residual stream after a block: (..., C) -> (..., V)."""
         logits = self.lm_head(self.final_norm(stream))
         cap = self.config.logit_softcap
         if cap:  # Gemma 2 (Riviere et al. 2024, section 2)
@@ -220,7 +220,7 @@ class GPT(nn.Module):
     def logit_lens(self, ids: Tensor) -> Tensor:
         """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
 
-        The final norm and `lm_head` are applied to the residual stream after each block
+        What turns the last residual stream into logits is applied to that after each block
         (nostalgebraist 2020, the logit lens). `logit_lens(ids)[-1]` is the model's own output.
         """
         streams = []
@@ -234,7 +234,7 @@ class GPT(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        return self._read(torch.cat(streams))  # (L, T, V)
+        return self._logits(torch.cat(streams))  # (L, T, V)
 
     @contextmanager
     def heads_off(self, heads: Collection[tuple[int, int]]) -> Iterator[None]:

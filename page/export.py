@@ -196,7 +196,8 @@ def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
-    model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
+    settings = {name: value for name, value in data["config"].items() if name in READ}
+    model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
     model.load_tensors(unpack_weights(data["shapes"], data["dtype"], weights))
     config = data["config"] | settings_read(model)  # those of today, too
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)

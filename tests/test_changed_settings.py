@@ -242,9 +242,12 @@ def test_with_init_from_min_count_maps_what_the_vocabulary_lacks_and_notes_what_
         "--encoding=latin-1",
         "--val_sources=other.txt",
         "--data.sources=other.txt",
+        "--logit_scale=0.9",
     ],
 )
-def test_on_another_validation_text_the_best_loss_begins_anew(change, saved, tmp_path):
+def test_on_another_validation_text_or_logit_scale_the_best_loss_begins_anew(
+    change, saved, tmp_path
+):
     shutil.copytree(saved[0] / "run", tmp_path / "run")
     forged = contents(tmp_path / "run/last.safetensors")
     forged["progress"] |= {"best_loss": 0.001, "best_step": 1, "evals_since_best": 2}
@@ -253,7 +256,8 @@ def test_on_another_validation_text_the_best_loss_begins_anew(change, saved, tmp
         *changed_options(saved, change), f"--out_dir={tmp_path / 'run'}", "--resume",
         "--allow-data-change", "--max_iters=6", "--eval_interval=2", "--patience=3",
     )  # fmt: skip
-    assert code == 0 and "; the validation text differs, so the best loss is reset" in output
+    assert code == 0
+    assert "; validation text or logit_scale differ, so the best loss is reset" in output
     assert " (best so far)" in output
     best = load(tmp_path / "run/best.safetensors").progress
     assert best.step in (4, 6) and best.best_loss > 1

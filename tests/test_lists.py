@@ -19,6 +19,7 @@ from data.items import ItemFormat, digest, divide
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.runtime import select_runtime
+from page.export import refresh
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT, printed
 from tests.node import run_node
@@ -356,6 +357,7 @@ def test_the_page_of_a_list_knows_its_separator_and_agrees_with_python(names, tm
     return Array.from(differences(new GPT(given.config, weights), given.check));
     """
     assert max(run_node(code, page)) < 1e-5 and page["settings"]["temperature"] == 0.7
+    assert refresh(path.read_text(encoding="utf-8")) == path.read_bytes()
 
 
 # ------------------------------------------------------------------------------------------- errors

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.signals import Stop
+from configs.schema import DEFAULT_TEMPERATURE
 from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
@@ -218,12 +219,12 @@ def generate_sample(run: Run, stop: Stop) -> str:
     if item_format:
         items, left = [], 0 if item_format.answer_after else run.config.train.sample_chars
         while left > 0:
-            sampler = Sampler(run.config.seed, [len(items)], temperature=0.8)
+            sampler = Sampler(run.config.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
             items.append(complete_item(run, stop, "", sampler, left))
             left -= len(items[-1])
         return "".join(items)
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
-    sampler = Sampler(run.config.seed, temperature=0.8)
+    sampler = Sampler(run.config.seed, temperature=DEFAULT_TEMPERATURE)
     characters = generate(run.model, start, sampler, run.config.train.sample_chars)
     characters = stop.interruptible(characters)  # ids, each (1,)
     return "".join(tokenizer.decode(ids.numpy()) for ids in characters)
