@@ -29,7 +29,6 @@ COLORS = {
     NANOGPT: charts.GREY,
     "configs/fast.yaml": charts.GREEN,
     "configs/shakespeare.yaml": charts.BLUE,
-    "configs/best.yaml": charts.RED,
 }
 CONFIGS = [name for name in COLORS if name != NANOGPT]
 EVALUATION_STEPS = 250  # nanoGPT evaluates, and saves, at multiples of this number of steps
