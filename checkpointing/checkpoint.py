@@ -214,7 +214,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         ids = torch.from_numpy(tokenizer.encode("To be, or not to be")).long()
         logits = model(ids[None])[0]  # (T, V)
         loss = torch.nn.functional.cross_entropy(logits[:-1], ids[1:])  # nats per character
-        new = generate(model, ids[None], Sampler(seed=1, temperature=0.8), max_new_tokens=200)
+        new = generate(model, ids[None], Sampler(seed=1, temperature=0.7), max_new_tokens=200)
         text = tokenizer.decode(torch.cat(list(new)))
         maps = model.attention_maps(ids)  # of each layer: (H, T, T)
 
