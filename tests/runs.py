@@ -274,7 +274,7 @@ def run_ranks(
 ) -> list[tuple]:
     """Start one rank per list of arguments of train.py; return (exit code, stdout, stderr) of each.
 
-    As with torchrun, the others get SIGTERM as soon as one fails. `each` is called first, with the
+    As with torchrun, the others get SIGTERM as soon as one fails, and SIGKILL 30 seconds later. `each` is called first, with the
     rank. A single list starts an ordinary process without ranks. The processes are forks of one
     that has imported torch, which saves seconds.
     """
@@ -291,10 +291,13 @@ def run_ranks(
             (folder / f"{stream}{rank}").write_text("")  # in case the process ends early
         process.start()
     while alive := [process.sentinel for process in processes if process.exitcode is None]:
-        slow = not wait(alive, timeout=240)
-        if slow or any(process.exitcode for process in processes):
+        if failed := any(process.exitcode for process in processes):
             for process in processes:
-                process.kill() if slow else process.terminate()
+                process.terminate()
+        # a rank may be about to replace its signal handler, and miss the signal
+        if not wait(alive, timeout=30 if failed else 240):
+            for process in processes:
+                process.kill()
     return [
         (process.exitcode, *((folder / f"{stream}{rank}").read_text() for stream in "12"))
         for rank, process in enumerate(processes)
