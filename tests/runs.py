@@ -274,9 +274,9 @@ def run_ranks(
 ) -> list[tuple]:
     """Start one rank per list of arguments of train.py; return (exit code, stdout, stderr) of each.
 
-    As with torchrun, the others get SIGTERM as soon as one fails, and SIGKILL 30 seconds later. `each` is called first, with the
-    rank. A single list starts an ordinary process without ranks. The processes are forks of one
-    that has imported torch, which saves seconds.
+    As with torchrun, the others get SIGTERM as soon as one fails, and SIGKILL 30 seconds later.
+    `each` is called first, with the rank. A single list starts an ordinary process without ranks.
+    The processes are forks of one that has imported torch, which saves seconds.
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
