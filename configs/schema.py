@@ -379,8 +379,7 @@ class SampleConfig(Checked):
     temperature: float | str = setting(
         "auto",
         "softmax temperature: lower is more conservative; 0: greedy; "
-        f"auto: {DEFAULT_TEMPERATURE:g}, or 0 for a model "
-        "trained with data.answer_after",
+        f"auto: {DEFAULT_TEMPERATURE:g}, or 0 for a model trained with data.answer_after",
         "[0, 1e6]",
         choices=("auto",),
     )

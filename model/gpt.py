@@ -220,8 +220,8 @@ class GPT(nn.Module):
     def logit_lens(self, ids: Tensor) -> Tensor:
         """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
 
-        What turns the last residual stream into logits is applied to that after each block
-        (nostalgebraist 2020, the logit lens). `logit_lens(ids)[-1]` is the model's own output.
+        The final norm, `lm_head`, soft-cap and scale are applied to the residual stream after each
+        block (nostalgebraist 2020, the logit lens). `logit_lens(ids)[-1]` is the model's own output.
         """
         streams = []
 

@@ -199,7 +199,7 @@ def refresh(page: str) -> bytes:
     settings = {name: value for name, value in data["config"].items() if name in READ}
     model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
     model.load_tensors(unpack_weights(data["shapes"], data["dtype"], weights))
-    config = data["config"] | settings_read(model)  # those of today, too
+    config = data["config"] | settings_read(model)  # also settings that are newer than the page
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 
 
