@@ -221,7 +221,7 @@ class GPT(nn.Module):
         """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
 
         The final norm, `lm_head`, soft-cap and scale are applied to the residual stream after each
-        block (nostalgebraist 2020, the logit lens). `logit_lens(ids)[-1]` is the model's own output.
+        block (nostalgebraist 2020, the logit lens). The last row is the model's own output.
         """
         streams = []
 
