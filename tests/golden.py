@@ -69,7 +69,7 @@ def dtype_of(name: str) -> str:
 
 
 def compare(name: str, measured: list[float]) -> str:
-    """Compare `found` with the recorded losses.
+    """Compare `measured` with the recorded losses.
 
     Returns a line with the result. Raises AssertionError if they differ by more than allowed.
     """

@@ -105,7 +105,8 @@ def test_a_muon_step_equals_its_formula():
         weight.grad = gradient.clone()
         muon.step()
         momentum = 0.9 * momentum + 0.1 * gradient
-        update = orthogonalize((0.9 * momentum + 0.1 * gradient)[None], torch.float64)[0]
+        update = 0.9 * momentum + 0.1 * gradient
+        update = orthogonalize((update / update.norm(dim=1, keepdim=True))[None], torch.float64)[0]
         expected = expected * (1 - 0.1 * 0.5) - 0.1 * (6 / 4) ** 0.5 * update
         assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
 

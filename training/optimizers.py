@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from configs.schema import TrainConfig
@@ -98,7 +99,9 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Momentum orthogonalized by Newton-Schulz iteration (Jordan et al. 2024).
+    """Momentum, its rows normalized, orthogonalized by Newton-Schulz iteration.
+
+    Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
     `matrices` is `GPT.block_matrices`: it returns each matrix as a list of slices, so that
     queries, keys and values are (H*D, C) matrices in every layout. `matrices(tensor_of)` returns
@@ -140,6 +143,7 @@ class Muon(Optimizer):
 
         for (R, C), same_shape in by_shape.items():
             batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
+            batch = F.normalize(batch, dim=-1)  # rows of norm 1 (MuonEq-R)
             directions = orthogonalize(batch, self.dtype)
             # a tall matrix needs a larger step for the same change of its output
             scale = max(1.0, R / C) ** 0.5
