@@ -102,11 +102,13 @@ def test_a_muon_step_equals_its_formula():
     )
     for step in range(3):
         gradient = randn(6, 4, seed=10 + step)
+        gradient[step:] = 0  # all rows in the first step
         weight.grad = gradient.clone()
         muon.step()
         momentum = 0.9 * momentum + 0.1 * gradient
         update = 0.9 * momentum + 0.1 * gradient
-        update = orthogonalize((update / update.norm(dim=1, keepdim=True))[None], torch.float64)[0]
+        update /= update.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        update = orthogonalize(update[None], torch.float64)[0]
         expected = expected * (1 - 0.1 * 0.5) - 0.1 * (6 / 4) ** 0.5 * update
         assert torch.allclose(weight, expected, rtol=0, atol=1e-12)
 

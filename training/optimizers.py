@@ -99,7 +99,7 @@ class AdamW(Optimizer):
 
 
 class Muon(Optimizer):
-    """Momentum, its rows normalized, orthogonalized by Newton-Schulz iteration.
+    """Momentum with normalized rows, orthogonalized by Newton-Schulz iteration.
 
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
