@@ -46,7 +46,7 @@ from common.errors import CheckpointError, NonFiniteError, first_few
 from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.scaling import changed_lengths, resolve_auto, scaled_to, scaling_note
-from configs.schema import Config, TrainConfig, flat_settings
+from configs.schema import Config, ModelConfig, TrainConfig, flat_settings
 from dashboard.event_file import truncate_events
 from dashboard.logger import Logger, info
 from dashboard.report import Report
@@ -249,12 +249,13 @@ def fit_to_minutes(
     """Time a few steps of a trial run; return the settings of the longest run in --minutes."""
     train, given, seconds = command.config.train, command.given_train, 60 * command.minutes
 
-    def time_trial(max_iters: int) -> tuple[Run, Speed, TrainConfig]:
-        """Build and time a run of this length; return it, its speed and the settings that fit."""
+    def time_trial(model: ModelConfig) -> tuple[Run, Speed, TrainConfig]:
+        """Build and time a run of this model; return it, its speed and the settings that fit."""
         began = time.monotonic()
-        of_length = command.with_config(train=scaled_to(train, given | {"max_iters": max_iters}))
+        trial_length = scaled_to(train, given | {"max_iters": TRIAL_ITERS})
+        trial_command = command.with_config(train=trial_length, model=model)
         trial, _ = world.local_rank_0_first(
-            build_run, of_length, None, parent, runtime, world, lambda *_: None
+            build_run, trial_command, None, parent, runtime, world, lambda *_: None
         )
         build_seconds = time.monotonic() - began
         speed = measure_speed(trial, seconds, stop)
@@ -262,18 +263,14 @@ def fit_to_minutes(
         left = seconds - (time.monotonic() - command.started) - build_seconds
         return trial, speed, world.on_rank_0(fit_to_time, train, given, speed, left)
 
-    def has_dropout(max_iters: int) -> bool:
-        """Return whether a run of this length has dropout, which `auto` leaves to the epochs."""
-        epochs = trial.batches.epochs(max_iters * train.gradient_accumulation_steps)
-        return resolve_auto(command.config.model, epochs).dropout_p > 0
-
-    # this trial has the dropout of a very long run, which makes its steps slower; if the run that
-    # fits is too short to have any, time it again without
-    trial, speed, fitted = time_trial(TRIAL_ITERS)
-    if has_dropout(TRIAL_ITERS) and not has_dropout(fitted.max_iters):
-        _, speed_without, longer = time_trial(fitted.max_iters)
-        if not has_dropout(longer.max_iters):
-            speed, fitted = speed_without, longer
+    # `dropout: auto` follows from the number of steps, and makes them slower: time a run without
+    # dropout; if the run that fits is so long that it has some, time one with it
+    model = command.config.model
+    without_dropout = replace(model, dropout=0.0) if model.dropout == "auto" else model
+    trial, speed, fitted = time_trial(without_dropout)
+    epochs = trial.batches.epochs(fitted.max_iters * train.gradient_accumulation_steps)
+    if resolve_auto(model, epochs).dropout_p > without_dropout.dropout_p:
+        _, speed, fitted = time_trial(model)
 
     # to repeat the run: --max_iters, and the intervals that it alone would scale to other values
     scaled = scaled_to(train, given | {"max_iters": fitted.max_iters})

@@ -198,12 +198,15 @@ def test_with_minutes_each_note_about_the_text_is_printed_once(options, tmp_path
     )
 
 
-@pytest.mark.parametrize(("minutes", "steps"), [(0.2, 115), (0.7, 201)])
+@pytest.mark.parametrize(("minutes", "steps", "trials"), [(0.2, 115, 1), (0.7, 201, 2)])
 def test_minutes_are_planned_with_the_dropout_that_the_run_has(
-    options, tmp_path, monkeypatch, minutes, steps
+    options, tmp_path, monkeypatch, minutes, steps, trials
 ):
+    speeds = []
+
     def measure_speed(run, seconds, stop):
-        return Speed(step=0.2 if run.config.model.dropout_p else 0.1, evaluation=0)
+        speeds.append(Speed(step=0.2 if run.config.model.dropout_p else 0.1, evaluation=0))
+        return speeds[-1]
 
     monkeypatch.setattr("train.measure_speed", measure_speed)
     auto = ["--dropout=auto", f"--out_dir={tmp_path / 'run'}", f"--minutes={minutes}"]
@@ -211,6 +214,7 @@ def test_minutes_are_planned_with_the_dropout_that_the_run_has(
     # 254 steps are 6 epochs: from there on there is dropout
     planned = int(chosen(output)[0].removeprefix("--max_iters="))
     assert code == 0 and 0.8 * steps < planned <= steps
+    assert len(speeds) == trials
 
 
 def test_a_resumed_run_keeps_the_lengths_that_fitted_the_time(options, tmp_path, monkeypatch):
