@@ -63,7 +63,8 @@ from training.evaluate import (
 MAX_BATCH = 64  # samples
 MAX_TRIES = 100  # samples to draw for each novel item
 MAX_BUFFERED = 2**24  # characters of a batch in memory: the longer the samples, the fewer at once
-MAX_TEXT = 10_000_000  # characters of --ngrams or --novel: more would take too long
+MAX_SCORED = 2**28  # characters of --score
+MAX_COUNTED = 10_000_000  # characters of --ngrams or --novel: more would take too long
 LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
 
 
@@ -179,10 +180,10 @@ class Session:
         except UnknownCharacter as error:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
-    def read(self, file: File) -> str:
+    def read(self, file: File, max_characters: int) -> str:
         """Read a file with the encoding and line endings of the training text."""
         data = self.saved.config.data
-        return read_text(file, data.encoding, data.newlines, MAX_TEXT)
+        return read_text(file, data.encoding, data.newlines, max_characters)
 
     def encode_whole(self, text: str) -> np.ndarray:
         """Encode a whole text as in training, where min_count maps rare characters to UNK."""
@@ -193,7 +194,7 @@ class Session:
     def count_ngrams(self, file: File) -> NgramModel:
         """Count the n-grams of a file."""
         with error_context("--ngrams"):
-            ids = self.encode_whole(self.read(file))
+            ids = self.encode_whole(self.read(file, MAX_COUNTED))
         if not len(ids):
             raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
         return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
@@ -312,7 +313,7 @@ def draw_all(session: Session, batch: range, ids: np.ndarray) -> list[tuple[str,
 def print_novel(session: Session, ids: np.ndarray) -> None:
     """Print the first samples that are complete items and not among those of --novel."""
     wanted, found = session.options.num_samples, 0
-    text = session.read(find_file(Path(session.options.novel)))
+    text = session.read(find_file(Path(session.options.novel)), MAX_COUNTED)
     known = {"", *session.item_format.cut(text)}  # an empty item is not novel either
     for batch in batches(session, range(MAX_TRIES * wanted)):
         for text, complete in draw_all(session, batch, ids):
@@ -374,9 +375,11 @@ def take_turns(session: Session, prompt: str) -> None:
         shown = "" if stop.reached else shown + reply  # a stop string counts once
 
 
-def score(session: Session, text: str) -> None:
+def score(session: Session, path: Path) -> None:
     """Print the loss over every character of a text, in --dtype; for a list, each item alone."""
-    options, ids = session.options, session.encode_whole(text)
+    options = session.options
+    with error_context("--score"):
+        ids = session.encode_whole(session.read(find_file(path), MAX_SCORED))
     # refuse a text without predictions; warn about a text that the n-grams were counted in
     if len(ids) < 2:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
@@ -432,13 +435,13 @@ def main(command: SampleCommand) -> int:
     options = command.options
     session = Session(options)
     if options.html:
-        write_html(session, command.text)
+        write_html(session, command.prompt)
     elif options.score:
-        score(session, command.text)
+        score(session, Path(options.score))
     elif options.interactive:
-        take_turns(session, command.text)
+        take_turns(session, command.prompt)
     else:
-        print_samples(session, command.text)
+        print_samples(session, command.prompt)
     if session.item_format and session.truncated:
         print_note(
             f"{session.truncated:,} items were cut at --max_new_tokens={options.max_new_tokens:,} "

@@ -1,10 +1,10 @@
-"""Text that the user gives to a command: a prompt, a typed line, a file. All are read as UTF-8."""
+"""Text that the user gives to sample.py: a prompt or a typed line. Both are read as UTF-8."""
 
 import re
 import sys
 
 from common.console import print_text
-from common.errors import ConfigError, DataError, UserError
+from common.errors import ConfigError, DataError
 from common.files import read_regular
 
 MAX_BYTES = 2**28
@@ -16,19 +16,19 @@ def read_prompt(prompt: str) -> str:
     """Return the text of --prompt: the option itself, the content of a file, or standard input."""
     if prompt == "-":
         content = _limited(sys.stdin.buffer.read(MAX_BYTES + 1))
-        return _decode(content, "standard input", ConfigError)
+        return _decode(content, "standard input")
     if prompt.startswith("FILE:"):
-        return read_text_file(prompt.removeprefix("FILE:"), ConfigError)
+        return _read_file(prompt.removeprefix("FILE:"))
     return unescape(prompt)
 
 
-def read_text_file(name: str, error_type: type[UserError]) -> str:
-    """Read a text file; raise `error_type` if it cannot be read."""
+def _read_file(name: str) -> str:
+    """Read the file of a prompt; raise ConfigError if it cannot be read."""
     try:
         content = read_regular(name, MAX_BYTES)
     except OSError as error:
-        raise error_type(f"{name}: {error.strerror}; name a text file that can be read") from None
-    return _decode(content, name, error_type)
+        raise ConfigError(f"{name}: {error.strerror}; name a text file that can be read") from None
+    return _decode(content, name)
 
 
 def check_readable(name: str) -> None:
@@ -46,7 +46,7 @@ def read_line() -> str | None:
     line = _limited(sys.stdin.buffer.readline(MAX_BYTES + 1))
     if not line and sys.stdin.isatty():
         print_text("\n")
-    return _decode(line, "standard input", ConfigError).rstrip("\r\n") if line else None
+    return _decode(line, "standard input").rstrip("\r\n") if line else None
 
 
 def unescape(text: str) -> str:
@@ -69,11 +69,11 @@ def _limited(content: bytes) -> bytes:
     return content
 
 
-def _decode(content: bytes | bytearray, source: str, error_type: type[UserError]) -> str:
-    """Decode UTF-8; raise `error_type` if it is not."""
+def _decode(content: bytes | bytearray, source: str) -> str:
+    """Decode UTF-8; raise ConfigError if it is not."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise error_type(
+        raise ConfigError(
             f"{source}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
         ) from None

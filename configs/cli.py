@@ -17,12 +17,12 @@ from common.console import (
     shell_command,
     stdout_is_closed,
 )
-from common.errors import ConfigError, DataError, ResourceError, UserError
+from common.errors import ConfigError, ResourceError, UserError
 from common.files import check_path_spelling
 from common.packages import check_address_space
 from common.page_file import check_page_file
 from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report, silence
-from common.user_text import check_readable, read_prompt, read_text_file, unescape
+from common.user_text import check_readable, read_prompt, unescape
 from configs.fields import Checked, brief, error_context, setting, settings_of
 from configs.options import command_help, parse_arguments
 from configs.scaling import changed_lengths, scaled_to, scaling_note
@@ -157,7 +157,7 @@ class SampleCommand:
     """A checked command line of sample.py."""
 
     options: SampleConfig
-    text: str  # the prompt, or the text to score
+    prompt: str
 
 
 # ----------------------------------------------------------------------------------------- train.py
@@ -254,7 +254,7 @@ def train_help() -> str:
 
 
 def parse_sample(argv: list[str]) -> SampleCommand:
-    """Parse and check the arguments of sample.py, and read the texts that they name.
+    """Parse and check the arguments of sample.py, and read the prompt.
 
     Exits after --help.
     """
@@ -269,13 +269,10 @@ def parse_sample(argv: list[str]) -> SampleCommand:
         check_path_spelling(ckpt)
     if options.html:
         check_page_file(Path(options.html), options.overwrite)
-    if options.score:
-        text = read_text_file(options.score, DataError)
-    else:
-        text = read_prompt(options.prompt)
-    for name in filter(None, (options.ngrams, options.novel)):
+    # sample.py reads these files when it knows the encoding of the training text
+    for name in filter(None, (options.score, options.ngrams, options.novel)):
         check_readable(name)
-    return SampleCommand(options, text)
+    return SampleCommand(options, read_prompt(options.prompt))
 
 
 def parse_sample_options(argv: list[str]) -> SampleConfig:

@@ -350,6 +350,15 @@ def test_a_score_maps_rare_characters_as_training_did(train_run, tmp_path, capsy
     assert "over 5,999 predictions" in capsys.readouterr().out
 
 
+def test_a_score_reads_the_text_as_training_did(train_run, tmp_path, capsys):
+    lines = [f"caf\xe9 {i % 7}\r\n" for i in range(900)]
+    (tmp_path / "text.txt").write_bytes("".join(lines).encode("cp1252"))
+    as_training = ["--data.encoding=cp1252", "--data.newlines=unix"]
+    assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
+    assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
+    assert f"over {900 * 7 - 1:,} predictions" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
 def test_a_text_that_cannot_be_scored_is_rejected(smoke, tmp_path, content, code):
     (tmp_path / "text.txt").write_bytes(content)
