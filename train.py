@@ -169,8 +169,6 @@ def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> No
         if improved or done or run.save_due:
             last = done or run.save_due
             world.on_rank_0(manager.save, run, as_best=improved, as_last=last, final=done)
-        if done and not stop.requested:  # a finished run needs only its last checkpoint
-            world.on_rank_0(manager.remove_prev)
         if done:
             return
 

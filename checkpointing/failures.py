@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from checkpointing.checkpoint import FALLBACK, load
+from checkpointing.checkpoint import FALLBACK
 from checkpointing.run_dir import holds_run
-from common.errors import CheckpointError, NonFiniteError, ResourceError, is_out_of_memory
+from common.errors import NonFiniteError, ResourceError, is_out_of_memory
 from configs.cli import Command
 from training.distributed import World
 
@@ -27,8 +27,7 @@ def raise_if_user_error(
 
     if isinstance(error, NonFiniteError):
         raise NonFiniteError(
-            f"{error}; {_last_checkpoint(command, with_step=True)}; "
-            f"{try_again(_half_learning_rate(command))}"
+            f"{error}; {_last_checkpoint(command)}; {try_again(_half_learning_rate(command))}"
         ) from error
     if is_out_of_memory(error):
         changes = _smaller_batch(command, world.size)
@@ -46,18 +45,10 @@ def raise_if_user_error(
         ) from error
 
 
-def _last_checkpoint(command: Command, with_step: bool = False) -> str:
+def _last_checkpoint(command: Command) -> str:
     paths = [Path(command.out_dir) / name for name in FALLBACK["last"]]
     path = next(filter(Path.exists, paths), None)
-    if path is None:
-        return "there is no checkpoint yet"
-    step = ""
-    if with_step:
-        try:
-            step = f" of step {load(path).progress.step:,}"
-        except CheckpointError as error:
-            return str(error)
-    return f"the last checkpoint is {path}{step}"
+    return f"the last checkpoint is {path}" if path else "there is no checkpoint yet"
 
 
 def _half_learning_rate(command: Command) -> dict[str, str]:

@@ -27,7 +27,7 @@ from checkpointing.checkpoint import (
     EventPosition,
 )
 from common import files
-from common.errors import CheckpointError, ConfigError, ResourceError
+from common.errors import ConfigError, ResourceError
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from training.state import Progress, Run
@@ -89,23 +89,6 @@ class CheckpointManager:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
-
-    def remove_prev(self) -> None:
-        """Remove prev.safetensors of a finished run if last.safetensors is intact.
-
-        Raises CheckpointError if it is damaged or unreadable. If prev.safetensors cannot be
-        removed, it stays.
-        """
-        last, prev = self.folder / LAST, self.folder / PREV
-        if not prev.exists():
-            return
-        try:
-            file_format.verify(last)
-            prev.unlink()
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}; {prev} is kept; resume from it") from error
-        except (ResourceError, OSError):
-            pass
 
 
 def holds_run(folder: Path) -> bool:

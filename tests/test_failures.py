@@ -79,7 +79,7 @@ def test_a_non_finite_loss_ends_the_run_and_the_suggested_command_completes_it(
     assert code == 6 and step_of(run) == 4 and count_checkpoints(run) == (1, 1)
     words = re.fullmatch(
         r"error: after step 5, at learning rate 0\.001: loss (?:nan|inf), gradient norm nan; "
-        rf"both must be finite; the last checkpoint is {run}/last\.safetensors of step 4; "
+        rf"both must be finite; the last checkpoint is {run}/last\.safetensors; "
         rf"try: {re.escape(PYTHON)} train\.py (configs/smoke\.yaml .* --out_dir={run} --resume "
         r"--muon_learning_rate=0\.01)",
         last_line(output),
