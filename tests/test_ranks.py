@@ -23,7 +23,6 @@ from common.errors import ConfigError, ResourceError
 from common.signals import Stop
 from common.torchrun import NOT_LAUNCHED, VARIABLES, Ranks
 from model import runtime
-from tests.conftest import printed
 from tests.runs import (
     ENVIRONMENT,
     ROOT,
@@ -306,32 +305,6 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(
 
 
 # ------------------------------------------------------------------------------------ the launcher
-
-
-WRONG = {  # what is in the environment beside TORCHELASTIC_RUN_ID, and what the answer names
-    "RANK is missing": {},
-    "RANK is '-1'": {"RANK": "-1"},
-    "RANK=2, WORLD_SIZE=2": dict(zip(VARIABLES, "20211", strict=True)) | {"WORLD_SIZE": "2"},
-    "WORLD_SIZE=0": dict(zip(VARIABLES, "00011", strict=True)),
-    r"RANK is '\x1b[2J": {"RANK": "\x1b[2J" * 10**5},
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_variables_of_torchrun_that_cannot_be_are_named_with_exit_2(words):
-    with pytest.raises(ConfigError) as caught:
-        Ranks.from_environment({"TORCHELASTIC_RUN_ID": "x"} | WRONG[words])
-    message = printed(caught.value)
-    assert caught.value.exit_code == 2 and words in message and len(message) < 400
-
-
-def test_an_address_that_is_missing_is_named_with_exit_2(monkeypatch):
-    for name, value in zip(VARIABLES, "01011", strict=True):
-        monkeypatch.setenv(name, value)
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR .*; start the program with torchrun"):
-        world_of(1).init_process_group(torch.device("cpu"))
 
 
 THREADS = """

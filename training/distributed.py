@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import ConfigError, UserError
 from common.signals import Interrupted, Stop
-from common.torchrun import NOT_LAUNCHED, REMEDY, TORCHRUN, Ranks, let_another_rank_report
+from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report
 
 T = TypeVar("T")
 TIMEOUT = timedelta(hours=1)  # for a collective to wait for a slow rank
@@ -73,19 +73,18 @@ class World:
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
         backend = "nccl" if device.type == "cuda" else "gloo"
         hook = sys.excepthook
-        try:
-            distributed.init_process_group(backend, timeout=TIMEOUT)
-        except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or wrong
-            raise ConfigError(f"{TORCHRUN}, but {error}; {REMEDY}") from error
+        distributed.init_process_group(backend, timeout=TIMEOUT)
         sys.excepthook = hook  # torch has put its own around it, which loses what ours prints
         self.device, self.stop.global_request = device, 0
 
-    def check_same(self, facts: dict[str, object]) -> None:
-        """Raise ConfigError on every rank, with the difference, unless all facts are equal."""
-        first, *others = self.all_gather(facts)
+    def check_same(self, values: dict[str, object]) -> None:
+        """Raise ConfigError on every rank, with the difference, unless all values are equal."""
+        first, *others = self.all_gather(values)
         for rank, theirs in enumerate(others, start=1):
             other = [
-                f"{key} {first[key]} -> {theirs[key]}" for key in facts if first[key] != theirs[key]
+                f"{key} {first[key]} -> {theirs[key]}"
+                for key in values
+                if first[key] != theirs[key]
             ]
             if other:
                 raise ConfigError(
