@@ -32,7 +32,7 @@ BITS_PER_NAT = 1 / math.log(2)
 # fits into the CPU's caches: with 8 times as many, an evaluation takes 2.4 times as long
 TOKENS_PER_BATCH = 4096
 LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct characters: 64 MB
-TRAIN_DIVISOR = 10  # of the training text, a tenth as many characters as of the validation text
+TRAIN_DIVISOR = 10  # evaluate on a tenth as many training characters as validation characters
 PROBE_LENGTH = 32  # characters
 SHOWN_ANSWERS = 3  # wrong answers to show at each evaluation
 MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use

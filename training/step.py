@@ -45,7 +45,7 @@ class TrainStep:
         self.run, self.world = run, run.world
         # the rows of each micro-batch that this rank computes
         self.rows = self.world.ranks.batch_slice(run.config.train.batch_size)
-        # with the parameters of `run.model`: in DDP if there are several ranks, and compiled
+        # `run.model`, in DDP if torchrun started this process; `forward` may be compiled
         self.network = self.world.wrap_ddp(run.model)
         self.forward = self.network
         if run.config.compile:
