@@ -306,7 +306,7 @@ def build_run(
     same_text = saved.data if saved and not command.allow_data_change else checkpoints.TextInfo()
     corpus = load_corpus(
         config.data,
-        wanted=(same_text.sha256, same_text.val_sha256),
+        sha256s=(same_text.sha256, same_text.val_sha256),
         vocabulary=base.vocabulary if base else None,
         add_characters=command.new_characters == "add",
     )

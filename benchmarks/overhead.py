@@ -60,7 +60,7 @@ def time_checkpoint(saved: checkpoint.Checkpoint) -> tuple[float, float]:
     """Return the median seconds to save a run, and to load and restore it."""
     corpus = load_corpus(
         saved.config.data,
-        wanted=(saved.data.sha256, saved.data.val_sha256),
+        sha256s=(saved.data.sha256, saved.data.val_sha256),
         vocabulary=saved.vocabulary,
     )
     run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))

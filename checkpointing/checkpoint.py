@@ -446,29 +446,28 @@ def check_same_model(saved: Checkpoint, config: Config) -> None:
 
 
 def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
-    """Raise CheckpointError with the difference if two models cannot be averaged."""
-    lost = first_few(describe(each) for each in other.vocabulary if each not in saved.vocabulary)
-    new = first_few(describe(each) for each in saved.vocabulary if each not in other.vocabulary)
-    sizes = [each.config.model.block_size for each in (saved, other)]
-    formats = [
-        (each.config.data.separator, each.config.data.answer_after) for each in (saved, other)
-    ]
-    if lost or new:
-        parts = [f"without {lost}"] * bool(lost) + [f"with {new}"] * bool(new)
-        difference = f"its vocabulary differs from {other.path}'s: {', '.join(parts)}"
-    elif saved.vocabulary != other.vocabulary:
-        difference = f"its vocabulary has the characters of {other.path}'s in another order"
-    elif sizes[0] != sizes[1]:
-        difference = f"its block_size is {sizes[0]}, {other.path}'s is {sizes[1]}"
-    elif formats[0] != formats[1]:
-        here, there = (f"data.separator '{each[0]}', answer_after '{each[1]}'" for each in formats)
-        difference = f"it has {here}, {other.path} {there}"
-    else:
-        return
-    raise CheckpointError(
-        f"{saved.path}: {difference}; models can be averaged if they have the same "
-        "vocabulary, in the same order, and the same block_size and items; leave one of them out"
+    """Raise CheckpointError with what differs if two models cannot be averaged."""
+    here, there = (
+        {
+            "block_size": checkpoint.config.model.block_size,
+            "data.separator": checkpoint.config.data.separator,
+            "data.answer_after": checkpoint.config.data.answer_after,
+        }
+        for checkpoint in (saved, other)
     )
+    differing = [
+        f"{name} ({here[name]!r} and {there[name]!r})" for name in here if here[name] != there[name]
+    ]
+    if saved.vocabulary != other.vocabulary:
+        in_one = sorted({*saved.vocabulary} ^ {*other.vocabulary})
+        characters = f" (only one has {first_few(map(describe, in_one))})" if in_one else ""
+        differing.append(f"vocabulary{characters}")
+    if differing:
+        raise CheckpointError(
+            f"{saved.path}: differs from {other.path} in {', '.join(differing)}; models can be "
+            f"averaged if they have the same {', '.join(here)} and vocabulary, in the same order; "
+            "leave one of them out"
+        )
 
 
 def check_fixed_settings(saved: Checkpoint, config: Config) -> None:

@@ -26,7 +26,9 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     path = folder / ".lock"
     is_new = not os.path.lexists(path)
-    new_folders = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
+    new_folders = [
+        new_folder for new_folder in (folder, *folder.parents) if not os.path.lexists(new_folder)
+    ]
     try:
         with _open(path) as file:
             _lock(path, file)
@@ -44,8 +46,8 @@ def only_writer(folder: Path) -> Iterator[None]:
                 raise
     except BaseException:
         with suppress(OSError):
-            for each in new_folders:
-                each.rmdir()
+            for new_folder in new_folders:
+                new_folder.rmdir()
         raise
 
 

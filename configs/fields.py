@@ -19,7 +19,6 @@ TYPE_NAMES = {
 LIST_NAMES = {str: "strings", float: "numbers"}
 CONTAINERS = {list: "a list", dict: "a mapping"}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
-RESERVED = ("auto", "saved", "null")  # choices beside the variants, and no value
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 NOT_NUMBERS = {  # pattern -> what is wrong with a string that matches it
     r".{41,}": "has more than 40 characters",
@@ -58,20 +57,6 @@ def setting(
         "repeatable": repeatable,
     }
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def variants(*names: str) -> tuple[str, ...]:
-    """Return the names of interchangeable parts, such as layouts, as choices of a setting.
-
-    Raises ValueError for a name that has another meaning or cannot be typed as it is.
-    """
-    for name in names:
-        if name in RESERVED or not re.fullmatch("[a-z][a-z0-9_]*", name) or names.count(name) > 1:
-            raise ValueError(
-                f"'{name}' cannot name a layout or kernel; allowed: a word of a-z, 0-9 and _ that "
-                f"is not taken, except {', '.join(RESERVED)}; choose another name"
-            )
-    return names
 
 
 class Checked:

@@ -12,14 +12,14 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
 from common.errors import ConfigError, did_you_mean
 from common.user_text import unescape, with_escapes
-from configs.fields import Checked, brief, setting, variants
+from configs.fields import Checked, brief, setting
 
 # an address of a text: URL, name of its folder, name of the file, SHA-256
 ADDRESS = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
 )
-LAYOUTS = variants("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
-KERNELS = variants("loop", "bmm", "batched", "sdpa")
+LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
+KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 DTYPES = ("float32", "bfloat16", "float16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
@@ -190,7 +190,8 @@ class ModelConfig(Checked):
     )
     residual_init: str = setting(
         "scaled",
-        "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2)",
+        "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2); "
+        "zero: each block starts as the identity",
         choices=("scaled", "zero"),
     )
 
@@ -296,7 +297,7 @@ class TrainConfig(Checked):
     log_interval: int = setting(10, "iterations between logged values", "[1, 1e9]")
     log: str = setting(
         "pictures",
-        "log scalars and samples to TensorBoard, or pictures as well",
+        "what TensorBoard gets: scalars and samples, or pictures as well",
         choices=("scalars", "pictures"),
     )
     sample_chars: int = setting(
@@ -420,7 +421,8 @@ class SampleConfig(Checked):
     )
     html: str | None = setting(
         None,
-        "only write the model to this file, as a web page that has these options as defaults",
+        "only write the model to this file as a web page, with these sampling options as its "
+        "defaults",
     )
     html_dtype: str = setting(
         "float32", "dtype of the weights in the page", choices=("float32", "float16")
@@ -454,34 +456,26 @@ class SampleConfig(Checked):
                 f"--sample {self.sample} is not one of --num_samples {self.num_samples}; leave out "
                 "--num_samples"
             )
-        others = {
-            "num_samples": self.num_samples > 1,
-            "prompt=-": self.prompt == "-",
-            "score": self.score,
-            "html": self.html,
-        }
-        for other in ("sample", "html", "score", "interactive"):
-            if self.novel and getattr(self, other):
-                raise ConfigError(f"--novel and --{other} contradict each other; give one of them")
-        for other, given in others.items():
-            if self.interactive and given:
+        given = vars(self) | {"num_samples": self.num_samples > 1, "prompt=-": self.prompt == "-"}
+        for exclusive in (
+            ("novel", "interactive", "html", "score"),  # the modes
+            ("novel", "sample"),
+            ("interactive", "num_samples"),
+            ("interactive", "prompt=-"),  # both read standard input
+            ("html", "ngrams"),  # a page runs one GPT
+        ):
+            chosen = [name for name in exclusive if given[name]]
+            if len(chosen) > 1:
                 raise ConfigError(
-                    f"--interactive and --{other} contradict each other; give one of them"
+                    f"--{chosen[0]} and --{chosen[1]} contradict each other; give one of them"
                 )
-        if self.ngrams and self.html:
-            raise ConfigError(
-                "--html and --ngrams contradict each other: a page runs one GPT; give one of them"
-            )
+        for name in ("html", "attention", "kernel"):
+            if len(self.ckpt) > 1 and given[name] not in (None, "saved"):
+                raise ConfigError(
+                    f"--{name} takes one --ckpt, but {len(self.ckpt)} are given; give one of them"
+                )
         if self.ngram_weight != SampleConfig.ngram_weight and not self.ngrams:
             raise ConfigError("--ngram_weight only applies together with --ngrams")
-        single = {"html": self.html, "attention": self.attention, "kernel": self.kernel}
-        for other, value in single.items():
-            if len(self.ckpt) > 1 and value not in (None, "saved"):
-                raise ConfigError(
-                    f"--{other} takes one --ckpt, but {len(self.ckpt)} are given; give one of them"
-                )
-        if self.html and self.score:
-            raise ConfigError("--html and --score contradict each other; give one of them")
         if self.overwrite and not self.html:
             raise ConfigError("--overwrite only applies together with --html")
 
@@ -495,6 +489,8 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
     hint = did_you_mean(meant if meant in names else key, names, otherwise)
     if meant == "learning_rate" in names:
         hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
+    if meant == "max_iters" in names and "epochs" in key:
+        hint += " (max_iters counts steps, not epochs)"
     return hint
 
 

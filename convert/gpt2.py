@@ -38,10 +38,10 @@ def gpt2_name(name: str) -> str:
     `blocks.0.mlp.up` -> `transformer.h.0.mlp.c_fc.weight`
     """
     module = name.removesuffix(".bias")
-    kind = "weight" if module == name else "bias"
+    parameter = "weight" if module == name else "bias"
     if block := re.fullmatch(r"blocks\.(\d+)\.(.+)", module):
-        return f"{PREFIX}h.{block[1]}.{BLOCK_MODULES[block[2]]}.{kind}"
-    return f"{MODULES[module]}.{kind}"
+        return f"{PREFIX}h.{block[1]}.{BLOCK_MODULES[block[2]]}.{parameter}"
+    return f"{MODULES[module]}.{parameter}"
 
 
 def parameters_not_in_gpt2(model: GPT) -> list[str]:

@@ -33,7 +33,7 @@ usage: python -m convert.huggingface RUN --out_dir=DIR
   python -m convert.huggingface out/nanogpt_cpu --out_dir=out/hf
 """
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-CLASSIC = {  # a model with these settings is a GPT-2; "classic" below means such a model
+GPT2_ARCHITECTURE = {  # a model with these settings is a GPT-2
     "positions": "learned",
     "token_shifts": 0,
     "ngram_embeddings": 0,
@@ -92,7 +92,7 @@ def export_run(source: Path, folder: Path) -> None:
     saved, note = checkpoints.find(source, "best")
     if note:
         print_note(note)
-    check_classic(saved.path, saved.config.model)
+    check_is_gpt2(saved.path, saved.config.model)
     model = checkpoints.build_model(saved)
     if others := parameters_not_in_gpt2(model):
         raise ConfigError(
@@ -117,11 +117,11 @@ def export_run(source: Path, folder: Path) -> None:
     print_result(f"exported {saved.path} to {folder}; its README.md shows how to load it")
 
 
-def check_classic(path: Path, config: ModelConfig) -> None:
+def check_is_gpt2(path: Path, config: ModelConfig) -> None:
     """Raise ConfigError with the settings that differ, unless the model is a GPT-2."""
     others = [
         f"{name} {brief(getattr(config, name))} (GPT-2: {brief(value)})"
-        for name, value in CLASSIC.items()
+        for name, value in GPT2_ARCHITECTURE.items()
         if getattr(config, name) != value
     ]
     if others:
@@ -155,7 +155,7 @@ def exported_files(model: GPT, vocabulary: str, folder: str) -> dict[str, bytes]
 
 
 def gpt2_config(config: ModelConfig, vocab_size: int) -> dict[str, object]:
-    """Return the arguments of `transformers.GPT2Config` for a classic model."""
+    """Return the arguments of `transformers.GPT2Config` for a model that is a GPT-2."""
     settings = {theirs: getattr(config, ours) for ours, theirs in SETTING_NAMES.items()}
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -170,7 +170,7 @@ def gpt2_config(config: ModelConfig, vocab_size: int) -> dict[str, object]:
 
 
 def gpt2_weights(model: GPT) -> dict[str, Tensor]:
-    """Return the state dict of `transformers.GPT2LMHeadModel` for a classic model."""
+    """Return the state dict of `transformers.GPT2LMHeadModel` for a model that is a GPT-2."""
     tensors = gpt2_tensors(model)
     if not model.config.bias:
         biased = [name for name in tensors if name not in EMBEDDINGS]

@@ -21,7 +21,7 @@ PALETTE = np.stack(
     [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in COLOR_STOPS.T],
     axis=1,
 )
-SMALL, FONT, LARGE = (ImageFont.load_default(size) for size in (10, 12, 15))
+SMALL, FONT, TITLE_FONT = (ImageFont.load_default(size) for size in (10, 12, 15))
 NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
@@ -110,7 +110,7 @@ def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.I
     for dash in np.linspace(margin, width - margin, 60):
         draw.line([(dash, row), (dash + 5, row)], 140)
     draw.line(list(zip(*pixel(x, y), strict=True)), DARK, 2)
-    draw.text((margin, 12), title, DARK, LARGE)
+    draw.text((margin, 12), title, DARK, TITLE_FONT)
     return _with_palette(canvas)
 
 

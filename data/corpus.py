@@ -43,25 +43,25 @@ class Corpus:
 def load_corpus(
     data: DataConfig,
     *,
-    wanted: tuple[str | None, str | None] = (None, None),
+    sha256s: tuple[str | None, str | None] = (None, None),
     vocabulary: str | None = None,
     add_characters: bool = False,
 ) -> Corpus:
     """Load the first available source and encode it into training and validation ids.
 
-    With the SHA-256s `wanted`, of the text and of the validation text (a resumed run), only the
-    texts with these are used, wherever they are in the lists. With `vocabulary` (a run that starts
-    from saved weights), the text is encoded with that vocabulary; `add_characters` adds the text's
-    other characters to it.
+    With `sha256s`, of the text and of the validation text (a resumed run), only the texts with
+    these are used, wherever they are in the lists. With `vocabulary` (a run that starts from saved
+    weights), the text is encoded with that vocabulary; `add_characters` adds the text's other
+    characters to it.
 
-    Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if the
-    wanted text is missing or the vocabulary lacks characters of the text, ResourceError if the disk
-    cache has no space for a large text.
+    Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
+    text with these SHA-256s is missing or the vocabulary lacks characters of the text,
+    ResourceError if the disk cache has no space for a large text.
     """
     # find the files, and download them if necessary; nothing is decoded yet
-    texts = [find_text(data, "sources", wanted[0])]
+    texts = [find_text(data, "sources", sha256s[0])]
     if data.val_sources:
-        texts.append(find_text(data, "val_sources", wanted[1]))
+        texts.append(find_text(data, "val_sources", sha256s[1]))
         if texts[0].sha256 == texts[1].sha256:
             raise DataError(
                 f"data.val_sources: {texts[1].path} is the same text as data.sources; name "

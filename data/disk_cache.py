@@ -1,4 +1,4 @@
-"""A disk cache of large encoded texts (see `text.LARGE`); entries appear atomically.
+"""A disk cache of large encoded texts (see `text.MIN_CACHED_SIZE`); entries appear atomically.
 
 The cache is the folder `hornbook` in $XDG_CACHE_HOME or else ~/.cache. An entry's name is derived
 from everything that its content depends on. Its last 32 bytes are the SHA-256 of its content, which

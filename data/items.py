@@ -22,7 +22,7 @@ from common.user_text import unescape
 from configs.fields import brief
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
-from data.text import LARGE, Text
+from data.text import MIN_CACHED_SIZE, Text
 from data.tokenizer import CharTokenizer
 
 
@@ -100,7 +100,7 @@ def load_items(
     the separator or `answer_after` is too rare for the vocabulary.
     """
     # the items of each text
-    parts, empty = zip(*(read_items(text, item_format) for text in texts), strict=True)
+    parts = [read_items(text, item_format) for text in texts]
     needed = 3 - len(texts)  # a text that is split needs two
     for text, items in zip(texts, parts, strict=True):
         if len(set(items)) < needed:
@@ -112,11 +112,10 @@ def load_items(
     # all items of the second text validate, or some of the only one
     train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
     items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
-    left_out = f"; {sum(empty):,} empty ones left out" if any(empty) else ""
     lines = [
         f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
-        f"{max(lengths):,}{left_out}"
+        f"{max(lengths):,}"
     ]
     if len(parts) > 1 and (known := len(set(val) & set(train))):
         lines.append(
@@ -130,8 +129,8 @@ def load_items(
     return item_format.split(train, encode), item_format.split(val, encode), lines
 
 
-def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
-    """Return the items of a text and the number of empty ones, which are left out.
+def read_items(text: Text, item_format: ItemFormat) -> list[str]:
+    """Return the items of a text; empty ones are left out.
 
     The end of a file ends an item. The items are in the order of their digests, so that the first
     ones are a fair sample of all. Raises DataError as `load_items` does.
@@ -139,7 +138,7 @@ def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
     path = text.path
     if text.is_large:
         raise DataError(
-            f"{path}: {text.size:,} bytes; with data.separator, less than {LARGE:,} are "
+            f"{path}: {text.size:,} bytes; with data.separator, less than {MIN_CACHED_SIZE:,} are "
             "allowed; use a part of the text, or leave the separator out"
         )
     contents = text.read_files()
@@ -152,10 +151,7 @@ def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
             f"{remedy}"
         )
     item_format.check_answers(path, contents)
-    items = sorted(chain.from_iterable(map(item_format.cut, contents)), key=digest)
-    pieces = sum(content.count(item_format.separator) for content in contents)
-    pieces += sum(not content.endswith(item_format.separator) for content in contents)
-    return items, pieces - len(items)
+    return sorted(chain.from_iterable(map(item_format.cut, contents)), key=digest)
 
 
 def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:

@@ -80,8 +80,9 @@ def _notes(
     """Yield what is unusual about a text, but not an error."""
     for name, split in (("training", train), ("validation", val)):
         if single := sum(end - start == 1 for start, end in split.segments):
+            files = "1 file has" if single == 1 else f"{single:,} files have"
             yield (
-                f"{single:,} file(s) have a single character of {name} text, which is never used, "
+                f"{files} a single character of {name} text, which is never used, "
                 "because there is nothing before it to predict it from"
             )
     if marked := list(chain.from_iterable(text.marked_files for text in texts)):

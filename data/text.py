@@ -22,7 +22,8 @@ from data.disk_cache import StoredArray, load_or_make
 from data.text_files import MARKS, File, byte_order_mark, decoded
 from data.tokenizer import CharTokenizer, code_points
 
-LARGE = 2**25  # bytes; texts of this size use the disk cache; smaller ones take under a second
+# bytes; texts of this size use the disk cache; smaller ones take under a second
+MIN_CACHED_SIZE = 2**25
 CACHE_FORMAT = "2"
 
 
@@ -58,7 +59,7 @@ class Text:
 
     @property
     def is_large(self) -> bool:
-        return self.size >= LARGE
+        return self.size >= MIN_CACHED_SIZE
 
     @property
     def sha256(self) -> str:

@@ -164,7 +164,7 @@ class Generation:
 
     def _prepare(self) -> None:
         """Build the fast decoder for the heads that are on, and invalidate the caches."""
-        self.silenced, self.read = self.model.silenced, 0
+        self.ablated_heads, self.read = self.model.ablated_heads, 0
         if self.fast:
             self.decoder = build_decoder(self.model, self.notify)
 
@@ -196,7 +196,7 @@ class Generation:
     def _logits(self) -> np.ndarray:
         """Run the model on the tokens not yet in its caches; return the next logits (B, V)."""
         # heads were switched off or on: the caches and the decoder have been computed with others
-        if self.silenced != self.model.silenced:
+        if self.ablated_heads != self.model.ablated_heads:
             self._prepare()
         # without a cache: read the whole window for every character
         if not self.cache:

@@ -94,7 +94,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
-        self.silenced: frozenset[tuple[int, int]] = frozenset()  # by `heads_off`
+        self.ablated_heads: frozenset[tuple[int, int]] = frozenset()  # by `heads_off`
         C, V = config.n_embd, vocab_size
 
         # token and position embeddings (RoPE encodes positions in the attention instead)
@@ -252,7 +252,7 @@ class GPT(nn.Module):
                     f"no head {head} in layer {layer}; allowed: heads 0 to {H - 1} "
                     f"in layers 0 to {L - 1}"
                 )
-        before, self.silenced = self.silenced, self.silenced | {*heads}
+        before, self.ablated_heads = self.ablated_heads, self.ablated_heads | {*heads}
         weights = [block.attention.out_proj.weight for block in self.blocks]  # each (C, H*D)
         saved = [weight.detach().clone() for weight in weights]
         try:
@@ -261,7 +261,7 @@ class GPT(nn.Module):
                     weights[layer].unflatten(1, (H, -1))[:, head] = 0
             yield
         finally:
-            self.silenced = before
+            self.ablated_heads = before
             with torch.no_grad():
                 for weight, original in zip(weights, saved, strict=True):
                     weight.copy_(original)

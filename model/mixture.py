@@ -45,7 +45,9 @@ class Mixture(nn.Module):
         `ids` (B, S) and the errors are those of `GPT.forward`; `caches` are those of `new_caches`.
         """
         caches_of_gpts = caches or [None] * len(self.gpts)
-        logits = [gpt(ids, own) for gpt, own in zip(self.gpts, caches_of_gpts, strict=True)]
+        logits = [
+            gpt(ids, gpt_caches) for gpt, gpt_caches in zip(self.gpts, caches_of_gpts, strict=True)
+        ]
         if self.ngram_model is None:
             return self.average(logits)
         ngram_probs = self.ngram_model.probs(ids.cpu().numpy(), new=logits[0].size(1))
@@ -58,15 +60,17 @@ class Mixture(nn.Module):
         sum of probabilities is a logsumexp of their logarithms, in which none underflows to 0.
         """
         dtype = torch.promote_types(logits[0].dtype, torch.float32)
-        terms = [each.log_softmax(-1, dtype) + math.log(self.gpt_weight) for each in logits]
+        terms = [
+            gpt_logits.log_softmax(-1, dtype) + math.log(self.gpt_weight) for gpt_logits in logits
+        ]
         if ngram_probs is not None:
             terms.append((self.ngram_weight * ngram_probs.to(logits[0].device, dtype)).log())
         return torch.stack(terms).logsumexp(0)
 
     @property
-    def silenced(self) -> list[frozenset[tuple[int, int]]]:
-        """The heads that `GPT.heads_off` has silenced, of each GPT."""
-        return [gpt.silenced for gpt in self.gpts]
+    def ablated_heads(self) -> list[frozenset[tuple[int, int]]]:
+        """The heads that `GPT.heads_off` has ablated, of each GPT."""
+        return [gpt.ablated_heads for gpt in self.gpts]
 
     def new_caches(self) -> list[list[KVCache]]:
         """Create empty caches: for every GPT, one per layer."""

@@ -71,11 +71,11 @@ class NgramModel:
     def size(self) -> tuple[int, int]:
         """The number of n-grams of all lengths, and of bytes in memory."""
         arrays = [array for table in self.tables for array in vars(table).values()]
-        return sum(len(table.probs) for table in self.tables), sum(each.nbytes for each in arrays)
+        return sum(len(table.probs) for table in self.tables), sum(array.nbytes for array in arrays)
 
     def has_read(self, ids: np.ndarray, length: int) -> bool:
         """Return whether any `length` of ids (N,) in a row occur in the text that was counted."""
-        read, found = (fingerprints(each, length) for each in (self.ids, ids))
+        read, found = (fingerprints(text, length) for text in (self.ids, ids))
         return bool(np.isin(found, read).any())
 
     def probs(self, ids: np.ndarray, new: int) -> np.ndarray:

@@ -62,7 +62,7 @@ def write_page(
         "prompt": prompt,
         "settings": {name: getattr(options, name) for name in SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
-        "about": facts(saved, model),
+        "about": model_summary(saved, model),
     }
     page = fill_template(data, weights)
     try:
@@ -163,8 +163,8 @@ def expected_logits(model: GPT) -> dict[str, list]:
     return {"ids": ids.tolist(), "logits": logits}
 
 
-def facts(saved: "Checkpoint", model: GPT) -> dict[str, object]:
-    """Return the facts about the model that the page shows, without any path."""
+def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
+    """Return what the page shows about the model, without any path."""
     progress = saved.progress
     return {
         "parameters": model.parameter_count(),

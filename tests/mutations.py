@@ -297,8 +297,8 @@ MUTATIONS = (
     # ------------------------------------------------------------------------- train.py, sample.py
     Mutation("resume_with_any_text", "a changed text is trained on without a word",
         "train.py", "test_changed_settings test_resume",
-        "wanted=(same_text.sha256, same_text.val_sha256),",
-        "wanted=(None, None),"),
+        "sha256s=(same_text.sha256, same_text.val_sha256),",
+        "sha256s=(None, None),"),
     Mutation("saved_only_at_the_end", "a killed run has no last.safetensors",
         "train.py", "test_resume test_run_folder",
         "last = done or run.save_due",

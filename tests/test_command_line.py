@@ -54,6 +54,7 @@ INVALID_TRAIN = [  # arguments after the config, and words of the message
     (["--train.n_head=4"], "unknown option '--train.n_head'", "did you mean --n_head?"),
     (["--"], "unknown option '--'"),
     (["--\x1b[2J=4"], "unknown option '--\\x1b[2J'"),
+    (["--epochs=3"], "did you mean --max_iters? (max_iters counts steps, not epochs)"),
     (["--lr=1"], "did you mean --learning_rate? (with optimizer muon, also --muon_learn"),
     (["--n_layer", "-1"], "--n_layer: ", "must be an integer in [1, 512], but is -1"),
     (["--seed="], "seed has no value"),

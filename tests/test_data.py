@@ -50,10 +50,10 @@ def write(path, content=TEXT):
     return str(path)
 
 
-def load(*sources, wanted=(None, None), vocabulary=None, **settings):
+def load(*sources, sha256s=(None, None), vocabulary=None, **settings):
     """Load a corpus; return it and the lines of its summary."""
     data_config = DataConfig(sources=sources, **settings)
-    corpus = load_corpus(data_config, wanted=wanted, vocabulary=vocabulary)
+    corpus = load_corpus(data_config, sha256s=sha256s, vocabulary=vocabulary)
     return corpus, printable(corpus.summary).split("\n")
 
 
@@ -206,8 +206,8 @@ def test_what_is_never_used_is_noted_with_its_count():
     lines = load("notes")[1]
     notes = [line for line in lines if "never used" in line]
     assert [line.partition(", which")[0] for line in notes] == [
-        "note: 1 file(s) have a single character of training text",
-        "note: 3 file(s) have a single character of validation text",
+        "note: 1 file has a single character of training text",
+        "note: 3 files have a single character of validation text",
     ]
     assert not any("never used" in line for line in load("notes/a.txt")[1])
 
@@ -438,8 +438,8 @@ def test_the_name_of_a_corpus_is_its_file_or_folder():
 def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
     texts = {"a.txt": "another text " * 20, "b.txt": TEXT, "c.txt": "a third text " * 20}
     sources = [write(*item) for item in texts.items()]
-    wanted = sha256(texts[name].encode())
-    corpus, _ = load("missing.txt", *sources, wanted=(wanted, None))
+    text_sha256 = sha256(texts[name].encode())
+    corpus, _ = load("missing.txt", *sources, sha256s=(text_sha256, None))
     assert corpus.name == name and decoded_files(corpus) == [texts[name]]
 
 
@@ -483,7 +483,7 @@ def test_val_sources_gives_a_separate_validation_text():
         "note: not available: missing.txt (no such file or folder)",
     } <= set(lines)
     message = error_message(
-        CheckpointError, "books", val_sources=["val.txt"], wanted=(None, sha256(b"other"))
+        CheckpointError, "books", val_sources=["val.txt"], sha256s=(None, sha256(b"other"))
     )
     assert message.startswith("data.val_sources: the text has changed since the checkpoint")
     message = error_message(DataError, "books", val_sources=["missing.txt"])
@@ -754,13 +754,13 @@ def test_a_text_in_hornbook_corpora_is_not_downloaded(server, monkeypatch, folde
 
 def test_a_resumed_run_tries_downloads_last_and_only_with_its_own_digest(server):
     write("mine.txt"), write("other.txt", "other text " * 20)
-    wanted = sha256(TEXT.encode()), None
+    sha256s = sha256(TEXT.encode()), None
     own, foreign = address(server, "complete"), address(server, "complete", content="x")
-    assert load(own, "mine.txt", wanted=wanted)[0].name == "mine.txt"
-    assert load(foreign, "mine.txt", wanted=wanted)[0].name == "mine.txt"
-    error_message(CheckpointError, foreign, "other.txt", wanted=wanted)
+    assert load(own, "mine.txt", sha256s=sha256s)[0].name == "mine.txt"
+    assert load(foreign, "mine.txt", sha256s=sha256s)[0].name == "mine.txt"
+    error_message(CheckpointError, foreign, "other.txt", sha256s=sha256s)
     assert server.requests == []
-    assert load("other.txt", own, wanted=wanted)[0].name == "corpus"
+    assert load("other.txt", own, sha256s=sha256s)[0].name == "corpus"
     assert server.requests == ["/complete/corpus/input.txt"]
 
 

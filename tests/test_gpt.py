@@ -211,9 +211,9 @@ def test_a_head_that_is_off_has_zeros_in_the_output_projection_and_comes_back_un
     with pytest.raises(KeyError), model.heads_off([(1, 2)]):
         with model.heads_off([(0, 0), (1, 2)]):
             assert torch.equal(model(ids), expected(ids))
-        assert model.silenced == {(1, 2)} and not torch.equal(model(ids), expected(ids))
+        assert model.ablated_heads == {(1, 2)} and not torch.equal(model(ids), expected(ids))
         raise KeyError
-    assert not model.silenced
+    assert not model.ablated_heads
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 

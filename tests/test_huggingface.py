@@ -141,7 +141,7 @@ def test_training_in_transformers_has_the_dropout_of_the_run(attention, expected
 
 # ---------------------------------------------------------------------------------- what is refused
 
-NOT_CLASSIC = {
+NOT_GPT2 = {
     "positions": ("rope", "positions 'rope' (GPT-2: 'learned')"),
     "token_shifts": (2, "token_shifts 2 (GPT-2: 0)"),
     "ngram_embeddings": (4, "ngram_embeddings 4 (GPT-2: 0)"),
@@ -153,19 +153,17 @@ NOT_CLASSIC = {
 }
 
 
-@pytest.mark.parametrize(
-    "names", [*([name] for name in NOT_CLASSIC), list(NOT_CLASSIC)], ids="-".join
-)
+@pytest.mark.parametrize("names", [*([name] for name in NOT_GPT2), list(NOT_GPT2)], ids="-".join)
 def test_all_settings_that_gpt2_does_not_have_are_named_at_once(names, tmp_path):
-    settings = {name: NOT_CLASSIC[name][0] for name in names}
+    settings = {name: NOT_GPT2[name][0] for name in names}
     write_run(tmp_path / "run", make_checkpoint(**settings))
     message = refusal(tmp_path / "run", tmp_path / "hf", 2)
-    assert all(NOT_CLASSIC[name][1] in message for name in names)
+    assert all(NOT_GPT2[name][1] in message for name in names)
     assert message.count("GPT-2: ") == len(names)
 
 
 def test_a_parameter_that_gpt2_does_not_have_is_named(tmp_path, monkeypatch):
-    """A gate on the MLP, as in CONTRIBUTING, before `CLASSIC` knows its setting."""
+    """A gate on the MLP, as in CONTRIBUTING, before `GPT2_ARCHITECTURE` knows its setting."""
 
     class GatedMLP(MLP):
         def __init__(self, config):
@@ -181,7 +179,7 @@ def test_a_parameter_that_gpt2_does_not_have_is_named(tmp_path, monkeypatch):
 def test_every_setting_of_the_model_is_exported_or_refused():
     """A new choice of ModelConfig must enter the list of what GPT-2 has, or the exported files."""
     exported = {"bias", "tied"}
-    assert huggingface.CLASSIC.keys() | exported == CHOICES.keys() | {"logit_scale"}
+    assert huggingface.GPT2_ARCHITECTURE.keys() | exported == CHOICES.keys() | {"logit_scale"}
 
 
 @pytest.mark.parametrize("name", ["nanogpt_cpu", "nanogpt_gpu"])

@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
     """Change to an empty folder with its own cache, and stream texts of every size."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(text, "LARGE", 0)
+    monkeypatch.setattr(text, "MIN_CACHED_SIZE", 0)
     return tmp_path
 
 
@@ -81,7 +81,7 @@ def test_a_streamed_text_equals_one_read_into_memory(dtype, monkeypatch):
     many = "".join(map(chr, range(0x4E00, 0x4E00 + 300))) * (dtype == "uint16")
     write("books/a.txt"), write("books/b.txt", many + TEXT[::-1])
     streamed = load("books")
-    monkeypatch.setattr(text, "LARGE", 10**9)
+    monkeypatch.setattr(text, "MIN_CACHED_SIZE", 10**9)
     in_memory = load("books")
     assert isinstance(streamed.train.ids, StoredArray)
     assert isinstance(in_memory.train.ids, np.ndarray)
@@ -262,7 +262,7 @@ def test_a_text_that_changes_or_disappears_between_the_passes_is_not_cached(cont
 def test_truncating_or_removing_the_text_during_training_does_not_change_the_batches(
     large, monkeypatch
 ):
-    monkeypatch.setattr(text, "LARGE", large)
+    monkeypatch.setattr(text, "MIN_CACHED_SIZE", large)
     corpus = load(write("book.txt"))
     expected = [Batches(corpus.train, 16, 4, seed=1)(step) for step in range(20)]
     os.truncate("book.txt", 10)

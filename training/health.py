@@ -111,5 +111,5 @@ def is_spike(loss: float, recent_losses: Sequence[float]) -> bool:
     if len(recent_losses) < SPIKE_WINDOW:
         return False
     mean = math.fsum(recent_losses) / SPIKE_WINDOW
-    variance = math.fsum((loss - mean) ** 2 for loss in recent_losses) / SPIKE_WINDOW
+    variance = math.fsum((recent - mean) ** 2 for recent in recent_losses) / SPIKE_WINDOW
     return loss > mean + SPIKE_SIGMAS * math.sqrt(variance)
