@@ -261,8 +261,9 @@ def fit_to_minutes(
         left = seconds - (time.monotonic() - command.started) - build_seconds
         return trial, speed, world.on_rank_0(fit_to_time, train, given, speed, left)
 
-    # `dropout: auto` follows from the number of steps, and makes them slower: time a run without
-    # dropout; if the run that fits is so long that it has some, time one with it
+    # with `dropout: auto`, long runs have dropout, which makes steps slower: time a run without it;
+    # if the run that fits would have some, time one with it (if that fits fewer epochs than dropout
+    # begins with, the run will end early)
     model = command.config.model
     without_dropout = replace(model, dropout=0.0) if model.dropout == "auto" else model
     trial, speed, fitted = time_trial(without_dropout)

@@ -447,16 +447,12 @@ def check_same_model(saved: Checkpoint, config: Config) -> None:
 
 def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
     """Raise CheckpointError with what differs if two models cannot be averaged."""
-    here, there = (
-        {
-            "block_size": checkpoint.config.model.block_size,
-            "data.separator": checkpoint.config.data.separator,
-            "data.answer_after": checkpoint.config.data.answer_after,
-        }
-        for checkpoint in (saved, other)
-    )
+    names = ("model.block_size", "data.separator", "data.answer_after")
+    here, there = flat_settings(saved.config), flat_settings(other.config)
     differing = [
-        f"{name} ({here[name]!r} and {there[name]!r})" for name in here if here[name] != there[name]
+        f"{name} ('{here[name]}' and '{there[name]}')"
+        for name in names
+        if here[name] != there[name]
     ]
     if saved.vocabulary != other.vocabulary:
         in_one = sorted({*saved.vocabulary} ^ {*other.vocabulary})
@@ -465,8 +461,8 @@ def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
     if differing:
         raise CheckpointError(
             f"{saved.path}: differs from {other.path} in {', '.join(differing)}; models can be "
-            f"averaged if they have the same {', '.join(here)} and vocabulary, in the same order; "
-            "leave one of them out"
+            f"averaged if they have the same {', '.join(names)}, and the same vocabulary in the "
+            "same order; leave one of them out"
         )
 
 

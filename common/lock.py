@@ -26,9 +26,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     path = folder / ".lock"
     is_new = not os.path.lexists(path)
-    new_folders = [
-        new_folder for new_folder in (folder, *folder.parents) if not os.path.lexists(new_folder)
-    ]
+    new_folders = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
         with _open(path) as file:
             _lock(path, file)

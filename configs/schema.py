@@ -456,21 +456,22 @@ class SampleConfig(Checked):
                 f"--sample {self.sample} is not one of --num_samples {self.num_samples}; leave out "
                 "--num_samples"
             )
-        given = vars(self) | {"num_samples": self.num_samples > 1, "prompt=-": self.prompt == "-"}
+        values = vars(self) | {"num_samples": self.num_samples > 1, "prompt=-": self.prompt == "-"}
         for exclusive in (
-            ("novel", "interactive", "html", "score"),  # the modes
+            ("novel", "interactive", "html", "score"),  # at most one
             ("novel", "sample"),
+            ("score", "prompt"),
             ("interactive", "num_samples"),
             ("interactive", "prompt=-"),  # both read standard input
             ("html", "ngrams"),  # a page runs one GPT
         ):
-            chosen = [name for name in exclusive if given[name]]
+            chosen = [name for name in exclusive if values[name]]
             if len(chosen) > 1:
                 raise ConfigError(
                     f"--{chosen[0]} and --{chosen[1]} contradict each other; give one of them"
                 )
         for name in ("html", "attention", "kernel"):
-            if len(self.ckpt) > 1 and given[name] not in (None, "saved"):
+            if len(self.ckpt) > 1 and values[name] not in (None, "saved"):
                 raise ConfigError(
                     f"--{name} takes one --ckpt, but {len(self.ckpt)} are given; give one of them"
                 )

@@ -65,11 +65,11 @@ class Logger:
         """True if the folder has a description of the run."""
         return self.folder is not None and (self.folder / DESCRIPTION).exists()
 
-    def describe(self, new_summaries: Iterable[Summary]) -> None:
+    def describe(self, entries: Iterable[Summary]) -> None:
         """Replace the description of the run in TensorBoard."""
         if self.folder:
             try:
-                event_file.write_description(self.folder, new_summaries)
+                event_file.write_description(self.folder, entries)
             except ResourceError as error:
                 self._warn_once(str(error))
 
@@ -82,10 +82,10 @@ class Logger:
         tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self.summaries(step, [Summary(value=tagged)])
 
-    def summaries(self, step: int, new_summaries: Iterable[Summary]) -> None:
+    def summaries(self, step: int, entries: Iterable[Summary]) -> None:
         """Log texts and pictures to TensorBoard."""
         if self.events:
-            for summary in new_summaries:
+            for summary in entries:
                 self.events.add(summary, step)
             self.flush()
 

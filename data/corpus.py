@@ -49,8 +49,8 @@ def load_corpus(
 ) -> Corpus:
     """Load the first available source and encode it into training and validation ids.
 
-    With `sha256s`, of the text and of the validation text (a resumed run), only the texts with
-    these are used, wherever they are in the lists. With `vocabulary` (a run that starts from saved
+    A resumed run passes the `sha256s` of its text and of its validation text: only these texts are
+    used, wherever they are in the lists. With `vocabulary` (a run that starts from saved
     weights), the text is encoded with that vocabulary; `add_characters` adds the text's other
     characters to it.
 

@@ -22,7 +22,7 @@ from data.disk_cache import StoredArray, load_or_make
 from data.text_files import MARKS, File, byte_order_mark, decoded
 from data.tokenizer import CharTokenizer, code_points
 
-# bytes; texts of this size use the disk cache; smaller ones take under a second
+# bytes; texts of at least this size use the disk cache; smaller ones take under a second
 MIN_CACHED_SIZE = 2**25
 CACHE_FORMAT = "2"
 

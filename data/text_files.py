@@ -26,6 +26,10 @@ LIKELY_ENCODINGS = ("cp1252", "gb18030", "shift-jis", "euc-kr")
 CONVERT = "or convert it: iconv -f ENCODING -t UTF-8 OLD > NEW"
 
 
+class WrongEncodingError(DataError):
+    """A text whose bytes are not text in the encoding that was set."""
+
+
 @dataclass(frozen=True)
 class File:
     """A file, with the size, SHA-256 (binary) and first bytes that it had when it was found."""
@@ -89,7 +93,7 @@ def decoded(
     """
     mark = byte_order_mark(file)
     if not mark and codecs.lookup(encoding).name == "utf-8" and (order := _utf16_order(file.head)):
-        raise DataError(
+        raise WrongEncodingError(
             f"{file.path}: looks like UTF-16 without a byte order mark; {ALLOWED}; "
             f"set --data.encoding=utf-16-{order}, {CONVERT}"
         )
@@ -103,7 +107,7 @@ def decoded(
         except UnicodeDecodeError as error:
             position = bytes_before + len(chunk) - len(error.object) + error.start
             line = _line_number(file, encoding, position)
-            raise DataError(
+            raise WrongEncodingError(
                 f"{file.path}: not {encoding.upper()} at byte {position} (line {line}); "
                 f"{ALLOWED}; set {_likely_encodings(error.object)}, {CONVERT}"
             ) from error
@@ -114,16 +118,25 @@ def decoded(
 
 
 def read_text(file: File, encoding: str, newlines: str, max_characters: int) -> str:
-    """Return the text of a file (see `decoded`); raise DataError for more than max_characters."""
+    """Return the text of a file, which must have the encoding that the training text had.
+
+    Raises DataError for another encoding (see `decoded`), and for more than max_characters.
+    """
     pieces, length = [], 0
-    for piece in decoded(file, encoding, newlines, on_read=lambda _: None):
-        pieces.append(piece)
-        length += len(piece)
-        if length > max_characters:
-            raise DataError(
-                f"{file.path}: more than {max_characters:,} characters, which is the most "
-                "allowed; use a part of the text"
-            )
+    try:
+        for piece in decoded(file, encoding, newlines, on_read=lambda _: None):
+            pieces.append(piece)
+            length += len(piece)
+            if length > max_characters:
+                raise DataError(
+                    f"{file.path}: more than {max_characters:,} characters, which is the most "
+                    "allowed; use a part of the text"
+                )
+    except WrongEncodingError as error:
+        raise DataError(
+            f"{file.path}: not {encoding.upper()}, the encoding of the training text; convert it: "
+            f"iconv -f ENCODING -t {encoding.upper()} OLD > NEW"
+        ) from error
     return "".join(pieces)
 
 

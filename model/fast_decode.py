@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from configs.schema import NGRAM_ROWS
 from model.gpt import GPT, HASH_MULTIPLIER, Block
 
-MAX_CACHED_WEIGHTS = 2**22  # more weights (16 MB) do not fit into the CPU's caches
+MAX_WEIGHTS_IN_CACHE = 2**22  # of the CPU: 16 MB in float32
 PANEL = 16  # columns of a panel, the unit in which `build_matvecs` stores a large matrix
 EPS = torch.finfo(torch.float32).eps  # as in nn.RMSNorm
 
@@ -105,7 +105,7 @@ class FastDecoder:
         cap, scale = config.logit_softcap, config.resolved_logit_scale
         self.scaled_cap = scale * cap
         lm_head = lm_head / cap if cap else scale * lm_head
-        large = sum(matrix.numel() for _, matrix, _ in tasks) > MAX_CACHED_WEIGHTS
+        large = sum(matrix.numel() for _, matrix, _ in tasks) > MAX_WEIGHTS_IN_CACHE
         *calls, self.lm_head = build_matvecs([*tasks, (normed, lm_head, logits)], large)
         self.blocks = [calls[i : i + 4] for i in range(0, len(calls), 4)]
         self.threads = choose_threads(calls) if large else 1

@@ -45,9 +45,7 @@ class Mixture(nn.Module):
         `ids` (B, S) and the errors are those of `GPT.forward`; `caches` are those of `new_caches`.
         """
         caches_of_gpts = caches or [None] * len(self.gpts)
-        logits = [
-            gpt(ids, gpt_caches) for gpt, gpt_caches in zip(self.gpts, caches_of_gpts, strict=True)
-        ]
+        logits = [gpt(ids, cache) for gpt, cache in zip(self.gpts, caches_of_gpts, strict=True)]
         if self.ngram_model is None:
             return self.average(logits)
         ngram_probs = self.ngram_model.probs(ids.cpu().numpy(), new=logits[0].size(1))
@@ -60,9 +58,7 @@ class Mixture(nn.Module):
         sum of probabilities is a logsumexp of their logarithms, in which none underflows to 0.
         """
         dtype = torch.promote_types(logits[0].dtype, torch.float32)
-        terms = [
-            gpt_logits.log_softmax(-1, dtype) + math.log(self.gpt_weight) for gpt_logits in logits
-        ]
+        terms = [scores.log_softmax(-1, dtype) + math.log(self.gpt_weight) for scores in logits]
         if ngram_probs is not None:
             terms.append((self.ngram_weight * ngram_probs.to(logits[0].device, dtype)).log())
         return torch.stack(terms).logsumexp(0)

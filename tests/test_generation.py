@@ -140,7 +140,7 @@ def test_the_fast_decoder_equals_gpt_forward_in_every_variant(monkeypatch):
     for values in itertools.product(*CHOICES.values()):
         variant = dict(zip(CHOICES, values, strict=True)) | {"attention": rng.choice(LAYOUTS)}
         # a matrix in panels, or in one piece
-        monkeypatch.setattr(fast_decode, "MAX_CACHED_WEIGHTS", rng.choice([0, 10**9]))
+        monkeypatch.setattr(fast_decode, "MAX_WEIGHTS_IN_CACHE", rng.choice([0, 10**9]))
         model, lines = build(**variant).eval(), []
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()
@@ -195,7 +195,7 @@ def test_the_fast_decoder_uses_several_threads_only_for_large_matrices(monkeypat
     model = build().float()
     monkeypatch.setattr(fast_decode, "choose_threads", lambda calls: 2 * len(calls))
     assert fast_decode.FastDecoder(model).threads == 1
-    monkeypatch.setattr(fast_decode, "MAX_CACHED_WEIGHTS", 0)
+    monkeypatch.setattr(fast_decode, "MAX_WEIGHTS_IN_CACHE", 0)
     assert fast_decode.FastDecoder(model).threads == 2 * 4 * model.config.n_layer
 
 

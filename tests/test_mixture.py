@@ -299,7 +299,7 @@ def test_a_scored_text_that_is_in_the_n_grams_text_is_named(
             "vocabulary (only one has '\\n' (U+000A), '\xe9' (U+00E9));",
         ),
         (lambda known: known[1:] + known[0], 64, "vocabulary;"),
-        (lambda known: known, 32, "block_size (32 and 64);"),
+        (lambda known: known, 32, "model.block_size ('32' and '64');"),
     ],
     ids=["characters", "their order", "block_size"],
 )

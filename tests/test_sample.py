@@ -357,6 +357,9 @@ def test_a_score_reads_the_text_as_training_did(train_run, tmp_path, capsys):
     assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
     assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
     assert f"over {900 * 7 - 1:,} predictions" in capsys.readouterr().out
+    (tmp_path / "text.txt").write_bytes(b"caf\x81")  # no character of cp1252
+    with pytest.raises(UserError, match="not CP1252, the encoding of the training text; convert"):
+        sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"])
 
 
 @pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
