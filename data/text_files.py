@@ -27,7 +27,11 @@ CONVERT = "or convert it: iconv -f ENCODING -t UTF-8 OLD > NEW"
 
 
 class WrongEncodingError(DataError):
-    """A text whose bytes are not text in the encoding that was set."""
+    """A text whose bytes are not text in the encoding that was set; `problem` names the place."""
+
+    def __init__(self, problem: str, remedy: str):
+        super().__init__(f"{problem}; {ALLOWED}; {remedy}")
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ def decoded(
     mark = byte_order_mark(file)
     if not mark and codecs.lookup(encoding).name == "utf-8" and (order := _utf16_order(file.head)):
         raise WrongEncodingError(
-            f"{file.path}: looks like UTF-16 without a byte order mark; {ALLOWED}; "
-            f"set --data.encoding=utf-16-{order}, {CONVERT}"
+            f"{file.path}: looks like UTF-16 without a byte order mark",
+            f"set --data.encoding=utf-16-{order}, {CONVERT}",
         )
     encoding = MARKS.get(mark, encoding)
     decoder = codecs.getincrementaldecoder(encoding)()
@@ -108,8 +112,8 @@ def decoded(
             position = bytes_before + len(chunk) - len(error.object) + error.start
             line = _line_number(file, encoding, position)
             raise WrongEncodingError(
-                f"{file.path}: not {encoding.upper()} at byte {position} (line {line}); "
-                f"{ALLOWED}; set {_likely_encodings(error.object)}, {CONVERT}"
+                f"{file.path}: not {encoding.upper()} at byte {position} (line {line})",
+                f"set {_likely_encodings(error.object)}, {CONVERT}",
             ) from error
         skip, bytes_before = max(0, skip - len(chunk)), bytes_before + len(chunk)
         on_read(len(chunk))
@@ -134,7 +138,7 @@ def read_text(file: File, encoding: str, newlines: str, max_characters: int) -> 
                 )
     except WrongEncodingError as error:
         raise DataError(
-            f"{file.path}: not {encoding.upper()}, the encoding of the training text; convert it: "
+            f"{error.problem}; the training text was {encoding.upper()}; convert it: "
             f"iconv -f ENCODING -t {encoding.upper()} OLD > NEW"
         ) from error
     return "".join(pieces)

@@ -358,7 +358,9 @@ def test_a_score_reads_the_text_as_training_did(train_run, tmp_path, capsys):
     assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
     assert f"over {900 * 7 - 1:,} predictions" in capsys.readouterr().out
     (tmp_path / "text.txt").write_bytes(b"caf\x81")  # no character of cp1252
-    with pytest.raises(UserError, match="not CP1252, the encoding of the training text; convert"):
+    with pytest.raises(
+        UserError, match=r"not CP1252 at byte 3 .*; the training text was CP1252; convert"
+    ):
         sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"])
 
 
