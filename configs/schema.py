@@ -458,7 +458,7 @@ class SampleConfig(Checked):
             )
         values = vars(self) | {"num_samples": self.num_samples > 1, "prompt=-": self.prompt == "-"}
         for exclusive in (
-            ("novel", "interactive", "html", "score"),  # at most one
+            ("novel", "interactive", "html", "score"),  # what to do instead of printing samples
             ("novel", "sample"),
             ("score", "prompt"),
             ("interactive", "num_samples"),
