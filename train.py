@@ -4,9 +4,9 @@
 imported, because that import takes seconds.
 
 A resumed run ends bit-identical to an uninterrupted one. A checkpoint has all that accumulates:
-weights, optimizer state, progress and float16's loss scale. Everything else is a function of the
-seed and the step: batches, dropout and learning rate. Evaluations have random numbers of their own,
-and an interrupted evaluation is not recorded but repeated.
+weights, optimizer state and progress. Everything else is a function of the seed and the step:
+batches, dropout and learning rate. Evaluations have random numbers of their own, and an interrupted
+evaluation is not recorded but repeated.
 """
 
 import _signal  # not `signal`: Ctrl-C while that is imported would print a traceback

@@ -129,9 +129,6 @@ def capture(run: Run, events: EventPosition) -> Checkpoint:
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
                 "the weights are no longer finite"
             )
-    if run.scaler.is_enabled():
-        scaler = run.scaler.state_dict()
-        run.progress.record_loss_scale(scaler["scale"], scaler["_growth_tracker"])
     return Checkpoint(
         config=run.config,
         vocabulary=run.corpus.tokenizer.vocabulary,
@@ -163,14 +160,8 @@ def restore(
     with torch.no_grad():
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
-    # the counters and losses, and the loss scale of float16
+    # the counters and losses
     run.progress = replace(saved.progress)
-    if run.scaler.is_enabled():
-        state = {
-            "scale": run.progress.loss_scale,
-            "_growth_tracker": run.progress.loss_scale_growth_tracker,
-        }
-        run.scaler.load_state_dict(run.scaler.state_dict() | state)
     return run
 
 

@@ -21,7 +21,7 @@ ADDRESS = re.compile(
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
 OTHER_NAMES = {
     "lr": "learning_rate", "muon_lr": "muon_learning_rate", "min_lr": "min_lr_ratio",
@@ -445,7 +445,7 @@ class SampleConfig(Checked):
     kernel: str = setting("saved", "attention kernel", choices=("saved", *KERNELS))
     cache: bool = setting(
         True,
-        "use the KV cache: faster; in float32 the same text, in bfloat16 and float16 it may differ",
+        "use the KV cache: faster; in float32 the same text, in bfloat16 it may differ",
         aliases=("no_cache",),
     )
 

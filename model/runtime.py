@@ -12,7 +12,7 @@ import torch
 from common.errors import ResourceError
 from common.torchrun import NOT_LAUNCHED, Ranks
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,6 @@ def select_runtime(device: str, dtype: str, ranks: Ranks = NOT_LAUNCHED) -> Runt
         dtype, reason = _fast_dtype(name)
     else:
         reason = "as set"
-    if dtype == "float16" and name == "cpu":
-        raise ResourceError(
-            "dtype: float16 is not supported on a CPU; allowed: float32, bfloat16; use dtype: auto"
-        )
     if name == "cuda" and ranks.launched:
         torch.cuda.set_device(ranks.local_rank)
     return Runtime(torch.device(name), DTYPES[dtype], reason)

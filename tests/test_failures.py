@@ -35,7 +35,6 @@ from tests.runs import (
     step_of,
     stop_at,
     train,
-    train_and_copy,
 )
 from training import evaluate, step
 from training.health import SPIKE_WINDOW, is_spike
@@ -114,57 +113,6 @@ def test_weights_made_non_finite_by_an_update_are_not_saved(train_run, run, monk
     assert last_line(output).startswith(
         "error: after step 1, at learning rate 0.0002: the weights are no longer finite; there is"
     )
-
-
-def patch_grad_scaler(patch, scale, overflows=()):
-    """Scale losses as for float16 on a GPU; put an infinity into one gradient in the `unscale_`
-    calls numbered in `overflows`.
-    """
-    numbers = iter(range(10**6))
-
-    class Scaler(torch.amp.GradScaler):
-        def __init__(self, *_, **__):
-            super().__init__("cpu", init_scale=scale)
-
-        def unscale_(self, optimizer):
-            if next(numbers) in overflows:
-                optimizer.param_groups[0]["params"][0].grad.view(-1)[0] = math.inf
-            super().unscale_(optimizer)
-
-    patch.setattr(torch.amp, "GradScaler", Scaler)
-
-
-def test_an_overflow_that_lowers_the_loss_scale_is_no_error(train_run, run, monkeypatch):
-    patch_grad_scaler(monkeypatch, 2.0**127)
-    code, output = train_run()
-    assert code == 0, output
-    norms = [norm for _, norm in scalars(run)["train/grad_norm"]]
-    assert not math.isfinite(norms[0]) and math.isfinite(norms[-1])
-
-
-@pytest.mark.parametrize("optimizer", [0, 1], ids=["adamw", "muon"])
-def test_an_overflow_in_one_optimizer_skips_the_step_of_both(optimizer, options, run, monkeypatch):
-    patch_grad_scaler(monkeypatch, 4.0, overflows=[2 * 3 + optimizer])
-    before = train_and_copy(
-        run, 3, *options, "--max_iters=4", "--save_interval=1", "--schedule=constant"
-    )
-    before, after = contents(before / LAST), contents(run / LAST)
-    assert (before["progress"]["loss_scale"], after["progress"]["loss_scale"]) == (4.0, 2.0)
-    assert equal(before["tensors"], after["tensors"])
-
-
-def test_an_overflow_at_a_loss_scale_of_1_ends_the_run(train_run, monkeypatch):
-    patch_grad_scaler(monkeypatch, 1.0, overflows=[6])
-    code, output = train_run()
-    assert code == 6
-    assert re.match("error: after step 3, .* gradient norm inf; ", last_line(output))
-
-
-def test_a_non_finite_loss_is_no_overflow_at_any_loss_scale(train_run, monkeypatch):
-    patch_grad_scaler(monkeypatch, 4.0)
-    patch_losses(monkeypatch, scale_losses(11))
-    code, output = train_run()
-    assert code == 6 and last_line(output).startswith("error: after step 5, ")
 
 
 def test_a_non_finite_validation_loss_is_reported_and_never_the_best(train_run, run, monkeypatch):

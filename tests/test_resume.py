@@ -19,7 +19,6 @@ from tests.runs import (
     STEPS,
     contents,
     equal,
-    outcome,
     resume_if_saved,
     same_runs,
     scalars,
@@ -69,22 +68,6 @@ def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
     code, output = train(*options, f"--out_dir={parts}", "--resume")
     assert code == 0 and "not be bit-identical" not in output
     assert same_runs(tmp_path / "whole", parts)
-
-
-def test_the_state_of_the_float16_grad_scaler_is_restored(options, tmp_path, monkeypatch):
-    scaler = torch.amp.GradScaler
-    monkeypatch.setattr(
-        torch.amp,
-        "GradScaler",
-        lambda *_, **__: scaler("cpu", init_scale=2.0**127, growth_interval=5),
-    )
-    parts = tmp_path / "parts"
-    assert train(*options, f"--out_dir={tmp_path / 'whole'}")[0] == 0
-    for step in (3, 10):
-        stop_at(step, *options, f"--out_dir={parts}", *resume_if_saved(parts))
-    assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0
-    assert same_runs(tmp_path / "whole", parts)
-    assert 1 < outcome(parts)[LAST]["progress"]["loss_scale"] < 2.0**127
 
 
 def test_a_finished_run_is_trained_further_bit_exactly(options, tmp_path):

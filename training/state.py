@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from common.errors import ConfigError
 from configs.fields import Checked, setting
 from configs.schema import Config
@@ -51,14 +49,6 @@ class Progress(Checked):
     )
     recent_losses: tuple[float, ...] = setting((), f"of the last {SPIKE_WINDOW} steps", LOSS_RANGE)
     spikes: int = setting(0, "steps whose loss was far above the recent ones", STEP_RANGE)
-    loss_scale: float = setting(
-        65536.0,
-        "in float16: factor of the loss, so that small gradients do not become 0",
-        LOSS_RANGE,
-    )
-    loss_scale_growth_tracker: int = setting(
-        0, "in float16: steps since the loss scale last changed", STEP_RANGE
-    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -94,10 +84,6 @@ class Progress(Checked):
         for name in BEST_FIELDS:
             setattr(self, name, getattr(new, name))
 
-    def record_loss_scale(self, scale: float, growth_tracker: int) -> None:
-        """Record the state of the float16 GradScaler."""
-        self.loss_scale, self.loss_scale_growth_tracker = scale, growth_tracker
-
     def new_warnings(self, warnings: Iterable[HealthWarning]) -> list[HealthWarning]:
         """Return the warnings that this run has not given yet, and record that it gives them."""
         new = [warning for warning in warnings if warning.name not in self.warnings_given]
@@ -120,9 +106,6 @@ class Run:
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
         self.progress = Progress()
-        # float16 only: scales the loss, so that small gradients do not become 0
-        scaled = runtime.dtype == torch.float16 and runtime.device.type == "cuda"
-        self.scaler = torch.amp.GradScaler(runtime.device.type, enabled=scaled)
 
     @cached_property
     def batches(self) -> Batches:

@@ -18,7 +18,7 @@ class StepResult:
     """The result of a step.
 
     loss       mean over all tokens of the step, nats per character
-    grad_norm  gradient norm before clipping; not finite if a float16 gradient overflowed
+    grad_norm  gradient norm before clipping
     spike      whether the loss is far above the recent ones
     tokens     number of predicted tokens, without padding, over all processes (ranks)
     seconds    duration of the step
@@ -55,8 +55,7 @@ class TrainStep:
         """Make one update.
 
         Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
-        finite. There is one exception: if only the float16 gradient of a scaled loss overflows, the
-        update is skipped.
+        finite.
         """
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
@@ -75,27 +74,20 @@ class TrainStep:
         # one received a signal
         loss = self.world.all_reduce_loss_and_stop_request(loss)
 
-        # undo the loss scale of float16, then clip
-        for optimizer in run.optimizers:
-            run.scaler.unscale_(optimizer)
+        # clip
         max_norm = train.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
         self._check_finite(loss, grad_norm)
 
-        # update; GradScaler would skip only the optimizer whose gradient overflowed: skip all
-        overflowed = not math.isfinite(grad_norm)
+        # update
         for optimizer in run.optimizers:
-            if not overflowed:
-                run.scaler.step(optimizer)
+            optimizer.step()
             optimizer.zero_grad()
-        run.scaler.update()
 
         # record: progress.step becomes the number of this step, counted from 1
         spike = progress.record_step(loss)
-        warnings = []
-        if not overflowed:
-            found = health.step_warnings(progress.step, loss, grad_norm, run.model.vocab_size)
-            warnings = progress.new_warnings(found)
+        found = health.step_warnings(progress.step, loss, grad_norm, run.model.vocab_size)
+        warnings = progress.new_warnings(found)
         seconds = time.perf_counter() - began
         return StepResult(loss, grad_norm, spike, tokens, seconds, warnings)
 
@@ -118,18 +110,13 @@ class TrainStep:
                 # For the mean over the tokens of the step, divide by their number, and multiply by
                 # that of ranks. A part without targets is 0, where its mean would be NaN.
                 part = cross_entropy(logits, y, "sum") * self.world.size / tokens
-                run.scaler.scale(part).backward()
+                part.backward()
             loss += part.item()
         return loss
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
-        """Raise NonFiniteError unless loss and gradient are finite.
-
-        A gradient that is not finite is allowed if scaling the loss may be the cause, in float16:
-        then GradScaler halves the scale. At a scale of 1, as in all other dtypes, it is not.
-        """
-        scaling_may_be_cause = self.run.scaler.get_scale() > 1
-        if not math.isfinite(loss) or not (math.isfinite(grad_norm) or scaling_may_be_cause):
+        """Raise NonFiniteError unless loss and gradient are finite."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(
                 f"after step {self.run.progress.step:,}, at learning rate {self.run.lr:.3g}: "
                 f"loss {loss}, gradient norm {grad_norm}; both must be finite"
