@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from common import stop
 from common.console import program
 from common.signals import Stop
+from common.stop import EXIT_CODES
 from tests.runs import (
     CODES,
     PHASES,
@@ -26,6 +28,47 @@ MOMENTS = [
     *((phase, signals) for phase in PHASES for signals in ("SIGTERM", "SIGINT twice")),
     *(("step", name) for name in SIGNALS if name != "SIGTERM"),
 ]
+
+
+# --------------------------------------------------------------------------------------------- Stop
+
+
+@pytest.mark.parametrize("name", [name for name in EXIT_CODES if hasattr(signal, name)])
+def test_a_signal_only_sets_a_flag_until_the_block_ends(name, capfd):
+    before = signal.getsignal(getattr(signal, name))
+    with stop.Stop() as run:
+        assert (run.requested, run.exit_code) == (False, 0)
+        signal.raise_signal(getattr(signal, name))
+        assert (run.requested, run.exit_code) == (True, 130 if name == "SIGINT" else 143)
+    assert signal.getsignal(getattr(signal, name)) == before
+    assert capfd.readouterr().err.count("stopping: ") == 1
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_after_another_signal_is_pythons_own(first):
+    with pytest.raises(KeyboardInterrupt), stop.Stop():
+        signal.raise_signal(getattr(signal, first))
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_first_exit_code_of_several_stays():
+    with stop.Stop() as run:
+        run.request()  # another rank has had a signal
+        assert (run.requested, run.exit_code) == (True, 0)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert run.exit_code == 130
+
+
+def test_interruptible_work_is_abandoned_between_two_items():
+    run, done = stop.Stop(), []
+    with pytest.raises(stop.Interrupted):
+        for item in run.interruptible(range(9)):
+            done.append(item)
+            if item == 3:
+                run.request()
+    assert done == [0, 1, 2, 3]
+    assert list(stop.Stop().interruptible(range(3))) == [0, 1, 2]
 
 
 # ------------------------------------------------------------------------------------------ signals

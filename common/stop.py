@@ -1,0 +1,59 @@
+"""A request to stop the run: Ctrl-C, or a signal of a scheduler, a closed terminal, a shutdown."""
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Self
+
+# Slurm sends SIGUSR1 before a time limit if `sbatch --signal=USR1@120` asks for it.
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143}
+NOTE = b"\nstopping: finishing this step and saving; Ctrl-C now leaves at once, without saving\n"
+
+
+class Interrupted(Exception):
+    """Raised to abandon repeatable work, such as an evaluation, because the run is stopping."""
+
+
+class Stop:
+    """A flag that a signal sets, so that the run can finish its step, save and end.
+
+    This holds within a `with` block. The second Ctrl-C there is Python's KeyboardInterrupt. A
+    signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    """
+
+    def __init__(self, verbose: bool = True):
+        self.verbose = verbose  # say that a signal has been received
+        self.requested, self.exit_code = False, 0
+
+    def __enter__(self) -> Self:
+        self._before = {}
+        for name in EXIT_CODES:
+            number = getattr(signal, name, None)  # Windows lacks two of them
+            if number and signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def request(self, exit_code: int = 0) -> None:
+        """Ask the run to stop, and to end with this exit code; an earlier one stays."""
+        self.requested, self.exit_code = True, self.exit_code or exit_code
+
+    def interruptible(self, items: Iterable) -> Iterator:
+        """Yield the items; raise Interrupted between two of them if a stop is requested."""
+        for item in items:
+            if self.requested:
+                raise Interrupted
+            yield item
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.request(EXIT_CODES[signal.Signals(number).name])
+        if signal.SIGINT in self._before:  # the next Ctrl-C leaves at once
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if self.verbose:
+            with suppress(OSError):  # the terminal has gone
+                os.write(2, NOTE)  # a system call: print is not reentrant
