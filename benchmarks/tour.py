@@ -19,12 +19,12 @@ from checkpointing import checkpoint
 from common.files import write_atomic
 from configs.cli import parse_train
 from configs.schema import DataConfig
-from dashboard import plots
 from data.batches import Batches, evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.runtime import select_runtime
+from run import pictures
 from training.evaluate import cross_entropy, loss_sums_by_position
 from training.optimizers import orthogonalize
 from training.schedule import lr_multiplier
@@ -158,7 +158,7 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
     ids = torch.from_numpy(corpus.tokenizer.encode(PROMPT).astype(int))
     logits = model(ids[None])[:, -1].double().numpy()
     order = (-logits[0]).argsort()[:10]
-    names = [plots.name(corpus.tokenizer.vocabulary[i]) for i in order]
+    names = [pictures.name(corpus.tokenizer.vocabulary[i]) for i in order]
     columns = len(SAMPLER_SETTINGS)
     with charts.picture(path, height=2.8, columns=columns, sharex=True, sharey=True) as panels:
         for axes, (name, settings) in zip(panels, SAMPLER_SETTINGS.items(), strict=True):
@@ -180,7 +180,7 @@ def attention_maps(model: GPT, corpus: Corpus) -> Image:
     start = corpus.val.segments[0][0]
     ids = corpus.val.ids[start : start + 32].astype(int)
     maps = model.attention_maps(torch.from_numpy(ids))[0]  # (H, T, T)
-    return plots.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
+    return pictures.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
 
 
 def main() -> None:

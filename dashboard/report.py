@@ -16,11 +16,12 @@ from common.console import path_word, program, script, shell_command
 from common.user_text import with_escapes
 from configs.cli import Command
 from configs.schema import flat_settings
-from dashboard import plots, summaries
+from dashboard import summaries
 from dashboard.logger import Logger, info
 from data.items import long_item_notes
 from data.summary import size_advice
 from model.runtime import dtype_name
+from run import pictures
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
 from training.health import SPIKE_WINDOW, HealthWarning
 from training.state import Run
@@ -235,13 +236,13 @@ def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:
     yield summaries.text("samples/top_next", summaries.code_block(top_next(probe, vocabulary)))
     # what the heads of a layer look at
     for layer, maps in enumerate(probe.attention, 1):
-        image = plots.attention_maps(maps.numpy(), probe.text, layer)
+        image = pictures.attention_maps(maps.numpy(), probe.text, layer)
         yield summaries.picture(f"views/attention_layer_{layer}", image)
     # does the model use its context? then later characters are easier to predict
     counted = np.flatnonzero(~np.isnan(result.loss_by_position))
     uniform = math.log(len(vocabulary))
     title = "validation loss by position in the context (nats); dashed: uniform guess"
-    chart = plots.curve(1 + counted, result.loss_by_position[counted], uniform, title)
+    chart = pictures.curve(1 + counted, result.loss_by_position[counted], uniform, title)
     yield summaries.picture("views/loss_by_position", chart)
 
 
@@ -249,5 +250,5 @@ def top_next(probe: Probe, vocabulary: str) -> list[str]:
     """Return the five likeliest characters after the probe's text, one per line."""
     probabilities, ids = probe.next_probs.sort(descending=True)
     rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
-    lines = [f"{probability:6.1%}  {plots.name(vocabulary[i])}" for probability, i in rows]
+    lines = [f"{probability:6.1%}  {pictures.name(vocabulary[i])}" for probability, i in rows]
     return [f"after {probe.text}", *lines]

@@ -15,6 +15,7 @@ LEVELS = [
     {"model", "data"},
     {"training"},
     {"checkpointing"},
+    {"run"},
     {"dashboard", "page", "convert"},
     {"train", "sample"},
 ]

@@ -1,13 +1,13 @@
-"""Plots: attention maps equal those of the model and have labels, and curves follow the loss."""
+"""Pictures: attention maps equal those of the model and have labels, and curves follow the loss."""
 
 import numpy as np
 import pytest
 import torch
 
 from configs.schema import ModelConfig
-from dashboard import plots
 from model.attention import KERNELS, LAYOUTS
 from model.gpt import GPT
+from run import pictures
 
 CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
 
@@ -40,34 +40,34 @@ def test_attention_maps_are_the_weights_that_the_kernels_apply(layout, kernel):
 def test_characters_without_a_glyph_are_labelled_by_name_or_code_point():
     names = {"a": "a", "~": "~", "\n": "newline", "\t": "tab", " ": "space", "中": "U+4E2D"}
     names |= {"\x1b": "U+001B", "\u0301": "U+0301", "\u202e": "U+202E", "\U0001f600": "U+1F600"}
-    assert {character: plots.name(character) for character in names} == names
+    assert {character: pictures.name(character) for character in names} == names
 
 
 def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for_the_future():
     weights = np.tril(np.full((4, 4), 0.25))
     weights[3] = [0.0, 1.0, 0.0, 0.0]
-    page = plots.attention_map(weights, "a\u4e2dbc", "title")
-    side, top = 4 * plots.CELL, plots.TITLE_HEIGHT
+    page = pictures.attention_map(weights, "a\u4e2dbc", "title")
+    side, top = 4 * pictures.CELL, pictures.TITLE_HEIGHT
     margin = page.height - side - top  # the labels below are as high as those on the left are wide
     square = np.array(page)[top : top + side, margin : margin + side]
-    cells = square[plots.CELL // 2 :: plots.CELL, plots.CELL // 2 :: plots.CELL]
-    assert cells[3].tolist() == [plots.FAINT, plots.DARK, plots.FAINT, plots.FAINT]
-    assert (cells[np.triu_indices(4, 1)] == plots.BACKGROUND).all()
-    assert 0 < cells[2, 0] < plots.FAINT
-    labels = np.array(page)[top : top + side, :margin].reshape(4, plots.CELL, margin)
-    widths = (labels < plots.FAINT).any(axis=1).sum(axis=1)  # width in pixels of each label
+    cells = square[pictures.CELL // 2 :: pictures.CELL, pictures.CELL // 2 :: pictures.CELL]
+    assert cells[3].tolist() == [pictures.FAINT, pictures.DARK, pictures.FAINT, pictures.FAINT]
+    assert (cells[np.triu_indices(4, 1)] == pictures.BACKGROUND).all()
+    assert 0 < cells[2, 0] < pictures.FAINT
+    labels = np.array(page)[top : top + side, :margin].reshape(4, pictures.CELL, margin)
+    widths = (labels < pictures.FAINT).any(axis=1).sum(axis=1)  # width in pixels of each label
     assert widths[1] > 3 * max(widths[[0, 2, 3]]) and widths.min() > 0
     assert page.getpalette()[-3:] == [255, 255, 255]
 
 
 def test_a_curve_of_a_diverged_loss_has_few_ticks():
     x = np.array([1, 2, 4])
-    page = np.array(plots.curve(x, np.array([4.0, 1e12, 1e11]), 4.0, ""))
-    rows = (page[60:350, 100:600] < plots.FAINT).all(axis=1).sum()  # a tick is a line across
-    assert 0 < rows <= plots.MAX_TICKS + 1
+    page = np.array(pictures.curve(x, np.array([4.0, 1e12, 1e11]), 4.0, ""))
+    rows = (page[60:350, 100:600] < pictures.FAINT).all(axis=1).sum()  # a tick is a line across
+    assert 0 < rows <= pictures.MAX_TICKS + 1
 
 
 def test_the_curve_follows_its_values():
-    page = np.array(plots.curve(np.array([1, 2, 4]), np.array([4.0, 1.0, 1.0]), 4.0, ""))
+    page = np.array(pictures.curve(np.array([1, 2, 4]), np.array([4.0, 1.0, 1.0]), 4.0, ""))
     ink = [np.flatnonzero(page[48:352, x] < 60).mean() for x in (60, 500, 650)]
     assert ink[0] < ink[1] - 50 and ink[1] == pytest.approx(ink[2], abs=2)
