@@ -1,6 +1,6 @@
 """Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
-`main` loads the models and then calls one of four functions: `print_samples`, `take_turns`, `score`
+`main` loads the model and then calls one of four functions: `print_samples`, `take_turns`, `score`
 and `write_html`. The command line is checked first, because importing torch takes seconds.
 
 A model of a *list* was trained with data.separator, which ends each item: names, one a line. Each
@@ -49,8 +49,6 @@ from data.items import ItemFormat
 from data.text_files import File, find_file, read_text
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.generate import Generation, Sampler
-from model.mixture import NGRAM_ORDER, Mixture
-from model.ngram_model import NgramModel
 from model.runtime import select_runtime
 from page.export import write_page
 from training.evaluate import (
@@ -64,8 +62,7 @@ MAX_BATCH = 64  # samples
 MAX_TRIES = 100  # samples to draw for each novel item
 MAX_BUFFERED = 2**24  # characters of a batch in memory: the longer the samples, the fewer at once
 MAX_SCORED = 2**28  # characters of --score
-MAX_COUNTED = 10_000_000  # characters of --ngrams or --novel: more would take too long
-LEAK_LENGTH = 200  # characters in a row that two independent texts do not share
+MAX_COUNTED = 10_000_000  # characters of --novel: more would take too long
 
 
 class StopStrings:
@@ -106,11 +103,7 @@ class StopStrings:
 
 
 class Session:
-    """The loaded model with its tokenizer, the options, and how much has been drawn.
-
-    Several checkpoints are one mixture, which averages their probabilities, and so is a checkpoint
-    with the n-grams of --ngrams.
-    """
+    """The loaded model with its tokenizer, the options, and how much has been drawn."""
 
     def __init__(self, options: SampleConfig):
         self.options = options
@@ -118,19 +111,15 @@ class Session:
         self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         self.truncated = 0  # samples that max_new_tokens cut off
 
-        # load the checkpoints; all have the same vocabulary, context and format of items
-        gpts = []
-        for ckpt in options.ckpt:
-            saved, note = checkpoints.find(Path(ckpt), "best")
-            if note:
-                print_note(note)
-            if gpts:
-                checkpoints.check_can_average(saved, self.saved)
-            chosen = {"attention": options.attention, "kernel": options.kernel}
-            chosen = {name: value for name, value in chosen.items() if value != "saved"}
-            config = dataclasses.replace(saved.config.model, **chosen)
-            gpts.append(checkpoints.build_model(saved, config).to(self.runtime.device))
-            self.saved = dataclasses.replace(saved, tensors={})  # the model has a copy
+        # load the checkpoint, into the layout and kernel that the options name
+        saved, note = checkpoints.find(Path(options.ckpt), "best")
+        if note:
+            print_note(note)
+        chosen = {"attention": options.attention, "kernel": options.kernel}
+        chosen = {name: value for name, value in chosen.items() if value != "saved"}
+        config = dataclasses.replace(saved.config.model, **chosen)
+        self.model = checkpoints.build_model(saved, config).to(self.runtime.device)
+        self.saved = dataclasses.replace(saved, tensors={})  # the model has a copy
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
         # the items of a list: each is a sample, and the separator ends it
@@ -148,13 +137,6 @@ class Session:
             self.options = dataclasses.replace(
                 options, temperature=0.0 if answers else DEFAULT_TEMPERATURE
             )
-
-        # one model, or the average of several, and of the n-grams
-        self.model, self.ngram_model = gpts[0], None
-        if options.ngrams:
-            self.ngram_model = self.count_ngrams(find_file(Path(options.ngrams)))
-        if len(gpts) > 1 or options.ngrams:
-            self.model = Mixture(gpts, self.ngram_model, options.ngram_weight)
 
         # a stop string must be made of characters that the model can draw
         for stop in options.stop:
@@ -190,14 +172,6 @@ class Session:
         if self.saved.config.data.min_count > 1 and UNK in self.tokenizer.vocabulary:
             return self.tokenizer.encode(text, map_unknown=True)
         return self.encode(text)
-
-    def count_ngrams(self, file: File) -> NgramModel:
-        """Count the n-grams of a file."""
-        with error_context("--ngrams"):
-            ids = self.encode_whole(self.read(file, MAX_COUNTED))
-        if not len(ids):
-            raise DataError(f"--ngrams: {file.path}: no known characters; use another text")
-        return NgramModel(ids, NGRAM_ORDER, len(self.tokenizer))
 
     def begin(self, numbers: Sequence[int], ids: np.ndarray) -> Generation:
         """Start the samples with these numbers, with the prompt; if it is empty, with a newline.
@@ -380,14 +354,8 @@ def score(session: Session, path: Path) -> None:
     options = session.options
     with error_context("--score"):
         ids = session.encode_whole(session.read(find_file(path), MAX_SCORED))
-    # refuse a text without predictions; warn about a text that the n-grams were counted in
     if len(ids) < 2:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
-    if session.ngram_model and session.ngram_model.has_read(ids, LEAK_LENGTH):
-        print_note(
-            f"{options.score} has {LEAK_LENGTH} characters in a row that are in "
-            f"--ngrams {options.ngrams} too, so this loss is too low"
-        )
 
     # windows that cover the text, each character predicted once
     split, item_format = Split(ids, ((0, len(ids)),)), session.item_format

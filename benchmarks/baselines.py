@@ -1,13 +1,10 @@
-"""Baselines: losses of several kinds of models on one text: python -m benchmarks.baselines
-
-    python -m benchmarks.baselines out/a out/b --mixture out/a out/b
+"""Baselines: losses of several kinds of models on one text: python -m benchmarks.baselines RUN...
 
 Prints one table per evaluation protocol, in nats per character of the same validation text:
 
-- fixed models: n-grams with modified Kneser-Ney smoothing, which read the text without windows;
-  each checkpoint and the mixture of several, alone and with the n-grams of the training text, as
-  `sample.py --score --ngrams` averages them
-- the same models with overlapping windows: after the first window, every prediction has at
+- fixed models: n-grams with modified Kneser-Ney smoothing, which read the text without windows,
+  and each checkpoint
+- the checkpoints with overlapping windows: after the first window, every prediction has at
   least half a window of context
 - adaptive models, which learn from the validation text after predicting it: PPMd, zpaq, and each
   checkpoint by dynamic evaluation
@@ -29,14 +26,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.ngrams import NgramModel
 from checkpointing import checkpoint
-from configs.schema import DataConfig, SampleConfig
+from configs.schema import DataConfig
 from data.batches import Split, evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model import runtime
 from model.gpt import GPT
-from model.mixture import NGRAM_ORDER, Mixture
-from model.ngram_model import NgramModel
 from training.evaluate import batch_size_for, cross_entropy, exact_loss, loss_sums_by_position
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
@@ -67,7 +63,7 @@ def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:
     return nats / (len(ids) - 1)
 
 
-def overlapping_loss(model: GPT | Mixture, ids: np.ndarray) -> float:
+def overlapping_loss(model: GPT, ids: np.ndarray) -> float:
     """Return the loss with windows that overlap by half, in nats per character.
 
     Except in the first window, only the second half of each is counted: there, a prediction has at
@@ -151,9 +147,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("ckpt", nargs="*", help="run folders or checkpoints, one row each")
     parser.add_argument(
-        "--mixture", nargs="+", default=[], metavar="CKPT", help="add rows for their average"
-    )
-    parser.add_argument(
         "--text", type=Path, default=TEXT, help="a file; its last tenth is predicted"
     )
     options = parser.parse_args(arguments)
@@ -162,15 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
     corpus = load_corpus(DataConfig(sources=[str(options.text)]))
     vocabulary = corpus.tokenizer.vocabulary
     train, val = corpus.train.text(), corpus.val.text()
-    gpts = {name: [load_model(name, corpus)] for name in options.ckpt}
-    if options.mixture:
-        mixed = [load_model(name, corpus) for name in options.mixture]
-        gpts[f"mixture of {', '.join(options.mixture)}"] = mixed
-    ngram_model, weight = NgramModel(train, NGRAM_ORDER, len(vocabulary)), SampleConfig.ngram_weight
-    models = {}
-    for name, members in gpts.items():
-        models[name] = Mixture(members)
-        models[f"{name}, with n-grams"] = Mixture(members, ngram_model, weight)
+    models = {name: load_model(name, corpus) for name in options.ckpt}
     float32 = runtime.select_runtime("cpu", "float32")
 
     def fixed() -> Iterator[tuple[str, float]]:

@@ -21,7 +21,7 @@ from common.errors import CheckpointError, NonFiniteError, first_few
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, estimate_parameters, flat_settings, from_dict
 from data.corpus import Corpus
-from data.tokenizer import CharTokenizer, describe
+from data.tokenizer import CharTokenizer
 from model.gpt import GPT, copy_slices
 from model.runtime import Runtime
 from training.distributed import SINGLE_PROCESS, World
@@ -433,27 +433,6 @@ def check_same_model(saved: Checkpoint, config: Config) -> None:
             f"{saved.path}: the config describes a different model from the checkpoint's "
             f"({'; '.join(other)}); only {', '.join(sorted(changeable))} may differ; set the rest "
             "back, or start a new run without this checkpoint"
-        )
-
-
-def check_can_average(saved: Checkpoint, other: Checkpoint) -> None:
-    """Raise CheckpointError with what differs if two models cannot be averaged."""
-    names = ("model.block_size", "data.separator", "data.answer_after")
-    here, there = flat_settings(saved.config), flat_settings(other.config)
-    differing = [
-        f"{name} ('{here[name]}' and '{there[name]}')"
-        for name in names
-        if here[name] != there[name]
-    ]
-    if saved.vocabulary != other.vocabulary:
-        in_one = sorted({*saved.vocabulary} ^ {*other.vocabulary})
-        characters = f" (only one has {first_few(map(describe, in_one))})" if in_one else ""
-        differing.append(f"vocabulary{characters}")
-    if differing:
-        raise CheckpointError(
-            f"{saved.path}: differs from {other.path} in {', '.join(differing)}; models can be "
-            f"averaged if they have the same {', '.join(names)}, and the same vocabulary in the "
-            "same order; leave one of them out"
         )
 
 

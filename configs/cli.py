@@ -265,12 +265,11 @@ def parse_sample(argv: list[str]) -> SampleCommand:
     if stdout_is_closed():
         raise ResourceError("standard output is closed; redirect it to a file or a program")
     check_address_space()
-    for ckpt in options.ckpt:
-        check_path_spelling(ckpt)
+    check_path_spelling(options.ckpt)
     if options.html:
         check_page_file(Path(options.html), options.overwrite)
     # sample.py reads these files when it knows the encoding of the training text
-    for name in filter(None, (options.score, options.ngrams, options.novel)):
+    for name in filter(None, (options.score, options.novel)):
         check_readable(name)
     return SampleCommand(options, read_prompt(options.prompt))
 

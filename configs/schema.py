@@ -350,20 +350,7 @@ class Config(Checked):
 class SampleConfig(Checked):
     """Options of sample.py."""
 
-    ckpt: tuple[str, ...] = setting(
-        MISSING,
-        "checkpoint file, or run folder; required; may be repeated, to average the probabilities "
-        "of models with the same vocabulary and block_size",
-        repeatable=True,
-    )
-    ngrams: str | None = setting(
-        None,
-        "text file, such as the training text: average the model's probabilities with those of an "
-        "n-gram model of it",
-    )
-    ngram_weight: float = setting(
-        0.3, "with --ngrams: weight of the n-gram model in the average", "(0, 1)"
-    )
+    ckpt: str = setting(MISSING, "checkpoint file, or run folder; required")
     prompt: str = setting(
         "",
         "text to continue, in which \\n is a newline, \\t a tab, \\r a carriage return and \\\\ a "
@@ -463,20 +450,12 @@ class SampleConfig(Checked):
             ("score", "prompt"),
             ("interactive", "num_samples"),
             ("interactive", "prompt=-"),  # both read standard input
-            ("html", "ngrams"),  # a page runs one GPT
         ):
             chosen = [name for name in exclusive if values[name]]
             if len(chosen) > 1:
                 raise ConfigError(
                     f"--{chosen[0]} and --{chosen[1]} contradict each other; give one of them"
                 )
-        for name in ("html", "attention", "kernel"):
-            if len(self.ckpt) > 1 and values[name] not in (None, "saved"):
-                raise ConfigError(
-                    f"--{name} takes one --ckpt, but {len(self.ckpt)} are given; give one of them"
-                )
-        if self.ngram_weight != SampleConfig.ngram_weight and not self.ngrams:
-            raise ConfigError("--ngram_weight only applies together with --ngrams")
         if self.overwrite and not self.html:
             raise ConfigError("--overwrite only applies together with --html")
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from model.fast_decode import FastDecoder
 from model.gpt import GPT
-from model.mixture import Mixture, MixtureDecoder
 
 GREEDY_BELOW = 1e-6  # temperature
 # for the comparison of the fast decoder with its model
@@ -143,7 +142,7 @@ class Generation:
 
     def __init__(
         self,
-        model: GPT | Mixture,
+        model: GPT,
         sampler: Sampler,
         *,
         cache: bool = True,
@@ -218,15 +217,13 @@ class Generation:
 
 
 @torch.inference_mode()
-def forward(model: GPT | Mixture, ids: np.ndarray, caches: list | None = None) -> np.ndarray:
+def forward(model: GPT, ids: np.ndarray, caches: list | None = None) -> np.ndarray:
     """Run the model on ids (B, S); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
     return model(ids, caches)[:, -1].cpu().double().numpy()
 
 
-def build_decoder(
-    model: GPT | Mixture, notify: Callable[[str], None] | None = None
-) -> FastDecoder | MixtureDecoder | None:
+def build_decoder(model: GPT, notify: Callable[[str], None] | None = None) -> FastDecoder | None:
     """Build the fast decoder of a model; return None if it cannot take the model's place.
 
     It supports float32 on a CPU, and contexts of 2 tokens or more. It is compared with the model
@@ -239,7 +236,7 @@ def build_decoder(
         return None
 
     # let both read the same tokens, the decoder the last one by itself
-    decoder = MixtureDecoder(model) if isinstance(model, Mixture) else FastDecoder(model)
+    decoder = FastDecoder(model)
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
     decoder.prefill(ids[:-1])
@@ -258,7 +255,7 @@ def build_decoder(
 
 
 def generate(
-    model: GPT | Mixture,
+    model: GPT,
     prompt: Tensor,
     sampler: Sampler,
     max_new_tokens: int,

@@ -12,7 +12,7 @@ from configs.schema import KERNELS, LAYOUTS
 from tests.conftest import ROOT
 
 BENCHMARKS = sorted(path.stem for path in ROOT.glob("benchmarks/[!_]*.py"))
-IMPORTED = ("charts", "runs", "timing", "trials")  # no command, or tests of its own
+IMPORTED = ("charts", "ngrams", "runs", "timing", "trials")  # no command, or tests of its own
 IMPORTED += ("curves", "scale", "startup", "tour")  # no options: they take half a minute or more
 SHORTEST = {  # arguments, with a finished run and its text; parts of the output
     "attention": (
@@ -24,12 +24,12 @@ SHORTEST = {  # arguments, with a finished run and its text; parts of the output
         ],
     ),
     "baselines": (
-        ["RUN", "--mixture", "RUN", "RUN", "--text=TEXT"],
+        ["RUN", "--text=TEXT"],
         [
             r"^\| fixed models \|",
             *(rf"^\| modified Kneser-Ney, order {n} \| \d\.\d{{4}} \|$" for n in range(1, 9)),
             r"^\| overlapping windows \|",
-            r"^\| mixture of .*run, .*run, with n-grams \| \d\.\d{4} \|$",
+            r"^\| .*run \| \d\.\d{4} \|$",
             r"^\| .*run, dynamic evaluation \| \d\.\d{4} \|$",
         ],
     ),

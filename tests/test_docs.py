@@ -1,4 +1,4 @@
-"""The tours, docs/experiments.md and the notebook: their Python runs and all assertions hold."""
+"""The tours and the notebook: their Python runs and all assertions hold."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from configs.schema import Config, SampleConfig
 from tests.conftest import ROOT, shapes
 from tests.test_structure import FILES
 
-TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md", "experiments.md")]
+TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md")]
 NOTEBOOK = ROOT / "docs" / "hornbook.ipynb"
 
 

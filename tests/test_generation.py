@@ -26,7 +26,6 @@ from model.generate import (
     window_start,
 )
 from model.gpt import GPT
-from model.mixture import Mixture
 from tests.stress.cached_text import stress
 from tests.variants import CHOICES, noisy
 
@@ -167,12 +166,11 @@ def test_a_decoder_that_differs_is_not_used_and_gives_one_message(monkeypatch):
     assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["a GPT", "a mixture"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["caches", "fast decoder"])
-def test_a_text_goes_on_with_the_heads_that_are_on(dtype, mixed):
+def test_a_text_goes_on_with_the_heads_that_are_on(dtype):
     """Neither the caches nor the decoder of other heads are used."""
     model = build(block_size=32).to(dtype).eval()
-    generation, drawn = Generation(Mixture([model]) if mixed else model, Sampler(5)), []
+    generation, drawn = Generation(model, Sampler(5)), []
     generation.append(prompts(1, 2).numpy())
     for heads in ([], [(0, 1)], [(0, 1), (1, 0)], []):
         with model.heads_off(heads):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpointing import checkpoint
-from common.errors import CheckpointError, ConfigError, DataError
+from common.errors import ConfigError, DataError
 from common.signals import Stop
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from configs.strict_yaml import read_config
@@ -335,8 +335,6 @@ def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, ou
     assert printed.startswith(f"{float(loss):.4f} nats")
     assert f"{per_item:.4f} nats per item, over {items} items" in printed
     assert f"{float(accuracy):.2%} exact match" in printed
-    both, _ = output(run, f"--ckpt={run}", f"--score={held}")  # a mixture of two equal models
-    assert f"{float(accuracy):.2%} exact match" in both
 
 
 def test_answers_are_greedy_unless_a_temperature_is_given(sums, output):
@@ -402,18 +400,6 @@ def test_answer_after_cannot_change_on_resume_and_with_init_from_the_separator_c
     new = ["--separator=o", f"--out_dir={tmp_path / 'new'}", f"--init_from={run}"]
     assert exit_code(train_main, merged([*options, *new])) == 0
     assert "trained on some of the validation text" in capsys.readouterr().out
-
-
-def test_models_of_other_formats_cannot_be_averaged(names, tmp_path):
-    saved = checkpoint.load(names[1] / checkpoint.LAST)
-    others = {
-        r"data.separator ('\n' and '')": DataConfig(),
-        "data.answer_after ('' and '=')": DataConfig(separator="\n", answer_after="="),
-    }
-    for difference, data in others.items():
-        other = checkpoint.Checkpoint(Config(data, saved.config.model), saved.vocabulary, {})
-        with pytest.raises(CheckpointError, match=re.escape(f" in {difference}")):
-            checkpoint.check_can_average(saved, other)
 
 
 def test_novel_is_refused_where_it_means_nothing(names, smoke, capsys):

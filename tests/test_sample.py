@@ -105,8 +105,10 @@ def test_every_row_has_its_exit_code_and_one_line_on_stderr(smoke, capsys, monke
     monkeypatch.setattr(sys, "stdin", Input(b"a\xff\n"))
     if not any(each.startswith("--max-new-tokens") for each in arguments):
         arguments = [*arguments, "--max-new-tokens=5"]
+    if not arguments[0].startswith("--ckpt"):
+        arguments = [f"--ckpt={smoke}", *arguments]
     try:
-        exit_code, message = sample_main([f"--ckpt={smoke}", *arguments]), ""
+        exit_code, message = sample_main(arguments), ""
     except UserError as error:
         exit_code, message = error.exit_code, printed(error)
     message += capsys.readouterr().err

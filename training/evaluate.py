@@ -22,7 +22,6 @@ from configs.schema import DEFAULT_TEMPERATURE
 from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
-from model.mixture import Mixture
 from model.runtime import Runtime
 from training import health
 from training.distributed import SINGLE_PROCESS, World
@@ -158,7 +157,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 
 @torch.inference_mode()
 def loss_sums_by_position(
-    model: GPT | Mixture,
+    model: GPT,
     windows: Iterable[tuple[np.ndarray, np.ndarray]],
     runtime: Runtime,
     world: World = SINGLE_PROCESS,
@@ -202,7 +201,7 @@ def wrong_segments(
 
 
 def exact_loss(
-    model: GPT | Mixture, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
     nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)

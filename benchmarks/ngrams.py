@@ -1,6 +1,6 @@
 """An n-gram model of a text: it predicts a character from counts of what followed the last few.
 
-B batch, T new tokens, S total tokens, V vocabulary
+B batch, T predicted tokens, S total tokens, V vocabulary
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # where counts do not define the discounts; KenLM's defaults
-HASH_BASE = 0x9E3779B97F4A7C15  # of fingerprints: odd, its bits well mixed
 MAX_NGRAMS = 2**63  # n-grams are encoded as base-V integers below this limit
 
 
@@ -48,7 +47,7 @@ class NgramModel:
 
     def __init__(self, ids: np.ndarray, order: int, vocab_size: int):
         """Count the n-grams of ids (N,), which must not be empty."""
-        self.ids, self.vocab_size = ids, vocab_size
+        self.vocab_size = vocab_size
         while order > 1 and (vocab_size**order > MAX_NGRAMS or order > len(ids)):
             order -= 1
         self.tables: list[NgramTable] = []  # [n - 1] has the n-grams of length n
@@ -66,17 +65,6 @@ class NgramModel:
     def order(self) -> int:
         """The length of the longest n-grams."""
         return len(self.tables)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The number of n-grams of all lengths, and of bytes in memory."""
-        arrays = [array for table in self.tables for array in vars(table).values()]
-        return sum(len(table.probs) for table in self.tables), sum(array.nbytes for array in arrays)
-
-    def has_read(self, ids: np.ndarray, length: int) -> bool:
-        """Return whether any `length` of ids (N,) in a row occur in the text that was counted."""
-        read, found = (fingerprints(text, length) for text in (self.ids, ids))
-        return bool(np.isin(found, read).any())
 
     def probs(self, ids: np.ndarray, new: int) -> np.ndarray:
         """Return the probabilities after each of the last `new` tokens of ids (B, S): (B, T, V).
@@ -100,25 +88,6 @@ class NgramModel:
             probs[row_of_entry, table.characters[entries]] += table.probs[entries]
         return probs.reshape(len(ids), new, self.vocab_size)
 
-    def next_probs(self, ids: np.ndarray) -> np.ndarray:
-        """Return the probabilities after the last token of ids (S,): (V,), like `probs`.
-
-        For a single text it is five times as fast: it looks up one context per order.
-        """
-        probs = self.unigram_probs.copy()
-        context, place_value = 0, 1  # the last n - 1 characters as a base-V integer
-        before = ids[: -self.order : -1].tolist()  # the last order - 1 characters, backwards
-        for table, character in zip(self.tables[1:], before, strict=False):
-            context += character * place_value
-            place_value *= self.vocab_size
-            i = table.contexts.searchsorted(context)
-            if i == len(table.contexts) or table.contexts[i] != context:
-                break  # longer contexts are unknown too
-            entries = slice(table.starts[i], table.starts[i + 1])
-            probs *= table.backoffs[i]
-            probs[table.characters[entries]] += table.probs[entries]
-        return probs
-
     def _encode(self, ids: np.ndarray, n: int) -> np.ndarray:
         """Encode every n-gram of ids (B, S) as a base-V integer: (B, S - n + 1), int64."""
         count = ids.shape[1] - n + 1
@@ -126,22 +95,6 @@ class NgramModel:
         for i in range(n):
             codes = codes * self.vocab_size + ids[:, i : count + i]
         return codes
-
-
-def fingerprints(ids: np.ndarray, length: int) -> np.ndarray:
-    """Return a 64-bit hash of every `length` ids in a row: (N,) -> (N - length + 1,), or empty.
-
-    Polynomial hashes (Karp and Rabin 1987), by doubling: a window is two shorter ones, which
-    overlap in the last round.
-    """
-    if len(ids) < length:
-        return np.empty(0, np.uint64)
-    hashes, width = ids.astype(np.uint64), 1
-    while width < length:
-        step = min(width, length - width)
-        hashes = hashes[:-step] * np.uint64(pow(HASH_BASE, step, 2**64)) + hashes[step:]
-        width += step
-    return hashes
 
 
 def concatenate_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from model.ngram_model import NgramModel
+from benchmarks.ngrams import NgramModel
 
 V = 5
 
