@@ -46,7 +46,7 @@ from configs.fields import brief, error_context
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
-from data.text_files import File, find_file, read_text
+from data.text import read_text
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.generate import Generation, Sampler
 from model.runtime import select_runtime
@@ -61,8 +61,6 @@ from training.evaluate import (
 MAX_BATCH = 64  # samples
 MAX_TRIES = 100  # samples to draw for each novel item
 MAX_BUFFERED = 2**24  # characters of a batch in memory: the longer the samples, the fewer at once
-MAX_SCORED = 2**28  # characters of --score
-MAX_COUNTED = 10_000_000  # characters of --novel: more would take too long
 
 
 class StopStrings:
@@ -162,10 +160,9 @@ class Session:
         except UnknownCharacter as error:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
-    def read(self, file: File, max_characters: int) -> str:
-        """Read a file with the encoding and line endings of the training text."""
-        data = self.saved.config.data
-        return read_text(file, data.encoding, data.newlines, max_characters)
+    def read(self, path: str) -> str:
+        """Read a file in the encoding of the training text."""
+        return read_text(Path(path), self.saved.config.data.encoding)
 
     def encode_whole(self, text: str) -> np.ndarray:
         """Encode a whole text as in training, where min_count maps rare characters to UNK."""
@@ -287,7 +284,7 @@ def draw_all(session: Session, batch: range, ids: np.ndarray) -> list[tuple[str,
 def print_novel(session: Session, ids: np.ndarray) -> None:
     """Print the first samples that are complete items and not among those of --novel."""
     wanted, found = session.options.num_samples, 0
-    text = session.read(find_file(Path(session.options.novel)), MAX_COUNTED)
+    text = session.read(session.options.novel)
     known = {"", *session.item_format.cut(text)}  # an empty item is not novel either
     for batch in batches(session, range(MAX_TRIES * wanted)):
         for text, complete in draw_all(session, batch, ids):
@@ -349,11 +346,11 @@ def take_turns(session: Session, prompt: str) -> None:
         shown = "" if stop.reached else shown + reply  # a stop string counts once
 
 
-def score(session: Session, path: Path) -> None:
+def score(session: Session) -> None:
     """Print the loss over every character of a text, in --dtype; for a list, each item alone."""
     options = session.options
     with error_context("--score"):
-        ids = session.encode_whole(session.read(find_file(path), MAX_SCORED))
+        ids = session.encode_whole(session.read(options.score))
     if len(ids) < 2:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
 
@@ -405,7 +402,7 @@ def main(command: SampleCommand) -> int:
     if options.html:
         write_html(session, command.prompt)
     elif options.score:
-        score(session, Path(options.score))
+        score(session)
     elif options.interactive:
         take_turns(session, command.prompt)
     else:

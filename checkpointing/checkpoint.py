@@ -413,7 +413,7 @@ def was_trained_on(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
 def _validation_text(config: Config, text: TextInfo) -> tuple[object, ...]:
     """Return what identifies a validation text: its SHA-256, or a fraction of the source text."""
     split = () if text.val_sha256 else (text.sha256, config.data.val_fraction)
-    return (text.val_sha256, *split, config.data.encoding, config.data.newlines)
+    return (text.val_sha256, *split)
 
 
 def _shortened(value: object) -> str:

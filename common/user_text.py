@@ -49,9 +49,15 @@ def read_line() -> str | None:
     return _decode(line, "standard input").rstrip("\r\n") if line else None
 
 
+def universal_newlines(text: str) -> str:
+    r"""Replace the line ends \r\n and \r with \n, as Python's text mode does."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def unescape(text: str) -> str:
-    r"""Replace \n, \t, \r and \\ with the characters they stand for."""
-    return re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
+    r"""Replace \n, \t, \r and \\ with the characters they stand for; \r ends a line as \n does."""
+    replaced = re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
+    return universal_newlines(replaced)
 
 
 def with_escapes(text: str) -> str:
@@ -72,7 +78,7 @@ def _limited(content: bytes) -> bytes:
 def _decode(content: bytes | bytearray, source: str) -> str:
     """Decode UTF-8; raise ConfigError if it is not."""
     try:
-        return content.decode("utf-8-sig")
+        return universal_newlines(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{source}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"

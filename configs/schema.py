@@ -67,9 +67,6 @@ class DataConfig(Checked):
     encoding: str = setting(
         "utf-8", "encoding of files without a byte order mark; any Python text codec"
     )
-    newlines: str = setting(
-        "keep", "line endings: keep them, or convert all to \\n", choices=("keep", "unix")
-    )
     min_count: int = setting(
         1,
         "map characters that occur fewer times than this to U+FFFD; with --init_from, map instead "

@@ -13,8 +13,6 @@ from math import isqrt
 
 import numpy as np
 
-from data.disk_cache import StoredArray
-
 ROUNDS = 3  # of the Feistel network in `permute`
 IGNORED = -100  # the target of characters that do not count; cross_entropy ignores it by default
 
@@ -23,7 +21,7 @@ IGNORED = -100  # the target of characters that do not count; cross_entropy igno
 class Split:
     """The training or the validation part of a corpus.
 
-    `ids` is a whole text, which may be shared by both splits and may be stored on disk. `segments`
+    `ids` is a whole text, which may be shared by both splits. `segments`
     are the (start, end) positions in it that belong to this split, one pair per file of the corpus,
     or per item of a list. That begins with the last character of the separator before the item, so
     segments of items overlap by one character. No window crosses the end of a segment. `targets`,
@@ -31,7 +29,7 @@ class Split:
     not.
     """
 
-    ids: np.ndarray | StoredArray
+    ids: np.ndarray
     segments: tuple[tuple[int, int], ...]
     targets: np.ndarray | None = None
 

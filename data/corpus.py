@@ -1,8 +1,10 @@
 """The corpus: the first available source, encoded and split into training and validation text."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,10 @@ import numpy as np
 from common.errors import CheckpointError, DataError, first_few
 from configs.schema import DataConfig
 from data.batches import Split
-from data.disk_cache import StoredArray
 from data.items import ItemFormat, load_items
-from data.sources import find_text
 from data.summary import summarize
-from data.tokenizer import UNK, CharTokenizer, describe
+from data.text import find_text
+from data.tokenizer import UNK, CharTokenizer, count_characters, describe
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +56,9 @@ def load_corpus(
     characters to it.
 
     Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
-    text with these SHA-256s is missing or the vocabulary lacks characters of the text,
-    ResourceError if the disk cache has no space for a large text.
+    text with these SHA-256s is missing or the vocabulary lacks characters of the text.
     """
-    # find the files, and download them if necessary; nothing is decoded yet
+    # find the texts, download one if necessary, and read them into memory
     texts = [find_text(data, "sources", sha256s[0])]
     if data.val_sources:
         texts.append(find_text(data, "val_sources", sha256s[1]))
@@ -68,31 +68,30 @@ def load_corpus(
                 "another text, or leave val_sources out to validate on the end of each file"
             )
 
-    # read the text once to count its characters, which gives the vocabulary
-    counts = sum((Counter(text.char_counts.counts) for text in texts), Counter())
+    # the characters give the vocabulary, and that the ids
+    text_counts = [count_characters(text.files) for text in texts]
+    counts = sum(text_counts, Counter())
     tokenizer = _tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
+    encode = partial(tokenizer.encode, map_unknown=data.min_count > 1)
 
-    # read it again to encode it: the items of a list, two texts, or one with a part to validate on
-    map_unknown, item_format, item_lines = data.min_count > 1, ItemFormat.of(data), []
+    # the items of a list, two texts, or one with a part to validate on
+    item_format, item_lines = ItemFormat.of(data), []
     if item_format:
-        train, val, item_lines = load_items(
-            texts, item_format, data.val_fraction, tokenizer, map_unknown
-        )
+        train, val, item_lines = load_items(texts, item_format, data.val_fraction, encode)
     elif data.val_sources:
-        train, val = (Split(text.ids(tokenizer, map_unknown), text.spans) for text in texts)
+        train, val = (_whole(text.files, encode) for text in texts)
     else:
-        ids = texts[0].ids(tokenizer, map_unknown)
-        train, val = _split(ids, texts[0].spans, data.val_fraction)
+        train, val = _split(_whole(texts[0].files, encode), data.val_fraction)
     return Corpus(
         name=texts[0].name,
         sha256=texts[0].sha256,
         val_sha256=texts[1].sha256 if data.val_sources else None,
-        characters=sum(sum(text.char_counts.lengths) for text in texts),
+        characters=counts.total(),
         tokenizer=tokenizer,
         train=train,
         val=val,
         summary=[
-            *summarize(texts, counts, tokenizer.vocabulary, data.min_count, train, val),
+            *summarize(texts, text_counts, tokenizer.vocabulary, train, val),
             *item_lines,
         ],
         item_format=item_format,
@@ -122,14 +121,18 @@ def check_sizes(corpus: Corpus, block_size: int) -> None:
     )
 
 
-def _split(
-    ids: np.ndarray | StoredArray, file_spans: Sequence[tuple[int, int]], fraction: float
-) -> tuple[Split, Split]:
-    """Split each file's (start, end) span: the last `fraction`, rounded up, is validation text."""
-    cuts = [start + int((end - start) * (1 - fraction)) for start, end in file_spans]
-    train = tuple((start, cut) for (start, _), cut in zip(file_spans, cuts, strict=True))
-    val = tuple((cut, end) for (_, end), cut in zip(file_spans, cuts, strict=True))
-    return Split(ids, train), Split(ids, val)
+def _whole(files: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
+    """Encode the files of a text into one split, with a segment for each."""
+    segments = tuple(pairwise(accumulate(map(len, files), initial=0)))
+    return Split(np.concatenate([encode(file) for file in files]), segments)
+
+
+def _split(whole: Split, fraction: float) -> tuple[Split, Split]:
+    """Split each file: the last `fraction`, rounded up, is validation text."""
+    cuts = [start + int((end - start) * (1 - fraction)) for start, end in whole.segments]
+    train = tuple((start, cut) for (start, _), cut in zip(whole.segments, cuts, strict=True))
+    val = tuple((cut, end) for (_, end), cut in zip(whole.segments, cuts, strict=True))
+    return Split(whole.ids, train), Split(whole.ids, val)
 
 
 def _tokenizer_for(

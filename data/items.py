@@ -10,7 +10,6 @@ learns how an item begins and ends, and never sees another one:
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -22,8 +21,7 @@ from common.user_text import unescape
 from configs.fields import brief
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
-from data.text import MIN_CACHED_SIZE, Text
-from data.tokenizer import CharTokenizer
+from data.text import Text
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,12 @@ def load_items(
     texts: Sequence[Text],
     item_format: ItemFormat,
     val_fraction: float,
-    tokenizer: CharTokenizer,
-    map_unknown: bool,
+    encode: Callable[[str], np.ndarray],
 ) -> tuple[Split, Split, list[str]]:
     """Cut a text, and the validation text if there is one, into items; split and encode them.
 
-    Also return lines for the user. Raises DataError for a text that is too large, in which the
-    separator does not occur, or whose items have no answers or cannot be split, UnknownCharacter if
-    the separator or `answer_after` is too rare for the vocabulary.
+    Also return lines for the user. Raises DataError for a text in which the separator does not
+    occur, or whose items have no answers or cannot be split.
     """
     # the items of each text
     parts = [read_items(text, item_format) for text in texts]
@@ -123,9 +119,6 @@ def load_items(
             "text too"
         )
 
-    # raise UnknownCharacter if the separator or `answer_after` is too rare for the vocabulary
-    tokenizer.encode(item_format.separator + item_format.answer_after)
-    encode = partial(tokenizer.encode, map_unknown=map_unknown)
     return item_format.split(train, encode), item_format.split(val, encode), lines
 
 
@@ -135,23 +128,13 @@ def read_items(text: Text, item_format: ItemFormat) -> list[str]:
     The end of a file ends an item. The items are in the order of their digests, so that the first
     ones are a fair sample of all. Raises DataError as `load_items` does.
     """
-    path = text.path
-    if text.is_large:
+    if not any(item_format.separator in content for content in text.files):
         raise DataError(
-            f"{path}: {text.size:,} bytes; with data.separator, less than {MIN_CACHED_SIZE:,} are "
-            "allowed; use a part of the text, or leave the separator out"
+            f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
+            "correct data.separator"
         )
-    contents = text.read_files()
-    if not any(item_format.separator in content for content in contents):
-        remedy = "correct data.separator"
-        if "\n" in item_format.separator and text.char_counts.crlf:
-            remedy = "the lines end in \\r\\n: set --data.newlines=unix"
-        raise DataError(
-            f"{path}: the separator {brief(item_format.separator)} never occurs in the text; "
-            f"{remedy}"
-        )
-    item_format.check_answers(path, contents)
-    return sorted(chain.from_iterable(map(item_format.cut, contents)), key=digest)
+    item_format.check_answers(text.path, text.files)
+    return sorted(chain.from_iterable(map(item_format.cut, text.files)), key=digest)
 
 
 def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:

@@ -8,12 +8,10 @@ from itertools import chain
 import numpy as np
 
 from common.errors import first_few
-from data import disk_cache
 from data.batches import Split
 from data.text import Text
-from data.tokenizer import UNK, describe
+from data.tokenizer import SLICE, UNK, describe
 
-PIECE = 2**20  # ids that are counted at a time
 # config file, largest text in characters, (fewest, most) parameters that suit such a text
 PRESETS = (
     ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
@@ -24,23 +22,26 @@ PRESETS = (
 
 def summarize(
     texts: Sequence[Text],
-    counts: Counter[str],
+    text_counts: Sequence[Counter[str]],
     vocabulary: str,
-    min_count: int,
     train: Split,
     val: Split,
 ) -> list[str]:
-    """Return the summary of a text; notes about what is unusual come last."""
+    """Return the summary of a text, and of its validation text; notes about it come last.
+
+    `text_counts` are the counts of the characters of each.
+    """
+    counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
     # the rarest characters show what does not belong into a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
-        *map(_describe, ("text        ", "validation  "), texts),
+        *map(_describe, ("text        ", "validation  "), texts, text_counts),
         f"split       {len(train):,} characters to train on, "
         f"{len(val):,} ({share:.1%}) to validate on",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
-        *(f"note: {note}" for note in _notes(texts, counts, vocabulary, min_count, train, val)),
+        *(f"note: {note}" for note in _notes(counts, vocabulary, train, val)),
     ]
 
 
@@ -59,39 +60,20 @@ def size_advice(parameters: int, characters: int) -> str | None:
     )
 
 
-def _describe(label: str, text: Text) -> str:
+def _describe(label: str, text: Text, counts: Counter[str]) -> str:
     """Return the line about a text: where it is, and its size."""
     files = f"{len(text.files):,} files, " if len(text.files) > 1 else ""
-    counts = text.char_counts
-    return (
-        f"{label}{text.path}: {files}"
-        f"{sum(counts.lengths):,} characters, {len(counts.counts):,} distinct"
-    )
+    return f"{label}{text.path}: {files}{counts.total():,} characters, {len(counts):,} distinct"
 
 
 def _notes(
-    texts: Sequence[Text],
     counts: Counter[str],
     vocabulary: str,
-    min_count: int,
     train: Split,
     val: Split,
 ) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    for name, split in (("training", train), ("validation", val)):
-        if single := sum(end - start == 1 for start, end in split.segments):
-            files = "1 file has" if single == 1 else f"{single:,} files have"
-            yield (
-                f"{files} a single character of {name} text, which is never used, "
-                "because there is nothing before it to predict it from"
-            )
-    if marked := list(chain.from_iterable(text.marked_files for text in texts)):
-        yield f"a byte order mark names the encoding, and is removed: {first_few(marked)}"
-    if crlf := sum(text.char_counts.crlf for text in texts):
-        yield (
-            f"{crlf:,} lines end in \\r\\n, which is kept; data.newlines=unix converts it to \\n"
-        )
-    if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n\r"]:
+    if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n"]:
         names = first_few(f"U+{ord(c):04X} {_times(counts[c])}" for c in sorted(controls))
         yield f"control characters are kept: {names}"
     if rare := sorted(counts.keys() - set(vocabulary)):
@@ -100,19 +82,12 @@ def _notes(
             f"{len(rare):,} rare characters, {times} in all, are mapped to {describe(UNK)}: "
             f"{first_few(map(describe, rare))}"
         )
-    if kept := [c for c in vocabulary if 0 < counts[c] < min_count and c != UNK]:
-        yield (
-            f"data.min_count={min_count}: {len(kept):,} rare characters are kept, because the "
-            "checkpoint's vocabulary has them"
-        )
     if unseen := _only_in(val, counts, vocabulary):
         times = _times(sum(unseen.values()))
         yield (
             f"{len(unseen):,} characters of the validation text, {times} in all, are not in the "
             f"training text: {first_few(map(describe, unseen))}"
         )
-    if any(text.is_large for text in texts):
-        yield f"the encoded text is cached in {disk_cache.folder()}; you can delete it at any time"
 
 
 def _only_in(split: Split, counts: Counter[str], vocabulary: str) -> dict[str, int]:
@@ -128,8 +103,8 @@ def _count(split: Split, vocab_size: int) -> np.ndarray:
     counts = np.zeros(vocab_size, dtype=np.int64)
     counted = 0  # the segments of a list overlap by a character
     for start, end in split.segments:
-        for first in range(max(start, counted), end, PIECE):
-            piece = split.ids[first : min(first + PIECE, end)]
+        for first in range(max(start, counted), end, SLICE):
+            piece = split.ids[first : min(first + SLICE, end)]
             counts += np.bincount(piece, minlength=vocab_size)
         counted = end
     return counts

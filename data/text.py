@@ -1,143 +1,257 @@
-"""Texts of any size, read in two passes with bounded memory: count characters, then encode them.
+"""Texts: find their files, or download one, and read them into memory.
 
-The results for a small text stay in memory. Those for a large text are stored in the disk cache,
-under a name derived from the text's SHA-256 and everything else they depend on. So the next run
-needs neither pass, and ids are read from disk when they are needed. Every pass checks the SHA-256
-again, so that nothing is stored for a text that has changed since the start.
+A source is an entry of `data.sources`: a file, a folder, a pattern, or an address with the SHA-256
+of its bytes. A missing source is skipped. One that exists but cannot be read is an error, because
+the run would otherwise train on a text that the user did not mean.
 """
 
+import codecs
+import glob
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
 
-import numpy as np
-from tqdm import tqdm
+from common.errors import CheckpointError, DataError, did_you_mean
+from common.files import ROOT
+from common.user_text import universal_newlines
+from configs.schema import ADDRESS, DataConfig
 
-from common.errors import DataError
-from data.disk_cache import StoredArray, load_or_make
-from data.text_files import MARKS, File, byte_order_mark, decoded
-from data.tokenizer import CharTokenizer, code_points
+TIMEOUT = 10.0  # seconds without a byte of a download
+MARKS = {  # UTF-32 first, because its little-endian mark begins with that of UTF-16
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+NAME_THE_ENCODING = (
+    "name the encoding: --data.encoding=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
+    "shift-jis (Japanese), euc-kr (Korean) or any other that Python has"
+)
 
-# bytes; texts of at least this size use the disk cache; smaller ones take under a second
-MIN_CACHED_SIZE = 2**25
-CACHE_FORMAT = "2"
 
-
-@dataclass(frozen=True)
-class CharCounts:
-    """Counts of each character, the length of each file, and how many lines end in \\r\\n."""
-
-    counts: dict[str, int]
-    lengths: list[int]
-    crlf: int
+class Unavailable(Exception):
+    """A source that cannot be had; the message says why."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """One or more files, in order, and how to decode them (see `text_files.decoded`).
+    """One or more files, as characters.
 
     name   for messages: `tinyshakespeare`, `plays`, `book.txt`
-    path   the file, folder or pattern that the files come from
+    path   the file, folder or pattern that they come from
+    files  the characters of each file, in the order of the files' names
     notes  on the sources before it, which are not available
     """
 
     name: str
     path: Path
-    files: Sequence[File]
-    encoding: str
-    newlines: str
+    files: Sequence[str]
     notes: Sequence[str] = ()
 
-    @property
-    def size(self) -> int:
-        """The size of all files together, in bytes."""
-        return sum(file.size for file in self.files)
-
-    @property
-    def is_large(self) -> bool:
-        return self.size >= MIN_CACHED_SIZE
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of a single file. For several files: that of their concatenated SHA-256s.
-
-        It depends on the contents and on where each file ends, not on file names.
-        """
-        digests = [file.digest for file in self.files]
-        if len(digests) > 1:
-            return hashlib.sha256(b"".join(digests)).hexdigest()
-        return digests[0].hex()
-
-    @property
-    def marked_files(self) -> list[str]:
-        """The files that begin with a byte order mark, each with the encoding that it names."""
-        marks = {file.path: byte_order_mark(file) for file in self.files}
-        return [f"{path} ({MARKS[mark].upper()})" for path, mark in marks.items() if mark]
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """The (start, end) positions of each file in the characters of all files."""
-        return tuple(pairwise(accumulate(self.char_counts.lengths, initial=0)))
-
     @cached_property
-    def char_counts(self) -> CharCounts:
-        if not self.is_large:
-            return self._count()
-        stored = load_or_make(
-            f"{self._key()}.json",
-            np.dtype(np.uint8),
-            lambda: [json.dumps(asdict(self._count())).encode()],
+    def sha256(self) -> str:
+        """The SHA-256 of a single file; of several, that of their concatenated SHA-256s.
+
+        It is of characters: line ends, encoding and the files' names play no part.
+        """
+        digests = [hashlib.sha256(file.encode()) for file in self.files]
+        if len(digests) > 1:
+            return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
+        return digests[0].hexdigest()
+
+
+# ---------------------------------------------------------------------------------- find and choose
+
+
+def find_text(data: DataConfig, setting: str, wanted: str | None = None) -> Text:
+    """Read the first available source in a setting, "sources" or "val_sources".
+
+    With `wanted` (a resumed run), read the one with that SHA-256, wherever it is in the list.
+    Raises DataError if no source is available, CheckpointError if none has the wanted SHA-256.
+    """
+    sources, unavailable = getattr(data, setting), []
+    # a resumed run searches this machine before it downloads anything
+    for source in sorted(sources, key=lambda s: wanted is not None and is_address(s)):
+        try:
+            text = read_source(source, data.encoding)
+            if wanted not in (None, text.sha256):
+                raise Unavailable(f"{text.path} is a different text, SHA-256 {text.sha256}")
+        except Unavailable as reason:
+            unavailable.append(f"{source.partition('#sha256=')[0]} ({reason})")
+            continue
+        notes, first = [], name_of(path_of(sources[0]))
+        if text.name != first:
+            notes.append(f"losses on {text.name} and {first} are not comparable")
+        if unavailable:
+            notes.append(f"not available: {', '.join(unavailable)}")
+        return replace(text, notes=notes)
+    reasons = ", ".join(unavailable)
+    if wanted:
+        raise CheckpointError(
+            f"data.{setting}: the text has changed since the checkpoint, which was trained on "
+            f"SHA-256 {wanted}; found instead: {reasons}; restore that text, start a new run, or "
+            "continue with --allow_data_change"
         )
-        return CharCounts(**json.loads(stored[:].tobytes()))
+    hint = nearest_name(path_of(sources[-1]))
+    raise DataError(f"data.{setting}: no text is available: {reasons}; {hint}")
 
-    def ids(self, tokenizer: CharTokenizer, map_unknown: bool) -> np.ndarray | StoredArray:
-        """Return the ids of all files, concatenated and read-only; see `CharTokenizer.encode`."""
 
-        def encoded() -> Iterator[np.ndarray]:
-            for _, piece in self._pieces("encoding"):
-                yield tokenizer.encode(piece, map_unknown)
+def read_source(source: str, encoding: str) -> Text:
+    """Read a source: a relative path under the current folder, or else beside the code.
 
-        if not self.is_large:
-            return np.frombuffer(b"".join(encoded()), tokenizer.dtype)
-        size = sum(self.char_counts.lengths) * tokenizer.dtype.itemsize
-        name = f"{self._key(tokenizer.vocabulary)}.ids"
-        return load_or_make(name, tokenizer.dtype, encoded, size)
+    An address is downloaded, unless its text is there. Raises Unavailable if there is no text,
+    DataError if there is one that cannot be read.
+    """
+    path = path_of(source)
+    try:
+        for place in (path, ROOT / path):
+            if files := files_at(place):
+                break
+        else:
+            place = download(source)
+            files = [place]
+        decoded = [decode(file.read_bytes(), file, encoding) for file in files]
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or path}: cannot be read: {error.strerror}; "
+            "fix that, or name another source"
+        ) from error
+    return Text(name_of(path), place, decoded)
 
-    def read_files(self) -> list[str]:
-        """Return the characters of each file."""
-        contents = [""] * len(self.files)
-        for number, piece in self._pieces("reading"):
-            contents[number] += piece
-        return contents
 
-    def _key(self, *more: str) -> str:
-        parts = (CACHE_FORMAT, self.sha256, self.encoding, self.newlines, *more)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def is_address(source: str) -> bool:
+    return ADDRESS.fullmatch(source) is not None
 
-    def _count(self) -> CharCounts:
-        counts, crlf = np.zeros(0x110000, dtype=np.int64), 0
-        lengths = [0] * len(self.files)
-        for number, piece in self._pieces("counting"):
-            found = np.bincount(code_points(piece, errors="surrogatepass"))
-            counts[: len(found)] += found
-            lengths[number] += len(piece)
-            crlf += piece.count("\r\n")
-        if counts[0xD800:0xE000].any():
+
+def path_of(source: str) -> Path:
+    """Return the path of a source. That of an address is data/NAME/input.txt.
+
+    NAME is the name of its file without the suffix, or of its folder if the file is an input.txt.
+    """
+    if not (match := ADDRESS.fullmatch(source)):
+        return Path(source)
+    _, folder, file, _ = match.groups()
+    stem = Path(file).stem
+    return Path("data", folder if stem == "input" else stem, "input.txt")
+
+
+def name_of(path: Path) -> str:
+    """Return a name for messages: the folder of an `input.txt`, a pattern, or the file's own."""
+    if is_pattern(path):
+        return str(path)
+    path = path.absolute()
+    return path.parent.name if path.name == "input.txt" else path.name
+
+
+def is_pattern(path: Path) -> bool:
+    return re.search(r"[*?]|\[.+\]", str(path)) is not None and not os.path.lexists(path)
+
+
+def files_at(path: Path) -> list[Path]:
+    """Return the files of a file, folder or pattern; none if nothing is there.
+
+    They are in the order of their names, which is the same on every system. A file that is reached
+    twice, by a link or by `**/**`, counts once.
+    """
+    if is_pattern(path):
+        matches = map(Path, glob.iglob(str(path), recursive=True))
+        files = [match for match in matches if not match.is_dir()]
+    elif path.is_dir():
+        visible = [file for file in path.iterdir() if not file.name.startswith(".")]
+        files = [file for file in visible if file.suffix.lower() == ".txt"]
+        if not files:
             raise DataError(
-                f"{self.path}: contains surrogates, which {self.encoding.upper()} "
-                "can encode but no text may contain; convert it: iconv -f ENCODING -t UTF-8"
+                f"{path}: contains no text; the texts of a folder are its *.txt files; "
+                "add one, or give a pattern such as 'FOLDER/*.md'"
             )
-        present = {chr(code): int(counts[code]) for code in np.flatnonzero(counts)}
-        return CharCounts(present, lengths, crlf)
+    else:
+        files = [path] if os.path.lexists(path) else []
+    once = {}
+    for file in sorted(files, key=lambda file: file.parts):
+        once.setdefault(file.resolve(), file)
+    return list(once.values())
 
-    def _pieces(self, activity: str) -> Iterator[tuple[int, str]]:
-        """Yield each piece of the text with its file's index; show a bar after 1 second."""
-        options = {"unit": "B", "unit_scale": True, "leave": False, "delay": 1, "disable": None}
-        with tqdm(total=self.size, desc=activity, **options) as bar:
-            for number, file in enumerate(self.files):
-                for piece in decoded(file, self.encoding, self.newlines, bar.update):
-                    yield number, piece
+
+def nearest_name(path: Path) -> str:
+    """Return "did you mean X?" for the nearest name in the folder of a path."""
+    entries = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = {entry.name: str(entry) for entry in entries}
+    return did_you_mean(path.name, names, "name an existing file, folder or address")
+
+
+# -------------------------------------------------------------------------------- read and download
+
+
+def read_text(path: Path, encoding: str) -> str:
+    """Read a text for a trained model, in the encoding of its training text."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; name a text file") from error
+    convert = f"iconv -f ENCODING -t {encoding.upper()} OLD > NEW"
+    remedy = f"the training text was {encoding.upper()}; convert it: {convert}"
+    return decode(content, path, encoding, remedy)
+
+
+def decode(content: bytes, path: Path, encoding: str, remedy: str = NAME_THE_ENCODING) -> str:
+    """Return the characters of a file; all line ends become a newline.
+
+    A byte order mark determines the encoding, and is removed; without one it is `encoding`. Raises
+    DataError for bytes that are not text.
+    """
+    mark = next(filter(content.startswith, MARKS), b"")
+    encoding = MARKS.get(mark, encoding)
+    try:
+        return universal_newlines(content.decode(encoding))
+    except UnicodeDecodeError as error:
+        start = len(content) - len(error.object) + error.start  # its object may lack the mark
+        line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
+        intact = content.decode(encoding, "ignore").encode(encoding)
+        wrong, name = len(content) - len(intact), encoding.removesuffix("-sig").upper()
+        raise DataError(
+            f"{path}: not {name} at byte {start:,} (line {line:,}); {wrong:,} of {len(content):,} "
+            f"bytes cannot be decoded; {remedy}; if they are few, the file is damaged: "
+            f"iconv -c -f {name} OLD > NEW leaves them out"
+        ) from error
+
+
+def download(address: str) -> Path:
+    """Download the text of an address into data/; return its path.
+
+    The file appears once its content is complete and has the right SHA-256. Raises Unavailable.
+    """
+    path = path_of(address)
+    if not (match := ADDRESS.fullmatch(address)):
+        missing = "nothing matches" if is_pattern(path) else "no such file or folder"
+        raise Unavailable(missing)
+    url, _, _, sha256 = match.groups()
+    try:
+        with urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310 - an ADDRESS begins with https
+            content = response.read()
+    except (OSError, HTTPException) as error:
+        reason = error.reason if type(error) is URLError else error
+        raise Unavailable(str(reason)[:200] or type(error).__name__) from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256.lower():
+        raise Unavailable(f"wrong SHA-256: {len(content):,} bytes with {found}, not {sha256}")
+
+    # beside the code, where every command finds it, or else under the current folder
+    target = ROOT / path if os.access(ROOT / "data", os.W_OK) else path
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        os.replace(unfinished, target)
+    except OSError as error:
+        raise Unavailable(f"cannot be stored at {target}: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target

@@ -1,9 +1,13 @@
 """The character tokenizer: a character's id is its index in the vocabulary."""
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
 from common.errors import UserError
 
+SLICE = 2**20  # characters at a time: what is computed from a text is larger than the text
 UNK = "\ufffd"  # the replacement character, for all characters that are too rare to learn
 
 
@@ -49,13 +53,16 @@ class CharTokenizer:
         With `map_unknown`, unknown characters map to UNK, which must be in the vocabulary;
         otherwise the first one raises UnknownCharacter, with its position counted from 0.
         """
-        # one look-up in the table for the whole text; "clip" takes the last entry for the rest
-        ids = np.take(self._ids, code_points(text, errors="surrogatepass"), mode="clip")
-        if ids.size and ids.min() < 0:
-            if not map_unknown:
-                raise self._unknown(text, int(ids.argmin()))
-            ids[ids < 0] = self._ids[ord(UNK)]
-        return ids.astype(self.dtype)
+        ids = np.empty(len(text), self.dtype)
+        for start, piece in slices(text):
+            # one look-up in the table for each slice; "clip" takes the last entry for the rest
+            found = np.take(self._ids, code_points(piece, errors="surrogatepass"), mode="clip")
+            if found.min() < 0:
+                if not map_unknown:
+                    raise self._unknown(text, start + int(found.argmin()))
+                found[found < 0] = self._ids[ord(UNK)]
+            ids[start : start + len(found)] = found
+        return ids
 
     def decode(self, ids) -> str:
         """Return the text of a sequence, array or CPU tensor of ids."""
@@ -77,3 +84,19 @@ def describe(character: str) -> str:
 def code_points(text: str, errors: str = "strict") -> np.ndarray:
     """Return the Unicode code points of a text, uint32."""
     return np.frombuffer(text.encode("utf-32-le", errors), dtype="<u4")
+
+
+def count_characters(texts: Iterable[str]) -> Counter[str]:
+    """Count each character of several texts."""
+    counts = np.zeros(0x110000, dtype=np.int64)
+    for text in texts:
+        for _, piece in slices(text):
+            found = np.bincount(code_points(piece))
+            counts[: len(found)] += found
+    return Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
+
+
+def slices(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the start and the characters of each slice of a text."""
+    for start in range(0, len(text), SLICE):
+        yield start, text[start : start + SLICE]

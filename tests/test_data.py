@@ -2,12 +2,9 @@
 
 import errno
 import hashlib
-import itertools
 import os
-import socket
 import threading
 import time
-from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,11 +13,8 @@ from urllib.request import HTTPSHandler
 import numpy as np
 import pytest
 
-import data.download
-import data.sources
 import data.summary
 import data.text
-import data.text_files
 from common.console import printable
 from common.errors import CheckpointError, ConfigError, DataError
 from configs.schema import DataConfig
@@ -36,10 +30,9 @@ def sha256(content):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Change to an empty working folder, with HORNBOOK_CORPORA unset."""
+    """Change to an empty working folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HORNBOOK_CORPORA", raising=False)
-    monkeypatch.setattr(data.sources, "ROOT", tmp_path / "no code here")
+    monkeypatch.setattr(data.text, "ROOT", tmp_path / "no code here")
     return tmp_path
 
 
@@ -118,21 +111,26 @@ def test_an_existing_file_name_is_not_treated_as_a_pattern():
     assert decoded_files(corpus) == [TEXT] and corpus.name == "draft[1]*.txt"
 
 
-def test_the_digest_of_several_files_depends_on_their_contents_and_boundaries_but_not_on_names():
-    def digest(*contents, names="abc"):
+def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
+    def digest(*contents, names="abc", **settings):
         folder = Path(f"folder{time.monotonic_ns()}")
         for name, content in zip(names, contents, strict=False):
             write(folder / f"{name}.txt", content)
-        return load(str(folder))[0].sha256
+        return load(str(folder), **settings)[0].sha256
 
     assert digest("abc", "de") == digest("abc", "de", names="xyz")
     assert digest("abc") == sha256(b"abc")
     others = [("ab", "cde"), ("abcde",), ("de", "abc"), ("abc", "dE"), ("abc", "de", "")]
     assert len({digest("abc", "de"), *(digest(*contents) for contents in others)}) == 6
+    # the same characters as other bytes
+    text = "naïve\ncafé\n"
+    same = [text.replace("\n", "\r\n"), "\ufeff" + text, ("\ufeff" + text).encode("utf-16-le")]
+    assert {digest(content) for content in same} == {digest(text)}
+    assert digest(text.encode("cp1252"), encoding="cp1252") == digest(text)
 
 
 def test_the_plays_match_the_counts_in_their_readme():
-    plays = Path(data.download.__file__).parent / "plays"
+    plays = Path(data.text.__file__).parent / "plays"
     corpus, _ = load(str(plays))
     counts = (
         f"{corpus.characters:,} characters, all ASCII, {len(corpus.tokenizer)} of them distinct"
@@ -149,32 +147,17 @@ def test_the_vocabulary_comes_from_the_whole_text():
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 def test_a_byte_order_mark_selects_the_encoding_and_only_the_first_is_removed(encoding):
-    text = "\ufeffΝαι, 🙂! The quick brown fox jumps over the lazy dog.\r\n" * 20
+    text = "\ufeffΝαι, 🙂! The quick brown fox jumps over the lazy dog.\n" * 20
     for name in "ab":
         write(f"folder/{name}.txt", f"\ufeff{text}".encode(encoding))
-    corpus, lines = load("folder")
-    assert decoded_files(corpus) == [text, text]
-    (note,) = (line for line in lines if "mark" in line)
-    assert note == (
-        "note: a byte order mark names the encoding, and is removed: "
-        f"folder/a.txt ({encoding.upper()}), folder/b.txt ({encoding.upper()})"
-    )
+    assert decoded_files(load("folder")[0]) == [text, text]
 
 
-@pytest.mark.parametrize(
-    ("newlines", "expected", "noted"),
-    [
-        ("keep", "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\n", True),
-        ("unix", "a\nb\nc\n\n\x85d\u2028e\x0cf\n", False),
-    ],
-    ids=["keep", "unix"],
-)
-def test_line_ends_are_kept_and_noted_unless_newlines_is_unix(newlines, expected, noted):
-    text = "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\n"
-    corpus, lines = load(write("book.txt", text * 10), newlines=newlines)
-    assert decoded_files(corpus) == [expected * 10]
-    note = r"note: 20 lines end in \r\n, which is kept; data.newlines=unix converts it to \n"
-    assert (note in lines) == noted == any(r"\r" in line for line in lines)
+def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
+    text = "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\r\r\n" * 10
+    corpus, lines = load(write("book.txt", text))
+    assert decoded_files(corpus) == [Path("book.txt").read_text(encoding="utf-8")]
+    assert not any(r"\r" in line for line in lines)
 
 
 def test_control_characters_are_preserved_and_counted():
@@ -189,8 +172,8 @@ def test_control_characters_are_preserved_and_counted():
 @pytest.mark.parametrize(
     ("encoding", "text"),
     [
-        ("cp1252", "naïve café, £5: the quick brown fox jumps.\r\n"),
-        ("utf-16-le", "naïve café, £5: the quick brown fox jumps.\r\n"),
+        ("cp1252", "naïve café, £5: the quick brown fox jumps.\n"),
+        ("utf-16-le", "naïve café, £5: the quick brown fox jumps.\n"),
         ("gb18030", "天地玄黄，宇宙\n"),
         ("shift-jis", "いろはにほへと\n"),
     ],
@@ -198,18 +181,6 @@ def test_control_characters_are_preserved_and_counted():
 def test_data_encoding_applies_to_files_without_a_byte_order_mark(encoding, text):
     write("folder/a.txt", (text * 20).encode(encoding)), write("folder/b.txt", f"\ufeff{text * 20}")
     assert decoded_files(load("folder", encoding=encoding)[0]) == [text * 20, text * 20]
-
-
-def test_what_is_never_used_is_noted_with_its_count():
-    write("notes/a.txt", TEXT), write("notes/b.txt", "The "), write("notes/c.txt", "T")
-    write("notes/d.txt", "Th")
-    lines = load("notes")[1]
-    notes = [line for line in lines if "never used" in line]
-    assert [line.partition(", which")[0] for line in notes] == [
-        "note: 1 file has a single character of training text",
-        "note: 3 files have a single character of validation text",
-    ]
-    assert not any("never used" in line for line in load("notes/a.txt")[1])
 
 
 def test_rare_characters_are_mapped_to_unk_counted_and_listed():
@@ -273,47 +244,29 @@ def test_a_model_of_unsuitable_size_gets_advice_with_a_preset(parameters, charac
 # Invalid texts
 
 
-@pytest.mark.parametrize("chunk", [1, 5, data.text_files.CHUNK_BYTES])
 @pytest.mark.parametrize(
     ("content", "encoding", "expected"),
     [
-        (b"first\nsecond caf\xe9\n", "utf-8", "UTF-8 at byte 16 (line 2)"),
-        (b"\xef\xbb\xbfone\ntwo\nthree \xff", "utf-8", "UTF-8 at byte 17 (line 3)"),
-        (b"abc\xed\xa0\x80", "utf-8", "UTF-8 at byte 3 (line 1)"),  # half a surrogate pair
-        (b"abc\xc0\x80", "utf-8", "UTF-8 at byte 3 (line 1)"),  # NUL in two bytes
-        (b"abc\xe2\x82", "utf-8", "UTF-8 at byte 3 (line 1)"),  # cut in the middle of a character
-        ("\ufeffa\nbc".encode("utf-16-le") + b"x", "utf-8", "UTF-16-LE at byte 10 (line 2)"),
-        ("\ufeffa\n".encode("utf-32-le") + b"\0\0\x11\0", "utf-8", "UTF-32-LE at byte 12 (line 2)"),
-        ("いろは\n".encode("shift-jis") + b"\xff", "shift-jis", "SHIFT-JIS at byte 7 (line 2)"),
+        (b"first\nsecond caf\xe9\n", "utf-8", "UTF-8 at byte 16 (line 2); 1 of 18 bytes"),
+        (b"a\r\nb\rcaf\xe9 \xe0\xe8\n", "utf-8", "UTF-8 at byte 8 (line 3); 3 of 13 bytes"),
+        (b"\xef\xbb\xbfone\ntwo\nthree \xff", "utf-8", "UTF-8 at byte 17 (line 3); 1 of 18 bytes"),
+        (b"abc\xe2\x82", "utf-8", "UTF-8 at byte 3 (line 1); 2 of 5 bytes"),  # cut in a character
+        ("\ufeffa\nbc".encode("utf-16-le") + b"x", "utf-8", "UTF-16 at byte 10 (line 2); 1 of 11"),
+        (
+            "いろは\n".encode("shift-jis") + b"\xff",
+            "shift-jis",
+            "SHIFT-JIS at byte 7 (line 2); 1 of",
+        ),
     ],
 )
-def test_undecodable_bytes_are_reported_with_offset_and_line(
-    content, encoding, expected, chunk, monkeypatch
+def test_bytes_in_another_encoding_are_reported_with_place_count_and_remedies(
+    content, encoding, expected
 ):
-    monkeypatch.setattr(data.text_files, "CHUNK_BYTES", chunk)
     message = error_message(DataError, write("book.txt", content), encoding=encoding)
-    assert message.startswith(f"book.txt: not {expected}; ")
-    assert "data.encoding" in message and "iconv" in message
-
-
-@pytest.mark.parametrize(
-    ("encoding", "half"), [("utf-7", b"+2AA-"), ("unicode-escape", rb"\ud800")]
-)
-def test_lone_surrogates_are_rejected(encoding, half):
-    source = write("book.txt", b"some text " * 20 + half)
-    assert "surrogate" in error_message(DataError, source, encoding=encoding)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["hello, world\n", "Привет, мир. Как дела сегодня?\n", "naïve café\n", "“quoted” text\n"],
-)
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf16_without_a_byte_order_mark_is_detected(text, encoding):
-    message = error_message(DataError, write("book.txt", (text * 5).encode(encoding)))
-    assert "looks like UTF-16 without a byte order mark" in message and "iconv" in message
-    assert f"set --data.encoding={encoding}" in message
-    assert decoded_files(load("book.txt", encoding=encoding)[0]) == [text * 5]
+    assert message.startswith(f"book.txt: not {expected}")
+    assert "--data.encoding=cp1252 (Western), cp1251 (Cyrillic)" in message
+    assert "(Chinese), shift-jis (Japanese), euc-kr (Korean)" in message
+    assert "the file is damaged: iconv -c -f UTF-" in message or encoding == "shift-jis"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\xff\xfe"])
@@ -329,9 +282,6 @@ def test_a_text_with_one_distinct_character_is_rejected(vocabulary):
 
 
 STRANGE = {  # what "strange.txt" is: how to make it, and the message
-    "a pipe": (lambda: os.mkfifo("strange.txt"), "not a regular file"),
-    "a device": (lambda: os.symlink("/dev/zero", "strange.txt"), "not a regular file"),
-    "a loop": (lambda: os.symlink("strange.txt", "strange.txt"), "Too many levels of symbolic"),
     "a dangling link": (lambda: os.symlink("nowhere", "strange.txt"), "No such file or directory"),
     "a folder without text": (lambda: write("strange.txt/README.md"), "contains no text"),
 }
@@ -370,23 +320,12 @@ def test_a_malformed_source_is_rejected_by_the_settings(source):
 
 
 def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
-    monkeypatch.setattr(data.sources, "ROOT", folder / "code")
+    monkeypatch.setattr(data.text, "ROOT", folder / "code")
     write("code/data/book.txt", "beside the code " * 9), write("code/data/a/b.md", "pattern " * 9)
     assert decoded_files(load("data/book.txt")[0]) == ["beside the code " * 9]
     assert decoded_files(load("data/**/*.md")[0]) == ["pattern " * 9]
     write("data/book.txt", "in the current folder " * 9)
     assert decoded_files(load("data/book.txt")[0]) == ["in the current folder " * 9]
-
-
-def test_hornbook_corpora_is_searched_after_the_working_folder(monkeypatch, folder):
-    monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
-    write("elsewhere/mine/input.txt", "from elsewhere " * 20)
-    corpus, lines = load("data/mine/input.txt", write("other.txt"))
-    assert corpus.name == "mine" and str(folder / "elsewhere" / "mine" / "input.txt") in lines[0]
-    assert decoded_files(corpus) == ["from elsewhere " * 20]
-    write("data/mine/input.txt", "from here " * 20)
-    assert decoded_files(load("data/mine/input.txt")[0]) == ["from here " * 20]
-    error_message(DataError, "mine/input.txt")
 
 
 def test_the_first_available_source_is_used_and_the_unavailable_ones_are_listed():
@@ -413,14 +352,11 @@ def test_without_any_available_source_the_error_lists_each_with_its_reason():
     ("source", "hint"),
     [
         ("books/austin.txt", "did you mean books/austen.txt?"),
-        ("books/othr\x1b.txt", r"did you mean books/other\x1b.txt?"),
-        ("books/x", "name an existing file, folder or address"),
         ("nowhere/austen.txt", "name an existing file, folder or address"),
-        ("boo*/austin.txt", "name an existing file, folder or address"),
     ],
 )
 def test_the_error_for_a_mistyped_source_suggests_the_most_similar_name(source, hint):
-    write("books/austen.txt"), write("books/other\x1b.txt")
+    write("books/austen.txt"), write("books/other.txt")
     assert error_message(DataError, source).endswith(f"; {hint}")
 
 
@@ -523,9 +459,6 @@ class Server(ThreadingHTTPServer):
         self.requests = []
         self.closing = threading.Event()
 
-    def handle_error(self, request, client_address):
-        """Ignore closed connections, which are part of these tests."""
-
 
 class Handler(BaseHTTPRequestHandler):
     """Answers /BEHAVIOUR/... as the method with that name does."""
@@ -542,19 +475,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def drip(self, pieces, pause):
-        """Write the pieces with a pause after each, until the test ends."""
-        with suppress(OSError):
-            for piece in pieces:
-                self.wfile.write(piece)
-                if self.server.closing.wait(pause):
-                    return
-
-    def stream(self, pieces, pause):
-        self.send_response(200)
-        self.end_headers()
-        self.drip(pieces, pause)
-
     def complete(self):
         self.respond(TEXT.encode())
 
@@ -567,31 +487,12 @@ class Handler(BaseHTTPRequestHandler):
     def partial(self):
         self.respond(TEXT.encode()[:-10], length=len(TEXT))
 
-    def moved(self, scheme="https"):
-        location = f"{scheme}://127.0.0.1:{self.server.server_port}/complete/corpus/input.txt"
-        self.respond(b"", code=302, Location=location)
-
-    def insecure(self):
-        self.moved("http")
-
     def nonsense(self):
         self.wfile.write(b"\0\1\2" * 5000 + b"\r\n\r\n")
 
     def stalled(self):
-        self.stream([TEXT.encode()[:100]], 20)
-
-    def slow_headers(self):
-        headers = b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000
-        self.drip((bytes([byte]) for byte in headers), 0.05)
-
-    def endless(self):
-        self.stream(itertools.repeat(b"more " * 100), 0)
-
-    def dribble(self):
-        self.stream([b"more "] * 100, 0.05)
-
-    def slow(self):
-        self.stream((TEXT.encode()[i : i + 100] for i in range(0, len(TEXT), 100)), 0.1)
+        self.respond(TEXT.encode()[:100], length=len(TEXT))
+        self.server.closing.wait(20)
 
     def log_message(self, *args):
         pass
@@ -633,33 +534,26 @@ def files_in(folder):
     ],
 )
 def test_a_download_is_stored_under_the_name_of_its_file(url, name):
-    source = data.sources.Source.parse(f"{url}#sha256={'0A' * 32}")
-    assert (source.path, source.url) == (Path("data", name, "input.txt"), url)
-    assert source.sha256 == "0a" * 32 and source.name == name
+    source = f"{url}#sha256={'0A' * 32}"
+    path = data.text.path_of(source)
+    assert path == Path("data", name, "input.txt") and data.text.name_of(path) == name
 
 
-@pytest.mark.parametrize("behaviour", ["complete", "moved", "slow"])
-def test_a_text_is_downloaded_once_and_stored_in_data(
-    behaviour, server, folder, capfd, monkeypatch
-):
-    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)  # less than the total time of "slow"
-    source = address(server, behaviour)
+def test_a_text_is_downloaded_once_and_stored_in_data(server, folder, capfd):
+    source = address(server, "complete")
     corpus, lines = load("data/corpus/input.txt", source, write("other.txt", "other " * 20))
     assert decoded_files(corpus) == [TEXT] and corpus.name == "corpus"
     assert lines[0].startswith("text        data/corpus/input.txt: ")
     assert lines[-1] == "note: not available: data/corpus/input.txt (no such file or folder)"
     assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
-    requests = len(server.requests)
-    url, digest = source.split("#sha256=")
-    for again in ("data/corpus/input.txt", source, f"{url}#sha256={digest.upper()}"):
+    for again in ("data/corpus/input.txt", source):
         assert load(again)[0].sha256 == corpus.sha256
-    assert len(server.requests) == requests
-    assert capfd.readouterr() == ("", "")  # no progress bar without a terminal
+    assert len(server.requests) == 1 and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_download_goes_beside_the_code_if_that_is_writable(server, folder, writable, monkeypatch):
-    monkeypatch.setattr(data.sources, "ROOT", folder / "code")
+    monkeypatch.setattr(data.text, "ROOT", folder / "code")
     (folder / "code" / "data").mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda path, mode: writable)
     corpus, _ = load(address(server, "complete"))
@@ -672,13 +566,9 @@ def test_a_download_goes_beside_the_code_if_that_is_writable(server, folder, wri
 FAILURES = {  # behaviour of the server: reason in the message
     "missing": "HTTP Error 404: Not Found",
     "portal": "wrong SHA-256: 46 bytes with ",
-    "partial": "wrong SHA-256: 850 bytes with ",
-    "insecure": "which is not https",
+    "partial": "",  # the system's words
     "nonsense": r"\x00\x01\x02",
-    "stalled": "",  # either of two time-outs
-    "slow_headers": "no data for 0.5 seconds",
-    "endless": "larger than 1,000,000 bytes",
-    "dribble": "not complete after 1 seconds",
+    "stalled": "timed out",
 }
 
 
@@ -686,36 +576,15 @@ FAILURES = {  # behaviour of the server: reason in the message
 def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
     behaviour, server, folder, monkeypatch
 ):
-    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)
-    monkeypatch.setattr(data.download, "MAX_BYTES", 1_000_000)
-    monkeypatch.setattr(data.download, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(data.text, "TIMEOUT", 0.5)
     write("plays/a.txt", "other text " * 20)
-    start_time = time.monotonic()
     corpus, lines = load(address(server, behaviour), "plays")
-    assert time.monotonic() - start_time < 3
     assert corpus.name == "plays"
     reason = next(line for line in lines if line.startswith("note: not available: "))
     assert f"/{behaviour}/corpus/input.txt (" in reason and FAILURES[behaviour] in reason
-    assert ("wrong" in reason) == (f", not {sha256(TEXT.encode())})" in reason)
     assert "()" not in reason and len(reason) < 1200
     assert "note: losses on plays and corpus are not comparable" in lines
     assert files_in(folder) == ["plays/a.txt"]
-    assert "/complete/corpus/input.txt" not in server.requests
-
-
-def test_a_hanging_name_lookup_times_out(server, monkeypatch):
-    assert data.download.STALL_TIMEOUT < 10
-    monkeypatch.setattr(data.download, "STALL_TIMEOUT", 0.5)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: server.closing.wait(20))
-    start_time = time.monotonic()
-    corpus, lines = load(
-        "https://nowhere.invalid/corpus/input.txt#sha256=" + "0" * 64, write("book.txt")
-    )
-    assert time.monotonic() - start_time < 2
-    assert corpus.name == "book.txt" and any("no data for 0.5 seconds" in line for line in lines)
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    # daemon threads do not keep the process from exiting
-    assert others and all(thread.daemon for thread in others)
 
 
 def test_without_another_source_the_error_gives_the_reason_of_the_system(server):
@@ -736,43 +605,13 @@ def test_a_download_that_cannot_be_stored_leaves_no_files(server, folder, monkey
     assert files_in(folder) == []
 
 
-def test_another_text_at_the_path_of_a_download_is_neither_used_nor_overwritten(server):
-    mine = write("data/corpus/input.txt", "my own text " * 20)
-    corpus, lines = load(address(server, "complete"), write("other.txt"))
-    assert corpus.name == "other.txt"
-    assert any("data/corpus/input.txt is a different text, SHA-256 " in line for line in lines)
-    assert Path(mine).read_text() == "my own text " * 20
+def test_a_resumed_run_tries_downloads_last(server):
+    write("mine.txt", "my own text " * 20), write("other.txt", "other text " * 20)
+    source = address(server, "complete")
+    mine = sha256(b"my own text " * 20), None
+    assert load(source, "mine.txt", sha256s=mine)[0].name == "mine.txt"
     assert server.requests == []
-
-
-def test_a_text_in_hornbook_corpora_is_not_downloaded(server, monkeypatch, folder):
-    monkeypatch.setenv("HORNBOOK_CORPORA", str(folder / "elsewhere"))
-    write("elsewhere/corpus/input.txt")
-    assert load(address(server, "complete"))[0].name == "corpus"
-    assert server.requests == []
-
-
-def test_a_resumed_run_tries_downloads_last_and_only_with_its_own_digest(server):
-    write("mine.txt"), write("other.txt", "other text " * 20)
-    sha256s = sha256(TEXT.encode()), None
-    own, foreign = address(server, "complete"), address(server, "complete", content="x")
-    assert load(own, "mine.txt", sha256s=sha256s)[0].name == "mine.txt"
-    assert load(foreign, "mine.txt", sha256s=sha256s)[0].name == "mine.txt"
-    error_message(CheckpointError, foreign, "other.txt", sha256s=sha256s)
-    assert server.requests == []
-    assert load("other.txt", own, sha256s=sha256s)[0].name == "corpus"
+    downloaded = sha256(TEXT.encode()), None
+    assert load("other.txt", source, sha256s=downloaded)[0].name == "corpus"
     assert server.requests == ["/complete/corpus/input.txt"]
-
-
-def test_concurrent_downloads_of_a_text_all_succeed(server, folder):
-    corpora = []
-    threads = [
-        threading.Thread(target=lambda: corpora.append(load(address(server, "complete"))[0]))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [decoded_files(corpus) for corpus in corpora] == [[TEXT]] * 8
-    assert files_in(folder) == ["data/corpus/input.txt"]
+    error_message(CheckpointError, source, "other.txt", sha256s=(sha256(b"x"), None))

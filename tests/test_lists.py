@@ -362,7 +362,6 @@ def test_the_page_of_a_list_knows_its_separator_and_agrees_with_python(names, tm
 
 TEXTS = {
     "none": ("abc", {}, "separator '.n' never occurs in the text; correct data.separator"),
-    "crlf": ("a\r\n\r\nb\r\n", {"separator": "\n\n"}, "never occurs .*--data.newlines=unix"),
     "one": ("ab\nab\n", {}, "1 distinct items; at least 2 are needed"),
     "empty": ("abab", {"separator": "ab"}, "0 distinct items"),
     "answers": ("1=2\nx\n\ny\n", {"answer_after": "="}, "2 items have no .*: first 'x' in line 2;"),
@@ -375,13 +374,6 @@ def test_a_text_without_items_to_learn_is_refused_with_exit_3(name, tmp_path):
     with pytest.raises(DataError, match=message.replace(".n'", r"\s'")) as caught:
         corpus_of(tmp_path, text, **settings)
     assert caught.value.exit_code == 3 and printed(caught.value)
-
-
-def test_a_large_list_is_refused_with_exit_3(tmp_path, monkeypatch):
-    monkeypatch.setattr("data.text.MIN_CACHED_SIZE", 8)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(DataError, match=r"11 bytes; with data\.separator, less than"):
-        corpus_of(tmp_path, "aaa\nbbb\nccc")
 
 
 def test_answer_after_needs_a_separator():

@@ -280,7 +280,7 @@ def test_a_stop_string_does_not_match_text_that_an_earlier_turn_hid(sample_outpu
 
 
 @pytest.mark.parametrize(
-    "written, read", [(r"\n", "\n"), (r"\t\r\\n", "\t\r\\n"), (r"\x\ ", r"\x\ ")]
+    "written, read", [(r"\n", "\n"), (r"\t\r\n\r\\n", "\t\n\n\\n"), (r"\x\ ", r"\x\ ")]
 )
 def test_escapes_in_prompt_and_stop_stand_for_their_characters(written, read):
     assert unescape(written) == read
@@ -355,7 +355,7 @@ def test_a_score_maps_rare_characters_as_training_did(train_run, tmp_path, capsy
 def test_a_score_reads_the_text_as_training_did(train_run, tmp_path, capsys):
     lines = [f"caf\xe9 {i % 7}\r\n" for i in range(900)]
     (tmp_path / "text.txt").write_bytes("".join(lines).encode("cp1252"))
-    as_training = ["--data.encoding=cp1252", "--data.newlines=unix"]
+    as_training = ["--data.encoding=cp1252"]
     assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
     assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
     assert f"over {900 * 7 - 1:,} predictions" in capsys.readouterr().out
