@@ -41,9 +41,8 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
 from checkpointing.checkpoint import Checkpoint
 from checkpointing.failures import raise_if_user_error
-from checkpointing.run_dir import CheckpointManager
+from checkpointing.run_dir import CheckpointManager, only_writer
 from common.errors import CheckpointError, NonFiniteError, first_few
-from common.lock import only_writer
 from common.signals import Interrupted, Stop
 from configs.scaling import changed_lengths, resolve_auto, scaled_to, scaling_note
 from configs.schema import Config, ModelConfig, TrainConfig, flat_settings
@@ -372,7 +371,6 @@ def prepare_folder(folder: Path, saved: Checkpoint | None, run: Run) -> None:
     Up to here nothing in the folder has been changed.
     """
     source = saved.path if saved else None
-    run_dir.check_space(folder, run.checkpoint_bytes)
     if note := run_dir.prepare_run_dir(folder, source, run.config):
         info(note)
     # steps after the checkpoint will be repeated: cut the log back to it (Logger does metrics.csv)

@@ -6,12 +6,14 @@ The folder may contain other files. Only files that this program wrote are ever 
 import hashlib
 import os
 import re
-import shutil
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
@@ -27,11 +29,13 @@ from checkpointing.checkpoint import (
     EventPosition,
 )
 from common import files
-from common.errors import ConfigError, ResourceError
+from common.console import print_note
+from common.errors import ConfigError, ResourceError, RunInUseError
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from training.state import Progress, Run
 
+NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # what a file system without locks answers
 CHECKPOINT_FILES = (LAST, PREV, BEST)
 # the files that are written under a temporary name
 WRITTEN = (*CHECKPOINT_FILES, DESCRIPTION, SETTINGS_FILE, METRICS, NO_CHECKPOINT_YET)
@@ -89,6 +93,33 @@ class CheckpointManager:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Lock a run folder, which is created if necessary, until the end of the block.
+
+    The system releases the lock when its process ends, however it ends. Raises RunInUseError if
+    another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # not a soft lock, which is a file that a killed process leaves behind
+    lock = FileLock(folder / ".lock", timeout=0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RunInUseError(
+            f"out_dir: {folder} is in use by another process; a folder has one writer at a time; "
+            "wait for that process, stop it or choose another --out_dir"
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        print_note(f"note: {folder}: this file system has no locks: start one run at a time there")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def holds_run(folder: Path) -> bool:
@@ -200,20 +231,6 @@ def _may_replace(path: Path) -> bool:
         return False
     digest = hashlib.sha256(content).hexdigest()
     return header + b"\n" == SETTINGS_HEADER.format(digest).encode()
-
-
-def check_space(folder: Path, checkpoint_bytes: int) -> None:
-    """Raise ResourceError unless the disk has space for all checkpoints and one temporary copy."""
-    existing = [folder / name for name in CHECKPOINT_FILES if (folder / name).exists()]
-    existing += _unfinished_files(folder)
-    free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in existing)
-    needed = (len(CHECKPOINT_FILES) + 1) * checkpoint_bytes
-    if free < needed:
-        raise ResourceError(
-            f"out_dir: the checkpoints of this run need {needed / 1e6:,.1f} MB, "
-            f"{free / 1e6:,.1f} MB are free at {folder}; "
-            "free some space or choose another --out_dir"
-        )
 
 
 def _unfinished_files(folder: Path) -> list[Path]:

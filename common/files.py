@@ -1,15 +1,16 @@
-"""Bounded reads and atomic writes."""
+"""Files that are written whole or not at all."""
 
+import errno
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EFBIG, EINVAL
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import CheckpointError, ResourceError, did_you_mean
+from common.errors import ResourceError, did_you_mean
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
 
@@ -21,16 +22,6 @@ def beside_code(path: Path) -> Path:
     """
     other = ROOT / path
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
-
-
-def check_path_spelling(path: str | Path) -> None:
-    """Raise CheckpointError if a path does not exist, but one with a similar name does.
-
-    It needs no slow imports, so a typo is reported at once.
-    """
-    hint = "" if os.path.lexists(path) else similar_path(Path(path), otherwise="")
-    if hint:
-        raise CheckpointError(f"{path}: no such file or folder; {hint}")
 
 
 def similar_path(path: Path, otherwise: str) -> str:
@@ -53,11 +44,12 @@ def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None
     pipe or device, because reading it could block or never end.
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise OSError(EFBIG, f"{size:,} bytes; at most {max_bytes:,} are read", str(path))
+            message = f"{size:,} bytes; at most {max_bytes:,} are read"
+            raise OSError(errno.EFBIG, message, str(path))
         content = bytearray(size if only_first is None else min(size, only_first))
         del content[file.readinto(content) :]
     return content
@@ -73,33 +65,41 @@ def atomic_file(path: Path, shared: bool = False) -> Iterator[BinaryIO]:
     new = unfinished(path)
     if shared:
         new = new.with_name(f"{new.name}.{os.urandom(8).hex()}")
-    with _temporary(new):
-        with open(new, "xb") as file:
+    try:
+        with open(new, "wb") as file:
             yield file
             _sync(file)
-        os.replace(new, path)
+        _replace(new, path)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Write `content` to `path`, which holds the old or the new bytes at any instant.
+    """Write `content` to `path`, which has the old or the new bytes at any instant.
 
-    With `previous`, the old file is kept under that name. It replaces `previous` only after the new
-    file is in place, so at any instant `path` or `previous` is intact, even if the old file is
-    damaged. The folder must have one writer at a time.
+    With `previous`, the old file is kept under that name. `path` or `previous` is whole at any
+    instant, even if the old file is damaged. The folder must have one writer at a time.
 
-    Raises ResourceError if the disk is full or fails; the old files are intact then.
+    Raises ResourceError if the disk is full or fails; the old files are whole then.
     """
+    new, old = unfinished(path), None
     try:
-        new = unfinished(path)
-        with _temporary(new):
-            _write_synced(new, content)
-            _replace(new, path, previous)
-            _sync_folder(path.parent)
+        with open(new, "wb") as file:
+            file.write(content)
+            _sync(file)
+        if previous and path.exists():
+            old = unfinished(previous)
+            _link_or_copy(path, old)
+        _replace(new, path)
+        if old:
+            _replace(old, previous)
+        _sync_folder(path.parent)
     except OSError as error:
+        with suppress(OSError):  # a full disk needs the space
+            new.unlink()
         raise ResourceError(
-            f"{path}: not saved ({error.strerror}): need {len(content) / 1e6:,.1f} MB, "
-            f"{_free_space(path.parent)} at {path.parent}; earlier files are intact; "
-            "free some space or choose another --out_dir"
+            f"{path}: not saved ({error.strerror}); earlier files are intact"
         ) from error
 
 
@@ -108,40 +108,27 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-@contextmanager
-def _temporary(path: Path) -> Iterator[None]:
-    """Remove a temporary file before and after the block."""
-    path.unlink(missing_ok=True)  # left by a process that was killed
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(content)
-        _sync(file)
-
-
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
-def _replace(new: Path, path: Path, previous: Path | None) -> None:
-    if previous is None or not path.exists():
-        os.replace(new, path)
-        return
-    old = unfinished(previous)
-    with _temporary(old):
+def _link_or_copy(path: Path, other: Path) -> None:
+    other.unlink(missing_ok=True)  # left by a process that was killed
+    try:
+        os.link(path, other)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, other)
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Rename `new` to `path`. Windows denies that while a virus scanner reads one of them: wait."""
+    for _ in range(20):
         try:
-            os.link(path, old)
-        except OSError:  # a file system without hard links
-            _write_synced(old, path.read_bytes())
-        os.replace(new, path)
-        os.replace(old, previous)
+            return os.replace(new, path)
+        except PermissionError:
+            time.sleep(0.1)
+    os.replace(new, path)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -152,12 +139,8 @@ def _sync_folder(folder: Path) -> None:
         return
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # VirtualBox shares and old CIFS sync no folders
+            raise
     finally:
         os.close(handle)
-
-
-def _free_space(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB free"
-    except OSError:
-        return "free space unknown"

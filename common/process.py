@@ -46,6 +46,8 @@ def report(error: BaseException) -> int:
         return 130
     if isinstance(error, BrokenPipeError):  # the reader has exited (`| head`)
         return 141
+    if isinstance(error, OSError) and not is_out_of_memory(error):
+        return report(ResourceError(f"{error.filename}: {(error.strerror or str(error)).lower()}"))
     if is_out_of_memory(error):
         return report(
             ResourceError(

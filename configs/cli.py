@@ -18,7 +18,6 @@ from common.console import (
     stdout_is_closed,
 )
 from common.errors import ConfigError, ResourceError, UserError
-from common.files import check_path_spelling
 from common.packages import check_address_space
 from common.page_file import check_page_file
 from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report, silence
@@ -182,11 +181,6 @@ def parse_train(argv: list[str]) -> Command:
             raise SystemExit(0)
         ranks.batch_slice(command.config.train.batch_size)
         check_address_space()
-        resume = command.resume
-        if resume == "auto":
-            resume = command.out_dir if command.out_dir_given else None
-        for path in filter(None, (command.init_from, resume)):
-            check_path_spelling(path)
     except UserError:
         if ranks.local_rank > 0:
             let_another_rank_report()
@@ -265,7 +259,6 @@ def parse_sample(argv: list[str]) -> SampleCommand:
     if stdout_is_closed():
         raise ResourceError("standard output is closed; redirect it to a file or a program")
     check_address_space()
-    check_path_spelling(options.ckpt)
     if options.html:
         check_page_file(Path(options.html), options.overwrite)
     # sample.py reads these files when it knows the encoding of the training text

@@ -18,6 +18,7 @@ from torch import Tensor
 from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
 from checkpointing.checkpoint import Checkpoint, TextInfo
+from checkpointing.run_dir import only_writer
 from common.console import (
     path_word,
     print_note,
@@ -30,7 +31,6 @@ from common.console import (
 )
 from common.errors import CheckpointError, ConfigError, DataError, first_few
 from common.files import read_regular, write_atomic
-from common.lock import only_writer
 from common.process import end_command, start_command
 from common.signals import handle_signals, unwind
 from configs.fields import Checked, brief, setting

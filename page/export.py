@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from common.errors import ConfigError, ResourceError
-from common.files import atomic_file
+from common.errors import ConfigError
+from common.files import write_atomic
 from configs.schema import ModelConfig, SampleConfig
 from data.items import ItemFormat
 from model.generate import forward, window_start
@@ -65,14 +65,7 @@ def write_page(
         "about": model_summary(saved, model),
     }
     page = fill_template(data, weights)
-    try:
-        with atomic_file(path) as file:
-            file.write(page)
-    except OSError as error:
-        raise ResourceError(
-            f"{path}: not written ({error.strerror}); "
-            f"name a file in a folder with {len(page) / 1e6:,.1f} MB of free space"
-        ) from error
+    write_atomic(path, page)
     return len(page)
 
 

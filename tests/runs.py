@@ -98,6 +98,8 @@ def train(*arguments: object) -> tuple[int, str]:
             code = train_main(merged(arguments))
     except UserError as error:
         return error.exit_code, f"{stdout.getvalue()}error: {printed(error)}\n"
+    except OSError as error:
+        return 5, f"{stdout.getvalue()}error: {error}\n"
     except SystemExit as system_exit:
         return system_exit.code, stdout.getvalue()
     except KeyboardInterrupt:

@@ -257,7 +257,6 @@ def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(
         ("train.py configs/smoke.yaml --print-config", 0),
         ("train.py nowhere.yaml", 2),
         ("train.py configs/smoke.yaml --n_laier=3", 2),
-        ("train.py configs/smoke.yaml --init_from=test", 4),
         ("sample.py --help", 0),
         ("sample.py --temp=1", 2),
         ("sample.py --ckpt=x --prompt=FILE:x", 2),

@@ -95,7 +95,6 @@ def test_training_with_every_standard_stream_closed_trains(tmp_path):
     assert step_of(run) == 2 and count_checkpoints(run)[0] == count_checkpoints(run)[1]
     for path in run.iterdir():  # no file got the descriptor of standard output
         assert b"first loss" not in path.read_bytes() or "events" in path.name
-    assert re.fullmatch(r"pid \d+ since [\d :-]+", (run / ".lock").read_text())
 
 
 def test_sampling_without_a_standard_output_is_one_line_and_exit_5(uninterrupted):

@@ -2,6 +2,7 @@
 every command that is printed runs as it is.
 """
 
+import errno
 import os
 import shlex
 import shutil
@@ -18,7 +19,6 @@ from checkpointing.checkpoint import EVENTS, NO_CHECKPOINT_YET, text_info
 from checkpointing.run_dir import write_settings
 from common import files
 from common.console import path_word, program, script, shell_command
-from common.errors import ResourceError
 from configs.cli import parse_sample_options, parse_train
 from configs.schema import Config
 from tests.conftest import ROOT
@@ -29,6 +29,7 @@ from tests.runs import (
     scalars,
     small_run_args,
     snapshot,
+    start,
     step_of,
     stop_at,
     train,
@@ -57,6 +58,35 @@ def kill_at(step, *words):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         at_step(patch, step, raised(Killed()))
         train(*words)
+
+
+# ----------------------------------------------------------------------------------------- the lock
+
+
+def test_of_two_simultaneous_starts_one_trains_and_the_other_is_refused(options, tmp_path):
+    words = [*options, "--max_iters=200"]
+    starts = [start("train.py", *words) for _ in range(2)]
+    outputs = {process: process.communicate()[0] for process in starts}
+    first, second = sorted(starts, key=lambda process: process.returncode)
+    assert (first.returncode, second.returncode) == (0, 7), outputs
+    assert f"out_dir: {tmp_path / 'run'} is in use by another process" in outputs[second]
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path):
+    code = "from checkpointing.run_dir import only_writer; import os, sys, pathlib, signal\n"
+    code += "with only_writer(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT)
+    assert killed.returncode == -9 and (tmp_path / ".lock").exists()
+    with run_dir.only_writer(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_a_note(number, tmp_path, monkeypatch, capsys):
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(fcntl, "flock", raised(OSError(number, os.strerror(number))))
+    with run_dir.only_writer(tmp_path):
+        assert "this file system has no locks" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------- files of a person
@@ -165,7 +195,6 @@ FAILING = {  # options, exit code, and what fails in the code
     "another model than a checkpoint's": (["--init_from={parent}", "--n_layer=2"], 4, None),
     "a device that does not exist": ([f"--device={MISSING_DEVICE}"], 5, None),
     "too little memory": ([], 5, (state.Run, "__init__", raised(MemoryError()))),
-    "too little disk": ([], 5, (run_dir, "check_space", raised(ResourceError("full")))),
     "Ctrl-C": ([], 130, (state.Run, "__init__", raised(KeyboardInterrupt()))),
 }
 
@@ -181,7 +210,7 @@ def parent(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_a_start_that_fails_leaves_nothing_behind_and_changes_nothing(
+def test_a_start_that_fails_changes_nothing_and_leaves_at_most_a_folder_with_its_lock(
     name, options, parent, tmp_path, monkeypatch
 ):
     kill_at(1, *options, f"--out_dir={tmp_path / 'unsaved'}")
@@ -202,7 +231,9 @@ def test_a_start_that_fails_leaves_nothing_behind_and_changes_nothing(
     for folder, action in starts:
         actual, output = train(*options, *words, *action, f"--out_dir={tmp_path / folder}")
         assert actual == code, output
-        assert snapshot(tmp_path) == before, folder
+        after = snapshot(tmp_path)
+        assert before.items() <= after.items(), folder
+        assert after.keys() - before.keys() <= {"new", "new/run", "new/run/.lock", "others/.lock"}
 
 
 # -------------------------------------------------------------------------------------- event files

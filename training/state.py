@@ -145,11 +145,6 @@ class Run:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return {group["name"]: group["lr"] for group in groups[1:]}
 
-    @property
-    def checkpoint_bytes(self) -> int:
-        """An upper bound on a checkpoint's size: the weights and at most two moments."""
-        return 3 * sum(parameter.nbytes for parameter in self.model.parameters())
-
 
 def training_batches(config: Config, corpus: Corpus) -> Batches:
     """Return the training batches of a run."""

@@ -143,7 +143,7 @@ class System:
         return run
 
     def opened(self, path, mode):
-        if mode != "xb":
+        if mode != "wb":
             return open(path, mode)
         self.record("create", path)
         return RecordedFile(path, self)
@@ -163,7 +163,7 @@ class RecordedFile(io.FileIO):
     """A new file. A failing write has written half of the content."""
 
     def __init__(self, path, system):
-        super().__init__(path, "xb")
+        super().__init__(path, "wb")
         self.system = system
 
     def write(self, content):
