@@ -245,7 +245,7 @@ def test_a_run_that_patience_stopped_prints_a_command_that_continues_it(train_ru
 # -------------------------------------------------------------------------------- nothing to resume
 
 
-def test_resume_refuses_an_out_dir_without_a_run_and_names_the_nearest(options, tmp_path):
+def test_resume_refuses_an_out_dir_without_a_run(options, tmp_path):
     def answer(folder):
         code, output = train(*options, f"--out_dir={folder}", "--resume")
         assert code == 4 and output.count("\n") == 1
@@ -254,15 +254,8 @@ def test_resume_refuses_an_out_dir_without_a_run_and_names_the_nearest(options, 
     out = tmp_path / "out"
     nothing = "holds no run to resume; without --resume a new one starts there"
     assert answer(out / "shakespeare") == f"out_dir: {out}/shakespeare {nothing}"
-    assert not out.exists()
-    (out / "shakespeare").mkdir(parents=True)
-    (out / "shakespeare" / LAST).write_bytes(b"")
     (out / "empty").mkdir()
     assert answer(out / "empty") == f"out_dir: {out}/empty {nothing}"
-    assert answer(out / "shakespere") == (
-        f"{out}/shakespere: no such file or folder; did you mean {out}/shakespeare?"
-    )
-    assert sorted(path.name for path in out.iterdir()) == ["empty", "shakespeare"]
 
 
 @pytest.mark.parametrize("word", ["--resume", "--resume=auto"])
@@ -273,7 +266,7 @@ def test_resume_starts_a_run_in_the_empty_folder_of_a_config_and_resumes_it(
     config, run = tmp_path / "mine.yaml", tmp_path / "run"
     config.write_text(f"out_dir: {run}\n{(ROOT / SMALL[0]).read_text()}")
     words = [config, *options[1:], word]
-    assert train(*words, f"--out_dir={run}")[0] == 4 and not run.exists()  # may be a typo
+    assert train(*words, f"--out_dir={run}")[0] == 4  # may be a typo
     code, output = train(*words)
     assert code == 0 and output.startswith(f"nothing to resume in {run}: starting ")
     code, output = train(*words)
