@@ -385,8 +385,7 @@ def write_html(session: Session, prompt: str) -> None:
     """Write a page that runs the model in a browser, and print its size."""
     options, prompt = session.options, session.tokenizer.decode(session.encode(prompt))
     size = write_page(Path(options.html), session.saved, session.model, options, prompt)
-    half = "; --html_dtype=float16 halves it" if options.html_dtype == "float32" else ""
-    print_result(f"{options.html}: {size / 1e6:,.1f} MB{half}; open it in a browser")
+    print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 
 def end_line(text: str) -> None:

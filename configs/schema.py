@@ -50,8 +50,6 @@ DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2), (16, 0.3))
 # for logit_scale auto: what each epoch takes off 1, and the lower limit
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
-SMALLEST_NGRAM = 3  # token_shifts cover shorter ones
-NGRAM_ROWS = 4096  # of each table of n-gram embeddings
 MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
 
 
@@ -147,12 +145,6 @@ class ModelConfig(Checked):
         "embedding",
         "[0, 64]",
     )
-    ngram_embeddings: int = setting(
-        0,
-        "the last 3 characters as one, the last 4, ... up to this many, each n-gram embedded by "
-        "a hash table of its own; 0: none",
-        "[0, 16]",
-    )
     norm: str = setting(
         "layernorm", "normalization before each branch", choices=("layernorm", "rmsnorm")
     )
@@ -207,24 +199,8 @@ class ModelConfig(Checked):
         """`logit_scale`; auto is 1 outside of a run, which resolves it (`scaling.resolve_auto`)."""
         return 1.0 if self.logit_scale == "auto" else self.logit_scale
 
-    @property
-    def ngram_sizes(self) -> range:
-        """The lengths n of the n-grams that have an embedding."""
-        return range(SMALLEST_NGRAM, self.ngram_embeddings + 1)
-
-    @property
-    def ngram_width(self) -> int:
-        """The embedding size of an n-gram."""
-        return -(-self.n_embd // 8)
-
     def __post_init__(self):
         super().__post_init__()
-        if 0 < self.ngram_embeddings < SMALLEST_NGRAM:
-            raise ConfigError(
-                f"ngram_embeddings {self.ngram_embeddings} gives no n-gram, as the shortest has "
-                f"{SMALLEST_NGRAM} characters; allowed: 0 for none, or {SMALLEST_NGRAM} to 16; "
-                "set token_shifts for shorter ones"
-            )
         if self.n_embd % self.n_head:
             divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
             nearest = sorted(divisors, key=lambda n: (abs(n - self.n_head), -n))[:2]
@@ -408,9 +384,6 @@ class SampleConfig(Checked):
         "only write the model to this file as a web page, with these sampling options as its "
         "defaults",
     )
-    html_dtype: str = setting(
-        "float32", "dtype of the weights in the page", choices=("float32", "float16")
-    )
     overwrite: bool = setting(False, "with --html: replace the file, if there is one")
     stats: bool = setting(False, "print characters per second to standard error")
     window: str = setting(
@@ -513,8 +486,7 @@ def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
     """Estimate the parameters within a few percent: 12 n_embd^2 per block, plus the embeddings."""
     tables = (1 if model.tied else 2) + model.token_shifts
     rows = tables * vocab_size + model.block_size * (model.positions == "learned")
-    ngrams = len(model.ngram_sizes) * model.ngram_width * (NGRAM_ROWS + model.n_embd)
-    return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd + ngrams
+    return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd
 
 
 def check_memory(model: ModelConfig) -> None:

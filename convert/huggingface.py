@@ -36,7 +36,6 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 GPT2_ARCHITECTURE = {  # a model with these settings is a GPT-2
     "positions": "learned",
     "token_shifts": 0,
-    "ngram_embeddings": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.schema import NGRAM_ROWS
-from model.gpt import GPT, HASH_MULTIPLIER, Block
+from model.gpt import GPT, Block
 
 MAX_WEIGHTS_IN_CACHE = 2**22  # of the CPU: 16 MB in float32
 PANEL = 16  # columns of a panel, the unit in which `build_matvecs` stores a large matrix
@@ -54,13 +53,6 @@ class FastDecoder:
         self.previous_embeddings = [
             self._centered(embedding.weight).numpy() for embedding in model.previous_embeddings
         ]
-        self.ngram_embeddings = []  # (n, the embeddings of n-grams, projected)
-        if config.ngram_sizes:
-            parts = model.ngram_projection.weight.split(config.ngram_width, dim=1)
-            tables = zip(config.ngram_sizes, model.ngram_embeddings, parts, strict=True)
-            self.ngram_embeddings = [
-                (n, self._centered(table.weight @ part.T).numpy()) for n, table, part in tables
-            ]
         self.position_embedding = self.cos_sin = None
         if rotary:
             self.cos_sin = rotary.cos_sin.repeat(1, 1, 2 * H).numpy()  # (2, positions, 2C): q and k
@@ -164,13 +156,10 @@ class FastDecoder:
         scores = torch.empty(len(self.heads), 1, position + 1)  # (H, 1, S)
         weights = scores.numpy()  # the same memory: the softmax is computed in place
 
-        # embeddings of the token, of those before it (token shifts), of n-grams, of the position
+        # embeddings of the token, of those before it (token shifts), of the position
         residual[:] = self.token_embedding[token]
         for distance, embedding in enumerate(self.previous_embeddings[:position], 1):
             residual += embedding[ids[position - distance]]
-        for n, embedding in self.ngram_embeddings:
-            ngram = ids[max(0, position + 1 - n) : position + 1]
-            residual += embedding[hash_ngram(ngram)]
         if self.position_embedding is not None:
             residual += self.position_embedding[position]
 
@@ -241,14 +230,6 @@ class FastDecoder:
             x *= up
         activated += self.one
         activated *= x
-
-
-def hash_ngram(ids: np.ndarray) -> int:
-    """Hash an n-gram (n,), or what the window has of it: the last value of `hash_ngrams`."""
-    row = 0
-    for token in ids.tolist():
-        row = (HASH_MULTIPLIER * row + token + 1) % NGRAM_ROWS
-    return row
 
 
 def with_bias_row(weight: Tensor, bias: Tensor | None = None) -> Tensor:

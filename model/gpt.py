@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from configs.schema import NGRAM_ROWS, ModelConfig
+from configs.schema import ModelConfig
 from model.attention import MultiHeadAttention, attention_weights, identity, init_normal_
 from model.dropout import dropout
 from model.kv_cache import KVCache
@@ -21,9 +21,6 @@ NORMS = {
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
 INIT_STD = 0.02
-# Odd, so multiplying by it is invertible modulo NGRAM_ROWS, a power of two: with fewer characters
-# than rows, n-grams that differ in one character never share a row.
-HASH_MULTIPLIER = 31337
 QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 
@@ -106,12 +103,6 @@ class GPT(nn.Module):
         self.previous_embeddings = nn.ModuleList(
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
-        # n-grams: the last n tokens as one, in tables of fixed size
-        sizes, width = config.ngram_sizes, config.ngram_width
-        self.ngram_embeddings = nn.ModuleList(nn.Embedding(NGRAM_ROWS, width) for _ in sizes)
-        self.ngram_projection = nn.Linear(len(sizes) * width, C, bias=False) if sizes else None
-        # how many earlier tokens the embedding of a token depends on
-        self.tokens_back = max(config.token_shifts, config.ngram_embeddings - 1)
 
         # the blocks, and the logits
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
@@ -179,17 +170,12 @@ class GPT(nn.Module):
         """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
         end, T = ids.size(1), ids.size(1) - start
         # the new tokens, and those before them that they need
-        ids = ids[:, max(0, start - self.tokens_back) :]
+        ids = ids[:, max(0, start - self.config.token_shifts) :]
         x = self.token_embedding(ids)
         # token shifts: add an embedding of the token n positions earlier; where there is none, zero
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
         x = x[:, -T:]  # (B, T, C)
-        # n-gram embeddings: one table for each length n
-        if self.ngram_projection is not None:
-            tables = zip(self.config.ngram_sizes, self.ngram_embeddings, strict=True)
-            ngrams = [embedding(hash_ngrams(ids, n)[:, -T:]) for n, embedding in tables]
-            x = x + self.ngram_projection(torch.cat(ngrams, dim=-1))
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         return dropout(x, self.config.dropout_p, self.training)
@@ -330,10 +316,9 @@ class GPT(nn.Module):
         return [p for p in self.parameters() if p.untyped_storage().data_ptr() in storages]
 
     def embeddings_and_lm_head(self) -> list[nn.Parameter]:
-        """Return the weights of embeddings, the n-grams' projection, and lm_head if untied."""
+        """Return the weights of the embeddings, and of lm_head if it is untied."""
         layers = [self.token_embedding, self.position_embedding]
         layers += [None if self.config.tied else self.lm_head, *self.previous_embeddings]
-        layers += [*self.ngram_embeddings, self.ngram_projection]
         return [layer.weight for layer in layers if layer is not None]
 
     def parameter_count(self) -> int:
@@ -345,26 +330,11 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Return the FLOPs to train on one token: 6 N + 12 L C T.
 
-        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.) The n-gram
-        tables, which are large, do not count: each position only reads a row of them.
+        (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.)
         """
         config = self.config
         attention = 12 * config.n_layer * config.n_embd * config.block_size
-        tables = sum(embedding.weight.numel() for embedding in self.ngram_embeddings)
-        return 6 * (self.parameter_count() - tables) + attention
-
-
-def hash_ngrams(ids: Tensor, n: int) -> Tensor:
-    """Hash the last n tokens at each position of ids (B, S) to a row of a table: (B, S).
-
-    A token counts as id + 1, because 0 stands for a place before the window. Different n-grams may
-    share a row (Svenstrup et al. 2017, hash embeddings; Pagnoni et al. 2024, BLT, section 3.2.1).
-    """
-    # like the digits of a number in base 31,337, modulo the size of the table
-    row = torch.zeros_like(ids)
-    for token in F.pad(ids + 1, (n - 1, 0)).unfold(1, n, 1).unbind(-1):  # (B, S)
-        row = (HASH_MULTIPLIER * row + token) % NGRAM_ROWS
-    return row
+        return 6 * self.parameter_count() + attention
 
 
 def copy_slices(source: Tensor, slices: Sequence[Tensor]) -> None:

@@ -15,10 +15,9 @@ const HEAD_FACTOR = 4;
 // ------------------------------------------------------------------------------------- the weights
 
 // Decode base64 into one Float32Array per parameter; `shapes` is a list of [name, shape].
-function decodeWeights(base64, dtype, shapes) {
+function decodeWeights(base64, shapes) {
   const { buffer } = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)); // little-endian
-  const halves = dtype === "float16" ? new Uint16Array(buffer) : null;
-  const numbers = halves ? Float32Array.from(halves, fromHalf) : new Float32Array(buffer);
+  const numbers = new Float32Array(buffer);
   let start = 0;
   return Object.fromEntries(
     shapes.map(([name, shape]) => {
@@ -26,12 +25,6 @@ function decodeWeights(base64, dtype, shapes) {
       return [name, numbers.subarray(start, (start += size))];
     }),
   );
-}
-
-// Convert the 16 bits of a finite float16: 1 sign, 5 exponent, 10 fraction (IEEE 754).
-function fromHalf(bits) {
-  const [sign, exponent, fraction] = [bits & 0x8000 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
-  return sign * (exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24);
 }
 
 // -------------------------------------------------------------------------------------- the worker
@@ -42,8 +35,8 @@ function serve() {
   const current = {};
 
   const jobs = {
-    load({ base64, dtype, shapes, config: settings }) {
-      [config, weights] = [settings, decodeWeights(base64, dtype, shapes)];
+    load({ base64, shapes, config: settings }) {
+      [config, weights] = [settings, decodeWeights(base64, shapes)];
       jobs.heads({ off: [] });
     },
 
@@ -488,9 +481,9 @@ function showPage() {
     $("failure").textContent = text;
     $("failure").hidden = false;
   };
-  const ask = startWorker((reason) => fail(`This browser cannot run the model: ${reason}.`));
-  const { dtype, shapes, config } = data;
-  ask("load", { base64: $("weights").textContent, dtype, shapes, config });
+  const ask = startWorker((reason) => fail(`page/model.js cannot run this model: ${reason}.`));
+  const { shapes, config } = data;
+  ask("load", { base64: $("weights").textContent, shapes, config });
   $("weights").remove();
 
   $("title").textContent = escapedText(data.about.text);
@@ -505,7 +498,7 @@ function showPage() {
       if (difference <= TOLERANCE) return;
       fail(
         "This page is not the model that was trained: its logits differ from Python's by up to " +
-          `${percent(difference)} of the largest. Was the model's code changed without the page's?`,
+          `${percent(difference)} of the largest. page/model.js must compute what model/gpt.py does.`,
       );
     });
   const heads = showHeads(ask, config);

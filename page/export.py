@@ -4,12 +4,11 @@ After a change to the code: python -m page.export docs/plays.html
 """
 
 import base64
-import copy
 import hashlib
 import json
 import re
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +30,6 @@ MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
-# Settings of a model: those that model.js reads, and those that do not change its results.
-READ = ("n_layer", "n_head", "n_embd", "block_size", "positions", "token_shifts")
-READ += ("ngram_embeddings", "norm", "mlp", "bias", "tied", "qk_norm")
-READ += ("logit_softcap", "logit_scale")
-IRRELEVANT = ("attention", "kernel", "dropout", "attention_dropout", "residual_init")
 
 
 def write_page(
@@ -43,22 +37,19 @@ def write_page(
 ) -> int:
     """Write the page of a model atomically; return its size in bytes.
 
-    `options` and `prompt` are the initial values in the page. Raises ConfigError if the page cannot
-    compute this model or the weights do not fit, ResourceError if the file cannot be written.
+    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights do
+    not fit, ResourceError if the file cannot be written. A model that model.js cannot run is
+    written too: the page compares its logits with these, and says so.
     """
-    refuse_unread(model)
-    shapes, weights = pack_weights(model, options.html_dtype)
-    written = copy.deepcopy(model).cpu().float()
-    written.load_tensors(unpack_weights(shapes, options.html_dtype, weights))
+    shapes, weights = pack_weights(model)
     # the ids that end an item of a list
     item_format = ItemFormat.of(saved.config.data)
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
     data = {
-        "config": settings_read(model) | {"separator": separator},
+        "config": model_settings(model) | {"separator": separator},
         "vocabulary": saved.vocabulary,
         "shapes": shapes,
-        "dtype": options.html_dtype,
-        "check": expected_logits(written),
+        "check": expected_logits(model),
         "prompt": prompt,
         "settings": {name: getattr(options, name) for name in SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
@@ -69,69 +60,28 @@ def write_page(
     return len(page)
 
 
-def refuse_unread(model: GPT) -> None:
-    """Raise ConfigError if the model has a parameter or a setting that model.js does not read."""
-    parameters = sorted(model.named_slices().keys() - parameters_read(model.config))
-    settings = sorted(asdict(model.config).keys() - {*READ, *IRRELEVANT})
-    unread = [f"parameter {name}" for name in parameters] + [f"setting {name}" for name in settings]
-    if unread:
-        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-        raise ConfigError(
-            f"--html: page/model.js does not read the model's {unread[0]}{more}; allowed: the "
-            "parameters and settings listed in page/export.py; change both files with the model"
-        )
-
-
-def parameters_read(config: ModelConfig) -> set[str]:
-    """Return the names of the parameters that model.js reads in a model with these settings."""
-    linear = ["attention.query", "attention.key", "attention.value", "attention.out_proj"]
-    linear += ["mlp.up", "mlp.down"] + ["mlp.gate"] * (config.mlp == "swiglu")
-    with_bias = linear + ["attn_norm", "mlp_norm"] * (config.norm == "layernorm")
-    blocks = [f"blocks.{layer}" for layer in range(config.n_layer)]
-    names = [f"{block}.{part}" for block in blocks for part in (*linear, "attn_norm", "mlp_norm")]
-    if config.bias:
-        names += [f"{block}.{part}.bias" for block in blocks for part in with_bias]
-        names += ["final_norm.bias"] * (config.norm == "layernorm")
-    names += ["token_embedding", "final_norm"] + ["lm_head"] * (not config.tied)
-    names += ["position_embedding"] * (config.positions == "learned")
-    names += [f"previous_embeddings.{i}" for i in range(config.token_shifts)]
-    names += [f"ngram_embeddings.{i}" for i in range(len(config.ngram_sizes))]
-    names += ["ngram_projection"] * (config.ngram_embeddings > 0)
-    return set(names)
-
-
-def pack_weights(model: GPT, dtype: str) -> tuple[list[tuple[str, list[int]]], bytes]:
+def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     """Return the names and shapes of the parameters, and their values as bytes in this order.
 
-    Raises ConfigError for more than MAX_WEIGHTS bytes, or values too large for float16.
+    The values are float32, little-endian. Raises ConfigError for more than MAX_WEIGHTS bytes.
     """
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
         for name, slices in model.named_slices().items()
     }
-    size = sum(array.size for array in arrays.values()) * np.dtype(dtype).itemsize
+    size = sum(array.nbytes for array in arrays.values())
     if size > MAX_WEIGHTS:
-        halves = dtype == "float32" and size <= 2 * MAX_WEIGHTS
-        remedy = "--html_dtype=float16 halves them" if halves else "train a smaller model"
         raise ConfigError(
-            f"--html: the weights are {size / 1e6:,.1f} MB in {dtype}; "
-            f"at most {MAX_WEIGHTS / 1e6:,.0f} MB fit into a page; {remedy}"
+            f"--html: the weights are {size / 1e6:,.1f} MB; at most {MAX_WEIGHTS / 1e6:,.0f} MB "
+            "fit into a page; train a smaller model"
         )
-    largest = max(float(np.abs(array).max()) for array in arrays.values())
-    if largest > float(np.finfo(dtype).max):
-        raise ConfigError(
-            f"--html_dtype=float16: a weight is {largest:,.0f}, beyond float16; use float32"
-        )
-    numbers = [array.astype(np.dtype(dtype).newbyteorder("<")) for array in arrays.values()]
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]
-    return shapes, b"".join(array.tobytes() for array in numbers)
+    return shapes, b"".join(array.astype("<f4").tobytes() for array in arrays.values())
 
 
-def unpack_weights(
-    shapes: list[tuple[str, list[int]]], dtype: str, weights: bytes
-) -> dict[str, torch.Tensor]:
-    """Return the tensors of `pack_weights` by name, in float32."""
-    numbers = np.frombuffer(weights, np.dtype(dtype).newbyteorder("<")).astype(np.float32)
+def unpack_weights(shapes: list[tuple[str, list[int]]], weights: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors of `pack_weights` by name."""
+    numbers = np.frombuffer(weights, "<f4").astype(np.float32)
     ends = np.cumsum([np.prod(shape, dtype=int) for _, shape in shapes])
     arrays = np.split(numbers, ends[:-1])
     return {
@@ -179,20 +129,20 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
-def settings_read(model: GPT) -> dict[str, object]:
-    """Return the settings that model.js reads."""
-    settings = {name: getattr(model.config, name) for name in READ}
-    return settings | {"logit_scale": model.config.resolved_logit_scale}
+def model_settings(model: GPT) -> dict[str, object]:
+    """Return the settings of a model, with the number that `logit_scale: auto` stands for."""
+    return asdict(model.config) | {"logit_scale": model.config.resolved_logit_scale}
 
 
 def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
-    settings = {name: value for name, value in data["config"].items() if name in READ}
+    names = {field.name for field in fields(ModelConfig)}
+    settings = {name: value for name, value in data["config"].items() if name in names}
     model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
-    model.load_tensors(unpack_weights(data["shapes"], data["dtype"], weights))
-    config = data["config"] | settings_read(model)  # also settings that are newer than the page
+    model.load_tensors(unpack_weights(data["shapes"], weights))
+    config = model_settings(model) | {"separator": data["config"]["separator"]}
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 
 

@@ -114,11 +114,10 @@ class GPT {
   // Read the token at `position`; the caches hold those before it. Return the next logits (V).
   step(ids, position, caches) {
     const { config } = this;
-    // sum of embeddings: of the token, of the previous tokens, of n-grams, of the position
+    // sum of embeddings: of the token, of the previous tokens, of the position
     const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
     for (let n = 1; n <= Math.min(config.token_shifts, position); n++)
       add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
-    if (config.ngram_embeddings) add(x, this.ngrams(ids.slice(0, position + 1)));
     if (config.positions === "learned") add(x, this.row("position_embedding", position));
     for (let layer = 0; layer < config.n_layer; layer++) {
       const block = `blocks.${layer}`;
@@ -144,16 +143,8 @@ class GPT {
     return this.streams.map((x) => this.logits(x));
   }
 
-  // Return the embedding (C) of the n-grams at the end of ids: rows of hash tables, projected.
-  ngrams(ids) {
-    const size = Math.ceil(this.config.n_embd / 8);
-    const hash = (ngram) => ngram.reduce((row, id) => (31337 * row + id + 1) % 4096, 0);
-    const rows = Array.from({ length: this.config.ngram_embeddings - 2 }, (_, i) =>
-      this.row(`ngram_embeddings.${i}`, hash(ids.slice(-i - 3)), size));
-    return this.linear(Float32Array.from(rows.flatMap((row) => [...row])), "ngram_projection");
-  }
-
-  row(name, index, size = this.config.n_embd) {
+  row(name, index) {
+    const size = this.config.n_embd;
     return this.weights[name].subarray(index * size, (index + 1) * size);
   }
 

@@ -13,8 +13,8 @@ from page import export
 DRIVER = Path(playwright.__file__).parent / "driver"
 NODE = next(path for path in (DRIVER / "node", DRIVER / "node.exe") if path.exists())
 MODEL_OF = """
-const modelOf = ({ config, weights, dtype, shapes }) =>
-  new GPT(config, decodeWeights(weights, dtype, shapes));
+const modelOf = ({ config, weights, shapes }) =>
+  new GPT(config, decodeWeights(weights, shapes));
 """
 
 

@@ -17,9 +17,7 @@ from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model.attention import MultiHeadAttention
 from model.gpt import GPT
 
-SMALL = ModelConfig(
-    n_layer=1, n_head=2, n_embd=8, block_size=8, token_shifts=2, ngram_embeddings=4, bias=True
-)
+SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8, token_shifts=2, bias=True)
 VARIANTS = (
     {"positions": "learned", "mlp": "gelu", "dropout": 0.1},
     {"positions": "rope", "mlp": "swiglu", "tied": False, "qk_norm": True, "norm": "rmsnorm"},

@@ -178,16 +178,15 @@ def test_with_reduced_motion_the_whole_text_is_written_at_once(open_tab, smoke_p
     assert int(rate.replace(",", "")) > 40 and opened.locator("#text .selected").count() == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_page_that_is_not_pythons_model_says_so(open_tab, smoke, tmp_path, monkeypatch, dtype):
-    options = [f"--ckpt={smoke}", f"--html-dtype={dtype}"]
-    sample_main([*options, f"--html={tmp_path / 'plain.html'}"])
+def test_a_page_that_is_not_pythons_model_says_so(open_tab, smoke, tmp_path, monkeypatch):
+    sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'plain.html'}"])
     mlp, gate = MLP.forward, lambda x: 1 + 0.1 * x[..., :1].tanh()
     monkeypatch.setattr(MLP, "forward", lambda layer, x: gate(x) * mlp(layer, x))
-    sample_main([*options, f"--html={tmp_path / 'gated.html'}"])
+    sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'gated.html'}"])
     gated, plain = (open_tab(tmp_path / name, alive=True) for name in ("gated.html", "plain.html"))
     gated.until("!document.querySelector('#failure').hidden")
     assert "is not the model that was trained" in gated.text_content("#failure")
+    assert "page/model.js must compute what model/gpt.py does" in gated.text_content("#failure")
     plain.write()
     plain.wait_for_timeout(500)
     assert not plain.is_visible("#failure")

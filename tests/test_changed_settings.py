@@ -35,7 +35,7 @@ BASE = {
 BEST_DEVICE = runtime.select_runtime("auto", "auto").device
 FIXED = {  # settings of the model that its weights depend on, and another value of each
     "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 4, "positions": "rope",
-    "token_shifts": 1, "ngram_embeddings": 3, "norm": "rmsnorm", "mlp": "relu2", "bias": True,
+    "token_shifts": 1, "norm": "rmsnorm", "mlp": "relu2", "bias": True,
     "tied": False, "qk_norm": True, "logit_softcap": 5.0, "residual_init": "zero",
 }  # fmt: skip
 

@@ -121,8 +121,6 @@ INVALID = {  # by row of faults.md: contents of files, and words of the message
         ("model: {positions: rope, block_size: 1048576}\n", "rope", "33,554,432 angles",
          "8,388,608"),
         ("model: {n_layer: 512, n_embd: 65536}\n", "26,388,283,260,928 parameters needs", "GB"),
-        ("model: {ngram_embeddings: 2}\n",
-         "the shortest has 3 characters; allowed: 0 for none, or 3 to 16; set token_shifts for"),
     ],
     "-": [
         ("data: {sources: http://example.org/a.txt}\n", "'http://example.org/a.txt'",

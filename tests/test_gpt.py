@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from configs.cli import parse_train
-from configs.schema import KERNELS, LAYOUTS, NGRAM_ROWS, ModelConfig
+from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT
 from tests.conftest import ROOT
@@ -50,23 +50,6 @@ def test_each_previous_token_is_added_from_its_own_embedding_table():
         [sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS
     ]
     expected = model.lm_head(model.final_norm(torch.stack([torch.stack(row) for row in residual])))
-    torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
-
-
-def test_each_ngram_is_added_from_its_row_of_its_own_table():
-    model = build(ngram_embeddings=5, positions="rope", residual_init="zero").double()
-    tables = [embedding.weight for embedding in model.ngram_embeddings]
-    residual = []
-    for row in IDS.tolist():
-        for t in range(8):
-            hashes = [0, 0, 0]
-            for i, n in enumerate((3, 4, 5)):
-                for token in row[max(0, t + 1 - n) : t + 1]:
-                    hashes[i] = (31337 * hashes[i] + token + 1) % NGRAM_ROWS
-            ngrams = [table[number] for table, number in zip(tables, hashes, strict=True)]
-            projected = model.ngram_projection(torch.cat(ngrams))
-            residual.append(model.token_embedding.weight[row[t]] + projected)
-    expected = model.lm_head(model.final_norm(torch.stack(residual).view(3, 8, -1)))
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
 
 

@@ -144,7 +144,6 @@ def test_training_in_transformers_has_the_dropout_of_the_run(attention, expected
 NOT_GPT2 = {
     "positions": ("rope", "positions 'rope' (GPT-2: 'learned')"),
     "token_shifts": (2, "token_shifts 2 (GPT-2: 0)"),
-    "ngram_embeddings": (4, "ngram_embeddings 4 (GPT-2: 0)"),
     "norm": ("rmsnorm", "norm 'rmsnorm' (GPT-2: 'layernorm')"),
     "mlp": ("swiglu", "mlp 'swiglu' (GPT-2: 'gelu')"),
     "qk_norm": (True, "qk_norm true (GPT-2: false)"),

@@ -8,15 +8,15 @@ import torch
 from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
 from configs.cli import parse_train
-from configs.schema import NGRAM_ROWS, ModelConfig
+from configs.schema import ModelConfig
 from data.tokenizer import CharTokenizer
-from model.gpt import GPT, hash_ngrams
+from model.gpt import GPT
 from tests.runs import small_run_args, train
 from tests.variants import checkpoint_of, noisy
 
 OLD, NEW = "\n abdyz", "\n abdyz!c\xe9\U0001f600"  # an old id stays the same
 MODERN = {"positions": "rope", "token_shifts": 2, "norm": "rmsnorm", "mlp": "relu2"}
-MODERN |= {"ngram_embeddings": 4, "qk_norm": True, "logit_softcap": 15.0}
+MODERN |= {"qk_norm": True, "logit_softcap": 15.0}
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16}
 MODELS = {
     "classic, tied": ModelConfig(**SIZE, bias=True),
@@ -43,17 +43,6 @@ def test_the_logits_of_old_characters_over_old_text_stay_the_same(name):
     for character in OLD:
         difference = (after[character] - before[character]).abs().max()
         assert difference < 1e-5 * max(1, before[character].abs().max())
-
-
-@pytest.mark.parametrize("n", [3, 4, 5])
-@pytest.mark.parametrize("vocab_size", [2, 65, 2047, 2048, 4096])
-def test_no_added_character_shares_an_embedding_of_n_grams_with_an_old_one(vocab_size, n):
-    rng = torch.Generator().manual_seed(vocab_size)
-    for place in range(n):
-        ids = torch.randint(vocab_size, (n,), generator=rng).repeat(vocab_size, 1)
-        ids[:, place] = torch.arange(vocab_size)
-        rows = hash_ngrams(ids, n)[:, -1]
-        assert len(rows.unique()) == vocab_size and 0 <= rows.min() <= rows.max() < NGRAM_ROWS
 
 
 # ------------------------------------------------------------------------------------ the command

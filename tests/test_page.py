@@ -3,7 +3,6 @@ what an exported file contains. What the page shows is in test_browser.py.
 """
 
 import base64
-import dataclasses
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ import torch
 from checkpointing import checkpoint
 from common.console import escape
 from common.errors import ConfigError, UserError
-from configs.schema import ModelConfig, SampleConfig
+from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.generate import Sampler
 from model.gpt import GPT
@@ -61,11 +60,9 @@ def random_model(scale=1.0, seed=0, **choices):
 
 def packed(model, ids=None):
     """Return the model as the page gets it, for `run_node`."""
-    shapes, weights = export.pack_weights(model, "float32")
-    settings = dataclasses.asdict(model.config)
+    shapes, weights = export.pack_weights(model)
     return {
-        "config": {name: settings[name] for name in settings if name not in export.IRRELEVANT},
-        "dtype": "float32",
+        "config": export.model_settings(model),
         "shapes": shapes,
         "weights": base64.b64encode(weights).decode(),
         "ids": ids,
@@ -133,54 +130,25 @@ def test_the_page_reads_every_parameter_that_it_is_written_with():
     combinations = list(itertools.product(*CHOICES.values()))[::7]  # each pair of choices, too
     models = [random_model(**dict(zip(CHOICES, values, strict=True))) for values in combinations]
     code = """
-    return given.map(({ config, dtype, shapes, weights, ids }) => {
+    return given.map(({ config, shapes, weights, ids }) => {
       const read = new Set();
       const get = (all, name) => (all[name] && read.add(name), all[name]);
-      const model = new GPT(config, new Proxy(decodeWeights(weights, dtype, shapes), { get }));
+      const model = new GPT(config, new Proxy(decodeWeights(weights, shapes), { get }));
       for (const _ of readWindow(model, ids, 0, ids.length));
       return [...read].sort();
     });
     """
     found = run_node(code, [packed(model, [1, 2, 3, 4]) for model in models])
     for model, names in zip(models, found, strict=True):
-        assert names == sorted(model.named_slices()) == sorted(export.parameters_read(model.config))
+        assert names == sorted(model.named_slices())
 
 
-@dataclasses.dataclass(frozen=True)
-class GatedConfig(ModelConfig):
-    mlp_gate: bool = True
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda model: setattr(model.blocks[1], "gate", torch.nn.Linear(1, 1)),
-         "does not read the model's parameter blocks.1.gate and 1 more; allowed"),
-        (lambda model: setattr(model.blocks[0].mlp, "gate", torch.nn.Linear(1, 1, bias=False)),
-         "does not read the model's parameter blocks.0.mlp.gate; allowed"),
-        (lambda model: setattr(model, "config", GatedConfig(**dataclasses.asdict(model.config))),
-         "does not read the model's setting mlp_gate; allowed"),
-    ],
-    ids=["a gate", "SwiGLU's gate beside ReLU^2", "a setting"],
-)  # fmt: skip
-def test_a_model_with_a_part_that_the_page_does_not_read_is_refused(change, message, tmp_path):
-    model = random_model(mlp="relu2")
-    export.refuse_unread(model)
-    change(model)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        export.write_page(tmp_path / "page.html", None, model, SampleConfig(ckpt=("x",)), "")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float16", 1e-2)])
-def test_logits_of_a_trained_model_survive_the_export(trained, smoke, tmp_path, dtype, tolerance):
-    _, model, _ = trained
-    path = tmp_path / "page.html"
-    sample_main([f"--ckpt={smoke}", f"--html={path}", f"--html-dtype={dtype}"])
+def test_logits_of_a_trained_model_survive_the_export(trained):
+    path, model, _ = trained
     ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
     given = given_of(path) | {"ids": ids}
-    assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), tolerance)
-    # the page checks itself against what Python computes with the weights as exported
+    assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), 1e-5)
+    # the page checks itself against what Python computed
     check = "return Array.from(differences(modelOf(given), given.check));"
     assert max(run_node(check, given)) < 1e-5
 
@@ -201,14 +169,6 @@ def test_each_item_of_a_list_is_read_and_scored_alone(separator):
         windows = evaluation_windows(Split(np.array(given["ids"]), segments), block_size, 3)
         nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
         assert run_node(SCORE, given) == pytest.approx(nats, abs=1e-5)
-
-
-def test_every_finite_float16_is_decoded():
-    numbers = np.arange(2**16, dtype=np.uint16)
-    numbers = numbers[np.isfinite(numbers.view(np.float16))]
-    code = "return Array.from(decodeWeights(given.weights, 'float16', [['w', [given.n]]]).w);"
-    given = {"weights": base64.b64encode(numbers.tobytes()).decode(), "n": len(numbers)}
-    assert run_node(code, given) == numbers.view(np.float16).astype(float).tolist()
 
 
 def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(trained):
@@ -355,13 +315,13 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     """Its model comes from
 
     python train.py configs/fast.yaml --data.sources=data/plays --block_size=128 --max_iters=1000 \\
-        --warmup_iters=50 --cooldown_iters=900 --ngram_embeddings=0 --learning_rate=0.02 \\
+        --warmup_iters=50 --cooldown_iters=900 --learning_rate=0.02 \\
         --muon_learning_rate=0.02 --muon_momentum=0.9 --eval_interval=250 --out_dir=out/plays
-    python sample.py --ckpt out/plays --html docs/plays.html --html-dtype=float16
+    python sample.py --ckpt out/plays --html docs/plays.html
     """
     path = ROOT / "docs" / "plays.html"
     page = path.read_bytes()
-    assert len(page) < 1_500_000
+    assert len(page) < 2_500_000
     given, refreshed = given_of(path), export.refresh(page.decode()).decode()
     logits = re.compile(r'"check": \{.*?\}')  # their last digits depend on the CPU
     assert logits.sub("", refreshed) == logits.sub("", page.decode()), (
@@ -407,21 +367,9 @@ def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, 
 
 def test_weights_that_do_not_fit_are_refused_with_their_size(smoke, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "MAX_WEIGHTS", 300_000)
-    with pytest.raises(ConfigError, match=r"0\.4 MB in float32.*--html_dtype=float16 halves them"):
+    with pytest.raises(ConfigError, match=r"0\.4 MB; at most 0 MB .*train a smaller model"):
         sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}"])
-    monkeypatch.setattr(export, "MAX_WEIGHTS", 100_000)
-    with pytest.raises(ConfigError, match=r"0\.2 MB in float16.*train a smaller model"):
-        options = [f"--html={tmp_path / 'page.html'}", "--html-dtype=float16"]
-        sample_main([f"--ckpt={smoke}", *options])
     assert not list(tmp_path.iterdir())
-
-
-def test_weights_beyond_float16_are_refused():
-    model = random_model()
-    with torch.no_grad():
-        model.final_norm.weight[0] = -70_000
-    with pytest.raises(ConfigError, match="a weight is 70,000, beyond float16; use float32"):
-        export.pack_weights(model, "float16")
 
 
 def test_an_unknown_character_of_the_prompt_is_refused_before_anything_is_written(smoke, tmp_path):

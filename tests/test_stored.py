@@ -41,7 +41,6 @@ def switches(config: Config) -> dict[str, object]:
     return {
         "positions": model.positions,
         "token_shifts": model.token_shifts > 0,
-        "ngram_embeddings": model.ngram_embeddings > 0,
         "norm": model.norm,
         "mlp": model.mlp,
         "bias": model.bias,

@@ -15,7 +15,6 @@ from model.gpt import GPT, copy_slices
 CHOICES = {
     "positions": ("learned", "rope"),
     "token_shifts": (0, 3),
-    "ngram_embeddings": (0, 4),
     "norm": ("layernorm", "rmsnorm"),
     "mlp": ("gelu", "relu2", "swiglu"),
     "bias": (False, True),

@@ -37,7 +37,6 @@ def random_model(rng: random.Random, **fixed) -> GPT:
         "kernel": rng.choice(KERNELS),
         "positions": rng.choice(["learned", "rope"]),
         "token_shifts": rng.choice([0, 3]),
-        "ngram_embeddings": rng.choice([0, 4]),
         "norm": rng.choice(["layernorm", "rmsnorm"]),
         "mlp": rng.choice(["gelu", "relu2", "swiglu"]),
         "bias": rng.choice([False, True]),
