@@ -192,6 +192,18 @@ def test_a_page_that_is_not_pythons_model_says_so(open_tab, smoke, tmp_path, mon
     assert not plain.is_visible("#failure")
 
 
+def test_a_page_whose_model_has_other_parameters_names_the_file_to_change(
+    open_tab, smoke_page, tmp_path
+):
+    page = tmp_path / "other.html"
+    text = smoke_page.read_text(encoding="utf-8").replace('["final_norm", ', '["last_norm", ')
+    page.write_text(text, encoding="utf-8")
+    tab = open_tab(page, alive=True)
+    tab.until("!document.querySelector('#failure').hidden")
+    assert tab.text_content("#failure").startswith("page/model.js cannot run this model: ")
+    tab.logged.clear()  # of the browser's own report
+
+
 # -------------------------------------------------------------------------------------------- write
 
 
