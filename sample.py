@@ -7,24 +7,13 @@ A model of a *list* was trained with data.separator, which ends each item: names
 of its samples is one item.
 """
 
-import _signal  # not `signal`: Ctrl-C while that is imported would print a traceback
-
-# Ctrl-C ends the process without a traceback from the imports, unless it is ignored (nohup).
-if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-
 import os
 import sys
-
-from common.process import end_command, start_command
-
-if __name__ == "__main__":
-    start_command()  # from here on, an error is printed in one line, and has its exit code
 
 from configs.cli import SampleCommand, parse_sample
 
 if __name__ == "__main__":
-    COMMAND = parse_sample(sys.argv[1:])
+    COMMAND = parse_sample()  # a mistake is answered before torch, whose import takes seconds
     # The fast decoder multiplies vectors with NumPy: too little work for several threads. NumPy
     # reads this variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -40,8 +29,6 @@ import torch
 from checkpointing import checkpoint as checkpoints
 from common.console import print_error, print_note, print_result, print_text
 from common.errors import ConfigError, DataError, UserError
-from common.signals import handle_signals, unwind
-from common.user_text import read_line
 from configs.fields import brief, error_context
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.batches import Split, evaluation_windows
@@ -388,6 +375,17 @@ def write_html(session: Session, prompt: str) -> None:
     print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 
+def read_line() -> str | None:
+    """Read a line of UTF-8, after a prompt if it is typed; return None at the end (Ctrl-D)."""
+    if sys.stdin.isatty():
+        print_text("> ")
+    # a byte that is not UTF-8 becomes a character that no vocabulary has
+    line = sys.stdin.buffer.readline().decode("utf-8-sig", errors="surrogateescape")
+    if not line and sys.stdin.isatty():
+        print_text("\n")
+    return line.rstrip("\r\n") if line else None
+
+
 def end_line(text: str) -> None:
     """End the line of a text that has been printed."""
     if text and not text.endswith("\n"):
@@ -418,5 +416,4 @@ def main(command: SampleCommand) -> int:
 
 
 if __name__ == "__main__":
-    handle_signals(unwind)  # Ctrl-C raises KeyboardInterrupt, which ends the command with code 130
-    end_command(main(COMMAND))
+    raise SystemExit(main(COMMAND))

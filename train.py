@@ -9,24 +9,12 @@ batches, dropout and learning rate. Evaluations have random numbers of their own
 evaluation is not recorded but repeated.
 """
 
-import _signal  # not `signal`: Ctrl-C while that is imported would print a traceback
-
-# Ctrl-C ends the process without a traceback from the imports, unless it is ignored (nohup).
-if __name__ == "__main__" and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-
 import os
-import sys
-
-from common.process import end_command, start_command
-
-if __name__ == "__main__":
-    start_command()  # from here on, an error is printed in one line, and has its exit code
 
 from configs.cli import Command, parse_train
 
 if __name__ == "__main__":
-    COMMAND = parse_train(sys.argv[1:])
+    COMMAND = parse_train()  # a mistake is answered before torch, whose import takes seconds
     # On a busy machine, waiting OpenMP threads should sleep. OpenMP reads this when torch is
     # imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -379,4 +367,4 @@ def prepare_folder(folder: Path, saved: Checkpoint | None, run: Run) -> None:
 
 
 if __name__ == "__main__":
-    end_command(main(COMMAND))
+    raise SystemExit(main(COMMAND))

@@ -25,17 +25,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.runs import LossCurve, read_loss_curve
 from checkpointing.run_dir import holds_run
-from common.console import print_result, print_text, program, script, shell_command
+from common.console import prepare_console, print_result, print_text, program, script, shell_command
 from common.errors import ConfigError, ResourceError, UserError
 from common.files import write_atomic
-from common.process import end_command, start_command
-from common.signals import EXIT_CODES, exit_at_once, handle_signals
+from common.stop import EXIT_CODES
 from configs.cli import Command, CommandLineOptions, parse_train
 from configs.fields import Checked, setting, settings_of, value_type
 from configs.options import command_help, options_of, parse_arguments
@@ -192,23 +190,17 @@ def is_finished(run: TrialRun) -> bool:
 
 
 def train(run: TrialRun) -> int:
-    """Train a run, or resume it; return the exit code. A signal is passed on to train.py."""
+    """Train a run, or resume it; return the exit code."""
     run.folder.mkdir(parents=True, exist_ok=True)
     write_record(run, finished=False)
     resume = ["--resume"] if holds_run(run.folder) else []
     command = [sys.executable, script("train.py"), *run.arguments, *resume]
     with open(run.folder / OUTPUT, "ab") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-
-    def pass_on(number: int, _: object) -> None:
-        with suppress(ValueError):  # on Windows, Ctrl-C reaches train.py by itself
-            process.send_signal(number)
-
-    handle_signals(pass_on)
-    code = process.wait()
-    handle_signals(exit_at_once)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # Ctrl-C reaches train.py too, which saves and ends
+        code = process.wait()
     if code == 0:
         write_record(run, finished=True)
     return code
@@ -359,5 +351,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    start_command()
-    end_command(main(sys.argv[1:]))
+    prepare_console()
+    raise SystemExit(main(sys.argv[1:]))

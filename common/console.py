@@ -1,52 +1,96 @@
-"""The console: all that is printed, and escaped here; commands to print."""
+"""The console: all that is printed, escaped here; the end of a command; commands to print."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
-from common.errors import ResourceError, UserError
+from common.errors import UserError, is_out_of_memory
 
-MAX_LINE = 4000  # characters; the middle of a longer line is left out
+CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogate
+
+
+def prepare_console() -> None:
+    """End the command as `report` says at any uncaught exception, and set how text is encoded.
+
+    A terminal has its own encoding, and what that lacks is escaped. Files and pipes get UTF-8.
+    """
+    sys.excepthook = _end
+    for stream in (sys.stdout, sys.stderr):
+        encoding = None if stream.isatty() else "utf-8"  # None: as it is
+        stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
+def _end(_, error: BaseException, __) -> NoReturn:
+    raise SystemExit(report(error))
+
+
+def report(error: BaseException) -> int:
+    """Report the exception that ends a command; return the exit code.
+
+    What the user, the disk or the memory is the reason for is one line. Anything else is a bug,
+    with its traceback.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        print_note("")  # after ^C
+        return 130
+    if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`)
+        # Python flushes standard output once more when it exits; that must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    if isinstance(error, UserError):
+        print_error(error)
+        return error.exit_code
+    if isinstance(error, ModuleNotFoundError):
+        install = f"{program('python')} -m pip install -r requirements.txt"
+        line = f"{error}; install the packages: {install}"
+    elif is_out_of_memory(error):
+        line = "out of memory; choose a smaller batch_size, block_size or model, or free some"
+    elif isinstance(error, OSError):
+        reason = error.strerror or error
+        line = f"{error.filename}: {reason}" if error.filename else reason
+    else:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+        return 1
+    print_note(f"error: {line}")
+    return 5
+
+
+# ----------------------------------------------------------------------------------------- printing
 
 
 def escape(text: object, keep: str = "") -> str:
-    """Escape control, bidirectional, surrogate and unassigned characters, for example to `\\x1b`.
+    """Escape control characters and surrogates, for example to `\\x1b`, except those in `keep`.
 
-    A terminal must not obey what is printed: a file name, a config key, generated text. Characters
-    in `keep` are not escaped, and neither are the joiners that emoji and Indic scripts need.
+    A terminal must not obey what is printed: a file name, a config key, generated text.
     """
-    keep += "\u200c\u200d"
-    return "".join(c if c in keep or _is_harmless(c) else _escape_character(c) for c in str(text))
+    return re.sub(CONTROL, lambda c: c[0] if c[0] in keep else _escape(c[0]), str(text))
 
 
-def _is_harmless(c: str) -> bool:
-    return unicodedata.category(c)[0] != "C" and c not in "\u2028\u2029"
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
-def _escape_character(c: str) -> str:
-    return c.encode("unicode_escape").decode()
-
-
-def shorten(text: str, limit: int = MAX_LINE) -> str:
+def shorten(text: str, limit: int) -> str:
     """Leave out the middle of a text of more than `limit` characters."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
 
 def printable(lines: Iterable[object]) -> str:
-    """Escape and shorten each line. A newline in one is escaped too: it cannot begin another."""
-    return "\n".join(shorten(escape(line)) for line in lines)
+    """Escape each line. A newline in one is escaped too: it cannot begin another."""
+    return "\n".join(map(escape, lines))
 
 
 def print_result(*lines: object) -> None:
-    """Print lines on standard output; raise ResourceError if that fails."""
-    _write(f"{printable(lines)}\n")
+    """Print lines on standard output."""
+    print(printable(lines), flush=True)
 
 
 def print_note(*lines: object) -> None:
@@ -56,52 +100,27 @@ def print_note(*lines: object) -> None:
 
 
 def print_error(error: UserError) -> None:
-    """Print an error on standard error, if that is possible: a line for each of its arguments."""
+    """Print an error on standard error: a line for each of its arguments."""
     print_note(*(f"error: {line}" for line in error.args))
 
 
 def print_text(text: str) -> None:
-    """Print a text of any length, such as a sample; raise ResourceError if that fails.
+    """Print a text, such as a sample.
 
     It is printed unchanged, but on a terminal control characters are escaped, except newlines and
     tabs.
     """
-    _write(escape(text, keep="\n\t") if sys.stdout.isatty() else text)
+    shown = escape(text, keep="\n\t") if sys.stdout.isatty() else text
+    print(shown, end="", flush=True)
 
 
-def _write(text: str) -> None:
-    """Write to standard output at once; raise ResourceError if that fails.
-
-    BrokenPipeError is not converted: it is not an error if the reader stops reading.
-    """
-    try:
-        print(text, end="", flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise ResourceError(
-            f"standard output: cannot be written ({error.strerror}); redirect it elsewhere"
-        ) from error
-
-
-def stdout_is_closed() -> bool:
-    """Return whether this process was started without a standard output."""
-    return getattr(sys.stdout, "name", "") == os.devnull
+# -------------------------------------------------------------------------------- commands to print
 
 
 def shell_command(words: Iterable[object]) -> str:
-    """Return the shell command to print for these words, with quotes where a shell needs them.
-
-    If a word contains a control character, or the command is too long for a line, the reason why
-    no command is printed is returned instead.
-    """
+    """Return the shell command to print for these words, with quotes where a shell needs them."""
     words = list(map(str, words))
-    command = subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
-    if escape(command) != command:
-        return "(no command is printed: a name in it contains control characters)"
-    if len(command) > MAX_LINE // 2:
-        return "(no command is printed: it is too long)"
-    return command
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def path_word(path: object) -> str:

@@ -7,14 +7,8 @@ them when it prints.
 import difflib
 from collections.abc import Iterable
 
-OUT_OF_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "failed to map segment",  # while a library is loaded
-    "bad_alloc",
-    "could not create a primitive",  # of oneDNN
-)
+# in messages of PyTorch, whose errors are RuntimeErrors, and of the operating system
+OUT_OF_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc")
 
 
 class UserError(ValueError):

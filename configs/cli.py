@@ -4,29 +4,28 @@ That import takes seconds, so whatever can be found out without it is reported f
 """
 
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from common.console import (
-    path_word,
-    print_text,
-    script,
-    shell_command,
-    stdout_is_closed,
-)
-from common.errors import ConfigError, ResourceError, UserError
-from common.packages import check_address_space
-from common.page_file import check_page_file
+from common.console import path_word, prepare_console, print_text, script, shell_command
+from common.errors import ConfigError, UserError
 from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report, silence
-from common.user_text import check_readable, read_prompt, unescape
-from configs.fields import Checked, brief, error_context, setting, settings_of
+from configs.fields import (
+    Checked,
+    brief,
+    error_context,
+    setting,
+    settings_of,
+    unescape,
+    universal_newlines,
+)
 from configs.options import command_help, parse_arguments
 from configs.scaling import changed_lengths, scaled_to, scaling_note
 from configs.schema import Config, SampleConfig, TrainConfig, check_memory, from_dict
-from configs.strict_yaml import read_config, to_yaml
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -46,6 +45,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6 --seed=7
 """
+PAGE = b"<title>Hornbook</title>"  # in the first bytes of every page that --html writes
 # options that a resume must not repeat
 STARTING_OPTIONS = ("resume", "overwrite", "init_from", "new_characters", "allow_data_change")
 
@@ -162,12 +162,15 @@ class SampleCommand:
 # ----------------------------------------------------------------------------------------- train.py
 
 
-def parse_train(argv: list[str]) -> Command:
+def parse_train(argv: Sequence[str] | None = None) -> Command:
     """Parse and check the arguments of train.py: a config file and the options that override it.
 
-    Exits after --help and --print_config. With several ranks, only rank 0 prints, and only local
-    rank 0 reports an error, which all of them have.
+    Without `argv` they are those of the process. Exits after --help and --print_config. From here
+    on, an error is one line with its exit code. With several ranks, only rank 0 prints, and only
+    local rank 0 reports an error, which all of them have.
     """
+    prepare_console()
+    argv = sys.argv[1:] if argv is None else argv
     ranks = Ranks.from_environment(os.environ)
     if ranks.rank > 0:
         silence()
@@ -177,10 +180,11 @@ def parse_train(argv: list[str]) -> Command:
     try:
         command = _read_command(argv, ranks)
         if command.print_config:
+            from configs.strict_yaml import to_yaml  # only here: PyYAML may be missing
+
             print_text(to_yaml(command.config))
             raise SystemExit(0)
         ranks.batch_slice(command.config.train.batch_size)
-        check_address_space()
     except UserError:
         if ranks.local_rank > 0:
             let_another_rank_report()
@@ -188,8 +192,10 @@ def parse_train(argv: list[str]) -> Command:
     return command
 
 
-def _read_command(argv: list[str], ranks: Ranks) -> Command:
+def _read_command(argv: Sequence[str], ranks: Ranks) -> Command:
     """Read the config file, and override its settings by the options."""
+    from configs.strict_yaml import read_config  # only here: PyYAML may be missing
+
     # the options of the command line: how to start, and settings
     words, values, given = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in values and "train.max_iters" in values:
@@ -247,27 +253,50 @@ def train_help() -> str:
 # ---------------------------------------------------------------------------------------- sample.py
 
 
-def parse_sample(argv: list[str]) -> SampleCommand:
+def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
     """Parse and check the arguments of sample.py, and read the prompt.
 
-    Exits after --help.
+    Without `argv` they are those of the process. Exits after --help. From here on, an error is one
+    line with its exit code.
     """
+    prepare_console()
+    argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print_text(sample_help())
         raise SystemExit(0)
     options = parse_sample_options(argv)
-    if stdout_is_closed():
-        raise ResourceError("standard output is closed; redirect it to a file or a program")
-    check_address_space()
     if options.html:
-        check_page_file(Path(options.html), options.overwrite)
-    # sample.py reads these files when it knows the encoding of the training text
-    for name in filter(None, (options.score, options.novel)):
-        check_readable(name)
+        check_page(Path(options.html))
     return SampleCommand(options, read_prompt(options.prompt))
 
 
-def parse_sample_options(argv: list[str]) -> SampleConfig:
+def check_page(path: Path) -> None:
+    """Raise ConfigError if a file is there that is not a page of ours, which --html may replace."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        if PAGE not in file.read(4096):
+            raise ConfigError(f"{path}: exists, and is not a Hornbook page; name another file")
+
+
+def read_prompt(prompt: str) -> str:
+    """Return the text of --prompt: the option itself, the content of a file, or standard input."""
+    if prompt == "-":
+        where, content = "standard input", sys.stdin.buffer.read()
+    elif prompt.startswith("FILE:"):
+        where = prompt.removeprefix("FILE:")
+        content = Path(where).read_bytes()
+    else:
+        return unescape(prompt)
+    try:
+        return universal_newlines(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
+        ) from None
+
+
+def parse_sample_options(argv: Sequence[str]) -> SampleConfig:
     """Parse the options of sample.py."""
     words, values, _ = parse_arguments(argv, SampleConfig)
     if words:

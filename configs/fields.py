@@ -18,6 +18,8 @@ TYPE_NAMES = {
 }
 LIST_NAMES = {str: "strings", float: "numbers"}
 CONTAINERS = {list: "a list", dict: "a mapping"}
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+WRITTEN = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
 NO_VALUE = ("", "~", "null", "Null", "NULL")
 NUMBER = r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 NOT_NUMBERS = {  # pattern -> what is wrong with a string that matches it
@@ -211,6 +213,22 @@ def brief(value: object) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
     return CONTAINERS.get(type(value), f"a {type(value).__name__}")
+
+
+def universal_newlines(text: str) -> str:
+    r"""Replace the line ends \r\n and \r with \n, as Python's text mode does."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def unescape(text: str) -> str:
+    r"""Replace \n, \t, \r and \\ with the characters they stand for; \r ends a line as \n does."""
+    replaced = re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
+    return universal_newlines(replaced)
+
+
+def with_escapes(text: str) -> str:
+    r"""Write newlines, tabs, carriage returns and backslashes as `unescape` reads them."""
+    return re.sub(r"[\n\t\r\\]", lambda match: WRITTEN[match[0]], text)
 
 
 @contextmanager

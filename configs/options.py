@@ -9,6 +9,7 @@ one line that names the nearest option.
 
 import textwrap
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 
 from common.errors import ConfigError
@@ -24,7 +25,6 @@ from configs.fields import (
     value_type,
 )
 from configs.schema import from_dict, suggest_setting
-from configs.strict_yaml import parse
 
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
@@ -36,7 +36,7 @@ values are collected.
 
 
 def parse_arguments(
-    argv: list[str], *sections: type
+    argv: Sequence[str], *sections: type
 ) -> tuple[list[str], dict[str, object], dict[str, list[str]]]:
     """Return the arguments that are not options, and the values of the options by full name.
 
@@ -94,6 +94,8 @@ def _parse_option(field: Field, text: str) -> object:
     if field.metadata["repeatable"] and text:
         return (text,)
     if value_type(field) is tuple and text.startswith("["):
+        from configs.strict_yaml import parse  # only here: PyYAML may be missing
+
         return parse_value(field, parse(text))
     return parse_value(field, RawValue(text, plain=value_type(field) is not str))
 

@@ -11,8 +11,7 @@ import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
 from common.errors import ConfigError, did_you_mean
-from common.user_text import unescape, with_escapes
-from configs.fields import Checked, brief, setting
+from configs.fields import Checked, brief, setting, unescape, with_escapes
 
 # an address of a text: URL, name of its folder, name of the file, SHA-256
 ADDRESS = re.compile(
@@ -384,7 +383,6 @@ class SampleConfig(Checked):
         "only write the model to this file as a web page, with these sampling options as its "
         "defaults",
     )
-    overwrite: bool = setting(False, "with --html: replace the file, if there is one")
     stats: bool = setting(False, "print characters per second to standard error")
     window: str = setting(
         "stepped",
@@ -426,8 +424,6 @@ class SampleConfig(Checked):
                 raise ConfigError(
                     f"--{chosen[0]} and --{chosen[1]} contradict each other; give one of them"
                 )
-        if self.overwrite and not self.html:
-            raise ConfigError("--overwrite only applies together with --html")
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:

@@ -15,11 +15,9 @@ from torch import Tensor
 from checkpointing import checkpoint as checkpoints
 from checkpointing import file_format
 from checkpointing.run_dir import holds_run
-from common.console import print_note, print_result, print_text
+from common.console import prepare_console, print_note, print_result, print_text
 from common.errors import ConfigError, ResourceError, first_few
 from common.files import write_atomic
-from common.process import end_command, start_command
-from common.signals import handle_signals, unwind
 from configs.fields import Checked, brief, setting
 from configs.options import command_help, parse_conversion
 from configs.schema import ModelConfig
@@ -241,6 +239,5 @@ def to_json(tree: object) -> str:
 
 
 if __name__ == "__main__":
-    start_command()
-    handle_signals(unwind)
-    end_command(main(sys.argv[1:]))
+    prepare_console()
+    raise SystemExit(main(sys.argv[1:]))

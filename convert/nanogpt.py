@@ -21,6 +21,7 @@ from checkpointing.checkpoint import Checkpoint, TextInfo
 from checkpointing.run_dir import only_writer
 from common.console import (
     path_word,
+    prepare_console,
     print_note,
     print_result,
     print_text,
@@ -31,8 +32,6 @@ from common.console import (
 )
 from common.errors import CheckpointError, ConfigError, DataError, first_few
 from common.files import read_regular, write_atomic
-from common.process import end_command, start_command
-from common.signals import handle_signals, unwind
 from configs.fields import Checked, brief, setting
 from configs.options import command_help, parse_conversion
 from configs.schema import Config, ModelConfig
@@ -247,6 +246,5 @@ def write_run(folder: Path, saved: Checkpoint) -> None:
 
 
 if __name__ == "__main__":
-    start_command()
-    handle_signals(unwind)
-    end_command(main(sys.argv[1:]))
+    prepare_console()
+    raise SystemExit(main(sys.argv[1:]))

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import DataError
-from common.user_text import unescape
-from configs.fields import brief
+from configs.fields import brief, unescape
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
 from data.text import Text

@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 from common.errors import CheckpointError, DataError, did_you_mean
 from common.files import ROOT
-from common.user_text import universal_newlines
+from configs.fields import universal_newlines
 from configs.schema import ADDRESS, DataConfig
 
 TIMEOUT = 10.0  # seconds without a byte of a download

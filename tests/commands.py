@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import sample
 import train
-from common.process import report
+from common.console import report
 from configs.cli import parse_sample, parse_train
 
 

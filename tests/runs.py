@@ -25,7 +25,6 @@ from checkpointing.checkpoint import BEST, LAST, SECTIONS
 from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
-from common.process import end_command
 from common.signals import handle_signals
 from configs.cli import CommandLineOptions
 from configs.fields import value_type
@@ -90,7 +89,7 @@ def train(*arguments: object) -> tuple[int, str]:
     Options may override earlier ones: they are `merged`.
     """
     torch.set_num_threads(1)
-    stdout = io.StringIO()
+    stdout = Output()
     before = Path.cwd()
     os.chdir(ROOT)
     try:
@@ -107,6 +106,12 @@ def train(*arguments: object) -> tuple[int, str]:
     finally:
         os.chdir(before)
     return code, stdout.getvalue()
+
+
+class Output(io.StringIO):
+    """Standard output as a string."""
+
+    def reconfigure(self, **_: str) -> None: ...
 
 
 def resume_if_saved(folder: Path) -> list[str]:
@@ -334,7 +339,7 @@ def _rank(
     handle_signals(lambda *_: None)
     if each:
         each(rank)
-    end_command(exit_code(train_main, merged(argv)))
+    sys.exit(exit_code(train_main, merged(argv)))
 
 
 def in_float64(_: int) -> None:

@@ -1,8 +1,6 @@
 """Command lines: every setting is an option, every error is one line, --help lists all settings."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -83,7 +81,6 @@ INVALID_SAMPLE = [
     (["--ckpt=x", "--prompt=a", "--start", "b"], "('--prompt=a' and '--start')"),
     (["--ckpt=x", "--no-cache=true"], "--no-cache: takes no value"),
     (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"', "--help"),
-    (["--ckpt=x", "--overwrite"], "--overwrite only applies together with --html"),
     (["--ckpt=x", "--html=x", "--score=y"], "--html and --score contradict"),
     (["--ckpt=x", "--html=x", "--interactive"], "--interactive and --html contradict"),
     (["--ckpt=x", "--ckpt=y"], "duplicate option 'ckpt' ('--ckpt=x' and '--ckpt=y')"),
@@ -259,7 +256,7 @@ def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(
         ("train.py configs/smoke.yaml --n_laier=3", 2),
         ("sample.py --help", 0),
         ("sample.py --temp=1", 2),
-        ("sample.py --ckpt=x --prompt=FILE:x", 2),
+        ("sample.py --ckpt=x --prompt=FILE:x", 5),
     ],
 )
 def test_help_settings_and_errors_need_neither_torch_nor_numpy(run, command, code):
@@ -270,13 +267,3 @@ def test_help_settings_and_errors_need_neither_torch_nor_numpy(run, command, cod
         "finally: print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert run("-c", probe, script, *arguments, check=code).stdout.endswith("[]\n")
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["train.py configs/smoke.yaml --print-config", "train.py --help", "sample.py --help"],
-)
-def test_a_closed_stdout_is_no_error(command):
-    shell = ["sh", "-c", f'"{sys.executable}" {command} >&-']
-    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

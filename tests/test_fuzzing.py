@@ -67,7 +67,7 @@ def answer(command, *argv):
     out.flush(), err.flush()
     out, err = (stream.buffer.getvalue().decode() for stream in (out, err))
     assert escape(out + err, keep="\n\t") == out + err and len(err) < 1500
-    assert code in (0, 2, 3, 4)
+    assert code in (0, 2, 3, 4, 5)
     if code:
         assert re.fullmatch("(error: [^\n]+\n)+", err)
         assert err.count("\n") <= (MAX_FAULTS if ".yaml" in argv[0] else 1)

@@ -1,0 +1,150 @@
+"""The console and the end of a command: what is escaped, and every exception's line and code."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from common.console import escape, print_note, print_result
+from common.errors import ConfigError, RunInUseError
+from tests.commands import exit_code
+from tests.conftest import ROOT
+from tests.runs import ENVIRONMENT, merged, raised, small_run_args
+
+TRAIN, SAMPLE = ["train.py", "configs/smoke.yaml"], ["sample.py", "--ckpt=nowhere"]
+REQUIREMENTS = re.findall(r"^\w+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+
+
+def command(*words, **environment):
+    """Run a script of the project: exit code, stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, timeout=240,
+        env=ENVIRONMENT | environment,
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def on_terminal(*words, **environment):
+    """Run a script of the project on a terminal; return its exit code and its standard output."""
+    pty, tty = map(pytest.importorskip, ("pty", "tty"))  # POSIX
+    reader, writer = pty.openpty()
+    tty.setraw(writer)  # no carriage return is added before newlines
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, env=ENVIRONMENT | environment, stdout=writer,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(writer)
+    content = b""
+    with suppress(OSError):  # the end of a terminal's output
+        while part := os.read(reader, 1 << 16):
+            content += part
+    os.close(reader)
+    return process.wait(), content.decode()
+
+
+# ---------------------------------------------------------------------------------------- encodings
+
+
+CONTROLS = [chr(code) for code in (*range(1, 32), *range(127, 160))]
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory):
+    """The folder of a run on control characters, and what it printed on a terminal."""
+    folder = tmp_path_factory.mktemp("controls")
+    text, run = folder / "\x1b[2J.txt", folder / "run"
+    text.write_text("".join(CONTROLS) * 40 + "\nж", encoding="utf-8", newline="")
+    words = [word for word in small_run_args(folder) if "--data.sources" not in word]
+    lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
+    arguments = [*words, *lengths, f"--data.sources={text}", f"--out_dir={run}"]
+    code, shown = on_terminal(*merged(["train.py", *arguments]))
+    assert code == 0
+    return run, shown
+
+
+def test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_one(controls):
+    run, shown = controls
+    assert escape(shown, keep="\n") == shown and "\\x1b[2J.txt" in shown
+    words = ["sample.py", f"--ckpt={run}", f"--prompt={CONTROLS[5]}", "--max_new_tokens=60"]
+    code, shown = on_terminal(*words)
+    piped = command(*words)[1]
+    assert code == 0 and len({*piped} & {*CONTROLS}) > 20
+    assert shown == escape(piped, keep="\n\t")
+
+
+def test_a_pipe_gets_utf_8_whatever_the_locale_says_and_a_terminal_what_it_has(controls):
+    words = ["sample.py", f"--ckpt={controls[0]}", "--prompt=ж", "--max_new_tokens=0"]
+    assert command(*words, PYTHONIOENCODING="cp1252") == (0, "ж\n", "")
+    assert on_terminal(*words, PYTHONIOENCODING="cp1252") == (0, "\\u0436\n")
+
+
+@pytest.mark.parametrize("stream", ["out", "err"])
+def test_each_line_is_escaped_and_a_newline_in_it_begins_no_other(stream, capsys):
+    print_lines = {"out": print_result, "err": print_note}[stream]
+    print_lines("a\nerror: b", "\x1b[2J\t", Path("c\rd\udcff"))
+    said = capsys.readouterr()
+    assert getattr(said, stream) == "a\\nerror: b\n\\x1b[2J\\t\nc\\rd\\udcff\n"
+
+
+def test_letters_that_are_newer_than_pythons_tables_are_not_escaped():
+    assert escape("\U0001fae9 क\u200dष") == "\U0001fae9 क\u200dष"
+
+
+# ----------------------------------------------------------------------------- the end of a command
+
+
+ENDS = [  # exception, exit code, pattern of standard error
+    (ConfigError("a: is wrong", "b: is wrong"), 2, "error: a: is wrong\nerror: b: is wrong\n"),
+    (RunInUseError("out: is in use"), 7, "error: out: is in use\n"),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "a\nb"), 5,
+     r"error: a\\nb: No such file or directory\n"),
+    (OSError(errno.ENOSPC, "No space left on device"), 5, "error: No space left on device\n"),
+    (MemoryError(), 5, "error: out of memory; .*\n"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), 5, "error: out of memory; .*\n"),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), 5,
+     "error: out of memory; .*\n"),
+    (RuntimeError("CUDA out of memory. Tried to allocate 1 GiB."), 5, "error: out of memory; .*\n"),
+    (KeyboardInterrupt(), 130, "\n"),
+    (ZeroDivisionError("a bug"), 1, "(?s:Traceback .*ZeroDivisionError: a bug\n)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "code", "said"), ENDS, ids=lambda value: type(value).__name__)
+def test_every_exception_has_its_line_and_its_exit_code(error, code, said, capsys):
+    assert exit_code(raised(error), []) == code
+    assert re.fullmatch(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("package", REQUIREMENTS)
+def test_a_missing_package_is_one_line_that_names_the_requirements(package, tmp_path):
+    module = {"pyyaml": "yaml"}.get(package, package)
+    missing = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')"
+    (tmp_path / f"{module}.py").write_text(missing)
+    run = tmp_path / "run"
+    code, out, said = command(*TRAIN, f"--out_dir={run}", PYTHONPATH=str(tmp_path))
+    assert (code, out) == (5, "") and not run.exists()
+    line = rf"error: No module named '{module}'; .* -m pip install -r requirements\.txt"
+    assert re.fullmatch(line, said.splitlines()[-1])  # torch warns before it, if it has no numpy
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("words", [TRAIN, SAMPLE], ids=lambda words: words[0])
+def test_ctrl_c_during_the_imports_ends_with_130_and_no_traceback(words, tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(9)"
+    )
+    assert command(*words, PYTHONPATH=str(tmp_path)) == (130, "", "\n")
+
+
+def test_a_reader_that_has_gone_ends_the_command_in_silence():
+    words = [sys.executable, "-c", "from configs.cli import parse_train; parse_train(['--help'])"]
+    process = subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 141
