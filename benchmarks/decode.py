@@ -26,6 +26,7 @@ from convert.huggingface import gpt2_config, gpt2_weights
 from model.fast_decode import FastDecoder
 from model.generate import Generation, Sampler
 from model.gpt import GPT
+from model.parameters import parameter_count
 
 VOCAB_SIZE = 65
 SHAPES = {
@@ -248,7 +249,7 @@ def main() -> None:
         model = GPT(config, VOCAB_SIZE, seed=1).eval()
         print(
             f"{name}: {config.n_layer} layers, {config.n_head} heads, n_embd {config.n_embd}, "
-            f"context {config.block_size}, {model.parameter_count():,} parameters, "
+            f"context {config.block_size}, {parameter_count(model):,} parameters, "
             f"{torch.get_num_threads()} thread(s)"
         )
         compare_speed(model, options.nanogpt, options.repeats)

@@ -20,6 +20,7 @@ from checkpointing.checkpoint import Checkpoint, TextInfo
 from configs.cli import parse_train
 from configs.schema import SampleConfig
 from model.gpt import GPT
+from model.parameters import parameter_count
 from page.export import write_page
 
 CONFIG = "configs/shakespeare.yaml"
@@ -40,7 +41,7 @@ def export_random_model(path: Path) -> GPT:
     options = SampleConfig(ckpt=("none",), html=str(path), temperature=0.8)
     size = write_page(path, saved, model, options, "")
     print(
-        f"{CONFIG}: {model.parameter_count():,} parameters, context {config.model.block_size}, "
+        f"{CONFIG}: {parameter_count(model):,} parameters, context {config.model.block_size}, "
         f"page of {size / 1e6:.1f} MB in float32"
     )
     return model

@@ -21,6 +21,7 @@ from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig, TrainConfig
 from model import runtime
 from model.gpt import GPT
+from model.parameters import parameter_count
 from training.environment import keep_freed_memory
 from training.evaluate import cross_entropy
 from training.optimizers import build
@@ -106,6 +107,16 @@ def time_steps(steps: dict[str, Callable], repeats: int) -> dict[str, list[float
     return {name: each[WARMUP:] for name, each in seconds.items()}
 
 
+def flops_per_token(model: GPT) -> int:
+    """Return the FLOPs to train on one token: 6 N + 12 L C T.
+
+    (Chowdhery et al. 2022, PaLM, appendix B; N parameters, L layers, T context.)
+    """
+    config = model.config
+    attention = 12 * config.n_layer * config.n_embd * config.block_size
+    return 6 * parameter_count(model) + attention
+
+
 def peak_flops(dtype: torch.dtype) -> float:
     """Return the FLOP/s of large square matrix products: the best of twenty."""
     a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE).to(dtype)
@@ -138,7 +149,7 @@ def measure_utilization(repeats: int) -> None:
     """
     dtype = runtime.select_runtime("cpu", "auto").dtype
     for name, (config, batch_size) in MODERN_SHAPES.items():
-        flop = GPT(config, VOCAB_SIZE).flops_per_token() * batch_size * config.block_size
+        flop = flops_per_token(GPT(config, VOCAB_SIZE)) * batch_size * config.block_size
         for optimizer in ("adamw", "muon"):
             step = training_step(config, batch_size, optimizer=optimizer)
             seconds = time_steps({"step": step}, repeats)["step"]
@@ -155,7 +166,7 @@ def compare_contexts(repeats: int) -> None:
     for block_size in (SHORT, LONG):
         config = ModelConfig(n_layer=4, n_head=4, n_embd=256, block_size=block_size, **MODERN)
         steps[block_size] = training_step(config, CHARACTERS_PER_STEP // block_size)
-        flop[block_size] = GPT(config, VOCAB_SIZE).flops_per_token()
+        flop[block_size] = flops_per_token(GPT(config, VOCAB_SIZE))
     seconds = time_steps(steps, repeats)
     time_ratio, flop_ratio = median_ratio(seconds[LONG], seconds[SHORT]), flop[LONG] / flop[SHORT]
     print(

@@ -23,6 +23,7 @@ from data.batches import Batches, evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
+from model.inspect import attention_maps
 from model.runtime import select_runtime
 from run import pictures
 from training.evaluate import cross_entropy, loss_sums_by_position
@@ -175,11 +176,11 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
         panels[0].figure.suptitle(f"The ten likeliest characters after “{PROMPT}”")
 
 
-def attention_maps(model: GPT, corpus: Corpus) -> Image:
+def draw_heads(model: GPT, corpus: Corpus) -> Image:
     """Draw the heads of the first layer on the start of the validation text."""
     start = corpus.val.segments[0][0]
     ids = corpus.val.ids[start : start + 32].astype(int)
-    maps = model.attention_maps(torch.from_numpy(ids))[0]  # (H, T, T)
+    maps = attention_maps(model, torch.from_numpy(ids))[0]  # (H, T, T)
     return pictures.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
 
 
@@ -209,7 +210,7 @@ def main() -> None:
     sampling(PICTURES / "sampling.svg", with_shifts, corpus)
     singular_values(PICTURES / "singular_values.svg", no_shifts, corpus)
     for name, model in (("with_shifts", with_shifts), ("without_shifts", no_shifts)):
-        image = attention_maps(model, corpus)
+        image = draw_heads(model, corpus)
         image.save(PICTURES / f"attention_{name}.png", optimize=True)
 
 

@@ -22,7 +22,8 @@ from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, estimate_parameters, flat_settings, from_dict
 from data.corpus import Corpus
 from data.tokenizer import CharTokenizer
-from model.gpt import GPT, copy_slices
+from model.gpt import GPT
+from model.parameters import copy_slices, load_tensors, named_slices
 from model.runtime import Runtime
 from training.distributed import SINGLE_PROCESS, World
 from training.environment import Environment, environment_of
@@ -87,7 +88,7 @@ class Checkpoint:
     """A run at one step. It is all that sampling needs; resuming also needs the text.
 
     `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model,
-    exp_avg, exp_avg_sq and momentum, and the parameters as in `GPT.named_slices`: they do not
+    exp_avg, exp_avg_sq and momentum, and the parameters as in `named_slices`: they do not
     depend on the attention layout. `restore` and `build_model` check their names and shapes against
     a model.
 
@@ -182,15 +183,15 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """
     _check_saved_model_size(saved)
     model = GPT(config or saved.config.model, len(saved.vocabulary))
-    named = {f"model.{name}": slices for name, slices in model.named_slices().items()}
+    named = {f"model.{name}": slices for name, slices in named_slices(model).items()}
     # leave out the optimizers' state; check_tensors refuses anything else
-    optimizer_state = {f"{role}.{name}" for role in MOMENTS for name in model.named_slices()}
+    optimizer_state = {f"{role}.{name}" for role in MOMENTS for name in named_slices(model)}
     optimizer_state.add(ADAMW_STEPS)
     tensors = {
         name: tensor for name, tensor in saved.tensors.items() if name not in optimizer_state
     }
     check_tensors(saved.path, tensors, named)
-    model.load_tensors(saved.role("model"))
+    load_tensors(model, saved.role("model"))
     return model
 
 
@@ -200,6 +201,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         import torch
         from checkpointing import load_model
         from model.generate import Sampler, generate
+        from model.inspect import attention_maps
 
         model, tokenizer = load_model("out/shakespeare")
         ids = torch.from_numpy(tokenizer.encode("To be, or not to be")).long()
@@ -207,7 +209,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         loss = torch.nn.functional.cross_entropy(logits[:-1], ids[1:])  # nats per character
         new = generate(model, ids[None], Sampler(seed=1, temperature=0.7), max_new_tokens=200)
         text = tokenizer.decode(torch.cat(list(new)))
-        maps = model.attention_maps(ids)  # of each layer: (H, T, T)
+        maps = attention_maps(model, ids)  # of each layer: (H, T, T)
 
     The model is on the CPU, in evaluation mode. From a run folder it is the best one; if that is
     damaged, another one, with a warning. The errors are those of `find`. For the exact loss of a
@@ -228,7 +230,8 @@ def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
     """
     build_model(saved)  # checks names and shapes
     tensors = {}
-    for name, slices in GPT(saved.config.model, len(vocabulary), seed).named_slices().items():
+    new = GPT(saved.config.model, len(vocabulary), seed)
+    for name, slices in named_slices(new).items():
         old, new = saved.tensors[f"model.{name}"], torch.cat(slices).detach()
         new[: len(old)] = old
         tensors[f"model.{name}"] = new
@@ -237,7 +240,7 @@ def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all tensors of a checkpoint by name, as slices that are views of the run's memory."""
-    named = {f"model.{name}": slices for name, slices in run.model.named_slices().items()}
+    named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
         named |= optimizer.named_slices(run.model)
     return named
@@ -271,7 +274,7 @@ def check_tensors(
 ) -> None:
     """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
 
-    `expected` has each tensor as a list of slices (see `GPT.named_slices`).
+    `expected` has each tensor as a list of slices (see `named_slices`).
     """
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
+from model.parameters import named_slices
 
 PREFIX = "transformer."
 MODULES = {  # name of a module here -> in GPT-2
@@ -33,7 +34,7 @@ EMBEDDINGS = (TOKEN_EMBEDDING, f"{PREFIX}wpe.weight", LM_HEAD)  # these never ha
 
 
 def gpt2_name(name: str) -> str:
-    """Return GPT-2's name of a parameter of `GPT.named_slices`.
+    """Return GPT-2's name of a parameter of `named_slices`.
 
     `blocks.0.mlp.up` -> `transformer.h.0.mlp.c_fc.weight`
     """
@@ -46,7 +47,7 @@ def gpt2_name(name: str) -> str:
 
 def parameters_not_in_gpt2(model: GPT) -> list[str]:
     """Return the names of the parameters that GPT-2 does not have."""
-    modules = {name: name.removesuffix(".bias") for name in model.named_slices()}
+    modules = {name: name.removesuffix(".bias") for name in named_slices(model)}
     return [
         name
         for name, module in modules.items()
@@ -57,10 +58,10 @@ def parameters_not_in_gpt2(model: GPT) -> list[str]:
 def gpt2_slices(model: GPT) -> dict[str, list[Tensor]]:
     """Return every parameter of a GPT-2 by GPT-2's name, as a list of slices of its rows.
 
-    The slices are views of the parameters, as in `GPT.named_slices`, in any layout.
+    The slices are views of the parameters, as in `named_slices`, in any layout.
     """
     named = {}
-    for name, slices in model.named_slices().items():
+    for name, slices in named_slices(model).items():
         named.setdefault(gpt2_name(name), []).extend(slices)
     return named
 

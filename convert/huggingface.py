@@ -24,6 +24,7 @@ from configs.schema import ModelConfig
 from convert.gpt2 import EMBEDDINGS, gpt2_tensors, parameters_not_in_gpt2
 from data.tokenizer import UNK, CharTokenizer
 from model.gpt import GPT
+from model.parameters import parameter_count
 
 USAGE = """\
 usage: python -m convert.huggingface RUN --out_dir=DIR
@@ -213,7 +214,7 @@ pipeline_tag: text-generation
 
 # A character-level GPT-2
 
-{model.parameter_count():,} parameters, {config.n_layer} layers, {config.n_head} heads, embedding
+{parameter_count(model):,} parameters, {config.n_layer} layers, {config.n_head} heads, embedding
 size {config.n_embd}, context length {config.block_size}, {len(vocabulary):,} distinct characters.
 Exported by Hornbook.
 

@@ -36,7 +36,8 @@ from configs.fields import Checked, brief, setting
 from configs.options import command_help, parse_conversion
 from configs.schema import Config, ModelConfig
 from convert.gpt2 import LM_HEAD, TOKEN_EMBEDDING, gpt2_slices
-from model.gpt import GPT, copy_slices
+from model.gpt import GPT
+from model.parameters import copy_slices, named_slices, parameter_count
 
 USAGE = """\
 usage: python -m convert.nanogpt CKPT --meta=META|--vocabulary=TEXT --out_dir=DIR
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> int:
     write_run(Path(options.out_dir), saved)
     folder = path_word(options.out_dir)
     command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])
-    parameters = checkpoints.build_model(saved).parameter_count()
+    parameters = parameter_count(checkpoints.build_model(saved))
     print_result(
         f"imported {path}: {parameters:,} parameters, {len(vocabulary):,} characters; now try:",
         f"  {command}",
@@ -159,7 +160,7 @@ def to_checkpoint(
     with torch.no_grad():
         for name, slices in gpt2_slices(model).items():
             copy_slices(tensors[name], slices)
-        weights = {f"model.{name}": torch.cat(each) for name, each in model.named_slices().items()}
+        weights = {f"model.{name}": torch.cat(each) for name, each in named_slices(model).items()}
     return Checkpoint(
         config=Config(model=config),
         vocabulary=vocabulary,

@@ -20,6 +20,7 @@ from dashboard import summaries
 from dashboard.logger import Logger, info
 from data.items import long_item_notes
 from data.summary import size_advice
+from model.parameters import parameter_count
 from model.runtime import dtype_name
 from run import pictures
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
@@ -45,7 +46,7 @@ class Report:
         folder has the log already, in a file of its own.
         """
         run, model, corpus = self.run, self.run.model, self.run.corpus
-        parameters = model.parameter_count()
+        parameters = parameter_count(model)
         config, train = model.config, run.config.train
         batches = train.max_iters * train.gradient_accumulation_steps
         # what a reader wants to know first: which text, which model, on what, for how long
@@ -69,7 +70,6 @@ class Report:
             lines += [
                 f"vocabulary  {vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
                 f"ratio       {parameters / len(corpus.train):.2g} parameters per character",
-                f"compute     {model.flops_per_token() / 1e6:.1f} MFLOP per training character",
                 f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
             ]
             table = summaries.table(settings, ("setting", "value"))
@@ -205,10 +205,6 @@ class Report:
             "train/lr": run.lr,
             **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},
         }
-        if self.pictures:
-            peak = run.runtime.peak_flops * run.world.size
-            # model FLOPs utilization (MFU)
-            scalars["train/share_of_peak"] = tokens_per_sec * run.model.flops_per_token() / peak
         return scalars
 
     def _log_warnings(self, section: str, warnings: list[HealthWarning]) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.gpt import GPT, Block
+from model.kv_cache import new_caches
 
 MAX_WEIGHTS_IN_CACHE = 2**22  # of the CPU: 16 MB in float32
 PANEL = 16  # columns of a panel, the unit in which `build_matvecs` stores a large matrix
@@ -137,7 +138,7 @@ class FastDecoder:
     @torch.inference_mode()
     def prefill(self, ids: np.ndarray) -> np.ndarray:
         """Forget the old context and read ids (T,); return the logits (1, V) after them."""
-        caches = self.model.new_caches()
+        caches = new_caches(self.config)
         logits = self.model(torch.from_numpy(ids)[None], caches)[:, -1]  # (1, V)
         # views of each layer's cache, in which `step` stores more: keys (H, D, block_size),
         # values (H, block_size, D)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from model.fast_decode import FastDecoder
 from model.gpt import GPT
+from model.kv_cache import new_caches
 
 GREEDY_BELOW = 1e-6  # temperature
 # for the comparison of the fast decoder with its model
@@ -158,14 +159,8 @@ class Generation:
         self.read = 0  # how many tokens of the window the model has read into its caches
         self.caches: list | None = None  # KV caches, unless the fast decoder is used
         self.decoder = None  # the fast decoder, which has caches of its own
-        self.fast, self.notify = fast and cache and len(self.ids) == 1, notify
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Build the fast decoder for the heads that are on, and invalidate the caches."""
-        self.ablated_heads, self.read = self.model.ablated_heads, 0
-        if self.fast:
-            self.decoder = build_decoder(self.model, self.notify)
+        if fast and cache and len(self.ids) == 1:
+            self.decoder = build_decoder(model, notify)
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
@@ -194,9 +189,6 @@ class Generation:
 
     def _logits(self) -> np.ndarray:
         """Run the model on the tokens not yet in its caches; return the next logits (B, V)."""
-        # heads were switched off or on: the caches and the decoder have been computed with others
-        if self.ablated_heads != self.model.ablated_heads:
-            self._prepare()
         # without a cache: read the whole window for every character
         if not self.cache:
             return forward(self.model, self.ids)
@@ -210,7 +202,7 @@ class Generation:
         else:
             # several texts, or a GPU: the model itself, with its caches
             if self.read == 0:
-                self.caches = self.model.new_caches()
+                self.caches = new_caches(self.model.config)
             logits = forward(self.model, self.ids, self.caches)
         self.read = length
         return logits

@@ -5,6 +5,8 @@ B batch, T new tokens, S total tokens, H n_head, D head size
 
 from torch import Tensor
 
+from configs.schema import ModelConfig
+
 
 class KVCache:
     """Keys and values of one layer, for at most `capacity` tokens.
@@ -50,3 +52,8 @@ class KVCache:
             slot.copy_(new)
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+def new_caches(config: ModelConfig) -> list[KVCache]:
+    """Create the empty caches of a model, one per layer, for a batch of any size."""
+    return [KVCache(config.block_size) for _ in range(config.n_layer)]

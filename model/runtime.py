@@ -2,9 +2,7 @@
 
 import contextlib
 import platform
-import time
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -35,18 +33,6 @@ class Runtime:
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
-
-    @cached_property
-    def peak_flops(self) -> float:
-        """The measured FLOP/s of a square matrix product: the reference for utilization."""
-        size = 8192 if self.device.type == "cuda" else 512
-        matrix = torch.ones(size, size, dtype=self.dtype, device=self.device)
-        seconds = []
-        for _ in range(20):  # the first ones warm up
-            began = time.perf_counter()
-            (matrix @ matrix)[0, 0].item()  # waits for the result
-            seconds.append(time.perf_counter() - began)
-        return 2 * size**3 / min(seconds)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -21,6 +21,7 @@ from configs.schema import ModelConfig, SampleConfig
 from data.items import ItemFormat
 from model.generate import forward, window_start
 from model.gpt import GPT
+from model.parameters import load_tensors, named_slices, parameter_count
 
 if TYPE_CHECKING:
     from checkpointing.checkpoint import Checkpoint
@@ -67,7 +68,7 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     """
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
-        for name, slices in model.named_slices().items()
+        for name, slices in named_slices(model).items()
     }
     size = sum(array.nbytes for array in arrays.values())
     if size > MAX_WEIGHTS:
@@ -110,7 +111,7 @@ def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
     """Return what the page shows about the model, without any path."""
     progress = saved.progress
     return {
-        "parameters": model.parameter_count(),
+        "parameters": parameter_count(model),
         "text": re.split(r"[/\\]", saved.data.name)[-1],
         "steps": progress.step,
         "loss": progress.best_loss,
@@ -141,7 +142,7 @@ def refresh(page: str) -> bytes:
     names = {field.name for field in fields(ModelConfig)}
     settings = {name: value for name, value in data["config"].items() if name in names}
     model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
-    model.load_tensors(unpack_weights(data["shapes"], weights))
+    load_tensors(model, unpack_weights(data["shapes"], weights))
     config = model_settings(model) | {"separator": data["config"]["separator"]}
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 

@@ -56,7 +56,7 @@ PHASES = {  # a function that only one phase of a run uses
     "save": ("os", "fsync"),
 }
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGINT twice": 130}
-TIMES = {"train/tokens_per_sec", "train/share_of_peak"}
+TIMES = {"train/tokens_per_sec"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 

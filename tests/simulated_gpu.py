@@ -16,6 +16,8 @@ from torch._subclasses import FakeTensorMode  # the only simulation of a device 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model.attention import MultiHeadAttention
 from model.gpt import GPT
+from model.inspect import attention_maps
+from model.kv_cache import new_caches
 
 SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8, token_shifts=2, bias=True)
 VARIANTS = (
@@ -50,8 +52,8 @@ def check_gpt(model: GPT, device: str) -> None:
     """Run full and cached forward passes and attention maps; all results must be on the device."""
     move_(model, device)
     ids = torch.zeros(3, SMALL.block_size, dtype=torch.int64, device=device)
-    results = [model(ids), *model.eval().attention_maps(ids[0])]
-    caches = model.new_caches()
+    results = [model(ids), *attention_maps(model.eval(), ids[0])]
+    caches = new_caches(model.config)
     for end in (3, 4):  # prefill, then one token
         results.append(model(ids[:, :end], caches))
     shapes = [tuple(result.shape) for result in results]

@@ -17,6 +17,7 @@ from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
 from model.generate import window_start
 from model.gpt import MLP
+from model.inspect import attention_maps, heads_off, logit_lens
 from model.runtime import select_runtime
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
@@ -367,7 +368,7 @@ def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(tab, trained):
     tab.until_inspected()
     window = tab.text()[96:140]  # of the 140 characters before, the model sees those from 96 on
     assert tab.text_content("#window") == window
-    maps = model.attention_maps(torch.from_numpy(tokenizer.encode(window).astype(np.int64)))
+    maps = attention_maps(model, torch.from_numpy(tokenizer.encode(window).astype(np.int64)))
     weights = (
         "Array.from(document.querySelectorAll('#window span'))"
         ".map((span) => Number(span.style.getPropertyValue('--weight')))"
@@ -400,7 +401,7 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(open_tab, tmp_path, rec
         """Return the probabilities (L, V) of character n after each layer."""
         window = text[window_start(n, model.config.block_size) : n]
         ids = torch.tensor([vocabulary.index(character) for character in window])
-        return model.logit_lens(ids)[:, -1].double().softmax(-1)
+        return logit_lens(model, ids)[:, -1].double().softmax(-1)
 
     def nats(text):
         rows = ((n, vocabulary.index(text[n])) for n in range(1, len(text)))
@@ -432,7 +433,7 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(open_tab, tmp_path, rec
     opened.keyboard.press("Space")
     opened.until_says("#off-effect", "Changed most")
     assert opened.text_content("#off-names") == "Switched off: layer 1 head 2."
-    with model.heads_off([(0, 1)]):
+    with heads_off(model, [(0, 1)]):
         assert shown() == expected() != with_all
         assert opened.evaluate("document.activeElement.ariaLabel") == "Use head 2"
         means = re.findall(r"\d\.\d{4}", opened.text_content("#off-effect"))

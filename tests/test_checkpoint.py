@@ -23,6 +23,7 @@ from configs.schema import Config, ModelConfig, TrainConfig
 from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
 from model.gpt import GPT
+from model.parameters import named_slices
 from model.runtime import select_runtime
 from tests.commands import sample_main, train_main
 from tests.conftest import ROOT, printed
@@ -104,7 +105,7 @@ def test_the_size_check_accepts_every_valid_model(monkeypatch):
         width = rng.choice((4, 20))
         model = ModelConfig(n_layer=1, n_head=2, n_embd=width, block_size=3, **settings)
         saved = checkpoints.capture(new_run(Config(model=model)), EVENTS)
-        rows = checkpoints.build_model(saved).named_slices()
+        rows = named_slices(checkpoints.build_model(saved))
         actual = {name: torch.cat(views) for name, views in rows.items()}
         assert equal(actual, saved.role("model"))
 
@@ -131,7 +132,7 @@ def test_a_checkpoint_with_the_longest_header_that_settings_allow_can_be_read(na
     model = GPT(ModelConfig(**settings, n_head=1, block_size=1), size)
     tensors = {}
     for role in ("model", "exp_avg", "exp_avg_sq", "momentum"):  # more than a run ever has
-        for parameter, slices in model.named_slices().items():
+        for parameter, slices in named_slices(model).items():
             tensors[f"{role}.{parameter}"] = torch.cat(slices).detach()
     saved = checkpoints.Checkpoint(
         config=Config(model=model.config),

@@ -26,7 +26,7 @@ from tests.runs import STEPS, same_runs, small_run_args, stop_at, train
 
 SCALARS = {
     "train/loss", "train/lr", "train/lr/vectors", "train/lr/hidden", "train/grad_norm",
-    "train/tokens_per_sec", "train/share_of_peak", "train/total_epochs", "train/spikes",
+    "train/tokens_per_sec", "train/total_epochs", "train/spikes",
     "val/loss", "val/bpc", "val/gap", "val/train_loss",
 }  # fmt: skip
 TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "samples/top_next", "setup/run")}
@@ -73,7 +73,6 @@ def test_scalars_have_the_values_that_their_tags_promise(runs):
     learning_rate = pytest.approx(defaults["train.learning_rate"])
     assert logged["train/lr"][8] == logged["train/lr/vectors"][8] == learning_rate
     assert logged["train/lr/hidden"][8] == pytest.approx(defaults["train.muon_learning_rate"])
-    assert 0 < logged["train/share_of_peak"][24] < 1
 
 
 def test_the_runs_log_every_scalar_and_resuming_changes_nothing(runs):
@@ -150,7 +149,7 @@ def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_pat
     tags = read_events(tmp_path / "run").Tags()
     assert "samples/text/text_summary" in tags["tensors"]
     assert "samples/top_next/text_summary" not in tags["tensors"]
-    assert set(tags["scalars"]) == SCALARS - {"train/share_of_peak"}
+    assert set(tags["scalars"]) == SCALARS
 
 
 def test_tensorflow_is_not_imported_even_if_installed(tmp_path):

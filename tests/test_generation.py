@@ -166,29 +166,6 @@ def test_a_decoder_that_differs_is_not_used_and_gives_one_message(monkeypatch):
     assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["caches", "fast decoder"])
-def test_a_text_goes_on_with_the_heads_that_are_on(dtype):
-    """Neither the caches nor the decoder of other heads are used."""
-    model = build(block_size=32).to(dtype).eval()
-    generation, drawn = Generation(model, Sampler(5)), []
-    generation.append(prompts(1, 2).numpy())
-    for heads in ([], [(0, 1)], [(0, 1), (1, 0)], []):
-        with model.heads_off(heads):
-            whole = Generation(model, Sampler(5), cache=False)
-            whole.append(generation.ids)
-            for _ in range(6):
-                assert generation.step() == whole.step()
-            assert (generation.decoder is not None) == (dtype == torch.float32)
-            logits = generation._logits()
-            assert np.allclose(softmax(logits), softmax(whole._logits()), atol=1e-5)
-        drawn.append(logits)
-    assert not np.allclose(softmax(drawn[0]), softmax(drawn[1]), atol=1e-3)
-
-
-def softmax(logits):
-    return torch.from_numpy(logits).double().softmax(-1).numpy()
-
-
 def test_the_fast_decoder_uses_several_threads_only_for_large_matrices(monkeypatch):
     model = build().float()
     monkeypatch.setattr(fast_decode, "choose_threads", lambda calls: 2 * len(calls))

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from configs.schema import ModelConfig, TrainConfig
 from model.attention import KERNELS, LAYOUTS
 from model.gpt import GPT
+from model.parameters import named_slices
 from tests.variants import concatenated, copy_optimizers, in_layout
 from training.optimizers import build
 
@@ -46,7 +47,7 @@ def converted(run, optimizer, **names):
 def tensors_of(run):
     """Return all parameters and moments by name."""
     model, optimizers = run
-    tensors = concatenated(model.named_slices())
+    tensors = concatenated(named_slices(model))
     for optimizer in optimizers:
         tensors |= concatenated(optimizer.named_slices(model))
     return tensors

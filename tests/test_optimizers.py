@@ -10,6 +10,7 @@ from checkpointing import checkpoint
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import generate, gpt
 from model.gpt import GPT, Block
+from model.parameters import named_slices
 from tests.runs import same_runs, small_run_args, stop_at, train
 from tests.variants import concatenated
 from training.optimizers import Muon, build, orthogonalize
@@ -34,7 +35,7 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    before = concatenated(model.named_slices())
+    before = concatenated(named_slices(model))
     settings = {"learning_rate": 0.1, "muon_learning_rate": 0.1, "weight_decay": 0.5}
     optimizers = build(model, TrainConfig(optimizer=optimizer, **settings), torch.float64)
     owned = [parameter for each in optimizers for parameter in each.state]
@@ -43,7 +44,7 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
         each.step()
-    for name, tensor in concatenated(model.named_slices()).items():
+    for name, tensor in concatenated(named_slices(model)).items():
         factor = 1 - 0.1 * 0.5 if tensor.dim() == 2 else 1.0
         assert torch.allclose(tensor, before[name] * factor, rtol=0, atol=1e-15), name
 
@@ -53,7 +54,7 @@ def test_muon_updates_every_matrix_of_a_block(layout):
     model = GPT(dataclasses.replace(MODEL, attention=layout), VOCABULARY)
     _, muon = build(model, TrainConfig(optimizer="muon"), torch.float32)
     moments = {name.split(".", 1)[1] for name in muon.named_slices(model)}
-    slices = concatenated(model.named_slices())
+    slices = concatenated(named_slices(model))
     assert moments == {
         name for name, each in slices.items() if name.startswith("blocks.") and each.dim() == 2
     }

@@ -19,6 +19,8 @@ from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.generate import Sampler
 from model.gpt import GPT
+from model.inspect import attention_maps
+from model.parameters import named_slices, parameter_count
 from model.runtime import select_runtime
 from page import export
 from tests.commands import exit_code, sample_main
@@ -140,7 +142,7 @@ def test_the_page_reads_every_parameter_that_it_is_written_with():
     """
     found = run_node(code, [packed(model, [1, 2, 3, 4]) for model in models])
     for model, names in zip(models, found, strict=True):
-        assert names == sorted(model.named_slices())
+        assert names == sorted(named_slices(model))
 
 
 def test_logits_of_a_trained_model_survive_the_export(trained):
@@ -191,7 +193,7 @@ def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(traine
     for model, found in zip(
         models, run_node(code, [packed(model, ids) for model in models]), strict=True
     ):
-        maps = torch.cat(model.attention_maps(torch.tensor(ids))).numpy()  # (L * H, T, T)
+        maps = torch.cat(attention_maps(model, torch.tensor(ids))).numpy()  # (L * H, T, T)
         for position, rows in enumerate(found["rows"]):
             assert_close(rows, maps[:, position, : position + 1], 1e-5)
         rows = np.arange(1, 64)
@@ -272,7 +274,7 @@ def test_the_page_holds_the_facts_and_names_no_path(trained, smoke):
         "temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1337,
         "max_new_tokens": 500,
     }  # fmt: skip
-    assert data["about"]["parameters"] == model.parameter_count()
+    assert data["about"]["parameters"] == parameter_count(model)
     assert data["about"]["text"] == "plays" and 0 < data["about"]["loss"] < 5
     assert data["about"]["steps"] == data["about"]["loss_step"] == 60
     # it checks itself after a single token, a whole context, and where the window has moved

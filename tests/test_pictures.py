@@ -7,6 +7,7 @@ import torch
 from configs.schema import ModelConfig
 from model.attention import KERNELS, LAYOUTS
 from model.gpt import GPT
+from model.inspect import attention_maps
 from run import pictures
 
 CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
@@ -29,7 +30,7 @@ def test_attention_maps_are_the_weights_that_the_kernels_apply(layout, kernel):
             or original(q, k, v, *rest)
         )
     logits = model(ids[None])
-    maps = model.attention_maps(ids)
+    maps = attention_maps(model, ids)
     assert len(maps) == 2 and all(each.shape == (4, 8, 8) for each in maps)
     for actual, expected in zip(maps, recorded[:2], strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)

@@ -10,7 +10,8 @@ from checkpointing.checkpoint import Checkpoint, to_bytes
 from common.files import write_atomic
 from configs.cli import parse_train
 from configs.schema import Config
-from model.gpt import GPT, copy_slices
+from model.gpt import GPT
+from model.parameters import copy_slices, load_tensors, named_slices
 
 CHOICES = {
     "positions": ("learned", "rope"),
@@ -43,7 +44,7 @@ def in_layout(model, attention=None, kernel=None):
     weight = model.token_embedding.weight
     other = GPT(dataclasses.replace(model.config, **changes), model.vocab_size)
     other = other.to(weight.device, weight.dtype).train(model.training)
-    other.load_tensors(concatenated(model.named_slices()))
+    load_tensors(other, concatenated(named_slices(model)))
     return other
 
 
@@ -67,7 +68,7 @@ def noisy(model, scale=0.3, seed=1):
 
 def checkpoint_of(model, vocabulary, **more):
     """Return the checkpoint of a model that was not trained."""
-    tensors = {f"model.{name}": each for name, each in concatenated(model.named_slices()).items()}
+    tensors = {f"model.{name}": each for name, each in concatenated(named_slices(model)).items()}
     return Checkpoint(Config(model=model.config), vocabulary, tensors, **more)
 
 

@@ -22,6 +22,7 @@ from configs.schema import DEFAULT_TEMPERATURE
 from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
+from model.inspect import attention_maps
 from model.runtime import Runtime
 from training import health
 from training.distributed import SINGLE_PROCESS, World
@@ -263,7 +264,7 @@ def run_probe(run: Run) -> Probe:
     length = min(PROBE_LENGTH, run.config.model.block_size, end - start - 1)
     ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
     on_device = torch.from_numpy(ids).to(run.runtime.device)
-    maps = [weights.float().cpu() for weights in run.model.attention_maps(on_device)]
+    maps = [weights.float().cpu() for weights in attention_maps(run.model, on_device)]
     with torch.inference_mode():
         logits = run.model(on_device[None])[0, -1]  # (V,)
     return Probe(run.corpus.tokenizer.decode(ids), maps, logits.float().softmax(-1).cpu())

@@ -5,6 +5,7 @@ N matrices of one shape, R rows, C columns
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from configs.schema import TrainConfig
 from model.gpt import GPT
+from model.parameters import block_matrices, block_parameters, embeddings_and_lm_head, named_slices
 
 
 class Optimizer:
@@ -32,7 +34,7 @@ class Optimizer:
             parameter.grad = None
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
-        """Return every moment as a list of slices, as `GPT.named_slices` does for parameters.
+        """Return every moment as a list of slices, as `named_slices` does for parameters.
 
         {"exp_avg.token_embedding": [(V, C)], "exp_avg.blocks.0.mlp.up": [(4C, C)], ...}
 
@@ -46,7 +48,7 @@ class Optimizer:
                     return self.state[parameter][moment]
                 return torch.empty_like(parameter, device="meta")  # no data: another optimizer's
 
-            for name, slices in model.named_slices(moment_of).items():
+            for name, slices in named_slices(model, moment_of).items():
                 if slices[0].device.type != "meta":
                     named[f"{moment}.{name}"] = slices
         return named
@@ -103,7 +105,7 @@ class Muon(Optimizer):
 
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
-    `matrices` is `GPT.block_matrices`: it returns each matrix as a list of slices, so that
+    `matrices` is `block_matrices` of a model: it returns each matrix as a list of slices, so that
     queries, keys and values are (H*D, C) matrices in every layout. `matrices(tensor_of)` returns
     the same slices of other tensors, here of the updates. Matrices of one shape are orthogonalized
     as one batch, in `dtype`.
@@ -183,7 +185,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     Weight decay applies to matrices and embeddings, never to norm weights and biases. Each group
     stores its peak learning rate as `peak_lr`.
     """
-    in_blocks, embeddings = model.block_parameters(), model.embeddings_and_lm_head()
+    in_blocks, embeddings = block_parameters(model), embeddings_and_lm_head(model)
 
     # three groups: the blocks' matrices, the embeddings, and the parameters of one dimension
     matrices = {id(parameter) for parameter in (*in_blocks, *embeddings)}
@@ -206,7 +208,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
         optimizers.append(
             Muon(
                 [{"name": "hidden", "params": in_blocks}],
-                model.block_matrices,
+                partial(block_matrices, model),
                 train.muon_learning_rate,
                 train.muon_momentum,
                 train.weight_decay,

@@ -1,0 +1,87 @@
+"""Looking inside a trained model: what its heads attend to, and what each block would predict.
+
+T tokens, L layers, H n_head, D head size, V vocabulary
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from model.attention import MultiHeadAttention, attention_weights
+from model.gpt import GPT, Block
+
+
+@torch.inference_mode()
+def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
+    """Return the attention weights of each layer for ids (T,): a list of (H, T, T).
+
+    Kernels do not return the weights, so they are recomputed from each layer's queries and keys
+    (docs/attention.md, section 6). Every row sums to 1.
+    """
+    maps = []
+
+    # before a layer runs, compute its weights from the same input
+    def record(layer: MultiHeadAttention, arguments: tuple[Tensor]) -> None:
+        q, k, _ = layer.queries_keys_values(*arguments)
+        maps.append(attention_weights(q, k, causal=True)[0])
+
+    hooks = [block.attention.register_forward_pre_hook(record) for block in model.blocks]
+    try:  # the hooks go even if the forward pass fails
+        model(ids[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return maps
+
+
+@torch.inference_mode()
+def logit_lens(model: GPT, ids: Tensor) -> Tensor:
+    """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
+
+    The final norm, `lm_head`, soft-cap and scale are applied to the residual stream after each
+    block (nostalgebraist 2020, the logit lens). The last row is the model's own output.
+    """
+    streams = []
+
+    def record(block: Block, arguments: tuple[Tensor], stream: Tensor) -> None:
+        streams.append(stream)
+
+    hooks = [block.register_forward_hook(record) for block in model.blocks]
+    try:
+        model(ids[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return model._logits(torch.cat(streams))  # (L, T, V)
+
+
+@contextmanager
+def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
+    """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
+
+    The D columns of the output projection that read a head's result are zero meanwhile, so the
+    model does without the head, in every layout. A `Generation` belongs to the weights that it
+    began with: start a new one in the block.
+
+    Raises ValueError for a head that does not exist.
+    """
+    L, H = model.config.n_layer, model.config.n_head
+    for layer, head in heads:
+        if not (0 <= layer < L and 0 <= head < H):
+            raise ValueError(
+                f"no head {head} in layer {layer}; allowed: heads 0 to {H - 1} "
+                f"in layers 0 to {L - 1}"
+            )
+    weights = [block.attention.out_proj.weight for block in model.blocks]  # each (C, H*D)
+    saved = [weight.detach().clone() for weight in weights]
+    try:
+        with torch.no_grad():
+            for layer, head in heads:
+                weights[layer].unflatten(1, (H, -1))[:, head] = 0
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, original in zip(weights, saved, strict=True):
+                weight.copy_(original)
