@@ -1,5 +1,6 @@
 """The character tokenizer: a character's id is its index in the vocabulary."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -8,6 +9,8 @@ import numpy as np
 from common.errors import UserError
 
 SLICE = 2**20  # characters at a time: what is computed from a text is larger than the text
+NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
+FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that are blank
 UNK = "\ufffd"  # the replacement character, for all characters that are too rare to learn
 
 
@@ -74,6 +77,16 @@ class CharTokenizer:
             f"not in the vocabulary: {describe(text[position])} at position {position}; "
             f"the {len(self)} known characters are: {vocabulary}; remove or replace that character"
         )
+
+
+def character_name(character: str) -> str:
+    """Return a character, or the name of one that cannot be seen alone: `space`, `U+00A0`.
+
+    named() in page/app.js does the same.
+    """
+    # C: controls, joiners, tags; M: combining marks; Z: spaces
+    blank = unicodedata.category(character)[0] in "CMZ" or character in FILLERS
+    return NAMES.get(character) or (f"U+{ord(character):04X}" if blank else character)
 
 
 def describe(character: str) -> str:

@@ -8,6 +8,8 @@ import math
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from data.tokenizer import character_name
+
 CELL = 10  # pixels per character
 GAP = 16  # pixels between two maps
 MAX_TICKS = 10  # on the y axis, at any scale
@@ -22,16 +24,16 @@ PALETTE = np.stack(
     axis=1,
 )
 SMALL, FONT, TITLE_FONT = (ImageFont.load_default(size) for size in (10, 12, 15))
-NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
 
 def name(character: str) -> str:
-    """Return the label of a character: itself, its name, or U+XXXX if the font lacks it."""
+    """Return the label of a character: its name, and U+XXXX also if the font lacks it."""
     # what the font lacks, it draws like this unassigned code point
     missing = bytes(FONT.getmask("\U0010ffff"))
-    drawn = character.isprintable() and bytes(FONT.getmask(character)) not in (missing, b"")
-    return NAMES.get(character) or (character if drawn else f"U+{ord(character):04X}")
+    label = character_name(character)
+    lacking = label == character and bytes(FONT.getmask(character)) == missing
+    return f"U+{ord(character):04X}" if lacking else label
 
 
 def attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image:
