@@ -6,11 +6,6 @@ const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
 const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
 const PACE = 20; // characters per second, while the page writes by itself
 const SURPRISE = Math.log(10); // nats: a probability below 10 %
-const BITS_PER_NAT = 1 / Math.LN2;
-// A head is named after a pattern that gets on average this share of its attention, and this many
-// times the share that uniform attention would give.
-const HEAD_SHARE = 0.2;
-const HEAD_FACTOR = 4;
 
 // ------------------------------------------------------------------------------------- the weights
 
@@ -47,22 +42,23 @@ function serve() {
       inspection = { reader: new Reader(model), read: [], shares: [] };
     },
 
-    // Judge the given characters from position `from` on, then draw more up to position `end`, as
-    // fast as possible or, with `pace`, so many a second.
-    async write({ ids, from, end, settings, pace }, pause) {
+    // Judge the given characters from position `from` on, then draw more, up to position `end` or
+    // the end of an answer, as fast as possible or, with `pace`, so many a second.
+    async write({ ids, from, end, settings, pace, answer }, pause) {
       const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
-      let [items, drawing] = [[], 0];
-      for (let n = from; n < end; n++) {
+      let [items, drawing, done] = [[], 0, false];
+      for (let n = from; !done; n++) {
         if (n === given) drawing = performance.now();
         const logits = writer.read(ids, n);
         if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
         items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
+        done = n + 1 >= end || (answer && n >= given && windowStartIn(ids, n + 1, config) === n);
         const paced = pace && n >= given;
-        const slice = await pause(n + 1 === end || paced);
+        const slice = await pause(done || paced);
         if (!slice) continue;
         if (slice.stopped) return;
         const [drawn, seconds] = [Math.max(0, n + 1 - given), (performance.now() - drawing) / 1000];
-        slice.report({ from: n + 1 - items.length, items, rate: pace ? 0 : drawn / seconds });
+        slice.report({ from: n + 1 - items.length, items, done, rate: pace ? 0 : drawn / seconds });
         items = [];
         if (paced) await new Promise((resolve) => setTimeout(resolve, 1000 / pace));
       }
@@ -82,35 +78,18 @@ function serve() {
         read.push(window[position]);
         shares.push(headShares(window, position, attention));
         const last = position + 1 === window.length;
-        const result = last && { // before another job uses the model
+        const now = last && { // before another job uses the model
           attention: attention.slice(),
           lens: reader.model.lens().map((logits) => scoreCharacter(logits, ids[n])),
         };
         const slice = await pause(last);
         if (!slice) continue;
         if (slice.stopped) return;
-        if (!last) slice.report({ done: position + 1, of: window.length });
-        else {
-          const [previous, induction] = ["previous", "induction"].map((kind) =>
-            meanShares(shares.map((each) => each[kind])),
-          );
-          slice.report({ n, start, window, ...result, previous, induction });
-        }
-      }
-    },
-
-    // Judge parts of a text again; `spans` has their [from, end], the most urgent first.
-    async judge({ ids, spans }, pause) {
-      for (const [from, end] of spans) {
-        let items = [];
-        for (const [n, logits] of rereadings(model, ids, from, end)) {
-          if (logits) items.push({ position: n, id: ids[n], ...scoreCharacter(logits, ids[n]) });
-          const slice = await pause(n + 1 === end);
-          if (!slice) continue;
-          if (slice.stopped) return;
-          slice.report({ items, done: logits && n + 1 === spans.at(-1)[1] });
-          items = [];
-        }
+        if (!last) continue;
+        const [previous, induction] = ["previous", "induction"].map((kind) =>
+          meanShares(shares.map((each) => each[kind])),
+        );
+        slice.report({ window, ...now, previous, induction });
       }
     },
 
@@ -125,16 +104,19 @@ function serve() {
       report({ difference: largest });
     },
 
-    async score({ ids }, pause) {
-      let [items, nats] = [[], 0];
-      for (const [position, logits] of predictions(model, ids)) {
-        const item = { id: ids[position], ...scoreCharacter(logits, ids[position]) };
-        nats += item.nats;
+    // Judge a text of which the characters that count are `counts`, all of them without `counts`.
+    async score({ ids, starts, counts }, pause) {
+      let [items, nats, counted] = [[], 0, 0];
+      for (const [n, logits] of predictions(model, ids, starts)) {
+        const counting = !counts || counts[n];
+        const item = { id: ids[n], ...(counting && scoreCharacter(logits, ids[n])) };
         items.push(item);
-        const slice = await pause(position + 1 === ids.length);
+        if (counting) [nats, counted] = [nats + item.nats, counted + 1];
+        const done = n + 1 === ids.length;
+        const slice = await pause(done);
         if (!slice) continue;
         if (slice.stopped) return;
-        slice.report({ from: position + 1 - items.length, items, done: position, nats });
+        slice.report({ items, done, nats, counted });
         items = [];
       }
     },
@@ -172,25 +154,21 @@ const $ = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
 const percent = (p) => `${(100 * p).toFixed(p < 0.001 ? 3 : 1)}\u00a0%`;
 
-// Escape control, bidirectional, surrogate and unassigned characters, as common/errors.py does.
-function escaped(character) {
-  if (!/[\p{C}\u2028\u2029]/u.test(character) || /[\u200c\u200d]/.test(character)) return character;
-  const short = { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[character];
-  const code = character.codePointAt(0).toString(16);
-  const long = code.length > 4 ? `\\U${code.padStart(8, "0")}` : `\\u${code.padStart(4, "0")}`;
-  return short || (code.length < 3 ? `\\x${code.padStart(2, "0")}` : long);
-}
+const NAMES = { "\n": "newline", "\t": "tab", " ": "space" };
+const BLANK = /[\p{C}\p{M}\p{Z}\u115f\u1160\u2800\u3164\uffa0]/u; // one sees nothing of it
+const OBEYED = /[\p{C}\u2028\u2029]/u; // controls, and what changes the direction of a text
 
-const NAMES = { "\n": "newline", " ": "space", "\t": "tab" };
+// Return a character, or the name of one that cannot be seen (`character_name` in
+// data/tokenizer.py).
+const named = (c) => NAMES[c] || (BLANK.test(c) ? codePoint(c) : c);
+const codePoint = (c) => `U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
 
-// Return the name of a character in a list, and in a sentence.
-const named = (character) => NAMES[character] || escaped(character);
-const quoted = (character) => NAMES[character] || `‘${escaped(character)}’`;
+// Return the name of a character in a sentence.
+const quoted = (c) => (named(c) === c ? `‘${c}’` : named(c));
 
-function describe(character) {
-  const code = character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-  return `${quoted(character)} (U+${code})`;
-}
+// Return a character as it stands in a text: joiners and marks do their work there.
+const inText = (c) => (OBEYED.test(c) && !"\n\t\u200c\u200d".includes(c) ? codePoint(c) : c);
+const readable = (text) => Array.from(text, inText).join("");
 
 function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
   const made = document.createElement(name);
@@ -201,25 +179,36 @@ function element(name, { className = "", text = "", ...attributes } = {}, childr
   return made;
 }
 
-function lossText(nats) {
-  return `${nats.toFixed(4)} nats, ${(nats * BITS_PER_NAT).toFixed(4)} bits`;
+// Return an element with a note, which opens on focus too.
+function noted(text, note) {
+  return element("span", { text, tabindex: 0, "data-note": note });
+}
+
+// Return a loss in nats; its note has the bits.
+function lossOf(nats, digits, note = "") {
+  return noted(
+    `${nats.toFixed(digits)} nats`,
+    `${(nats / Math.LN2).toFixed(digits)} bits. A loss of 0 is certainty; each nat more is ` +
+      `2.7 times less likely.${note}`,
+  );
 }
 
 // A text on the page, one element per character, colored by loss. An item has the id of a character
 // and the result of `scoreCharacter`. Pointing at a character shows its item; a click or the arrow
 // keys select it, and a click brings `panel`, which explains it, into view. Each line is an element
-// too, so that the browser lays out only the lines that change.
+// too: it has a direction of its own, and the browser lays out only the lines that change.
 class TextView {
   constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {}, panel } = {}) {
     Object.assign(this, { box, vocabulary, onShow, onSelect });
     this.clear();
     box.addEventListener("pointerover", ({ target }) => {
-      if (this.selected === null && this.positions.has(target)) onShow(this.positions.get(target));
+      const i = this.spans.indexOf(target);
+      if (this.selected === null && i >= 0) onShow(i);
     });
     box.addEventListener("click", ({ target }) => {
-      if (!this.positions.has(target)) return;
-      this.select(this.positions.get(target));
-      if (this.selected !== null) panel?.scrollIntoView({ block: "nearest" });
+      const i = this.spans.indexOf(target);
+      if (i >= 0) this.select(i);
+      if (i >= 0 && this.selected === i) panel?.scrollIntoView({ block: "nearest" });
     });
     box.addEventListener("keydown", (event) => this.move(event));
     box.addEventListener("scroll", () => {
@@ -228,7 +217,7 @@ class TextView {
   }
 
   clear() {
-    [this.items, this.spans, this.positions] = [[], [], new Map()]; // positions: span -> position
+    [this.items, this.spans] = [[], []];
     [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: scroll with new text
     this.box.replaceChildren();
   }
@@ -238,52 +227,30 @@ class TextView {
     const { box, spans } = this;
     for (const item of items) {
       const character = this.vocabulary[item.id];
-      const span = element("span", {
-        text: "\n\t".includes(character) ? character : escaped(character),
-        className: given ? "given" : "",
-      });
+      const span = element("span", { text: inText(character), className: given ? "given" : "" });
       span.hidden = hidden;
       span.classList.toggle("newline", character === "\n");
-      span.classList.toggle("escaped", span.textContent !== character);
+      span.classList.toggle("name", span.textContent !== character);
       const last = spans.at(-1);
       const line = last?.textContent === "\n" ? null : last?.parentElement;
       if (line) line.append(span);
-      else box.append(element("div", {}, [span]));
-      this.positions.set(span, spans.length);
+      else box.append(element("div", { dir: "auto" }, [span]));
       spans.push(span);
-      this.scoreCharacter(spans.length - 1, item);
+      this.update(spans.length - 1, item);
     }
-    if (this.atEnd) this.frame ||= requestAnimationFrame(() => this.scrollToEnd());
+    if (this.atEnd) box.scrollTop = box.scrollHeight;
   }
 
-  // Color a character by its loss.
-  scoreCharacter(i, item) {
-    const { classList } = this.spans[i];
-    if (this.items[i]?.nats !== undefined) classList.remove(`n${level(this.items[i].nats)}`);
+  // Show item i as it is now: colored by its loss.
+  update(i, item) {
     this.items[i] = item;
-    if (item.nats !== undefined) classList.add(`n${level(item.nats)}`);
-  }
-
-  // Return the positions of the characters in view: from the first to before the end.
-  visible() {
-    const { top, bottom } = this.box.getBoundingClientRect();
-    const places = this.spans.map((span) => span.getBoundingClientRect());
-    return [
-      Math.max(0, places.findIndex((place) => place.bottom > top)),
-      1 + places.findLastIndex((place) => place.top < bottom),
-    ];
-  }
-
-  scrollToEnd() {
-    this.frame = null;
-    this.box.scrollTop = this.box.scrollHeight;
+    if (item.nats !== undefined) this.spans[i].style.setProperty("--loss", item.nats.toFixed(3));
   }
 
   truncate(length) {
     this.items.length = length;
     for (const span of this.spans.splice(length)) {
       const line = span.parentElement;
-      this.positions.delete(span);
       span.remove();
       if (!line.firstChild) line.remove();
     }
@@ -315,96 +282,90 @@ class TextView {
     this.onSelect(i);
   }
 
+  // Select the character that an arrow key, Home or End leads to; Escape deselects.
   move(event) {
-    const [at, last] = [this.selected, this.items.length - 1];
-    const targets = {
-      ArrowLeft: at === null ? last : at - 1,
-      ArrowRight: at === null ? last : at + 1,
-      ArrowUp: this.lineFrom(at, -1),
-      ArrowDown: this.lineFrom(at, 1),
-      Home: 0,
-      End: last,
-      Escape: at,
-    };
-    if (!(event.key in targets) || last < 0) return;
+    const [{ spans, selected: at }, { key }] = [this, event];
+    if (key === "Escape" && at !== null) this.select(at);
+    if (!/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(key) || !spans.length) return;
     event.preventDefault();
-    const target = Math.min(last, targets[event.key] ?? last);
-    if (event.key === "Escape" ? at === null : target === at) return;
-    if (target >= 0 && !this.spans[target].hidden) this.select(target);
+    const last = spans.length - 1;
+    const target = { Home: 0, End: last }[key] ?? (at === null ? last : this.beside(at, key));
+    if (target !== at && spans[target] && !spans[target].hidden) this.select(target);
   }
 
-  // Return the position of the nearest character one line above (-1) or below (1); else i itself.
-  lineFrom(i, direction) {
-    if (i === null) return null;
-    const rectangle = (j) => this.spans[j].getBoundingClientRect();
-    const here = rectangle(i);
-    let [nearest, least] = [i, Infinity];
-    for (let j = i + direction; j >= 0 && j < this.spans.length; j += direction) {
-      const { top, left } = rectangle(j);
-      const lines = Math.round(((top - here.top) * direction) / here.height);
-      if (lines > 1) break;
-      if (lines === 1 && Math.abs(left - here.left) < least) {
-        [nearest, least] = [j, Math.abs(left - here.left)];
-      }
+  // Return the position that one sees beside character i, in the direction of an arrow key.
+  beside(i, key) {
+    const place = (j) => this.spans[j].getBoundingClientRect();
+    const center = (j) => (place(j).left + place(j).right) / 2;
+    const row = this.row(i);
+    if (key === "ArrowUp" || key === "ArrowDown") {
+      const end = key === "ArrowUp" ? row[0] - 1 : row.at(-1) + 1;
+      if (!this.spans[end]) return i;
+      const distance = (j) => Math.abs(place(j).left - place(i).left);
+      return this.row(end).reduce((best, j) => (distance(j) < distance(best) ? j : best));
     }
-    return nearest;
+    const leftward = getComputedStyle(this.spans[i].parentElement).direction === "rtl";
+    const seen = [...row].sort((a, b) => center(a) - center(b) || (leftward ? b - a : a - b));
+    const next = seen[seen.indexOf(i) + (key === "ArrowRight" ? 1 : -1)];
+    if (next !== undefined) return next;
+    return (key === "ArrowRight") === leftward ? row[0] - 1 : row.at(-1) + 1;
+  }
+
+  // Return the positions of the characters that one sees in a row with character i.
+  row(i) {
+    const place = (j) => this.spans[j].getBoundingClientRect();
+    const { top, height } = place(i);
+    const inRow = (j) => {
+      return this.spans[j] && !this.spans[j].hidden && Math.abs(place(j).top - top) < height / 2;
+    };
+    const row = [i];
+    while (inRow(row[0] - 1)) row.unshift(row[0] - 1);
+    while (inRow(row.at(-1) + 1)) row.push(row.at(-1) + 1);
+    return row;
   }
 }
 
-const level = (nats) => Math.min(7, Math.floor(nats));
-
 // Show the likeliest characters at the position of an item, and the character that was taken.
-// Choosing a different one calls `choose(id)`; without `choose`, none can be. `note` is on how the
-// text was drawn.
-function showWhy(panel, vocabulary, item, choose, note = "") {
-  const heading = element("p", { text: `${describe(vocabulary[item.id])}: ` });
+// Choosing a different one calls `choose(id)`; without `choose`, none can be.
+function showWhy(panel, vocabulary, item, choose) {
+  const name = quoted(vocabulary[item.id]);
   if (item.nats === undefined) {
-    heading.append("no prediction of this character was computed.");
-    panel.replaceChildren(heading);
+    const text = `${name} was given: the model did not predict it.`;
+    panel.replaceChildren(element("p", { text }));
     return;
   }
   const p = Math.exp(-item.nats);
-  const [nats, bits] = [item.nats.toFixed(2), (item.nats * BITS_PER_NAT).toFixed(2)];
-  heading.append(`probability ${percent(p)}, loss ${nats} nats (${bits} bits).`);
-  const rows = item.top.map(([id, share], i) => ({ id, share, rank: i + 1 }));
-  if (!rows.some(({ id }) => id === item.id)) rows.push({ id: item.id, share: p, rank: item.rank });
-  const list = rows.map(({ id, share, rank }) => {
-    const taken = id === item.id;
+  const note = `Number ${count(item.rank)} of the likeliest here, before temperature and filters.`;
+  const parts = [noted(percent(p), note), ", loss ", lossOf(item.nats, 2)];
+  const heading = element("p", { text: `${name}: probability ` }, parts);
+  const rows = [...item.top];
+  if (!rows.some(([id]) => id === item.id)) rows.push([item.id, p]);
+  const list = rows.map(([id, share]) => {
     const bar = element("i");
     bar.style.width = `${100 * share}%`;
-    const button = element("button", { className: taken ? "taken" : "" }, [
-      element("span", { className: "name", text: named(vocabulary[id]) }),
+    const button = element("button", { className: id === item.id ? "taken" : "" }, [
+      element("span", { text: named(vocabulary[id]) }),
       element("span", { className: "bar", "aria-hidden": "true" }, [bar]),
       element("span", { className: "share", text: percent(share) }),
     ]);
-    button.disabled = taken || !choose;
-    if (taken) button.title = `taken; rank ${rank} by probability`;
+    button.disabled = id === item.id || !choose;
     button.addEventListener("click", () => choose(id));
     return element("li", {}, [button]);
   });
-  const [most, last] = [Math.min(item.top.length, vocabulary.length), rows.length];
-  const taken = last > most ? `; below them the one taken, rank ${count(item.rank)}` : "";
-  const offer = choose ? " Choose a different one to continue the text from there." : "";
-  const hint = element("p", {
-    className: "hint",
-    text: `The ${most} likeliest characters at this position${taken}.${offer}${note}`,
-  });
-  panel.replaceChildren(heading, element("ol", {}, list), hint);
+  panel.replaceChildren(heading, element("ol", {}, list));
 }
 
 // Show the likeliest next characters after each layer, and the probability of the one taken there.
 function showLens(panel, vocabulary, lens, id) {
-  const likeliest = lens.at(-1).top[0][0];
-  const settled = 1 + lens.findLastIndex(({ top }) => top[0][0] !== likeliest);
   const rows = lens.map(({ nats, top }, layer) => {
     const chips = top.map(([other, share]) => {
       const character = vocabulary[other];
       const chip = element("span", {
         className: other === id ? "taken" : "",
-        text: { "\n": "↵", " ": "␣", "\t": "⇥" }[character] || escaped(character),
+        text: { "\n": "↵", " ": "␣", "\t": "⇥" }[character] || named(character),
         title: `${named(character)}: ${percent(share)}`,
       });
-      chip.append(element("small", { text: `${Math.round(100 * share)}\u00a0%` }));
+      chip.classList.toggle("name", chip.textContent.length > 2);
       chip.style.setProperty("--share", Math.sqrt(share)); // small ones can be told apart
       return chip;
     });
@@ -416,39 +377,29 @@ function showLens(panel, vocabulary, lens, id) {
   });
   const head = ["Layer", "Likeliest next", quoted(vocabulary[id])];
   const columns = head.map((text) => element("th", { scope: "col", text }));
-  const mind = quoted(vocabulary[likeliest]).replace(/^./, (letter) => letter.toUpperCase());
-  const from = settled ? `from layer ${settled + 1} of ${lens.length} on` : "after every layer";
   panel.replaceChildren(
-    element("p", { text: `${mind} is the likeliest ${from}.` }),
     element("table", {}, [
       element("thead", {}, [element("tr", {}, columns)]),
       element("tbody", {}, rows),
     ]),
-    element("p", {
-      className: "hint",
-      text:
-        "Each row shows what the model would predict if it ended after that layer (the logit " +
-        "lens); the last row is the whole model. The last column is the character that was taken.",
-    }),
   );
 }
 
-// Return the ids of a text, or show which characters are unknown, with a button to remove them.
-function encode(field, message, ids) {
-  const characters = Array.from(field.value);
-  const unknown = characters.filter((c) => !ids.has(c));
-  message.hidden = !unknown.length;
-  if (!unknown.length) return characters.map((c) => ids.get(c));
-  const distinct = Array.from(new Set(unknown));
-  const more = distinct.length > 5 ? ` and ${count(distinct.length - 5)} more` : "";
-  const names = distinct.slice(0, 5).map(describe).join(", ");
-  const remove = element("button", { text: unknown.length > 1 ? "Remove them" : "Remove it" });
+// Return the ids of characters, or show which are unknown, with a button to remove them.
+function encode(characters, field, message, ids) {
+  const unknown = new Set(characters.filter((c) => !ids.has(c)));
+  message.hidden = !unknown.size;
+  if (!unknown.size) return characters.map((c) => ids.get(c));
+  const more = unknown.size > 5 ? ` and ${count(unknown.size - 5)} more` : "";
+  const name = (c) => (named(c) === c ? `${quoted(c)} (${codePoint(c)})` : named(c));
+  const remove = element("button", { text: unknown.size > 1 ? "Remove them" : "Remove it" });
   remove.addEventListener("click", () => {
-    field.value = characters.filter((c) => ids.has(c)).join("");
+    field.value = Array.from(field.value).filter((c) => ids.has(c)).join("");
     message.hidden = true;
     field.dispatchEvent(new Event("input"));
     field.focus();
   });
+  const names = Array.from(unknown).slice(0, 5).map(name).join(", ");
   message.replaceChildren(`The model has never read ${names}${more}. `, remove);
   return null;
 }
@@ -486,126 +437,109 @@ function showPage() {
   ask("load", { base64: $("weights").textContent, shapes, config });
   $("weights").remove();
 
-  $("title").textContent = escapedText(data.about.text);
-  document.title = `${escapedText(data.about.text)}: a GPT in a page`;
-  for (const legend of document.querySelectorAll(".legend")) {
-    const labels = ["0 nats", "1", "2", "3", "4", "5", "6", "7 and more"];
-    legend.append(...labels.map((text, n) => element("span", { className: `n${n}`, text })));
-  }
-  // Say if this is not Python's model. It runs after the first characters, which should not wait.
-  const check = () =>
-    ask("check", { check: data.check }, ({ difference }) => {
-      if (difference <= TOLERANCE) return;
-      fail(
-        "This page is not the model that was trained: its logits differ from Python's by up to " +
-          `${percent(difference)} of the largest. page/model.js must compute what model/gpt.py does.`,
-      );
-    });
+  $("title").textContent = readable(data.about.text);
+  document.title = `${readable(data.about.text)}: a GPT in a page`;
   const heads = showHeads(ask, config);
   const inspect = showAttention(ask, vocabulary, config, heads);
-  showWrite(ask, vocabulary, ids, data, { inspect, check, heads });
-  showScore(ask, vocabulary, ids, heads);
+  showWrite(ask, vocabulary, ids, data, inspect, heads);
+  showScore(ask, vocabulary, ids, data, heads);
   showAbout(data, vocabulary);
   document.querySelector("main").hidden = false;
+  ask("check", { check: data.check }, ({ difference }) => {
+    if (difference <= TOLERANCE) return;
+    fail(
+      "This page is not the model that was trained: its logits differ from Python's by up to " +
+        `${percent(difference)} of the largest. page/model.js must compute what model/gpt.py does.`,
+    );
+  });
 }
 
-const escapedText = (text) => Array.from(text, escaped).join("");
-
-// Return the heads that are switched off: `off` has them as layer * H + head. `toggle(n)` switches
-// one; then each function in `changed` is called. `say(...)` shows what has changed.
-function showHeads(ask, { n_head: H }) {
-  const heads = { off: new Set(), changed: [] };
-  const apply = () => {
-    const names = Array.from(heads.off).sort((a, b) => a - b);
-    $("heads-off").hidden = !names.length;
-    $("off-names").textContent = `Switched off: ${names.map((n) => headName(n, H)).join(", ")}.`;
-    heads.say("The text is read again.");
-    ask("heads", { off: names });
-    for (const call of heads.changed) call();
-  };
-  heads.toggle = (n) => {
-    if (!heads.off.delete(n)) heads.off.add(n);
-    apply();
-  };
-  heads.say = (...parts) => $("off-effect").replaceChildren(...parts);
-  $("all-on").addEventListener("click", () => {
-    heads.off.clear();
-    apply();
-    $("text").focus({ preventScroll: true }); // the button is gone
-  });
+// Show a switch for each head. Return `off`, the heads that are off, each as layer * H + head, and
+// `changed`, which is called after a change.
+function showHeads(ask, { n_layer: layers, n_head: H }) {
+  const heads = { off: new Set(), changed() {} };
+  for (let layer = 0; layer < layers; layer++) {
+    const row = Array.from({ length: H }, (_, head) => {
+      const [n, label] = [layer * H + head, `layer ${layer + 1} head ${head + 1}`];
+      const button = element("button", { text: head + 1, "aria-label": label });
+      button.setAttribute("aria-pressed", true);
+      button.addEventListener("click", () => {
+        const on = heads.off.delete(n);
+        if (!on) heads.off.add(n);
+        button.setAttribute("aria-pressed", on);
+        ask("heads", { off: Array.from(heads.off) });
+        heads.changed();
+      });
+      return button;
+    });
+    $("switches").append(element("p", { text: `Layer ${layer + 1}` }, row));
+  }
   return heads;
 }
 
-const headName = (n, H) => `layer ${Math.floor(n / H) + 1} head ${(n % H) + 1}`;
-
-function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
-  const { separator = [] } = data.config;
+function showWrite(ask, vocabulary, ids, data, inspect, heads) {
+  const { config, items } = data;
+  const { separator = [] } = config;
+  const answers = Boolean(items?.answer_after);
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
   $("prompt").value = data.prompt;
+  if (answers) {
+    $("what").textContent = "It answers questions";
+    $("try").textContent = "Ask another one, or click a character";
+    $("prompt-label").textContent = "Question";
+  }
   // With an empty prompt, the text starts after a hidden newline (else a space, else id 0); in a
   // list, always after the end of an item.
   const start = separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
-  let [writing, prompt, given, end, rate, shown, checked] = [false, null, 0, 0, 0, null, false];
+  let [writing, prompt, given, end, rate, shown] = [false, null, 0, 0, 0, null];
   let alive = true; // the page writes by itself, until the reader takes over
   let before = null; // the losses of the text until all is judged again with other heads
-  let waiting = false; // for the selected character, which is judged first
-  let note = ""; // on how the text was drawn
 
   const why = (i) => {
     shown = i;
-    showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined, note);
-    $("lens").hidden = i === 0 || i !== view.selected;
+    showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined);
+    $("inside").hidden = i === 0 || i !== view.selected;
   };
   const look = (i) => {
-    $("lens").setAttribute("aria-busy", true);
     inspect(view.items.map(({ id }) => id), i, (lens) => {
-      const [item, now] = [view.items[i], lens.at(-1)];
-      showLens($("lens-rows"), vocabulary, lens, item.id);
-      $("lens").setAttribute("aria-busy", false);
-      if (item.nats !== now.nats) {
-        view.scoreCharacter(i, { ...item, ...now });
-        if (shown === i) why(i);
-      }
-      if (!waiting) return;
-      if (i in before) heads.say(`${selected(i)}The text is read again.`);
-      judge();
+      showLens($("lens"), vocabulary, lens, view.items[i].id);
     });
-    if (waiting && i === 0) judge(); // it was not predicted
   };
-
-  // Return how the probability of a character has changed with the heads.
-  const change = (i) => {
-    const [was, is] = [before[i], view.items[i].nats].map((nats) => percent(Math.exp(-nats)));
-    return `${was} → ${is}.`;
-  };
-  const selected = (i) => `Selected ${quoted(vocabulary[view.items[i].id])}: ${change(i)} `;
 
   const options = { onShow: why, onSelect: look, panel: $("why") };
   const view = new TextView($("text"), vocabulary, options);
 
   const settings = () => {
-    const wrong = names.find((name) => !$(name).reportValidity() || $(name).value === "");
+    const wrong = names.find((name) => !$(name).checkValidity() || $(name).value === "");
     if (!wrong) return Object.fromEntries(names.map((name) => [name, Number($(name).value)]));
+    $("settings").open = true;
+    $(wrong).reportValidity();
     $(wrong).focus();
     return null;
   };
 
   const clear = () => {
     view.clear();
-    [prompt, shown, before, waiting, end, rate] = [null, null, null, false, 0, 0];
+    [prompt, shown, before, end, rate] = [null, null, null, 0, 0];
     $("why").replaceChildren();
-    $("lens").hidden = true;
-    inspect(null);
-    ask("judge", { stop: true });
+    $("effect").replaceChildren();
+    $("inside").hidden = true;
+    inspect();
   };
 
   // Begin a new text with the prompt; return whether that is possible.
   const begin = () => {
-    const text = encode($("prompt"), $("prompt-error"), ids);
+    const value = $("prompt").value;
+    const text = encode(Array.from(value), $("prompt"), $("prompt-error"), ids);
     if (!text) return false;
+    if (answers && !value.includes(items.answer_after)) {
+      $("prompt-error").textContent = `A question ends with “${readable(items.answer_after)}”.`;
+      $("prompt-error").hidden = false;
+      return false;
+    }
     clear();
-    prompt = $("prompt").value;
+    prompt = value;
     const started = text.length && !separator.length;
     view.append(started ? [] : [{ id: start }], { given: true, hidden: true });
     view.append(text.map((id) => ({ id })), { given: true });
@@ -613,32 +547,25 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     return true;
   };
 
-  // Judge the given characters that have not been judged, then write up to position `until`.
+  // Judge the characters that the present heads have not judged, then write up to position `until`.
   const write = (until, pace = 0) => {
     const chosen = settings();
     if (!chosen) return;
-    writing = true;
-    const { temperature, top_k, top_p, min_p } = chosen;
-    const filtered = top_k > 0 || top_p < 1 || min_p > 0;
-    note =
-      temperature === 1 && !filtered
-        ? ""
-        : ` The percentages are the model's, at temperature 1; the text is drawn at temperature ` +
-          `${temperature}${filtered ? ", without the characters that the filters drop" : ""}.`;
     const text = view.items.map(({ id }) => id);
-    const judged = view.items.findLastIndex(({ nats }) => nats !== undefined) + 1;
-    const windowFrom = windowStartIn(text, text.length, data.config);
-    const from = Math.max(1, judged, judged ? 0 : windowFrom + 1);
-    const message = { ids: text, from: Math.min(from, text.length), end: until };
-    ask("write", { ...message, settings: chosen, pace }, (report) => {
+    const judged = view.items.map(({ nats }) => nats !== undefined);
+    const first = judged.indexOf(true);
+    let from = windowStartIn(text, text.length, config) + 1;
+    if (first >= 0) from = before ? first : judged.lastIndexOf(true) + 1;
+    writing = until > text.length;
+    const message = { ids: text, from, end: until, settings: chosen, pace, answer: answers };
+    ask("write", message, (report) => {
       const known = Math.max(0, view.items.length - report.from);
-      report.items.slice(0, known).forEach((item, i) => view.scoreCharacter(report.from + i, item));
+      report.items.slice(0, known).forEach((item, i) => view.update(report.from + i, item));
       view.append(report.items.slice(known));
       rate = report.rate;
-      writing = view.items.length < until;
-      if (shown >= report.from) why(shown); // it has been judged now
-      if (!checked) check();
-      checked = true;
+      writing = !report.done && until > text.length;
+      if (shown >= report.from && shown < report.from + report.items.length) why(shown);
+      if (before && report.from + report.items.length >= before.length) sayChange();
       if (alive && view.selected === null) selectSurprise();
       update();
     });
@@ -670,7 +597,7 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     const { top } = view.items[i];
     const rank = top.findIndex(([other]) => other === id) + 1;
     view.truncate(i);
-    if (before) judge();
+    before?.splice(i);
     view.append([{ id, top, rank, nats: -Math.log(top[rank - 1][1]) }]);
     view.selected = null;
     view.select(i);
@@ -679,61 +606,50 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
     write(end);
   };
 
-  // Judge the text again with the present heads, first what is in view; then say what has changed.
-  const judge = () => {
-    waiting = false;
-    const text = view.items.map(({ id }) => id);
-    const first = view.items.findIndex(({ nats }) => nats !== undefined);
-    if (first < 0) return (before = null); // there is nothing to judge
-    const [top, bottom] = view.visible().map((i) => Math.max(first, i));
-    const spans = [[top, bottom], [bottom, text.length], [first, top]];
-    const message = { ids: text, spans: spans.filter(([from, to]) => from < to) };
-    ask("judge", message, ({ items, done }) => {
-      for (const { position, ...item } of items) view.scoreCharacter(position, item);
-      if (items.some(({ position }) => position === shown)) why(shown);
-      if (done) sayChange();
-      update();
-    });
-  };
-
-  // Say how the losses have changed, and name the character whose loss has changed most.
+  // Say how the losses have changed with the heads, and which has changed most.
   const sayChange = () => {
-    const judged = Object.keys(before).map(Number).filter((i) => i < view.items.length);
+    const judged = Array.from(before.keys()).filter((i) => before[i] !== undefined);
     const difference = (i) => Math.abs(view.items[i].nats - before[i]);
     const mean = (loss) => judged.reduce((sum, i) => sum + loss(i), 0) / judged.length;
     const [was, is] = [mean((i) => before[i]), mean((i) => view.items[i].nats)];
     const most = judged.reduce((best, i) => (difference(i) > difference(best) ? i : best));
     const around = view.items.slice(Math.max(0, most - 12), most).map(({ id }) => vocabulary[id]);
-    const name = `${quoted(vocabulary[view.items[most].id])} after “${escapedText(around)}”`;
-    const button = element("button", { text: name });
+    const name = quoted(vocabulary[view.items[most].id]);
+    const text = `${name} after “\u2068${readable(around)}\u2069”`; // isolates its direction
+    const button = element("button", { text });
     button.addEventListener("click", () => view.selected === most || view.select(most));
-    heads.say(
-      view.selected in before ? selected(view.selected) : "",
-      `Mean loss of the text: ${was.toFixed(4)} → ${is.toFixed(4)} nats. Changed most: `,
-      button, `: ${change(most)}`,
+    const [p, now] = [before[most], view.items[most].nats].map((nats) => percent(Math.exp(-nats)));
+    $("effect").replaceChildren(
+      `Mean loss: ${was.toFixed(4)} → ${is.toFixed(4)} nats. Changed most: `,
+      button, `: ${p} → ${now}.`,
     );
     before = null;
   };
 
-  heads.changed.push(() => {
-    before ||= Object.fromEntries(
-      view.items.map(({ nats }, i) => [i, nats]).filter(([, nats]) => nats !== undefined),
-    );
-    ask("judge", { stop: true });
-    waiting = true;
+  heads.changed = () => {
+    before ||= view.items.map(({ nats }) => nats);
+    $("effect").textContent = "The text is read again.";
     if (view.selected !== null) look(view.selected);
-    else judge();
-  });
+    write(writing ? end : view.items.length);
+  };
 
-  const stale = () => prompt !== $("prompt").value;
-  $("write").addEventListener("click", () => {
+  // Whether a click on the button begins a new text: with another prompt, or after an answer.
+  const afresh = () => prompt !== $("prompt").value || (answers && view.items.length > given);
+  const proceed = () => {
     if (writing) return pause();
-    if (stale() && !begin()) return update();
+    if (afresh() && !begin()) return update();
     if (view.items.length >= end) end = view.items.length + Number($("max_new_tokens").value);
     write(end);
+  };
+  $("write").addEventListener("click", proceed);
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || items?.separator !== "\n") return; // the prompt is one line
+    event.preventDefault();
+    if (writing) pause();
+    proceed();
   });
   $("step").addEventListener("click", () => {
-    if (stale() && !begin()) return update();
+    if (prompt !== $("prompt").value && !begin()) return update();
     write(view.items.length + 1);
   });
   $("restart").addEventListener("click", () => {
@@ -757,19 +673,21 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
   });
 
   const update = () => {
-    const { items } = view;
-    view.markWindow(windowStartIn(items.map(({ id }) => id), items.length, data.config));
-    const label = items.length && !stale() ? "Continue" : "Write";
+    const written = view.items;
+    view.markWindow(windowStartIn(written.map(({ id }) => id), written.length, config));
+    const label = written.length && !afresh() ? "Continue" : answers ? "Answer" : "Write";
     $("write").textContent = writing ? "Pause" : label;
     $("status").setAttribute("aria-busy", writing); // read out when it is complete
     $("step").disabled = writing;
-    $("restart").disabled = $("copy").disabled = !items.length;
-    const judged = items.filter(({ nats }) => nats !== undefined);
-    const mean = judged.reduce((sum, { nats }) => sum + nats, 0) / judged.length;
+    $("restart").disabled = $("copy").disabled = !written.length;
+    const losses = written.map(({ nats }) => nats).filter((nats) => nats !== undefined);
+    if (!losses.length) return $("status").replaceChildren();
+    const mean = losses.reduce((sum, nats) => sum + nats, 0) / losses.length;
     const speed = rate > 0 ? ` · ${count(Math.round(rate))} characters/s` : "";
-    $("status").textContent = judged.length
-      ? `${count(items.length)} characters${speed} · mean loss ${lossText(mean)}`
-      : "";
+    $("status").replaceChildren(
+      `${count(written.length)} characters${speed} · mean loss `,
+      lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
+    );
   };
   update();
   if (!begin()) return;
@@ -781,20 +699,19 @@ function showWrite(ask, vocabulary, ids, data, { inspect, check, heads }) {
 // character n, and calls `onLens` with what each layer would have predicted.
 function showAttention(ask, vocabulary, config, heads) {
   const { n_layer: layers, n_head: H } = config;
-  let result = null;
-  for (const [id, length] of [["layer", layers], ["head", H]]) {
-    $(id).append(...Array.from({ length }, (_, i) => element("option", { text: i + 1, value: i })));
-    $(id).addEventListener("change", () => draw());
-  }
+  let [result, head] = [null, 0];
+  for (let i = 0; i < layers; i++) $("layer").append(element("option", { text: i + 1, value: i }));
   $("layer").value = layers - 1;
+  $("layer").addEventListener("change", () => draw());
   const view = new TextView($("window"), vocabulary, { onSelect: (i) => view.select(i) });
 
   const draw = () => {
     const { window, attention, previous, induction } = result;
-    const [layer, head] = [Number($("layer").value), Number($("head").value)];
-    const row = attention[layer * H + head];
+    const first = Number($("layer").value) * H; // head of the layer
+    const row = attention[first + head];
     const most = argmax(row);
-    $("most").textContent = `${percent(row[most])}: ${describe(vocabulary[window[most]])}`;
+    $("most").textContent = `most to ${quoted(vocabulary[window[most]])}, ${percent(row[most])}`;
+    $("shown").textContent = head + 1;
     row.forEach((weight, i) => {
       view.spans[i].style.setProperty("--weight", weight / row[most]);
       view.spans[i].title = percent(weight);
@@ -803,55 +720,36 @@ function showAttention(ask, vocabulary, config, heads) {
       return means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none here";
     };
     const rows = Array.from({ length: H }, (_, h) => {
-      const [n, button] = [layer * H + h, element("button", { text: h + 1 })];
+      const [n, label] = [first + h, `Show head ${h + 1}`];
+      const button = element("button", { text: h + 1, "aria-label": label });
       button.setAttribute("aria-pressed", h === head);
-      button.setAttribute("aria-label", `Head ${h + 1}`);
       button.addEventListener("click", () => {
-        $("head").value = h;
+        head = h;
         draw();
+        $("heads").querySelectorAll("button")[h].focus({ preventScroll: true });
       });
-      const label = `Use head ${h + 1}`;
-      const input = element("input", { type: "checkbox", role: "switch", "aria-label": label });
-      input.checked = !heads.off.has(n);
-      input.addEventListener("change", () => heads.toggle(n));
-      return element("tr", { className: input.checked ? "" : "off" }, [
+      return element("tr", { className: heads.off.has(n) ? "off" : "" }, [
         element("td", {}, [button]),
-        element("td", {}, [input]),
         element("td", {}, [strip(attention[n])]),
         element("td", { text: share(previous, n) }),
         element("td", { text: share(induction, n) }),
       ]);
     });
-    const controls = () => Array.from($("heads").querySelectorAll("button, input"));
-    const focused = controls().indexOf(document.activeElement);
     $("heads").replaceChildren(...rows);
-    controls()[focused]?.focus();
   };
 
   return (ids, n, onLens) => {
-    $("attention").setAttribute("aria-busy", true);
-    if (!ids || n === 0) {
-      $("attention").hidden = true;
+    if (!n) {
       ask("inspect", { stop: true });
-      $("attention-status").textContent = ids
-        ? "The first character was given: the model did not predict it."
-        : "Select a character above.";
-      return;
+      return ($("attention").hidden = true); // it was not predicted
     }
-    $("attention-status").textContent = "Reading the window.";
+    $("attention").setAttribute("aria-busy", true);
     ask("inspect", { ids: ids.slice(0, n + 1), n }, (report) => {
-      if (report.done) {
-        $("attention-status").textContent = `Reading the window: ${report.done} of ${report.of}.`;
-        return;
-      }
       result = report;
-      const [last, next] = [report.window.length - 1, vocabulary[ids[n]]];
-      $("attention-status").textContent =
-        `Before ${describe(next)}, the model had read ${count(last + 1)} ` +
-        `character${last ? "s" : ""}, up to ${describe(vocabulary[report.window[last]])}.`;
+      const length = count(report.window.length);
+      $("read").textContent = `Characters read before ${quoted(vocabulary[ids[n]])}: ${length}.`;
       view.clear();
       view.append(report.window.map((id) => ({ id })));
-      $("verdict").textContent = verdict(report, H, config.token_shifts);
       $("attention").hidden = false;
       $("attention").setAttribute("aria-busy", false);
       draw();
@@ -860,80 +758,58 @@ function showAttention(ask, vocabulary, config, heads) {
   };
 }
 
-// Return a sentence that names the previous-character heads and the induction heads.
-function verdict({ previous, induction }, H, tokenShifts) {
-  const found = (means) => {
-    const least = Math.max(HEAD_SHARE, HEAD_FACTOR * (means?.uniform ?? 1));
-    const heads = means ? Array.from(means.heads.keys()) : [];
-    return heads.filter((n) => means.heads[n] >= least).map((n) => headName(n, H)).join(", ");
-  };
-  const shifts = tokenShifts
-    ? ` This model hardly needs one: it adds embeddings of the ${tokenShifts} previous characters.`
-    : "";
-  return (
-    `Previous-character heads: ${found(previous) || `none in this text.${shifts}`} ` +
-    `Induction heads, which attend to what followed the last two characters earlier in the text: ` +
-    `${found(induction) || "none in this text."} (Heads are named if the pattern gets at least ` +
-    `${100 * HEAD_SHARE} % of their attention, ${HEAD_FACTOR} times what uniform attention gives.)`
-  );
-}
-
 // Draw a row of attention weights as a strip; the largest weight is the darkest.
 function strip(row) {
-  const canvas = element("canvas", { width: row.length, height: 1, "aria-hidden": "true" });
-  const context = canvas.getContext("2d");
-  const color = getComputedStyle(document.documentElement).getPropertyValue("--attended");
-  const most = row[argmax(row)];
-  row.forEach((weight, i) => {
-    context.fillStyle = `rgb(${color} / ${weight / most})`;
-    context.fillRect(i, 0, 1, 1);
+  const [made, width] = [element("div", { className: "strip" }), 100 / row.length];
+  const stops = Array.from(row, (weight, i) => {
+    const color = `rgb(var(--attended) / ${weight / row[argmax(row)]})`;
+    return `${color} ${i * width}% ${(i + 1) * width}%`;
   });
-  return canvas;
+  made.style.background = `linear-gradient(to right, ${stops})`;
+  return made;
 }
 
-function showScore(ask, vocabulary, ids, { off }) {
+function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
   let running = false;
   const view = new TextView($("scored"), vocabulary, {
     onShow: (i) => showWhy($("score-why"), vocabulary, view.items[i]),
     panel: $("score-why"),
   });
-  const finish = (text) => {
+  const finish = (...result) => {
     running = false;
     $("score-result").setAttribute("aria-busy", false);
     $("score").textContent = "Score";
-    $("score-result").textContent = text;
+    $("score-result").replaceChildren(...result);
   };
   $("score-text").addEventListener("input", () => ($("score-error").hidden = true));
   $("score").addEventListener("click", () => {
     if (running) {
       ask("score", { stop: true });
-      finish("Cancelled.");
-      return;
+      return finish("Cancelled.");
     }
-    const text = encode($("score-text"), $("score-error"), ids);
+    const field = $("score-text");
+    const { characters, starts, counts } = list
+      ? layOut(field.value, list)
+      : { characters: Array.from(field.value) };
+    const known = unknown ? characters.map((c) => (ids.has(c) ? c : unknown)) : characters;
+    const text = encode(known, field, $("score-error"), ids);
     if (!text) return;
     view.clear();
     $("score-why").replaceChildren();
     $("scored").hidden = text.length < 2;
-    $("score-progress").value = 0;
-    if (text.length < 2) {
-      finish("At least 2 characters are needed.");
-      return;
-    }
+    if (text.length < 2) return finish("At least 2 characters are needed.");
     running = true;
     $("score-result").setAttribute("aria-busy", true); // read out when it is complete
     $("score").textContent = "Cancel";
-    $("score-progress").max = text.length - 1;
-    view.append([{ id: text[0] }], { given: true });
+    view.append([{ id: text[0] }], { given: true, hidden: Boolean(list) });
     const without = off.size ? `, with ${off.size} head${off.size > 1 ? "s" : ""} off` : "";
-    ask("score", { ids: text }, ({ items, done, nats }) => {
+    ask("score", { ids: text, starts, counts }, ({ items, done, nats, counted }) => {
       view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
-      $("score-progress").value = done;
-      const mean = `${lossText(nats / done)} per character`;
-      const loss = `${mean}, over ${count(done)} predictions${without}`;
+      if (!counted) return done && finish("There is no answer in it.");
       const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
-      if (done === text.length - 1) finish(loss + part);
-      else $("score-result").textContent = `${loss} so far`;
+      const rest = ` per character, over ${count(counted)} predictions${without}`;
+      if (done) finish(lossOf(nats / counted, 4), rest + part);
+      else $("score-result").replaceChildren(lossOf(nats / counted, 4), `${rest} so far`);
     });
   });
 }
@@ -942,18 +818,18 @@ function showAbout({ about, config }, vocabulary) {
   const { loss, loss_step: lossStep, steps } = about;
   const at = lossStep === steps ? "" : `, the lowest, at step ${count(lossStep)}`;
   const facts = {
-    Text: escapedText(about.text),
-    Parameters: count(about.parameters),
-    Layers: count(config.n_layer),
-    "Attention heads": `${count(config.n_head)} in each layer`,
-    "Embedding size": count(config.n_embd),
-    Context: `${count(config.block_size)} characters`,
-    Vocabulary: `${count(vocabulary.length)} characters: ${vocabulary.map(named).join(" ")}`,
-    "Training steps": count(steps),
-    "Validation loss": loss === null ? "not measured" : `${lossText(loss)} per character${at}`,
+    Text: [readable(about.text)],
+    Parameters: [count(about.parameters)],
+    Layers: [count(config.n_layer)],
+    "Attention heads": [`${count(config.n_head)} in each layer`],
+    "Embedding size": [count(config.n_embd)],
+    Context: [`${count(config.block_size)} characters`],
+    Vocabulary: [`${count(vocabulary.length)} characters: ${vocabulary.map(named).join(" ")}`],
+    "Training steps": [count(steps)],
+    "Validation loss": loss === null ? ["not measured"] : [lossOf(loss, 4), ` per character${at}`],
   };
-  for (const [name, text] of Object.entries(facts)) {
-    $("facts").append(element("dt", { text: name }), element("dd", { text }));
+  for (const [name, parts] of Object.entries(facts)) {
+    $("facts").append(element("dt", { text: name }), element("dd", {}, parts));
   }
 }
 

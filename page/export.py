@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from common.files import write_atomic
 from configs.schema import ModelConfig, SampleConfig
 from data.items import ItemFormat
+from data.tokenizer import UNK
 from model.generate import forward, window_start
 from model.gpt import GPT
 from model.parameters import load_tensors, named_slices, parameter_count
@@ -30,6 +31,7 @@ FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
+SCRIPTS = ("model.js", "app.js", "old_browser.js")
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
 
 
@@ -43,12 +45,14 @@ def write_page(
     written too: the page compares its logits with these, and says so.
     """
     shapes, weights = pack_weights(model)
-    # the ids that end an item of a list
     item_format = ItemFormat.of(saved.config.data)
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
+    rare = saved.config.data.min_count > 1 and UNK in saved.vocabulary
     data = {
         "config": model_settings(model) | {"separator": separator},
         "vocabulary": saved.vocabulary,
+        "items": item_format and asdict(item_format),  # of a list
+        "unknown": UNK if rare else None,  # what a rare character of a scored text becomes
         "shapes": shapes,
         "check": expected_logits(model),
         "prompt": prompt,
@@ -121,7 +125,7 @@ def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
 
 def fill_template(data: dict, weights: bytes) -> bytes:
     """Return the page: the template, filled with the code, its hashes, the data and the weights."""
-    parts = {name: read(name) for name in ("style.css", "model.js", "app.js")}
+    parts = {name: read(name) for name in ("style.css", *SCRIPTS)}
     parts["csp"] = content_security_policy(parts)
     # escape `<`, so that HTML finds no tags; JSON decodes it
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
@@ -149,7 +153,7 @@ def refresh(page: str) -> bytes:
 
 def content_security_policy(parts: dict[str, str]) -> str:
     """Return a policy that allows only the page's own code and a worker made from it."""
-    scripts = f"{source_hash(parts['model.js'])} {source_hash(parts['app.js'])}"
+    scripts = " ".join(source_hash(parts[name]) for name in SCRIPTS)
     return (
         f"default-src 'none'; script-src {scripts}; style-src {source_hash(parts['style.css'])}; "
         "worker-src blob:; child-src blob:; img-src data:; base-uri 'none'; form-action 'none'"

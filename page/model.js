@@ -211,17 +211,15 @@ function windowStart(n, blockSize) {
   return Math.max(0, Math.ceil((n - blockSize) / hop) * hop);
 }
 
-// Return whether an item of a list ends before position i of a text; no `separator`: no list.
-function endsItem(ids, i, separator) {
-  return separator.length > 0 && separator.every((id, k) => id === ids[i - separator.length + k]);
-}
-
-// Return the start of the window in the first n ids of a text. In a list, the window is that of the
-// last item, which begins with the last character of the separator before it.
+// Return the start of the window in the first n ids of a text. A list begins with the end of a
+// separator; its window is that of the last item and of the character before it.
 function windowStartIn(ids, n, { block_size: blockSize, separator = [] }) {
-  let begin = separator.length ? n : 0;
-  while (begin > 0 && !endsItem(ids, begin, separator)) begin--;
-  begin = Math.max(0, begin - 1);
+  let begin = 0;
+  for (let end = 1 + separator.length; separator.length && end <= n; end++) {
+    if (!separator.every((id, k) => id === ids[end - separator.length + k])) continue;
+    begin = end - 1;
+    end = begin + separator.length; // separators do not overlap
+  }
   return begin + windowStart(n - begin, blockSize);
 }
 
@@ -257,27 +255,33 @@ function* readWindow(model, ids, start, end) {
 }
 
 // Yield [n, logits] for every prediction in a text, each once. The windows do not overlap and have
-// block_size predictions, like those of `evaluation_windows` in data/batches.py. In a list, a
-// window ends with its item, and the next one begins with the last character of that.
-function* predictions(model, ids) {
-  const { block_size: size, separator = [] } = model.config;
-  for (let end, start = 0; start < ids.length - 1; start = end) {
-    const last = Math.min(start + size, ids.length - 1);
-    for (end = start + 1; end < last && !endsItem(ids, end + 1, separator); end++);
-    yield* readWindow(model, ids, start, end);
+// block_size predictions, like those of `evaluation_windows` in data/batches.py; none crosses one
+// of `starts`, where the items of a list begin.
+function* predictions(model, ids, starts = [0]) {
+  const [size, last] = [model.config.block_size, ids.length - 1];
+  for (const [i, first] of starts.entries()) {
+    const next = starts[i + 1] ?? last;
+    for (let start = first; start < next; start += size) {
+      yield* readWindow(model, ids, start, Math.min(start + size, next));
+    }
   }
 }
 
-// Predict the characters from position `from` to before `end` again, in the windows in which a text
-// is written. Yield [n, logits] after each step; logits is null for what is only context.
-function* rereadings(model, ids, from, end) {
-  const startOf = (n) => windowStartIn(ids, n, model.config);
-  for (let next, n = from; n < end; n = next) {
-    for (next = n; next < end && startOf(next) === startOf(n); next++);
-    for (const [m, logits] of readWindow(model, ids, startOf(n), next - 1)) {
-      yield [m, m < n ? null : logits];
-    }
+// Lay out a list to be scored, as `ItemFormat` in data/items.py does: items between separators, of
+// the first only its last character. Return the characters, where the items start, and whether each
+// character counts: of a question with its answer, only the answer does.
+function layOut(text, { separator, answer_after: answerAfter }) {
+  const [characters, starts, counts] = [[Array.from(separator).at(-1)], [], [false]];
+  for (const piece of text.split(separator)) {
+    const item = piece.replace(/^\n+|\n+$/g, "");
+    if (!item.trim()) continue;
+    const question = answerAfter ? item.split(answerAfter, 1)[0] + answerAfter : "";
+    const asked = Array.from(question).length;
+    starts.push(characters.length - 1);
+    characters.push(...item, ...separator);
+    while (counts.length < characters.length) counts.push(counts.length > starts.at(-1) + asked);
   }
+  return { characters, starts, counts };
 }
 
 // Compare the logits with those that Python computed from the same weights: `check` has ids, and

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from checkpointing import checkpoint
-from common.console import escape
 from common.errors import ConfigError, UserError
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
-from model.generate import Sampler
+from data.items import ItemFormat
+from data.tokenizer import CharTokenizer, character_name
+from model.generate import Sampler, window_start
 from model.gpt import GPT
 from model.inspect import attention_maps
 from model.parameters import named_slices, parameter_count
@@ -40,16 +41,19 @@ return given.map((each) => {
 """
 SCORE = """
 let nats = 0;
-for (const [position, logits] of predictions(modelOf(given), given.ids)) {
-  nats += scoreCharacter(logits, given.ids[position]).nats;
+let counted = 0;
+for (const [n, logits] of predictions(modelOf(given), given.ids, given.starts)) {
+  if (given.counts && !given.counts[n]) continue;
+  nats += scoreCharacter(logits, given.ids[n]).nats;
+  counted++;
 }
-return nats / (given.ids.length - 1);
+return nats / counted;
 """
 
 
-def random_model(scale=1.0, seed=0, **choices):
+def random_model(scale=1.0, seed=0, vocab_size=V, **choices):
     """A model with no parameter at its neutral value: biases are not 0, norm weights not 1."""
-    model = GPT(ModelConfig(logit_scale=0.8, **SIZES | choices), V, seed).eval()
+    model = GPT(ModelConfig(logit_scale=0.8, **SIZES | choices), vocab_size, seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -155,22 +159,43 @@ def test_logits_of_a_trained_model_survive_the_export(trained):
     assert max(run_node(check, given)) < 1e-5
 
 
-@pytest.mark.parametrize("separator", [[1], [1, 1], [3, 1]])
-def test_each_item_of_a_list_is_read_and_scored_alone(separator):
-    rng, model = np.random.default_rng(5), random_model(10.0, block_size=32)
-    items = [[*rng.integers(4, V, n).tolist(), *separator] for n in (3, 1, 20, 7)]
-    given = packed(model, [1, *itertools.chain(*items)])  # an item begins with the end of another
-    given["config"]["separator"] = separator
-    expected = [logits_of(model, [1, *item[:-1]]) for item in items]
-    read = run_node(LOGITS, [given])[0]
-    assert_close(read[:-1], np.concatenate(expected), 1e-5)
-    ends = itertools.accumulate(map(len, items), initial=0)
-    segments = tuple((start, end + 1) for start, end in itertools.pairwise(ends))
+SEPARATORS = ("\n", "\n\n", "==", "=\n")  # an item may contain a part of each but the first
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_each_item_of_a_list_is_read_alone(separator):
+    rng, letters = np.random.default_rng(5), "\n=ab"
+    cases, expected = [], []
+    for text in ("".join(rng.choice([*letters], 30)) for _ in range(50)):
+        ids = CharTokenizer(letters).encode(separator[-1] + text).tolist()
+        cases += [(ids, n) for n in range(1, 31)]
+        for n in range(30):
+            item = text[:n].split(separator)[-1]  # what the model has read of the last item
+            expected.append(n - len(item) + window_start(len(item) + 1, 8))
+    config = {"block_size": 8, "separator": CharTokenizer(letters).encode(separator).tolist()}
+    code = "return given.cases.map(([ids, n]) => windowStartIn(ids, n, given.config));"
+    assert run_node(code, {"cases": cases, "config": config}) == expected
+
+
+@pytest.mark.parametrize("answer_after", ["", "?", "=?"])
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_list_is_scored_as_by_score(separator, answer_after):
+    """The items, and with questions the characters that count, are those of ItemFormat."""
+    items = ["\na\n", "aab", "=\na\nbb", "b", " \n ", " ", "", "a=ba"]
+    items = [item for item in items if separator != "\n" or "\n" not in item]
+    items = [f"{item}{answer_after}{item[::-1]}" if item.strip() else item for item in items]
+    text = separator.join(items)
+    item_format, tokenizer = ItemFormat(separator, answer_after), CharTokenizer("\n =?ab")
+    items = [item.strip("\n") for item in item_format.cut(text) if item.strip()]
+    split = item_format.split(items, tokenizer.encode)
+    laid_out = run_node("return layOut(given[0], given[1]);", [text, vars(item_format)])
+    ids = tokenizer.encode("".join(laid_out["characters"])).tolist()
+    assert ids == split.ids[len(separator) - 1 :].tolist()
     for block_size in (32, 8):
-        given["config"]["block_size"] = block_size
-        windows = evaluation_windows(Split(np.array(given["ids"]), segments), block_size, 3)
+        model = random_model(10.0, block_size=block_size, vocab_size=len(tokenizer))
+        windows = evaluation_windows(split, block_size, 3)
         nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
-        assert run_node(SCORE, given) == pytest.approx(nats, abs=1e-5)
+        assert run_node(SCORE, packed(model, ids) | laid_out) == pytest.approx(nats, abs=1e-5)
 
 
 def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(trained):
@@ -288,9 +313,10 @@ def test_the_policy_allows_the_pages_own_code_alone(trained):
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     parts = parts_of(text)
     style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
-    hashes = [export.source_hash(each) for each in (parts["model-code"], parts["app-code"], style)]
+    scripts = [parts["model-code"], parts["app-code"], export.read("old_browser.js")]
+    hashes = [export.source_hash(each) for each in (*scripts, style)]
     assert policy == (
-        f"default-src 'none'; script-src {hashes[0]} {hashes[1]}; style-src {hashes[2]}; "
+        f"default-src 'none'; script-src {' '.join(hashes[:3])}; style-src {hashes[3]}; "
         "worker-src blob:; child-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
     )
     body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
@@ -308,9 +334,15 @@ def test_hostile_strings_stay_data(tmp_path):
     assert parts["app-code"] == export.read("app.js") and "somebody" not in page.read_text()
 
 
-def test_what_a_terminal_escapes_is_escaped_alike():
-    characters = [c for c in [*HOSTILE, "\x85"] if escape(c) != c]
-    assert run_node("return given.map(escaped);", characters) == list(map(escape, characters))
+def test_a_character_has_the_same_name_in_python_and_in_the_page():
+    names = {"\n": "newline", "\t": "tab", " ": "space", "\r": "U+000D", "\x1b": "U+001B"}
+    names |= {c: c for c in "aé中ب\U0001f600\ufffd~"}
+    blank = "\u00a0\u3000\u00ad\u200b\u200d\u202e\u2028\ufe0f\u0301\u0903\u115f\u2800\ue000"
+    names |= {c: f"U+{ord(c):04X}" for c in (*blank, "\U000e0067")}
+    assert {character: character_name(character) for character in names} == names
+    assert run_node("return given.map(named);", [*names]) == [*names.values()]
+    in_text = run_node("return given.map(inText);", [*"a\n\u200d\u0301\u00a0\u202e\x1b"])
+    assert in_text == [*"a\n\u200d\u0301\u00a0", "U+202E", "U+001B"]  # joiners do their work
 
 
 def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():

@@ -66,10 +66,10 @@ def noisy(model, scale=0.3, seed=1):
     return model
 
 
-def checkpoint_of(model, vocabulary, **more):
+def checkpoint_of(model, vocabulary, config=None, **more):
     """Return the checkpoint of a model that was not trained."""
     tensors = {f"model.{name}": each for name, each in concatenated(named_slices(model)).items()}
-    return Checkpoint(Config(model=model.config), vocabulary, tensors, **more)
+    return Checkpoint(config or Config(model=model.config), vocabulary, tensors, **more)
 
 
 def save_model(path, model, vocabulary, **more):
