@@ -142,9 +142,11 @@ def test_ctrl_c_during_the_imports_ends_with_130_and_no_traceback(words, tmp_pat
 
 
 def test_a_reader_that_has_gone_ends_the_command_in_silence():
-    words = [sys.executable, "-c", "from configs.cli import parse_train; parse_train(['--help'])"]
+    code = "from common.console import *; prepare_console(); print_text('text')"
+    buffered = ENVIRONMENT | {"PYTHONUNBUFFERED": ""}  # then Python writes again as it exits
     process = subprocess.Popen(
-        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
-    )
+        [sys.executable, "-c", code], cwd=ROOT, env=buffered, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait() == 141
