@@ -41,9 +41,10 @@ from page.export import write_page
 from training.evaluate import (
     BITS_PER_NAT,
     batch_size_for,
-    loss_sums_by_position,
+    window_losses,
     wrong_segments,
 )
+from training.resolve import resolve
 
 MAX_BATCH = 64  # samples
 MAX_TRIES = 100  # samples to draw for each novel item
@@ -102,7 +103,8 @@ class Session:
             print_note(note)
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
-        config = dataclasses.replace(saved.config.model, **chosen)
+        resolved = resolve(saved.config, self.runtime, saved.data.epochs).model
+        config = dataclasses.replace(resolved, **chosen)
         self.model = checkpoints.build_model(saved, config).to(self.runtime.device)
         self.saved = dataclasses.replace(saved, tensors={})  # the model has a copy
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
@@ -353,17 +355,16 @@ def score(session: Session) -> None:
     block_size = session.model.config.block_size
     batch_size = batch_size_for(block_size, len(session.tokenizer))
     windows = evaluation_windows(split, block_size, batch_size)
-    right = []  # for each window, whether all of its answer is right
-    sums = loss_sums_by_position(session.model, windows, session.runtime, right=right)
-    nats, count = sums.sum(axis=1)  # over all positions in the context
+    losses = window_losses(session.model, windows, session.runtime)
     line = (
-        f"{nats / count:.4f} nats, {nats / count * BITS_PER_NAT:.4f} bits per character, over "
-        f"{int(count):,} predictions"
+        f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
+        f"{int(losses.counts.sum()):,} predictions"
     )
     if item_format:
-        line += f"; {nats / len(items):.4f} nats per item, over {len(items):,} items"
+        per_item = losses.nats.sum() / len(items)
+        line += f"; {per_item:.4f} nats per item, over {len(items):,} items"
     if split.targets is not None:
-        wrong = wrong_segments(split, block_size, [right])
+        wrong = wrong_segments(split, block_size, losses.right)
         line += f"; {1 - len(wrong) / len(items):.2%} exact match"
     print_result(line)
 

@@ -33,7 +33,7 @@ from data.batches import Split, evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model import runtime
 from model.gpt import GPT
-from training.evaluate import batch_size_for, cross_entropy, exact_loss, loss_sums_by_position
+from training.evaluate import batch_size_for, cross_entropy, exact_loss, window_losses
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
 LONGEST_NGRAM = 8
@@ -72,15 +72,17 @@ def overlapping_loss(model: GPT, ids: np.ndarray) -> float:
     float32, T = runtime.select_runtime("cpu", "float32"), model.config.block_size
     half = max(1, T // 2)
     windows = evaluation_windows(Split(ids, ((0, min(T + 1, len(ids))),)), T, 1)
-    sums = [loss_sums_by_position(model, windows, float32)]
+    first = window_losses(model, windows, float32)
+    nats, count = first.nats.sum(), first.counts.sum()
     starts = range(half, len(ids) - 1 - (T - half), half)
     segments = Split(ids, tuple((start, min(start + T + 1, len(ids))) for start in starts))
     if starts:
         windows = evaluation_windows(segments, T, batch_size_for(T, model.vocab_size))
-        sums.append(loss_sums_by_position(model, windows, float32)[:, T - half :])
-    nats, counts = (sum(each[i].sum() for each in sums) for i in (0, 1))
-    assert counts == len(ids) - 1, "each prediction is counted once"
-    return float(nats / counts)
+        others = window_losses(model, windows, float32)
+        nats += others.nats[T - half :].sum()
+        count += others.counts[T - half :].sum()
+    assert count == len(ids) - 1, "each prediction is counted once"
+    return float(nats / count)
 
 
 def dynamic_loss(model: GPT, ids: np.ndarray, learning_rate: float) -> float:

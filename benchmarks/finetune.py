@@ -33,7 +33,7 @@ def write_text(folder: Path) -> None:
 
 def finetune_options(parent: Path, rate: float) -> list[str]:
     """Return the options of a fine-tune with `rate` times the config's learning rates."""
-    train = parse_train([CONFIG]).config.train
+    train = parse_train([CONFIG]).new_settings().train
     return [
         f"--init_from={parent}",
         "--new_characters=add",

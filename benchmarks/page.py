@@ -33,7 +33,7 @@ FINISHED = "document.querySelector('#write').textContent === 'Continue'"
 
 def export_random_model(path: Path) -> GPT:
     """Write the page of a model with random weights; return the model."""
-    config = parse_train([CONFIG]).config
+    config = parse_train([CONFIG]).new_settings()
     model = GPT(config.model, len(VOCABULARY), seed=1)
     for block in model.blocks:  # zero at the start of training
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)

@@ -26,7 +26,7 @@ from model.gpt import GPT
 from model.inspect import attention_maps
 from model.runtime import select_runtime
 from run import pictures
-from training.evaluate import cross_entropy, loss_sums_by_position
+from training.evaluate import cross_entropy, window_losses
 from training.optimizers import orthogonalize
 from training.schedule import lr_multiplier
 
@@ -97,7 +97,7 @@ def schedules(path: Path) -> None:
         for schedule, color in SCHEDULES.items():
             options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=auto"]
             options.append(f"--schedule={schedule}")
-            settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).config.train
+            settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).new_settings().train
             steps = np.arange(0, settings.max_iters, 4)
             rates = [lr_multiplier(step, settings) for step in steps.tolist()]
             axes.plot(steps, rates, color=color, label=schedule)
@@ -143,8 +143,9 @@ def loss_by_position(path: Path, models: dict[str, GPT], corpus: Corpus) -> None
     with charts.picture(path, height=3) as axes:
         for (name, model), color in zip(models.items(), (charts.BLUE, charts.RED), strict=True):
             windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
-            nats, counts = loss_sums_by_position(model, windows, select_runtime("cpu", "float32"))
-            axes.plot(np.arange(1, len(nats) + 1), nats / counts, color=color, label=name)
+            losses = window_losses(model, windows, select_runtime("cpu", "float32"))
+            by_position = losses.nats / losses.counts
+            axes.plot(np.arange(1, len(by_position) + 1), by_position, color=color, label=name)
         axes.axhline(TRIGRAM, color=charts.GREY, linestyle="--", label="trigram, by counting")
         charts.log_x(axes, [1, 2, 4, 8, 16, 32, 64])
         axes.set_title("Validation loss by the number of characters that the model sees")

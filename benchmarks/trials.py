@@ -52,7 +52,7 @@ usage: python -m benchmarks.trials CONFIG [--key=VALUE,VALUE ...] [--key=value .
 
 Every other option is one of train.py; see python train.py --help.
 """
-CHOSEN_HERE = ("out_dir", "seed", "resume", "overwrite", "print_config", "time_limit")
+CHOSEN_HERE = ("out_dir", "seed", "resume", "overwrite", "print_config")
 RECORD = "trial.json"  # in the folder of a run: its settings, and whether it is finished
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints
 EACH, MEANS = 0.01, 0.008  # nats: see RULE
@@ -86,11 +86,11 @@ class TrialRun:
     @property
     def settings(self) -> dict[str, object]:
         """All settings but the folder, as JSON has them."""
-        command, data = self.command, self.command.config.data
-        paths = {"data.sources": data.sources, "data.val_sources": data.val_sources}
+        command, config = self.command, self.command.new_settings()
+        paths = {"data.sources": config.data.sources, "data.val_sources": config.data.val_sources}
         names = ("minutes", "init_from", "new_characters")
         options = {name: getattr(command, name) for name in names}
-        return json.loads(json.dumps(flat_settings(command.config) | paths | options))
+        return json.loads(json.dumps(flat_settings(config) | paths | options))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def parse_trials(argv: list[str]) -> tuple[TrialOptions, list[TrialRun]]:
     All trials have a run with the first seed before any has one with the second.
     """
     own, shared, varied = split_arguments(argv)
-    _, values, _ = parse_arguments(own, TrialOptions)
+    _, values = parse_arguments(own, TrialOptions)
     options = from_dict(values, TrialOptions)
     if options.name == "auto":
         options = replace(options, name=Path(parse_train(shared).config_file).stem)

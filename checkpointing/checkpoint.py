@@ -7,7 +7,7 @@ converts a checkpoint to the bytes of a file and back.
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,19 +16,15 @@ import torch
 from torch import Tensor
 
 from checkpointing import file_format
-from common.console import shorten
 from common.errors import CheckpointError, NonFiniteError, first_few
 from configs.fields import Checked, error_context, setting
-from configs.schema import Config, ModelConfig, estimate_parameters, flat_settings, from_dict
-from data.corpus import Corpus
+from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.parameters import copy_slices, load_tensors, named_slices
-from model.runtime import Runtime
-from training.distributed import SINGLE_PROCESS, World
+from model.runtime import select_runtime
 from training.environment import Environment, environment_of
-from training.optimizers import ADAMW_STEPS, MOMENTS
-from training.schedule import lr_multiplier
+from training.resolve import resolve
 from training.state import Progress, Run
 
 # Names of the files in a run folder. Every module that uses them imports this one.
@@ -44,16 +40,6 @@ DESCRIPTION = EVENTS.format(0) + ".run"
 NO_CHECKPOINT_YET = ".no-checkpoint-yet"
 # the checkpoint that is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
-# Model settings that may differ from the checkpoint's: its weights fit any value of them, and the
-# new value takes effect. (A new residual_init would not: the weights are already initialized.)
-CHANGEABLE_SETTINGS = ("attention", "kernel", "dropout", "attention_dropout", "logit_scale")
-FIXED_ON_RESUME = {
-    "train.optimizer": "the state of one optimizer does not fit another",
-    "data.min_count": "the vocabulary in the checkpoint was made with it",
-    "data.separator": "it decides what is trained on, and what validates",
-    "data.answer_after": "it decides which characters count for the loss",
-}
-MAX_EXCESS_BYTES = 2**22  # a config may describe this many more bytes than the file has
 
 
 @dataclass(frozen=True)
@@ -64,6 +50,7 @@ class TextInfo(Checked):
     sha256: str | None = setting(None, "of the text, as data.text.Text defines it")
     characters: int = setting(0, "in all files together", "[0, 1e15]")
     val_sha256: str | None = setting(None, "of the validation text, if that is a text of its own")
+    epochs: float = setting(0.0, "how often the run will have read it when it ends", "[0, 1e15]")
 
 
 @dataclass(frozen=True)
@@ -95,13 +82,14 @@ class Checkpoint:
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
-    config: Config
+    config: Config  # the settings as they were asked: an `auto` is still `auto`
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
     data: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
     environment: Environment = field(default_factory=Environment)
     events: EventPosition = field(default_factory=EventPosition)
+    options: frozenset[str] = frozenset()  # names of the settings that are not from a config file
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
@@ -131,67 +119,61 @@ def capture(run: Run, events: EventPosition) -> Checkpoint:
                 "the weights are no longer finite"
             )
     return Checkpoint(
-        config=run.config,
+        config=run.asked,
         vocabulary=run.corpus.tokenizer.vocabulary,
-        data=text_info(run.corpus),
+        data=text_info(run),
         progress=replace(run.progress),
         environment=environment_of(run.runtime, run.world.size),
         events=events,
+        options=run.options,
         tensors=tensors,
     )
 
 
-def restore(
-    saved: Checkpoint,
-    config: Config,
-    corpus: Corpus,
-    runtime: Runtime,
-    world: World = SINGLE_PROCESS,
-) -> Run:
-    """Rebuild the run of a checkpoint with `config`, which may differ from the saved config.
+def restore(saved: Checkpoint, run: Run) -> None:
+    """Put a new run into the state of a checkpoint: weights, moments and progress.
 
-    Raises CheckpointError for a tensor that does not fit the model and the optimizers of `config`.
+    Raises CheckpointError for tensors that do not fit the model and the optimizers of the run.
     """
-    _check_saved_model_size(saved)
-    model = GPT(config.model, len(saved.vocabulary))
-    run = Run(model, config, corpus, runtime, world)
-    # the weights, and the moments of the optimizers
-    named = _tensors_of(run)
-    check_tensors(saved.path, saved.tensors, named)
-    with torch.no_grad():
-        for name, slices in named.items():
-            copy_slices(saved.tensors[name], slices)
-    # the counters and losses
-    run.progress = replace(saved.progress)
-    return run
-
-
-def check_has_optimizer_state(saved: Checkpoint) -> None:
-    """Raise CheckpointError for an imported model: it has weights only."""
     if all(name.startswith("model.") for name in saved.tensors):
         raise CheckpointError(
             f"{saved.path}: an imported model, which has no optimizer state to resume from; "
             "start a new run with --init_from"
         )
+    named = _tensors_of(run)
+    check_tensors(saved.path, saved.tensors, named)
+    with torch.no_grad():
+        for name, slices in named.items():
+            copy_slices(saved.tensors[name], slices)
+    run.progress = replace(saved.progress)
+
+
+def load_weights(saved: Checkpoint, model: GPT) -> None:
+    """Copy the weights of a checkpoint into a model, whose vocabulary may have more characters.
+
+    The rows of new characters keep the weights that the model has there. Raises CheckpointError for
+    weights that do not fit.
+    """
+    weights, named = saved.role("model"), named_slices(model)
+    if model.vocab_size > len(saved.vocabulary):
+        for name in weights.keys() & named.keys():
+            old, new = weights[name], torch.cat(named[name]).detach()
+            weights[name] = torch.cat([old, new[len(old) :]])
+    check_tensors(saved.path, weights, named)
+    load_tensors(model, weights)
 
 
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
-    """Build the model of a checkpoint.
+    """Build a model with the weights of a checkpoint; raise CheckpointError unless they fit.
 
-    `config` may differ from the saved one in CHANGEABLE_SETTINGS. Raises CheckpointError
-    unless every weight fits.
+    `config`, which is resolved, must have the architecture of the checkpoint; without it, the model
+    is for float32 on a CPU.
     """
-    _check_saved_model_size(saved)
-    model = GPT(config or saved.config.model, len(saved.vocabulary))
-    named = {f"model.{name}": slices for name, slices in named_slices(model).items()}
-    # leave out the optimizers' state; check_tensors refuses anything else
-    optimizer_state = {f"{role}.{name}" for role in MOMENTS for name in named_slices(model)}
-    optimizer_state.add(ADAMW_STEPS)
-    tensors = {
-        name: tensor for name, tensor in saved.tensors.items() if name not in optimizer_state
-    }
-    check_tensors(saved.path, tensors, named)
-    load_tensors(model, saved.role("model"))
+    if config is None:
+        on_cpu = select_runtime("cpu", "float32")
+        config = resolve(saved.config, on_cpu, saved.data.epochs).model
+    model = GPT(config, len(saved.vocabulary))
+    load_weights(saved, model)
     return model
 
 
@@ -221,23 +203,6 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
     return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
 
 
-def add_characters(saved: Checkpoint, vocabulary: str, seed: int) -> Checkpoint:
-    """Extend the vocabulary of a checkpoint, for `build_model`; the old one must be its beginning.
-
-    Every matrix with one row per character gets a row for each new character, with the weights that
-    a new model of this seed has there. All other weights stay the same. Raises CheckpointError
-    unless every weight fits.
-    """
-    build_model(saved)  # checks names and shapes
-    tensors = {}
-    new = GPT(saved.config.model, len(vocabulary), seed)
-    for name, slices in named_slices(new).items():
-        old, new = saved.tensors[f"model.{name}"], torch.cat(slices).detach()
-        new[: len(old)] = old
-        tensors[f"model.{name}"] = new
-    return replace(saved, vocabulary=vocabulary, tensors=tensors)
-
-
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all tensors of a checkpoint by name, as slices that are views of the run's memory."""
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
@@ -246,27 +211,10 @@ def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     return named
 
 
-def text_info(corpus: Corpus) -> TextInfo:
+def text_info(run: Run) -> TextInfo:
+    corpus = run.corpus
     name = corpus.name.encode(errors="replace").decode()  # a folder's name need not be UTF-8
-    return TextInfo(name, corpus.sha256, corpus.characters, corpus.val_sha256)
-
-
-def _check_saved_model_size(saved: Checkpoint) -> None:
-    weights = saved.role("model").values()
-    check_model_size(saved.path, weights, saved.config.model, len(saved.vocabulary))
-
-
-def check_model_size(
-    path: Path, weights: Iterable[Tensor], config: ModelConfig, vocab_size: int
-) -> None:
-    """Raise CheckpointError if the config describes a far larger model than the file has."""
-    in_file = sum(tensor.nbytes for tensor in weights)
-    implied = 4 * estimate_parameters(config, vocab_size)
-    if implied > in_file + MAX_EXCESS_BYTES:
-        raise CheckpointError(
-            f"{path}: its weights have {in_file:,} bytes, but its config describes a "
-            f"model of {implied:,} bytes"
-        )
+    return TextInfo(name, corpus.sha256, corpus.characters, corpus.val_sha256, run.planned_epochs)
 
 
 def check_tensors(
@@ -282,10 +230,8 @@ def check_tensors(
         raise CheckpointError(f"{path}: missing: {_names(missing)}; unknown: {_names(unknown)}")
     for name, slices in expected.items():
         shape = (sum(map(len, slices)), *slices[0].shape[1:])
-        have, want = (
-            _describe(found[name].dtype, found[name].shape),
-            _describe(slices[0].dtype, shape),
-        )
+        have = _describe(found[name].dtype, found[name].shape)
+        want = _describe(slices[0].dtype, shape)
         if have != want:
             raise CheckpointError(f"{path}: {name} is {have}, its config describes {want}")
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
@@ -310,6 +256,7 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
     metadata = {
         name: json.dumps(asdict(getattr(checkpoint, name)), allow_nan=False) for name in SECTIONS
     }
+    metadata["options"] = json.dumps(sorted(checkpoint.options))
     metadata["vocabulary"] = checkpoint.vocabulary
     return file_format.to_bytes(metadata, checkpoint.tensors)
 
@@ -322,7 +269,13 @@ def load(path: Path) -> Checkpoint:
         for name, section in SECTIONS.items():
             with error_context(name):
                 sections[name] = from_dict(file_format.parse_json(metadata[name]), section)
-        return Checkpoint(**sections, vocabulary=metadata["vocabulary"], tensors=tensors, path=path)
+        return Checkpoint(
+            **sections,
+            vocabulary=metadata["vocabulary"],
+            options=frozenset(file_format.parse_json(metadata["options"])),
+            tensors=tensors,
+            path=path,
+        )
 
 
 def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
@@ -348,17 +301,6 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
     raise CheckpointError("; ".join(faults))
 
 
-def find_on_all(world: World, path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
-    """Find a checkpoint on rank 0, as `find` does; every other rank loads the file chosen there."""
-    saved = note = None
-    with world.raise_on_all():
-        if world.is_main:
-            saved, note = find(path, prefer)
-    chosen = world.all_gather(saved.path if saved else None)[0]
-    with world.raise_on_all():
-        return saved or load(chosen), note
-
-
 def _newest_undamaged(folder: Path, tried: Sequence[Path]) -> Path | None:
     """Return the newest checkpoint in a folder that is not damaged and has not been tried."""
     with suppress(OSError):  # another process may remove a file meanwhile
@@ -368,99 +310,3 @@ def _newest_undamaged(folder: Path, tried: Sequence[Path]) -> Path | None:
                 file_format.verify(path)
                 return path
     return None
-
-
-# ------------------------------------------------------------------------- what differs on resuming
-
-
-def config_changes(saved: Config, config: Config) -> dict[str, str]:
-    """Return `NAME SAVED -> NOW` for every setting that differs, by its full name."""
-    then, now = flat_settings(saved), flat_settings(config)
-    return {
-        name: f"{name} {_shortened(then[name])} -> {_shortened(now[name])}"
-        for name in now
-        if now[name] != then[name]
-    }
-
-
-def learning_rate_changes(saved: Checkpoint, config: Config) -> list[str]:
-    """Return a line if another schedule changes the learning rate where the run is resumed."""
-    step = saved.progress.step
-    if not 0 < step < config.train.max_iters:
-        return []
-    before = lr_multiplier(step - 1, saved.config.train)
-    if before == lr_multiplier(step - 1, config.train):
-        return []
-    after = lr_multiplier(step, config.train)
-    return [f"the learning rate goes from {before:.0%} to {after:.0%} of its peak"]
-
-
-def best_loss_is_comparable(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether a saved best loss has the validation text and the logit_scale of this run."""
-    if saved.config.model.resolved_logit_scale != config.model.resolved_logit_scale:
-        return False
-    now = _validation_text(config, text_info(corpus))
-    return _validation_text(saved.config, saved.data) == now
-
-
-def was_trained_on(saved: Checkpoint, config: Config, corpus: Corpus) -> bool:
-    """Return whether a run was trained on text that is validation text now."""
-    if corpus.val_sha256:
-        return corpus.val_sha256 == saved.data.sha256
-    then, now = saved.config.data, config.data
-    trained = 1.0 if saved.data.val_sha256 else 1 - then.val_fraction
-    more = trained > 1 - now.val_fraction or then.separator != now.separator
-    return corpus.sha256 == saved.data.sha256 and more
-
-
-def _validation_text(config: Config, text: TextInfo) -> tuple[object, ...]:
-    """Return what identifies a validation text: its SHA-256, or a fraction of the source text."""
-    split = () if text.val_sha256 else (text.sha256, config.data.val_fraction)
-    return (text.val_sha256, *split)
-
-
-def _shortened(value: object) -> str:
-    """Shorten a value from a checkpoint, for a message."""
-    return shorten(str(value), 200)
-
-
-def check_same_model(saved: Checkpoint, config: Config) -> None:
-    """Raise CheckpointError with the differences if a config describes another model."""
-    changeable = {f"model.{name}" for name in CHANGEABLE_SETTINGS}
-    changes = config_changes(saved.config, config)
-    other = [
-        changes[name] for name in changes if name.startswith("model.") and name not in changeable
-    ]
-    if other:
-        raise CheckpointError(
-            f"{saved.path}: the config describes a different model from the checkpoint's "
-            f"({'; '.join(other)}); only {', '.join(sorted(changeable))} may differ; set the rest "
-            "back, or start a new run without this checkpoint"
-        )
-
-
-def check_fixed_settings(saved: Checkpoint, config: Config) -> None:
-    """Raise CheckpointError if a setting of FIXED_ON_RESUME has changed."""
-    then, now = flat_settings(saved.config), flat_settings(config)
-    for name, reason in FIXED_ON_RESUME.items():
-        if then[name] != now[name]:
-            raise CheckpointError(
-                f"{saved.path}: its run used {name} {then[name] or 'none'}, the config has "
-                f"{now[name] or 'none'}; {reason}; set it back, or start a new run with --init_from"
-            )
-
-
-def environment_changes(saved: Checkpoint, run: Run) -> list[str]:
-    """Return `NAME SAVED -> NOW` for every difference in the environment and the text."""
-    environment = environment_of(run.runtime, run.world.size)
-    now = asdict(environment) | _flat_text_info(text_info(run.corpus))
-    then = asdict(saved.environment) | _flat_text_info(saved.data)
-    return [
-        f"{name} {_shortened(then[name])} -> {_shortened(now[name])}"
-        for name in sorted(now)
-        if then[name] != now[name]
-    ]
-
-
-def _flat_text_info(text: TextInfo) -> dict[str, object]:
-    return {f"data.{name}": value for name, value in asdict(text).items()}

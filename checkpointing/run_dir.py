@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -44,6 +45,7 @@ SETTINGS_HEADER = (
     "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "
     "SHA-256 {}\n"
 )
+AUTO_SAVE_SECONDS = 300
 MAX_OWN_FILE = 2**20  # bytes
 MARKER_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
 
@@ -65,15 +67,16 @@ class CheckpointManager:
     ):
         self.folder, self.notify, self.event_position = folder, notify, event_position
         self.saved_progress = saved_progress and replace(saved_progress)
+        self.saved_at = time.monotonic()
         self.unsaved_best: bytearray | None = None
 
-    def save(self, run: Run, *, as_best: bool, as_last: bool, final: bool) -> None:
-        """Save the run as best, as last, or as both; raise ResourceError only if `final`.
+    def save(self, run: Run, *, as_best: bool, final: bool) -> None:
+        """Save the run as best.safetensors, and as last.safetensors if that is due or `final`.
 
-        best.safetensors is written first, so a last.safetensors never refers to a best loss that
-        was not saved.
+        The best one is written first, so a last.safetensors never refers to a best loss that was
+        not saved. Raises ResourceError only if `final`.
         """
-        as_last = as_last and run.progress != self.saved_progress
+        as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
         if not (as_best or as_last):
             return
         content = checkpoints.to_bytes(checkpoints.capture(run, self.event_position()))
@@ -86,6 +89,7 @@ class CheckpointManager:
             if as_last:
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
                 self.saved_progress = replace(run.progress)
+                self.saved_at = time.monotonic()
             if _has_marker(self.folder):
                 with suppress(OSError):
                     (self.folder / NO_CHECKPOINT_YET).unlink()
@@ -93,6 +97,14 @@ class CheckpointManager:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
+
+    def _is_due(self, run: Run) -> bool:
+        """Return whether `save_interval` asks for a save: at the start, then in this interval."""
+        progress, interval = run.progress, run.config.train.save_interval
+        if interval == "auto":
+            evaluated = progress.step == progress.last_eval_step
+            return evaluated or time.monotonic() - self.saved_at > AUTO_SAVE_SECONDS
+        return progress.step % interval == 0
 
 
 @contextmanager

@@ -7,13 +7,18 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
 
-from common.console import path_word, prepare_console, print_text, script, shell_command
-from common.errors import ConfigError, UserError
-from common.torchrun import NOT_LAUNCHED, Ranks, let_another_rank_report, silence
+from common.console import (
+    path_word,
+    prepare_console,
+    print_text,
+    program,
+    script,
+    shell_command,
+)
+from common.errors import ConfigError
 from configs.fields import (
     Checked,
     brief,
@@ -24,8 +29,7 @@ from configs.fields import (
     universal_newlines,
 )
 from configs.options import command_help, parse_arguments
-from configs.scaling import changed_lengths, scaled_to, scaling_note
-from configs.schema import Config, SampleConfig, TrainConfig, check_memory, from_dict
+from configs.schema import Config, SampleConfig, from_dict
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -46,8 +50,6 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6 --seed=7
 """
 PAGE = b"<title>Hornbook</title>"  # in the first bytes of every page that --html writes
-# options that a resume must not repeat
-STARTING_OPTIONS = ("resume", "overwrite", "init_from", "new_characters", "allow_data_change")
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class CommandLineOptions(Checked):
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
         None,
-        "resume from the last checkpoint in out_dir, or from --resume=PATH; if out_dir holds no "
-        "run yet: start one, or report an error if --out_dir is given, as it may be misspelled",
+        "resume the run in out_dir with its settings, or from --resume=PATH; if there is none, "
+        "start one",
         bare_value="auto",
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
@@ -71,24 +73,14 @@ class CommandLineOptions(Checked):
         "with --init_from: what to do with characters that the checkpoint's vocabulary lacks",
         choices=("refuse", "add"),
     )
-    time_limit: float | None = setting(None, "minutes after which to save and stop", "(0, 1e6]")
     minutes: float | None = setting(
-        None,
-        "minutes that the run should take: time some steps and an evaluation, then choose "
-        "max_iters, and eval_interval so that evaluations take at most a tenth of the time",
-        "(0, 1e6]",
+        None, "minutes that the run should take: time some steps, then choose max_iters", "(0, 1e6]"
     )
 
     def __post_init__(self):
         super().__post_init__()
-        for other in ("overwrite", "init_from"):
-            if self.resume and getattr(self, other):
-                raise ConfigError(f"--resume and --{other} contradict each other; give one of them")
-        if self.minutes and self.time_limit:
-            raise ConfigError(
-                "--minutes and --time_limit contradict each other; give one of them: --minutes "
-                "fits the schedule to the time, --time_limit cuts it off"
-            )
+        if self.resume and self.overwrite:
+            raise ConfigError("--resume and --overwrite contradict each other; give one of them")
         if self.allow_data_change and not self.resume:
             raise ConfigError("--allow_data_change only applies together with --resume")
         if self.new_characters == "add" and not self.init_from:
@@ -97,58 +89,66 @@ class CommandLineOptions(Checked):
 
 @dataclass(frozen=True)
 class Command(CommandLineOptions):
-    """A checked command line of train.py, with the complete settings of the run."""
+    """A command line of train.py: how to start, and settings by full name, of two origins.
+
+    A new run has the settings of `file`, overridden by `options`; a resumed run has those of its
+    checkpoint instead of the file's.
+    """
 
     config_file: str = ""
-    config: Config = field(default_factory=Config)
-    out_dir_given: bool = False  # by an option, not by the file or by default
-    given: Mapping[str, list[str]] = field(default_factory=dict)  # options as typed, by full name
-    scaling_note: str | None = None  # which settings were scaled with max_iters
-    ranks: Ranks = NOT_LAUNCHED
+    file: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)  # before torch is imported
 
     @property
     def out_dir(self) -> str:
         """The folder of the run; auto is out/<name of the config file>."""
-        if self.config.out_dir == "auto":
-            return f"out/{Path(self.config_file).stem}"
-        return self.config.out_dir
+        out_dir = self.options.get("out_dir", self.file.get("out_dir", "auto"))
+        return f"out/{Path(self.config_file).stem}" if out_dir == "auto" else out_dir
 
-    @property
-    def deadline(self) -> float:
-        """When --time_limit ends the run, on the clock of time.monotonic; infinity without it."""
-        return self.started + 60 * (self.time_limit or float("inf"))
+    def file_settings(self) -> Config:
+        """Return the settings that the file describes; raise ConfigError if they do not fit."""
+        with error_context(self.config_file):
+            return _override(Config(), self.file | {"out_dir": self.out_dir})
 
-    @property
-    def given_train(self) -> dict[str, object]:
-        """The values of the options of the section `train`, which --minutes must not change."""
-        names = [name.removeprefix("train.") for name in self.given if name.startswith("train.")]
-        return {name: getattr(self.config.train, name) for name in names}
+    def new_settings(self) -> Config:
+        """Return the settings of a new run; raise ConfigError if they do not fit together."""
+        where = f"{self.config_file} and the options" if self.options else self.config_file
+        with error_context(where):
+            return _override(Config(), self.file | self.options | {"out_dir": self.out_dir})
 
-    def with_config(self, **sections: object) -> Self:
-        """Return the command with other settings: `with_config(train=...)`."""
-        return replace(self, config=replace(self.config, **sections))
+    def resumed_settings(self, saved: Config) -> Config:
+        """Return the settings of a checkpoint, overridden by the options, to resume in out_dir."""
+        with error_context("the settings of the checkpoint and the options"):
+            return _override(saved, self.options | {"out_dir": self.out_dir})
 
-    def repeat_command(self, *, resume: bool, changes: Mapping[str, object] | None = None) -> str:
-        """Return the shell command that starts the run again, or that resumes it.
+    def resume_command(self, *more: str) -> str:
+        """Return the shell command that resumes this run, whatever options started it."""
+        words = [*_launcher(), script("train.py"), path_word(self.config_file)]
+        if "out_dir" in self.options:
+            words.append(f"--out_dir={self.out_dir}")
+        return shell_command([*words, "--resume", *more])
 
-        It repeats the options of this start, with those in `changes` replaced. A resume leaves out
-        STARTING_OPTIONS, and another max_iters leaves out --minutes.
-        """
-        changes = changes or {}
-        left_out = set(changes)
-        if resume:
-            left_out.update(STARTING_OPTIONS)
-        if "max_iters" in changes:
-            left_out.add("minutes")
-        words = [path_word(self.config_file)]
-        for name, options in self.given.items():
-            if name.rpartition(".")[2] not in left_out:
-                words += options
-        if resume:
-            words.append("--resume")
-        words += [f"--{name}={value}" for name, value in changes.items()]
-        return shell_command([*self.ranks.launcher, script("train.py"), *words])
+
+def _launcher() -> list[str]:
+    """Return the words of the command before train.py: python, or torchrun if it started us."""
+    processes, machines = (
+        int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+    )
+    if processes == machines == 1:
+        return [program("python")]
+    nodes = [f"--nnodes={machines}"] if machines > 1 else []
+    return [program("torchrun"), *nodes, f"--nproc_per_node={processes}"]
+
+
+def _override(config: Config, settings: Mapping[str, object]) -> Config:
+    """Return a config with other values of some settings, which are given by full name."""
+    nested = asdict(config)
+    for name, value in settings.items():
+        section, _, key = name.rpartition(".")
+        target = nested[section] if section else nested
+        target[key] = value
+    return from_dict(nested)
 
 
 @dataclass(frozen=True)
@@ -166,39 +166,17 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     """Parse and check the arguments of train.py: a config file and the options that override it.
 
     Without `argv` they are those of the process. Exits after --help and --print_config. From here
-    on, an error is one line with its exit code. With several ranks, only rank 0 prints, and only
-    local rank 0 reports an error, which all of them have.
+    on, an error is one line with its exit code.
     """
     prepare_console()
     argv = sys.argv[1:] if argv is None else argv
-    ranks = Ranks.from_environment(os.environ)
-    if ranks.rank > 0:
-        silence()
     if "--help" in argv or "-h" in argv:
         print_text(train_help())
         raise SystemExit(0)
-    try:
-        command = _read_command(argv, ranks)
-        if command.print_config:
-            from configs.strict_yaml import to_yaml  # only here: PyYAML may be missing
+    from configs.strict_yaml import read_config, to_yaml  # only here: PyYAML may be missing
 
-            print_text(to_yaml(command.config))
-            raise SystemExit(0)
-        ranks.batch_slice(command.config.train.batch_size)
-    except UserError:
-        if ranks.local_rank > 0:
-            let_another_rank_report()
-        raise
-    return command
-
-
-def _read_command(argv: Sequence[str], ranks: Ranks) -> Command:
-    """Read the config file, and override its settings by the options."""
-    from configs.strict_yaml import read_config  # only here: PyYAML may be missing
-
-    # the options of the command line: how to start, and settings
-    words, values, given = parse_arguments(argv, CommandLineOptions, Config)
-    if "minutes" in values and "train.max_iters" in values:
+    words, options = parse_arguments(argv, CommandLineOptions, Config)
+    if "minutes" in options and "train.max_iters" in options:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
     if len(words) != 1:
         config_words = brief(tuple(words)) if words else "none"
@@ -208,41 +186,15 @@ def _read_command(argv: Sequence[str], ranks: Ranks) -> Command:
             "an option begins with -- and has its value after =, as in --resume=PATH; "
             "see python train.py --help"
         )
-    command_names = values.keys() & settings_of(CommandLineOptions).keys()
-    command_options = {name: values.pop(name) for name in command_names}
-
-    # the settings of the file, overridden by those of the command line
-    file = read_config(words[0])
-    nested, note = _nested(file | values), None
-    with error_context(f"{words[0]} and the options" if values else words[0]):
-        if "train.max_iters" in values:
-            # scale the lengths in the file, which suit the file's max_iters
-            before = from_dict(_nested(file).get("train", {}), TrainConfig)
-            options = _nested(values)["train"]
-            after = scaled_to(before, options)
-            nested["train"] = vars(after)
-            note = scaling_note(after.max_iters, changed_lengths(before, after, given=options))
-        config = from_dict(nested)
-        check_memory(config.model)
-    return Command(
-        config_file=words[0],
-        config=config,
-        out_dir_given=values.get("out_dir", "auto") != "auto",
-        given=given,
-        scaling_note=note,
-        ranks=ranks,
-        **command_options,
-    )
-
-
-def _nested(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return settings by full name as nested data: {"train": {"max_iters": 100}, "seed": 1}."""
-    nested = {}
-    for name, value in settings.items():
-        section, _, key = name.rpartition(".")
-        target = nested.setdefault(section, {}) if section else nested
-        target[key] = value
-    return nested
+    names = options.keys() & settings_of(CommandLineOptions).keys()
+    starting = {name: options.pop(name) for name in names}
+    command = Command(config_file=words[0], file=read_config(words[0]), options=options, **starting)
+    if command.print_config:
+        print_text(to_yaml(command.new_settings()))
+        raise SystemExit(0)
+    if not command.resume:  # else the settings of the checkpoint decide
+        command.new_settings()
+    return command
 
 
 def train_help() -> str:
@@ -298,7 +250,7 @@ def read_prompt(prompt: str) -> str:
 
 def parse_sample_options(argv: Sequence[str]) -> SampleConfig:
     """Parse the options of sample.py."""
-    words, values, _ = parse_arguments(argv, SampleConfig)
+    words, values = parse_arguments(argv, SampleConfig)
     if words:
         raise ConfigError(
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "

@@ -35,15 +35,10 @@ values are collected.
 """
 
 
-def parse_arguments(
-    argv: Sequence[str], *sections: type
-) -> tuple[list[str], dict[str, object], dict[str, list[str]]]:
-    """Return the arguments that are not options, and the values of the options by full name.
-
-    Also return the options as they were typed, each as one word: `--key` or `--key=value`.
-    """
+def parse_arguments(argv: Sequence[str], *sections: type) -> tuple[list[str], dict[str, object]]:
+    """Return the arguments that are not options, and the values of the options by full name."""
     options = options_of(*sections)
-    words, values, given = [], {}, {}
+    words, values, given = [], {}, {}  # `given` has the option as typed
     for word in argv:
         if not is_valid_text(word):
             raise ConfigError(f"argument {brief(word)} is not UTF-8 text; write it in UTF-8")
@@ -60,7 +55,7 @@ def parse_arguments(
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
         name, field, bare_value = options[key]
         if name in given and value_type(field) is not tuple:
-            both = f"{brief(given[name][0])} and {brief(word)}"
+            both = f"{brief(given[name])} and {brief(word)}"
             raise ConfigError(f"duplicate option {brief(name)} ({both}); keep one of them")
         with error_context(option):
             if not equals:
@@ -73,8 +68,8 @@ def parse_arguments(
                 raise ConfigError("takes no value")
             value = _parse_option(field, text)
         values[name] = values.get(name, ()) + value if value_type(field) is tuple else value
-        given.setdefault(name, []).append(word if bare_value else f"{option}={text}")
-    return words, values, given
+        given.setdefault(name, word if bare_value else f"{option}={text}")
+    return words, values
 
 
 def parse_conversion(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
@@ -82,7 +77,7 @@ def parse_conversion(argv: list[str], section: type, source: str) -> tuple[str, 
 
     `source` describes the file or folder, for messages.
     """
-    words, values, _ = parse_arguments(argv, section)
+    words, values = parse_arguments(argv, section)
     if len(words) != 1:
         given = brief(tuple(words)) if words else "none"
         raise ConfigError(f"give one {source}; given: {given}; --help shows an example")

@@ -5,7 +5,6 @@ setting is one line here. Nothing here imports torch, so a wrong setting is repo
 """
 
 import codecs
-import math
 import os
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -160,12 +159,7 @@ class ModelConfig(Checked):
         "[0, 1)",
         choices=("auto",),
     )
-    attention_dropout: float | str = setting(
-        "auto",
-        "dropout probability, on attention weights; auto: the same as dropout",
-        "[0, 1)",
-        choices=("auto",),
-    )
+    attention_dropout: float = setting(0.0, "dropout probability, on attention weights", "[0, 1)")
     logit_softcap: float = setting(
         0.0, "soft-cap logits at this value: cap * tanh(logits / cap); 0: off", "[0, 1000]"
     )
@@ -182,21 +176,6 @@ class ModelConfig(Checked):
         "zero: each block starts as the identity",
         choices=("scaled", "zero"),
     )
-
-    @property
-    def dropout_p(self) -> float:
-        """`dropout`; auto is 0 outside of a run, which resolves it (`scaling.resolve_auto`)."""
-        return 0.0 if self.dropout == "auto" else self.dropout
-
-    @property
-    def attention_dropout_p(self) -> float:
-        """`attention_dropout`, with the value that auto stands for."""
-        return self.dropout_p if self.attention_dropout == "auto" else self.attention_dropout
-
-    @property
-    def resolved_logit_scale(self) -> float:
-        """`logit_scale`; auto is 1 outside of a run, which resolves it (`scaling.resolve_auto`)."""
-        return 1.0 if self.logit_scale == "auto" else self.logit_scale
 
     def __post_init__(self):
         super().__post_init__()
@@ -252,19 +231,29 @@ class TrainConfig(Checked):
     schedule: str = setting(
         "cosine", "learning-rate schedule", choices=("cosine", "trapezoid", "constant")
     )
-    warmup_iters: int = setting(100, "iterations of linear warm-up", "[0, 1e9]")
+    warmup_iters: int | str = setting(
+        "auto", "iterations of linear warm-up; auto: max_iters / 70", "[0, 1e9]", choices=("auto",)
+    )
     cooldown_iters: int | str = setting(
         "auto",
-        "trapezoid: iterations of linear cooldown, at the end; auto: 40 % of max_iters",
+        "trapezoid: iterations of linear cooldown, at the end; auto: 6/7 of max_iters",
         "[0, 1e9]",
         choices=("auto",),
     )
     patience: int = setting(
         0, "stop early after this many evaluations without a better loss; 0: off", "[0, 1e9]"
     )
-    eval_interval: int = setting(250, "iterations between evaluations", "[1, 1e9]")
+    eval_interval: int | str = setting(
+        "auto",
+        "iterations between evaluations; auto: max_iters / 10",
+        "[1, 1e9]",
+        choices=("auto",),
+    )
     save_interval: int | str = setting(
-        "auto", "iterations between checkpoints; auto: eval_interval", "[1, 1e9]", choices=("auto",)
+        "auto",
+        "iterations between checkpoints; auto: at each evaluation, and every five minutes",
+        "[1, 1e9]",
+        choices=("auto",),
     )
     log_interval: int = setting(10, "iterations between logged values", "[1, 1e9]")
     log: str = setting(
@@ -276,27 +265,16 @@ class TrainConfig(Checked):
         200, "characters of the sample at each evaluation; 0: none", "[0, 1000000]"
     )
 
-    @property
-    def cooldown(self) -> int:
-        """`cooldown_iters`, with the value that auto stands for."""
-        return round(0.4 * self.max_iters) if self.cooldown_iters == "auto" else self.cooldown_iters
-
-    @property
-    def n_evaluations(self) -> int:
-        """The number of evaluations without early stopping: every eval_interval, and at the end."""
-        return math.ceil(self.max_iters / self.eval_interval)
-
     def __post_init__(self):
         super().__post_init__()
-        cooldown = self.cooldown if self.schedule == "trapezoid" else 0
-        if self.warmup_iters + cooldown > self.max_iters:
-            phases = f" + cooldown_iters {cooldown}" if cooldown else ""
-            remedy = "shorten the warm-up"
-            if cooldown and self.cooldown_iters != "auto":
-                remedy = "set cooldown_iters to auto"
+        names = ["warmup_iters"] + ["cooldown_iters"] * (self.schedule == "trapezoid")
+        numbers = {name: getattr(self, name) for name in names if getattr(self, name) != "auto"}
+        if sum(numbers.values()) > self.max_iters:
+            lengths = " + ".join(f"{name} {number}" for name, number in numbers.items())
+            auto = " ".join(f"--{name}=auto" for name in numbers)
             raise ConfigError(
-                f"warmup_iters {self.warmup_iters}{phases} is more than max_iters "
-                f"{self.max_iters}; {remedy} or train for longer"
+                f"{lengths} is more than max_iters {self.max_iters}; "
+                f"set {auto}, or train for longer"
             )
 
 

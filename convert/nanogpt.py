@@ -154,7 +154,6 @@ def to_checkpoint(
         config = ModelConfig(**settings, bias=bias, tied=LM_HEAD not in tensors)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    checkpoints.check_model_size(path, tensors.values(), config, len(vocabulary))
     model = GPT(config, len(vocabulary))
     checkpoints.check_tensors(path, tensors, gpt2_slices(model))
     with torch.no_grad():

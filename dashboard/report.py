@@ -21,7 +21,6 @@ from dashboard.logger import Logger, info
 from data.items import long_item_notes
 from data.summary import size_advice
 from model.parameters import parameter_count
-from model.runtime import dtype_name
 from run import pictures
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
 from training.health import SPIKE_WINDOW, HealthWarning
@@ -56,7 +55,7 @@ class Report:
             f"context {config.block_size}: {parameters:,} parameters",
             f"device      {run.runtime}{run.world}, {config.kernel} attention",
             f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs, "
-            f"dropout {config.dropout_p:g}, logit_scale {config.resolved_logit_scale:g}",
+            f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]
         if corpus.item_format:
             lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
@@ -66,7 +65,7 @@ class Report:
 
         # the same in TensorBoard, with more details
         if not (unchanged and self.logger.is_described):
-            vocabulary, settings = corpus.tokenizer.vocabulary, resolved_settings(run)
+            vocabulary, settings = corpus.tokenizer.vocabulary, flat_settings(run.config)
             lines += [
                 f"vocabulary  {vocabulary[:100]}{'...' * (len(vocabulary) > 100)}",
                 f"ratio       {parameters / len(corpus.train):.2g} parameters per character",
@@ -160,10 +159,10 @@ class Report:
         if progress.step > self.first_step:
             info(f"finished after {minutes:.1f} minutes{self._early_stopping()}")
         else:
-            changes = {"max_iters": 2 * progress.step}
+            change = f"--max_iters={2 * self.run.config.train.max_iters}"
             if self.run.out_of_patience:
-                changes = {"patience": 0}
-            longer = command.repeat_command(resume=True, changes=changes)
+                change = "--patience=0"
+            longer = command.resume_command(change)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
 
         # what to do with it
@@ -211,19 +210,6 @@ class Report:
         for name, text in warnings:
             tag = f"{section}/health/{name.replace(' ', '_')}"
             self.logger.warning(self.run.progress.step, tag, text)
-
-
-def resolved_settings(run: Run) -> dict[str, bool | int | float | str]:
-    """Return every setting with the value that `auto` stands for."""
-    config, settings = run.config, flat_settings(run.config)
-    automatic = {
-        "model.attention_dropout": config.model.dropout,
-        "train.cooldown_iters": config.train.cooldown,
-        "train.save_interval": config.train.eval_interval,
-        "device": run.runtime.device.type,
-        "dtype": dtype_name(run.runtime.dtype),
-    }
-    return settings | {name: automatic[name] for name in automatic if settings[name] == "auto"}
 
 
 def figures(result: Evaluation, vocabulary: str) -> Iterator[Summary]:

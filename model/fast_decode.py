@@ -95,7 +95,7 @@ class FastDecoder:
             ]
         lm_head = fold_norm(model.final_norm, with_bias_row(model.lm_head.weight))
         # with a soft-cap, logits are scale * cap * tanh(. / cap); without, the matrix is scaled
-        cap, scale = config.logit_softcap, config.resolved_logit_scale
+        cap, scale = config.logit_softcap, config.logit_scale
         self.scaled_cap = scale * cap
         lm_head = lm_head / cap if cap else scale * lm_head
         large = sum(matrix.numel() for _, matrix, _ in tasks) > MAX_WEIGHTS_IN_CACHE

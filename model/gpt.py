@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        C, self.activation, self.dropout = config.n_embd, config.mlp, config.dropout_p
+        C, self.activation, self.dropout = config.n_embd, config.mlp, config.dropout
         hidden = 4 * C
         if self.activation == "swiglu":
             hidden = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
@@ -66,11 +66,10 @@ class Block(nn.Module):
             config.n_embd,
             config.n_head,
             layout=config.attention,
-            # train.py replaces `auto` with the best kernel for its device
-            kernel="sdpa" if config.kernel == "auto" else config.kernel,
+            kernel=config.kernel,
             bias=config.bias,
-            dropout=config.dropout_p,
-            attention_dropout=config.attention_dropout_p,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
             rotary=rotary,
             qk_norm=config.qk_norm,
         )
@@ -163,7 +162,7 @@ class GPT(nn.Module):
         if cap:  # Gemma 2 (Riviere et al. 2024, section 2)
             logits = cap * torch.tanh(logits / cap)
         if not self.training:  # temperature scaling (Guo et al. 2017)
-            logits = logits * self.config.resolved_logit_scale
+            logits = logits * self.config.logit_scale
         return logits
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
@@ -178,4 +177,4 @@ class GPT(nn.Module):
         x = x[:, -T:]  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
-        return dropout(x, self.config.dropout_p, self.training)
+        return dropout(x, self.config.dropout, self.training)

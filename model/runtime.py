@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from common.errors import ResourceError
-from common.torchrun import NOT_LAUNCHED, Ranks
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,33 +38,33 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def select_runtime(device: str, dtype: str, ranks: Ranks = NOT_LAUNCHED) -> Runtime:
+def select_runtime(device: str, dtype: str) -> Runtime:
     """Select the device and dtype that the settings name, and for `auto` the best available.
 
     Raises ResourceError if this machine does not have them.
     """
-    # torch.distributed does not support MPS
-    mps = torch.backends.mps.is_available() and not ranks.launched
-    available = {"cuda": torch.cuda.is_available(), "mps": mps, "cpu": True}
-    name = next(name for name in available if available[name]) if device == "auto" else device
-    if not available[name]:
-        fits = ", ".join(name for name in ("cpu", "cuda", "mps") if available[name])
+    available = available_devices()
+    name = available[0] if device == "auto" else device
+    if name not in available:
         raise ResourceError(
-            f"device: no {name.upper()} device on this machine; available: {fits}; use device: auto"
-        )
-    if name == "cuda" and ranks.launched and ranks.local_size > torch.cuda.device_count():
-        gpus = torch.cuda.device_count()
-        raise ResourceError(
-            f"device: {ranks.local_size} processes on this machine are more than its {gpus} GPUs; "
-            f"allowed: one process per GPU; use torchrun --nproc_per_node={gpus}, or device: cpu"
+            f"device: no {name.upper()} device on this machine; "
+            f"available: {', '.join(available)}; use device: auto"
         )
     if dtype == "auto":
         dtype, reason = _fast_dtype(name)
     else:
         reason = "as set"
-    if name == "cuda" and ranks.launched:
-        torch.cuda.set_device(ranks.local_rank)
     return Runtime(torch.device(name), DTYPES[dtype], reason)
+
+
+def available_devices() -> list[str]:
+    """Return the devices of this machine, the fastest first."""
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    return [name for name in available if available[name]]
 
 
 def _fast_dtype(device: str) -> tuple[str, str]:

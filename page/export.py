@@ -135,8 +135,8 @@ def fill_template(data: dict, weights: bytes) -> bytes:
 
 
 def model_settings(model: GPT) -> dict[str, object]:
-    """Return the settings of a model, with the number that `logit_scale: auto` stands for."""
-    return asdict(model.config) | {"logit_scale": model.config.resolved_logit_scale}
+    """Return the settings of a model."""
+    return asdict(model.config)
 
 
 def refresh(page: str) -> bytes:

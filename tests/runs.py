@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -51,11 +52,11 @@ DIVERGING = [
 PHASES = {  # a function that only one phase of a run uses
     "load": ("train", "load_corpus"),
     "step": ("training.schedule", "lr_multiplier"),
-    "evaluate": ("training.evaluate", "loss_sums_by_position"),
+    "evaluate": ("training.evaluate", "window_losses"),
     "sample": ("training.evaluate", "generate"),
     "save": ("os", "fsync"),
 }
-CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGINT twice": 130}
+CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143, "SIGINT twice": 130}
 TIMES = {"train/tokens_per_sec"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -147,6 +148,11 @@ def raised(error: BaseException) -> Callable:
     return fail
 
 
+def one_loss(nats: float) -> evaluate.WindowLosses:
+    """Return the losses of a text with a single prediction."""
+    return evaluate.WindowLosses(np.array([nats]), np.array([1.0]), np.array([True]))
+
+
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
     """Call `action` at the beginning of step number `step`, counted from 0."""
     lr_multiplier = schedule.lr_multiplier
@@ -196,13 +202,14 @@ def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
 def contents(path: Path) -> dict:
     """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
     metadata, tensors = file_format.read(path)
-    sections = {name: json.loads(metadata[name]) for name in SECTIONS}
+    sections = {name: json.loads(metadata[name]) for name in (*SECTIONS, "options")}
     return {**sections, "vocabulary": metadata["vocabulary"], "tensors": tensors}
 
 
 def write_checkpoint(path: Path, changed: dict) -> None:
     """Write a checkpoint file with any contents and the correct digest."""
-    metadata = {name: json.dumps(changed[name]) for name in SECTIONS if name in changed}
+    names = (*SECTIONS, "options")
+    metadata = {name: json.dumps(changed[name]) for name in names if name in changed}
     if "vocabulary" in changed:
         metadata["vocabulary"] = changed["vocabulary"]
     write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
@@ -254,6 +261,7 @@ def outcome(folder: Path) -> dict:
     for checkpoint in results.values():
         del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
         del checkpoint["events"]  # its file names contain times
+        del checkpoint["options"]
     return results | {"scalars": repr(scalars(folder))}  # as text, since NaN != NaN
 
 

@@ -33,10 +33,6 @@ SHORTEST = {  # arguments, with a finished run and its text; parts of the output
             r"^\| .*run, dynamic evaluation \| \d\.\d{4} \|$",
         ],
     ),
-    "overhead": (
-        ["RUN"],
-        [r"TensorBoard: \S+% of the time", r"saved in \S+ s, loaded in \S+ s; at most 8 saves: "],
-    ),
 }
 
 

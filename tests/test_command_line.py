@@ -30,7 +30,7 @@ TRAIN_SPELLINGS = [  # arguments, setting, value
     (["--out-dir=null"], "out_dir", "null"),
     (["--compile"], "compile", True),
     (["--model.bias"], "model.bias", True),
-    (["--attention_dropout=auto"], "model.attention_dropout", "auto"),
+    (["--dropout=auto"], "model.dropout", "auto"),
     (["--sources=[a.txt, 'b, c.txt']"], "data.sources", ("a.txt", "b, c.txt")),
     (["--sources=a.txt", "--data.sources=b.txt"], "data.sources", ("a.txt", "b.txt")),
 ]
@@ -66,7 +66,6 @@ INVALID_TRAIN = [  # arguments after the config, and words of the message
     (["--data.encoding=utf-16"], "encoding: 'utf-16' does not work", "utf-16-le",
      "a file with a byte order mark needs none"),
     (["--resume", "--overwrite"], "--resume and --overwrite contradict"),
-    (["--resume=out/a", "--init_from=b.pt"], "--resume and --init_from contradict"),
     (["--allow-data-change"], "only applies together with --resume"),
     # --resume never takes the next argument as its value
     (["--resume", "out/a"], "one config file", "'out/a'", "--resume=PATH"),
@@ -102,7 +101,7 @@ def error_message(load_arguments, argv) -> str:
 )
 def test_every_form_of_an_option_sets_its_setting(parse, argv, name, expected):
     if parse is parse_train:
-        configs = [parse([SMOKE, *argv]).config, parse([*argv, SMOKE]).config]
+        configs = [parse(words).new_settings() for words in ([SMOKE, *argv], [*argv, SMOKE])]
     else:
         configs = [parse(["--ckpt=x", *argv])]
     for found in configs:
@@ -181,10 +180,10 @@ def test_exactly_one_config_file_is_required(words, given):
 
 
 def test_settings_without_an_option_have_the_value_of_the_file_or_the_default():
-    plain, changed = parse_train([SMOKE]), parse_train([SMOKE, "--n_layer=5"]).config
-    assert plain == Command(config_file=SMOKE, config=plain.config, started=plain.started)
+    plain, changed = parse_train([SMOKE]), parse_train([SMOKE, "--n_layer=5"]).new_settings()
+    assert plain == Command(config_file=SMOKE, file=plain.file, started=plain.started)
     assert (changed.model.n_layer, changed.model.n_embd) == (5, 64)
-    assert changed.train == plain.config.train
+    assert changed.train == plain.new_settings().train
 
 
 def test_actions_are_parsed():
@@ -199,14 +198,14 @@ def test_print_config_prints_the_settings_as_a_config_file_with_the_same_meaning
         parse_train([SMOKE, "--n_layer=3", "--print-config"])
     assert ending.value.code == 0
     (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
-    assert parse_train([str(tmp_path / "printed.yaml")]).config == (
-        parse_train([SMOKE, "--n_layer=3"]).config
+    assert parse_train([str(tmp_path / "printed.yaml")]).new_settings() == (
+        parse_train([SMOKE, "--n_layer=3"]).new_settings()
     )
 
 
 def test_out_dir_is_named_after_the_config_by_default():
     assert parse_train([SMOKE]).out_dir == "out/smoke"
-    assert parse_train([SMOKE]).config.out_dir == "auto"
+    assert parse_train([SMOKE]).new_settings().out_dir == "out/smoke"
     assert parse_train([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
 
 

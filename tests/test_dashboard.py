@@ -71,8 +71,8 @@ def test_scalars_have_the_values_that_their_tags_promise(runs):
     assert logged["val/bpc"][24] == pytest.approx(logged["val/loss"][24] / math.log(2))
     assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 * 16 / 5399)
     learning_rate = pytest.approx(defaults["train.learning_rate"])
-    assert logged["train/lr"][8] == logged["train/lr/vectors"][8] == learning_rate
-    assert logged["train/lr/hidden"][8] == pytest.approx(defaults["train.muon_learning_rate"])
+    assert logged["train/lr"][5] == logged["train/lr/vectors"][5] == learning_rate
+    assert logged["train/lr/hidden"][5] == pytest.approx(defaults["train.muon_learning_rate"])
 
 
 def test_the_runs_log_every_scalar_and_resuming_changes_nothing(runs):
@@ -130,19 +130,6 @@ def test_the_server_shows_the_scalars_of_each_run_in_the_folder(runs):
 # ----------------------------------------------------------------------------- descriptions of runs
 
 
-def test_resuming_with_other_settings_replaces_the_description_and_with_the_same_changes_no_file(
-    train_run, tmp_path
-):
-    run = tmp_path / "run"
-    assert train_run("--max_iters=14")[0] == 0
-    before = {path: path.read_bytes() for path in run.glob("*tfevents*")}
-    assert train_run("--max_iters=14", "--resume")[0] == 0
-    assert {path: path.read_bytes() for path in run.glob("*tfevents*")} == before
-    assert train_run("--max_iters=15", "--resume")[0] == 0
-    (config,) = read_events(run).Tensors("setup/run/text_summary")
-    assert b"| train\\.max\\_iters | 15 |" in config.tensor_proto.string_val[0]
-
-
 def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "figures", None)
     assert train_run("--log=scalars")[0] == 0
@@ -157,13 +144,6 @@ def test_tensorflow_is_not_imported_even_if_installed(tmp_path):
     modules = "training.state, dashboard.logger"
     command = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {modules}"
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
-
-
-def test_a_table_escapes_markdown():
-    block = summaries.code_block(["a\tb", "c\r![x](https://example.org)", "\x1b[2J\u2028d"])
-    assert block == "    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2J\\u2028d\n"
-    text = summaries.table({"a_b": "x|y *z* [c](d)", "n": 0.5}, ("setting", "value"))
-    assert text.splitlines()[2:] == [r"| a\_b | x\|y \*z\* \[c\]\(d\) |", r"| n | 0\.5 |"]
 
 
 # ------------------------------------------------------------------------------------ the console

@@ -67,7 +67,7 @@ def test_the_notebook_runs_from_beginning_to_end(execute, tmp_path):
     """Train for a few steps on the bundled texts, into another folder."""
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     runs, names = tmp_path.as_posix(), "--sources=data/lists/names.txt"
-    options = "--max_iters=4 --eval_interval=4"
+    options = "--max_iters=4 --eval_interval=4 --warmup_iters=auto"
     for shown, changed in (
         ("out/", f"{runs}/"),
         ("shakespeare.yaml --minutes=3", f"smoke.yaml {options} --out_dir={runs}/shakespeare"),

@@ -104,7 +104,9 @@ def test_initialization_is_that_of_gpt2():
 
 def test_parameter_counts_equal_nanogpts():
     recipes = [ROOT / f"configs/nanogpt_{device}.yaml" for device in ("cpu", "gpu")]
-    cpu, gpu = (GPT(parse_train([str(recipe)]).config.model, 65) for recipe in recipes)
+    options = ["--kernel=sdpa"]
+    configs = [parse_train([str(recipe), *options]).new_settings().model for recipe in recipes]
+    cpu, gpu = (GPT(config, 65) for config in configs)
     assert (parameter_count(cpu), parameter_count(gpu)) == (795_904, 10_646_784)
 
 

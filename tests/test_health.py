@@ -2,13 +2,12 @@
 
 import re
 
-import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from model import gpt
-from tests.runs import stop_at, train
+from tests.runs import one_loss, stop_at, train
 from training import evaluate, health
 
 SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]
@@ -37,7 +36,7 @@ def test_a_first_loss_far_above_ln_v_gets_a_warning(train_run, tmp_path, monkeyp
 
 
 def test_exploding_and_vanishing_gradients_get_a_warning(train_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpt, "INIT_STD", 20.0)
+    monkeypatch.setattr(gpt, "INIT_STD", 40.0)
     output = train_run(*SHORT)[1]
     assert "exploding gradients: norm " in output
     assert len(warnings_given(tmp_path, output)["exploding"]) == 1
@@ -60,9 +59,7 @@ STALLS = {  # validation and training loss of each evaluation
 @pytest.mark.parametrize("name", STALLS)
 def test_overfitting_and_a_plateau_get_a_warning(train_run, tmp_path, monkeypatch, name):
     losses = (loss for pair in zip(*STALLS[name], strict=True) for loss in pair)
-    monkeypatch.setattr(
-        evaluate, "loss_sums_by_position", lambda *_: np.array([[next(losses)], [1.0]])
-    )
+    monkeypatch.setattr(evaluate, "window_losses", lambda *_: one_loss(next(losses)))
     code, output = train_run("--eval_interval=4")
     assert code == 0 and warnings_given(tmp_path, output) == {name: [20]}
     assert "improved since step 8" in output
@@ -106,7 +103,7 @@ def test_a_text_too_small_for_the_model_gets_a_note(train_run, tmp_path):
 
 
 def test_a_warning_appears_once_however_often_the_run_is_resumed(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpt, "INIT_STD", 20.0)
+    monkeypatch.setattr(gpt, "INIT_STD", 40.0)
     words = [*options, *SHORT, "--logit_softcap=0.001", f"--out_dir={tmp_path / 'run'}"]
     output = stop_at(0, *words) + stop_at(1, *words, "--resume") + train(*words, "--resume")[1]
     assert warnings_given(tmp_path, output)["vanishing"] == [1]

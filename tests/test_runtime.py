@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from common.errors import ResourceError
-from configs.schema import ModelConfig
 from model import runtime
 from tests.runs import contents, raised
-from training.environment import compile_or_fall_back, resolve_kernel
+from training.environment import compile_or_fall_back
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def simulate_devices(monkeypatch):
     "has, device, message",
     [
         ([], "cuda", "no CUDA device on this machine; available: cpu; use device: auto"),
-        (["cuda"], "mps", "no MPS device on this machine; available: cpu, cuda; use dev"),
+        (["cuda"], "mps", "no MPS device on this machine; available: cuda, cpu; use dev"),
     ],
 )
 def test_an_unavailable_device_is_rejected_with_the_available_ones(
@@ -44,31 +43,10 @@ def test_an_unavailable_device_is_rejected_with_the_available_ones(
     assert caught.value.exit_code == 5
 
 
-@pytest.mark.parametrize(
-    "device, dtype, context, kernel",
-    [
-        ("cpu", "bfloat16", 128, "batched"),
-        ("cpu", "bfloat16", 1024, "batched"),
-        ("cpu", "bfloat16", 1025, "sdpa"),
-        ("cpu", "float32", 128, "sdpa"),
-        ("cuda", "bfloat16", 128, "sdpa"),
-    ],
-)
-def test_kernel_auto_is_batched_in_bfloat16_on_a_cpu_up_to_a_context(
-    device, dtype, context, kernel
-):
-    selected = runtime.Runtime(torch.device(device), runtime.DTYPES[dtype], "")
-    model = ModelConfig(kernel="auto", block_size=context)
-    assert resolve_kernel(model, selected).kernel == kernel
-    named = ModelConfig(kernel="loop", block_size=context)
-    assert resolve_kernel(named, selected) is named
-
-
-def test_a_run_prints_and_stores_the_kernel_that_auto_stands_for(train_run, tmp_path):
+def test_a_run_prints_the_kernel_that_auto_stands_for_and_stores_auto(train_run, tmp_path):
     code, output = train_run("--kernel=auto", "--dtype=bfloat16", "--max_iters=8")
     assert code == 0 and ", batched attention\n" in output
-    assert "kernel: batched\n" in (tmp_path / "run" / "config.yaml").read_text()
-    assert contents(tmp_path / "run" / "last.safetensors")["config"]["model"]["kernel"] == "batched"
+    assert contents(tmp_path / "run" / "last.safetensors")["config"]["model"]["kernel"] == "auto"
 
 
 @pytest.mark.parametrize(

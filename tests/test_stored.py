@@ -97,7 +97,7 @@ def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
         switches(checkpoints.load(STORED / f"{name}.safetensors").config) for name in FORMAT_1
     ]
     for path in sorted((ROOT / "configs").glob("*.yaml")):
-        assert switches(parse_train([str(path)]).config) in stored, (
+        assert switches(parse_train([str(path)]).new_settings()) in stored, (
             f"python -m tests.test_stored {path.stem}"
         )
 

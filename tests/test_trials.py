@@ -36,7 +36,7 @@ def compare(tmp_path, monkeypatch, capsys):
         run.folder.mkdir(parents=True, exist_ok=True)
         code, line = failing.get(run.folder.name, (0, ""))
         (run.folder / trials.OUTPUT).write_text(f"text\n{line}\n\n")
-        loss = 1.4 + run.command.config.train.learning_rate + run.seed / 1000
+        loss = 1.4 + run.command.new_settings().train.learning_rate + run.seed / 1000
         last = 60 + (run.command.minutes or 0) * run.seed  # with --minutes, the steps that fit
         rows = [f"{step:g},6,,,,{value},1\n" for step, value in ((1, 4), (last, loss))]
         (run.folder / METRICS).write_text(HEADER + "".join(rows))
@@ -61,7 +61,7 @@ def test_each_combination_is_trained_with_each_seed_and_the_rest_goes_to_all():
     assert [run.seed for run in runs] == [1, 1, 1, 1, 2, 2, 2, 2]
     assert [run.trial for run in runs[:2]] == [f"learning_rate=0.01,n_layer={n}" for n in (1, 2)]
     assert len({run.folder for run in runs}) == 8
-    config = runs[-1].command.config
+    config = runs[-1].command.new_settings()
     assert (config.train.learning_rate, config.model.n_layer, config.seed) == (0.02, 2, 2)
     assert config.data.sources == ("a,b.txt",) and config.train.max_iters == 60
 

@@ -28,7 +28,7 @@ RECIPES = ("nanogpt_cpu", "shakespeare", "fast")  # all others have the choices 
 
 def choices_of(recipe):
     """Return the choices of a recipe, by the name of its config file."""
-    model = parse_train([f"configs/{recipe}.yaml"]).config.model
+    model = parse_train([f"configs/{recipe}.yaml"]).new_settings().model
     return {name: getattr(model, name) for name in CHOICES}
 
 

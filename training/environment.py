@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from configs.fields import Checked, setting
-from configs.schema import MAX_BATCHED_CONTEXT, ModelConfig
 from model.runtime import Runtime, cpu_info, dtype_name
 
 
@@ -43,18 +42,6 @@ def environment_of(runtime: Runtime, world_size: int) -> Environment:
     )
 
 
-def resolve_kernel(model: ModelConfig, runtime: Runtime) -> ModelConfig:
-    """Replace `kernel: auto` with the fastest kernel to train with.
-
-    In bfloat16 on a CPU the backward pass of sdpa is slow (docs/log.md).
-    """
-    if model.kernel != "auto":
-        return model
-    bfloat16_on_cpu = runtime.device.type == "cpu" and runtime.dtype == torch.bfloat16
-    batched = bfloat16_on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
-    return dataclasses.replace(model, kernel="batched" if batched else "sdpa")
-
-
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory for the next step, which needs the same amount.
 
@@ -65,7 +52,8 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_threshold, 2**30)
+        # glibc up to 2.34 refuses thresholds above 32 MiB, and would then keep 128 KiB
+        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 

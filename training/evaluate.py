@@ -8,16 +8,15 @@ B batch, T tokens, V vocabulary, H heads
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.signals import Stop
+from common.stop import Stop
 from configs.schema import DEFAULT_TEMPERATURE
 from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
 from model.generate import Sampler, generate
@@ -25,7 +24,6 @@ from model.gpt import GPT
 from model.inspect import attention_maps
 from model.runtime import Runtime
 from training import health
-from training.distributed import SINGLE_PROCESS, World
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
@@ -90,15 +88,15 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
     # the loss of every character of the validation text, and of the beginning of the training text
     train_part = run.corpus.train.head(len(val) // TRAIN_DIVISOR)
-    sums = []
-    right = [] if val.targets is not None else None  # which validation windows have no mistake
-    for split, flags in ((val, right), (train_part, None)):
+    losses = []
+    for split in (val, train_part):
         windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
-        sums.append(loss_sums_by_position(run.model, windows, run.runtime, run.world, flags))
-    val_loss, train_loss = (float(nats.sum() / counts.sum()) for nats, counts in sums)
+        losses.append(window_losses(run.model, windows, run.runtime))
+    val_losses, train_losses = losses
+    val_loss, train_loss = val_losses.mean, train_losses.mean
 
     # the validation loss by position: later characters are predicted from more context
-    val_nats, val_counts = sums[0]  # each (block_size,)
+    val_nats, val_counts = val_losses.nats, val_losses.counts  # each (block_size,)
     T = np.flatnonzero(val_counts)[-1] + 1  # the windows of a short text are shorter
     with np.errstate(invalid="ignore"):  # 0 / 0 where nothing counts
         loss_by_position = val_nats[:T] / val_counts[:T]
@@ -106,15 +104,16 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
     sample, probe = "", None
     if math.isfinite(val_loss):
-        sample = run.world.on_rank_0(generate_sample, run, stop)
+        sample = generate_sample(run, stop) if run.world.is_main else ""
         probe = run_probe(run)
 
     # questions: an answer is right if each of its characters is the likeliest after those before
     exact_match, wrong_answers = None, []
     if val.targets is not None:
-        wrong = wrong_segments(val, block_size, run.world.all_gather(right))
+        wrong = wrong_segments(val, block_size, val_losses.right)
         exact_match = 1 - len(wrong) / len(val.segments)
-        wrong_answers = run.world.on_rank_0(draw_answers, run, stop, wrong[:SHOWN_ANSWERS])
+        if run.world.is_main:
+            wrong_answers = draw_answers(run, stop, wrong[:SHOWN_ANSWERS])
 
     # record: from here on the evaluation counts, for the best loss and for early stopping
     improved = progress.record_evaluation(val_loss, train_loss)
@@ -156,57 +155,60 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
 
 
-@torch.inference_mode()
-def loss_sums_by_position(
-    model: GPT,
-    windows: Iterable[tuple[np.ndarray, np.ndarray]],
-    runtime: Runtime,
-    world: World = SINGLE_PROCESS,
-    right: list[np.ndarray] | None = None,
-) -> np.ndarray:
-    """Sum the losses at each position in the context: (2, block_size), nats and counts, in float64.
+@dataclass(frozen=True, eq=False)
+class WindowLosses:
+    """The losses of windows of a text.
 
-    `windows` are batches (x, y), each (B, T) with T at most block_size; they are divided among the
-    ranks. Targets IGNORED do not count. `right` gets an array of flags (B,) for each batch of this
-    rank: whether all targets of a window have the largest logit. The model is left in evaluation
-    mode.
+    nats    sum of the losses at each position in the context, (block_size,), in float64
+    counts  number of predictions at each position that count, (block_size,)
+    right   whether all targets of a window have the largest logit, (number of windows,)
+    """
+
+    nats: np.ndarray
+    counts: np.ndarray
+    right: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """The mean over all predictions, in nats per character."""
+        return float(self.nats.sum() / self.counts.sum())
+
+
+@torch.inference_mode()
+def window_losses(
+    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+) -> WindowLosses:
+    """Compute the losses of windows: batches (x, y), each (B, T) with T at most block_size.
+
+    Targets IGNORED do not count. The model is left in evaluation mode.
     """
     model.eval()
-    sums = np.zeros((2, model.config.block_size))
-    with world.raise_on_all():
-        for x, y in world.shard(windows):
-            x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
-            with runtime.autocast():
-                logits = model(x)  # (B, T, V)
-            nats = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
-            counted = (y != IGNORED).cpu()  # (B, T)
-            sums[:, : y.size(1)] += nats.sum(0).numpy(), counted.sum(0).numpy()
-            if right is not None:
-                matches = (logits.argmax(-1) == y).cpu() | ~counted
-                right.append(matches.all(1).numpy())
-    return sum(world.all_gather(sums))
+    nats, counts, right = *np.zeros((2, model.config.block_size)), []
+    for x, y in windows:
+        T = y.shape[1]
+        x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
+        with runtime.autocast():
+            logits = model(x)  # (B, T, V)
+        losses = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
+        counted = (y != IGNORED).cpu()  # (B, T)
+        nats[:T] += losses.sum(0).numpy()
+        counts[:T] += counted.sum(0).numpy()
+        matches = (logits.argmax(-1) == y).cpu() | ~counted
+        right.append(matches.all(1).numpy())
+    return WindowLosses(nats, counts, np.concatenate(right))
 
 
-def wrong_segments(
-    split: Split, block_size: int, right: Sequence[Sequence[np.ndarray]]
-) -> np.ndarray:
-    """Return the indices of the segments with a window that is not right.
-
-    `right` are the flags of `loss_sums_by_position`, of all ranks.
-    """
-    # put the batches back in order: with two ranks, rank 0 had batches 0, 2, 4 and rank 1 had 1, 3
-    batches = chain.from_iterable(zip_longest(*right, fillvalue=np.empty(0, bool)))
-    flags = np.concatenate(list(batches))
+def wrong_segments(split: Split, block_size: int, right: np.ndarray) -> np.ndarray:
+    """Return the indices of the segments with a window that is not right."""
     segment_of_window = evaluated_segments(split, block_size)
-    return np.unique(segment_of_window[~flags])
+    return np.unique(segment_of_window[~right])
 
 
 def exact_loss(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
-    nats, counts = loss_sums_by_position(model, windows, runtime).sum(axis=1)
-    return float(nats / counts)
+    return window_losses(model, windows, runtime).mean
 
 
 def generate_sample(run: Run, stop: Stop) -> str:

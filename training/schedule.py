@@ -11,6 +11,7 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     It rises linearly during warm-up. Then `cosine` falls to min_lr_ratio along half a cosine
     (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid` (warmup-stable-decay) stays
     at 1 and then falls linearly to min_lr_ratio (Zhai et al. 2022, section 3.5); `constant` stays.
+    The lengths in `train` are numbers: `resolve` has replaced `auto`.
     """
     # warm-up: the first gradients are large, and the optimizer's running averages still unreliable
     if step < train.warmup_iters:
@@ -22,6 +23,6 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
         progress = (step - train.warmup_iters) / (train.max_iters - train.warmup_iters)
         return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
     if train.schedule == "trapezoid":
-        fraction_left = (train.max_iters - step) / max(1, train.cooldown)
+        fraction_left = (train.max_iters - step) / max(1, train.cooldown_iters)
         return min(1.0, low + (1 - low) * fraction_left)
     return 1.0

@@ -6,7 +6,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from common.errors import ConfigError
 from configs.fields import Checked, setting
@@ -18,6 +17,7 @@ from model.runtime import Runtime
 from training import optimizers
 from training.distributed import SINGLE_PROCESS, World
 from training.health import SPIKE_WINDOW, WARNINGS, HealthWarning, is_spike
+from training.resolve import resolve
 
 STEP_RANGE, LOSS_RANGE = "[0, 1e15]", "[0, inf)"
 # the fields of Progress that depend on the validation text
@@ -95,22 +95,22 @@ class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(
-        self,
-        model: GPT,
-        config: Config,
-        corpus: Corpus,
-        runtime: Runtime,
-        world: World = SINGLE_PROCESS,
+        self, asked: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
-        self.config, self.corpus, self.runtime, self.world = config, corpus, runtime, world
+        train = asked.train
+        self.corpus, self.runtime, self.world = corpus, runtime, world
+        # batch i is micro-batch i of the run, counted over all steps
+        self.batches = Batches(corpus.train, asked.model.block_size, train.batch_size, asked.seed)
+        self.planned_epochs = self.batches.epochs(
+            train.max_iters * train.gradient_accumulation_steps
+        )
+        # the settings as they were asked, which a checkpoint keeps, and what they amount to here
+        self.asked, self.config = asked, resolve(asked, runtime, self.planned_epochs)
+        self.options: frozenset[str] = frozenset()  # names of those that are not from a file
+        model = GPT(self.config.model, len(corpus.tokenizer), asked.seed)
         self.model = model.to(runtime.device)
-        self.optimizers = optimizers.build(self.model, config.train, runtime.dtype)
+        self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
         self.progress = Progress()
-
-    @cached_property
-    def batches(self) -> Batches:
-        """The training batches. Batch i is micro-batch i of the run, counted over all steps."""
-        return training_batches(self.config, self.corpus)
 
     @property
     def epochs(self) -> float:
@@ -123,12 +123,6 @@ class Run:
         step, train = self.progress.step, self.config.train
         due = step % train.eval_interval == 0 or step >= train.max_iters
         return due and step > self.progress.last_eval_step
-
-    @property
-    def save_due(self) -> bool:
-        step, train = self.progress.step, self.config.train
-        interval = train.eval_interval if train.save_interval == "auto" else train.save_interval
-        return step > 0 and step % interval == 0
 
     @property
     def out_of_patience(self) -> bool:
@@ -144,8 +138,3 @@ class Run:
         """The learning rates of the other parameter groups, by group name."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return {group["name"]: group["lr"] for group in groups[1:]}
-
-
-def training_batches(config: Config, corpus: Corpus) -> Batches:
-    """Return the training batches of a run."""
-    return Batches(corpus.train, config.model.block_size, config.train.batch_size, config.seed)

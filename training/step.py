@@ -44,8 +44,8 @@ class TrainStep:
     def __init__(self, run: Run, notify: Callable[[str], None]):
         self.run, self.world = run, run.world
         # the rows of each micro-batch that this rank computes
-        self.rows = self.world.ranks.batch_slice(run.config.train.batch_size)
-        # `run.model`, in DDP if torchrun started this process; `forward` may be compiled
+        self.rows = self.world.rows(run.config.train.batch_size)
+        # `run.model`, in DDP if there are several ranks; `forward` may be compiled
         self.network = self.world.wrap_ddp(run.model)
         self.forward = self.network
         if run.config.compile:
@@ -70,9 +70,7 @@ class TrainStep:
         # the loss is a mean over all tokens that count; a step of a list may have none
         tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
         loss = self._forward_backward(micro_batches, tokens)
-        # average the loss over the ranks; the same all-reduce sets stop.requested on all of them if
-        # one received a signal
-        loss = self.world.all_reduce_loss_and_stop_request(loss)
+        loss = self.world.mean(loss)
 
         # clip
         max_norm = train.grad_clip or math.inf

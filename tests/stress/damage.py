@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from checkpointing import checkpoint
 from common.errors import CheckpointError
+from data.batches import Split
 from data.tokenizer import CharTokenizer
 from model.runtime import select_runtime
 from tests.conftest import printed
@@ -28,6 +30,7 @@ from tests.runs import small_run_args, start, train
 from tests.stress import main
 from tests.test_file_format import FORGED, OTHER_FILES, file_with_header
 from tests.test_nanogpt import PICKLES, archive_of
+from training.state import Run
 
 MEMORY = 64_000_000  # bytes
 
@@ -85,8 +88,10 @@ def is_rejected(path: Path) -> bool:
     """Load a file as the commands do; return whether it is rejected. If not, it must be valid."""
     try:
         saved = checkpoint.load(path)
-        corpus = type("Corpus", (), {"tokenizer": CharTokenizer(saved.vocabulary)})
-        run = checkpoint.restore(saved, saved.config, corpus, select_runtime("cpu", "float32"))
+        tokenizer, split = CharTokenizer(saved.vocabulary), Split(np.zeros(40, int), ((0, 40),))
+        corpus = type("Corpus", (), {"tokenizer": tokenizer, "train": split})
+        run = Run(saved.config, corpus, select_runtime("cpu", "float32"))
+        checkpoint.restore(saved, run)
         model = checkpoint.build_model(saved)
     except CheckpointError as error:
         assert printed(error).startswith(f"{path}: "), error

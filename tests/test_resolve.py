@@ -1,0 +1,107 @@
+"""`auto` in the settings: what it stands for, and that a checkpoint keeps the word."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from checkpointing import load_model
+from checkpointing.checkpoint import load
+from configs.schema import Config, ModelConfig, TrainConfig
+from model.runtime import Runtime
+from tests.runs import same_runs, train
+from training.resolve import resolve
+
+CPU = Runtime(torch.device("cpu"), torch.float32, "")
+AUTO = Config(
+    model=ModelConfig(kernel="auto", dropout="auto", logit_scale="auto"),
+    train=TrainConfig(warmup_iters="auto", cooldown_iters="auto", eval_interval="auto"),
+)
+
+
+def autos(section):
+    return {field.name for field in fields(section) if getattr(section, field.name) == "auto"}
+
+
+def test_nothing_but_the_rule_for_saves_and_the_folder_is_auto_afterwards():
+    config = resolve(AUTO, CPU, epochs=3)
+    found = autos(config) | autos(config.model) | autos(config.train)
+    assert found == {"save_interval", "out_dir"}
+
+
+def test_what_is_not_auto_stays():
+    config = resolve(AUTO, CPU, epochs=3)
+    assert resolve(config, replace(CPU, dtype=torch.bfloat16), epochs=99) == config
+
+
+def test_a_model_can_be_built_from_the_defaults_without_resolving_them():
+    assert autos(ModelConfig()) == set()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "dropout"), [(0.1, 0), (5.99, 0), (6, 0.1), (8, 0.2), (16, 0.3), (1000, 0.3)]
+)
+def test_dropout_auto_rises_with_the_number_of_epochs(epochs, dropout):
+    assert resolve(AUTO, CPU, epochs).model.dropout == dropout
+
+
+@pytest.mark.parametrize(
+    ("epochs", "scale"), [(0.1, 1), (1, 0.97), (2.9, 0.91), (7, 0.8), (99, 0.8)]
+)
+def test_logit_scale_auto_falls_with_the_number_of_epochs(epochs, scale):
+    assert resolve(AUTO, CPU, epochs).model.logit_scale == scale
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "block_size", "kernel"),
+    [
+        ("cpu", torch.bfloat16, 1024, "batched"),
+        ("cpu", torch.bfloat16, 1025, "sdpa"),
+        ("cpu", torch.float32, 64, "sdpa"),
+        ("cuda", torch.bfloat16, 64, "sdpa"),
+    ],
+)
+def test_kernel_auto_is_the_fastest_one_to_train_with(device, dtype, block_size, kernel):
+    config = replace(AUTO, model=replace(AUTO.model, block_size=block_size))
+    assert resolve(config, Runtime(torch.device(device), dtype, ""), 1).model.kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("max_iters", "lengths"),
+    [(1400, (20, 1200, 140)), (60, (0, 51, 6)), (1, (0, 0, 1)), (71, (1, 60, 8))],
+)
+def test_lengths_are_shares_of_max_iters(max_iters, lengths):
+    train_config = replace(AUTO.train, max_iters=max_iters)
+    found = resolve(replace(AUTO, train=train_config), CPU, 1).train
+    assert (found.warmup_iters, found.cooldown_iters, found.eval_interval) == lengths
+
+
+def test_a_cooldown_does_not_begin_before_a_long_warmup_has_ended():
+    train_config = TrainConfig(max_iters=70, warmup_iters=50)
+    assert resolve(Config(train=train_config), CPU, 1).train.cooldown_iters == 20
+
+
+def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path, capsys):
+    folder = tmp_path / "run"
+    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto", "--warmup_iters=auto"]
+    for arguments, dropout, scale in (
+        ([*options, *auto, "--max_iters=2", "--eval_interval=2"], 0, 1),
+        ([options[0], "--resume", "--max_iters=400"], 0.2, 0.8),
+    ):
+        code, output = train(*arguments, f"--out_dir={folder}")
+        assert code == 0 and f"dropout {dropout}, logit_scale {scale}\n" in output
+        saved = load(folder / "last.safetensors").config
+        assert autos(saved.model) == {"dropout", "logit_scale", "kernel"}
+        assert "warmup_iters" in autos(saved.train)
+        # whoever loads it resolves to the same
+        model = load_model(folder / "last.safetensors")[0]
+        assert (model.config.dropout, model.config.logit_scale) == (dropout, scale)
+    assert "model.dropout 0.0 -> 0.2\n" in output
+
+
+def test_a_run_with_auto_resumes_to_the_same_bits(options, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = [*options, "--dropout=auto", "--logit_scale=auto", "--warmup_iters=auto"]
+    assert train(*words, f"--out_dir={whole}")[0] == 0
+    assert train(*words, f"--out_dir={parts}", "--max_iters=24")[0] == 0
+    assert same_runs(whole, parts)
