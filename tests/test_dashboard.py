@@ -19,7 +19,7 @@ from tensorboard.plugins.hparams import metadata as hparams
 
 from configs.fields import settings_of
 from configs.schema import Config
-from dashboard import report, summaries
+from dashboard import report
 from dashboard.logger import Logger
 from tests.conftest import ROOT
 from tests.runs import STEPS, same_runs, small_run_args, stop_at, train
