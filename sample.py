@@ -10,7 +10,7 @@ of its samples is one item.
 import os
 import sys
 
-from configs.cli import SampleCommand, parse_sample
+from configs.command import SampleCommand, parse_sample
 
 if __name__ == "__main__":
     COMMAND = parse_sample()  # a mistake is answered before torch, whose import takes seconds

@@ -10,7 +10,7 @@ batches, dropout and learning rate.
 
 import os
 
-from configs.cli import Command, parse_train
+from configs.command import Command, parse_train
 
 if __name__ == "__main__":
     COMMAND = parse_train()  # a mistake is answered before torch, whose import takes seconds

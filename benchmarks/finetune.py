@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.runs import train
 from benchmarks.time_to_loss import TrainingResult, run_training
 from checkpointing import checkpoint
-from configs.cli import parse_train
+from configs.command import parse_train
 
 CONFIG = "configs/shakespeare.yaml"
 RATES = (1.0, 0.3, 0.1)

@@ -17,7 +17,7 @@ import torch
 from playwright.sync_api import Page, sync_playwright
 
 from checkpointing.checkpoint import Checkpoint, TextInfo
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import SampleConfig
 from model.gpt import GPT
 from model.parameters import parameter_count

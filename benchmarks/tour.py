@@ -17,7 +17,7 @@ from benchmarks import charts
 from benchmarks.runs import LossCurve, read_loss_curve, train
 from checkpointing import checkpoint
 from common.files import write_atomic
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import DataConfig
 from data.batches import Batches, evaluation_windows
 from data.corpus import Corpus, load_corpus

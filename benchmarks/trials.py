@@ -34,7 +34,7 @@ from common.console import prepare_console, print_result, print_text, program, s
 from common.errors import ConfigError, ResourceError, UserError
 from common.files import write_atomic
 from common.stop import EXIT_CODES
-from configs.cli import Command, CommandLineOptions, parse_train
+from configs.command import Command, CommandLineOptions, parse_train
 from configs.fields import Checked, setting, settings_of, value_type
 from configs.options import command_help, options_of, parse_arguments
 from configs.schema import Config, flat_settings, from_dict

@@ -13,7 +13,7 @@ import numpy as np
 from tensorboard.compat.proto.summary_pb2 import Summary
 
 from common.console import path_word, program, script, shell_command
-from configs.cli import Command
+from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
 from dashboard import summaries

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import sample
 import train
 from common.console import report
-from configs.cli import parse_sample, parse_train
+from configs.command import parse_sample, parse_train
 
 
 def train_main(argv: list[str]) -> int:

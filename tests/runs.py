@@ -27,7 +27,7 @@ from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
 from common.signals import handle_signals
-from configs.cli import CommandLineOptions
+from configs.command import CommandLineOptions
 from configs.fields import value_type
 from configs.options import options_of
 from configs.schema import Config, TrainConfig

@@ -14,7 +14,7 @@ from checkpointing.differences import FIXED_IN_A_RUN, SEEN_BEFORE
 from checkpointing.run_dir import CheckpointManager
 from common.errors import CheckpointError
 from common.stop import Stop
-from configs.cli import parse_train as parse
+from configs.command import parse_train as parse
 from configs.fields import settings_of
 from configs.schema import Config
 from dashboard.logger import Logger

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from configs.cli import (
+from configs.command import (
     Command,
     CommandLineOptions,
     parse_sample_options,

@@ -9,7 +9,7 @@ import pytest
 from common import files
 from common.console import escape
 from common.errors import ConfigError
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.fields import settings_of
 from configs.schema import (
     LAYOUTS,

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from common.errors import ConfigError
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import TrainConfig
 from tests.conftest import ROOT
 from tests.runs import contents, same_runs, send_at, small_run_args, train

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import sample
 import train
 from common.console import escape
-from configs.cli import CommandLineOptions
+from configs.command import CommandLineOptions
 from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
 from configs.strict_yaml import MAX_FAULTS

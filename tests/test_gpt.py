@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from model.dropout import dropout
 from model.gpt import GPT

@@ -11,7 +11,7 @@ import torch
 from checkpointing import checkpoint as checkpoints
 from checkpointing import run_dir
 from common.errors import UserError
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import LAYOUTS, ModelConfig
 from convert import huggingface
 from convert.nanogpt import write_run

@@ -7,7 +7,7 @@ import torch
 
 from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import ModelConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT

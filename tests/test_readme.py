@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.trials import parse_trials
 from checkpointing.differences import check_settings
-from configs.cli import parse_sample_options, parse_train
+from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
 from model.runtime import select_runtime
 from tests.conftest import ROOT

@@ -19,7 +19,7 @@ from checkpointing.checkpoint import EVENTS, NO_CHECKPOINT_YET, text_info
 from checkpointing.run_dir import write_settings
 from common import files
 from common.console import path_word, program, script, shell_command
-from configs.cli import parse_sample_options, parse_train
+from configs.command import parse_sample_options, parse_train
 from configs.schema import Config
 from tests.conftest import ROOT
 from tests.runs import (

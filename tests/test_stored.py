@@ -17,7 +17,7 @@ from checkpointing import checkpoint as checkpoints
 from checkpointing import load_model
 from checkpointing.checkpoint import LAST
 from common.files import write_atomic
-from configs.cli import parse_train
+from configs.command import parse_train
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
 from tests.conftest import ROOT
