@@ -3,8 +3,9 @@
     python -m tests.stress.kills [--full]
 
 Shows that a kill costs at most the steps since the last save, and never a checkpoint: each one
-loads, and the resumed run ends bit-identical to an uninterrupted one. The calls of a save also fail
-with EIO and ENOSPC. The full form kills 200 times, under five mixes of settings.
+loads, and the run ends bit-identical to an uninterrupted one when the bare command resumes it:
+config file, folder and --resume, whatever options or --minutes started it. The calls of a save also
+fail with EIO and ENOSPC. The full form kills 200 times, under six mixes of settings.
 """
 
 import errno
@@ -21,10 +22,11 @@ from pathlib import Path
 import pytest
 
 from checkpointing import checkpoint
+from checkpointing.checkpoint import LAST
 from common import files
 from tests.runs import (
+    contents,
     count_checkpoints,
-    resume_if_saved,
     same_runs,
     scalars,
     small_run_args,
@@ -43,6 +45,7 @@ MIXES = [
     ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
     ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
     ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
+    ["--minutes=0.1", "--dropout=auto", "--logit_scale=auto"],
 ]
 
 
@@ -53,10 +56,10 @@ def stress(full: bool) -> str:
         for number, mix in enumerate(mixes):
             folder = Path(name, str(number))
             folder.mkdir()
-            options = [*small_run_args(folder), f"--max_iters={steps}", *mix]
-            more_runs, more_lost, more_checkpoints = kill_and_compare(
-                folder, options, steps, kills // len(mixes), rng
-            )
+            options = [word for word in small_run_args(folder) if "max_iters" not in word]
+            options += mix if "--minutes=0.1" in mix else [f"--max_iters={steps}", *mix]
+            share = kills * (number + 1) // len(mixes) - kills * number // len(mixes)
+            more_runs, more_lost, more_checkpoints = kill_and_compare(folder, options, share, rng)
             runs, lost = runs + more_runs, max(lost, more_lost)
             checkpoints += more_checkpoints
         calls = fail_at_every_call(Path(name), every=1 if full else 7)
@@ -72,27 +75,52 @@ def stress(full: bool) -> str:
 
 
 def kill_and_compare(
-    folder: Path, options: list[str], steps: int, wanted: int, rng: random.Random
+    folder: Path, options: list[str], wanted: int, rng: random.Random
 ) -> tuple[int, int, int]:
     """Kill and resume runs `wanted` times; count runs, lost steps and checkpoints."""
     uninterrupted, killed = folder / "uninterrupted", folder / "killed"
     kills = runs = lost = checkpoints = 0
-    assert start("train.py", *options, f"--out_dir={uninterrupted}").wait() == 0
     while kills < wanted:
-        while _saved(killed) < steps and kills < wanted:
-            resume = resume_if_saved(killed)
-            _kill(start("train.py", *options, f"--out_dir={killed}", *resume), rng)
+        while not _finished(killed) and kills < wanted:
+            _kill(start("train.py", *_words(options, killed)), rng)
             kills += 1
             saved, loaded = count_checkpoints(killed)
             assert loaded == saved, f"{saved - loaded} damaged checkpoints after kill {kills}"
             checkpoints, lost = checkpoints + saved, max(lost, _reached(killed) - _saved(killed))
             assert lost <= SAVE_INTERVAL, f"kill {kills} lost {lost} steps"
-        resume = resume_if_saved(killed)
-        assert start("train.py", *options, f"--out_dir={killed}", *resume).wait() == 0
+        assert start("train.py", *_words(options, killed)).wait() == 0
         runs += 1
+
+        # the same run without kills; that of --minutes has the length that was chosen
+        lengths = contents(killed / LAST)["config"]["train"]
+        if not uninterrupted.exists() or "--minutes=0.1" in options:
+            names = ("max_iters", "eval_interval")
+            words = [
+                word
+                for word in options
+                if not word.startswith(("--minutes", "--max_iters", "--eval_interval"))
+            ]
+            words += [f"--{name}={lengths[name]}" for name in names]
+            words += [f"--out_dir={uninterrupted}", "--overwrite"]
+            assert start("train.py", *words).wait() == 0
         assert same_runs(uninterrupted, killed), f"{options}: differs from the uninterrupted run"
         shutil.rmtree(killed)
     return runs, lost, checkpoints
+
+
+def _words(options: list[str], folder: Path) -> list[str]:
+    """Return the arguments that start a run in a folder; once it holds one, the bare command."""
+    if (folder / LAST).exists():
+        return [options[0], f"--out_dir={folder}", "--resume"]
+    return [*options, f"--out_dir={folder}"]
+
+
+def _finished(folder: Path) -> bool:
+    """Return whether the run in a folder has made all of its steps."""
+    if not (folder / LAST).exists():
+        return False
+    saved = contents(folder / LAST)
+    return saved["progress"]["step"] >= saved["config"]["train"]["max_iters"]
 
 
 def _kill(process: subprocess.Popen, rng: random.Random) -> None:
@@ -113,7 +141,7 @@ def _reached(folder: Path) -> int:
 
 
 def _saved(folder: Path) -> int:
-    return step_of(folder) if (folder / "last.safetensors").exists() else 0
+    return step_of(folder) if (folder / LAST).exists() else 0
 
 
 # ----------------------------------------------------------------------- the system calls of a save
