@@ -21,8 +21,6 @@ import torch
 
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
-from convert.gpt2 import gpt2_tensors
-from convert.huggingface import gpt2_config, gpt2_weights
 from model.fast_decode import FastDecoder
 from model.generate import Generation, Sampler
 from model.gpt import GPT
@@ -35,6 +33,20 @@ SHAPES = {
 }
 TEMPERATURE = 0.8
 BATCH_SIZE = 64  # samples
+GPT2_NAMES = {  # a part of a parameter's name here -> in nanoGPT and Hugging Face
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "blocks.": "transformer.h.",
+    "attn_norm": "ln_1",
+    "attention.query": "attn.c_attn",  # one matrix for all three
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
+    "attention.out_proj": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+    "final_norm": "transformer.ln_f",
+}
 
 
 def prepare_generation(
@@ -94,10 +106,33 @@ def build_nanogpt(folder: Path, config: ModelConfig) -> torch.nn.Module:
 
 
 def build_hugging_face(config: ModelConfig) -> torch.nn.Module:
-    """Build GPT-2 of `transformers`."""
+    """Build GPT-2 of `transformers`; its biases, which the models here lack, are zeros."""
     from transformers import GPT2Config, GPT2LMHeadModel  # slow, and few importers need it
 
-    return GPT2LMHeadModel(GPT2Config(**gpt2_config(config, VOCAB_SIZE)))
+    sizes = {"n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.n_embd}
+    sizes |= {"n_positions": config.block_size, "vocab_size": VOCAB_SIZE}
+    no_tokens = {"bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(activation_function="gelu", **sizes, **no_tokens))
+
+
+@torch.no_grad()
+def nanogpt_weights(model: GPT) -> dict[str, torch.Tensor]:
+    """Return a copy of every parameter under nanoGPT's name."""
+    slices_of = {}
+    for name, slices in model.named_slices().items():
+        for ours, theirs in GPT2_NAMES.items():
+            name = name.replace(ours, theirs)
+        slices_of.setdefault(f"{name}.weight", []).extend(slices)
+    return {name: torch.cat(slices) for name, slices in slices_of.items()}
+
+
+def hugging_face_weights(model: GPT) -> dict[str, torch.Tensor]:
+    """Return the same for Hugging Face, where the weight of a linear layer is (in, out)."""
+    linear = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    return {
+        name: tensor.T if name.endswith(linear) else tensor
+        for name, tensor in nanogpt_weights(model).items()
+    }
 
 
 def generate_hugging_face(
@@ -145,10 +180,10 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
     block_size, others, nanogpt = model.config.block_size, {}, None
     if folder:
         nanogpt = build_nanogpt(folder, model.config).eval()
-        nanogpt.load_state_dict(gpt2_tensors(model), strict=False)  # without the tied lm_head
+        nanogpt.load_state_dict(nanogpt_weights(model), strict=False)  # without the tied lm_head
         others["nanoGPT"] = lambda ids: nanogpt(ids, ids)[0][0]  # all logits only with targets
     hugging_face = build_hugging_face(model.config).eval()
-    hugging_face.load_state_dict(gpt2_weights(model), strict=False)
+    hugging_face.load_state_dict(hugging_face_weights(model), strict=False)
     others["Hugging Face"] = lambda ids: hugging_face(ids).logits[0]
     check_logits(model, others)
 

@@ -35,9 +35,6 @@ METRICS = "metrics.csv"
 EVENTS = "events.out.tfevents.{:010d}"  # of TensorBoard
 # The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
 DESCRIPTION = EVENTS.format(0) + ".run"
-# A marker file, from the start of a run to its first checkpoint. It shows that the event files in
-# the folder belong to a run without a checkpoint, so the next run may remove them.
-NO_CHECKPOINT_YET = ".no-checkpoint-yet"
 # the checkpoint that is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
 
@@ -268,11 +265,11 @@ def load(path: Path) -> Checkpoint:
         sections = {}
         for name, section in SECTIONS.items():
             with error_context(name):
-                sections[name] = from_dict(file_format.parse_json(metadata[name]), section)
+                sections[name] = from_dict(json.loads(metadata[name]), section)
         return Checkpoint(
             **sections,
             vocabulary=metadata["vocabulary"],
-            options=frozenset(file_format.parse_json(metadata["options"])),
+            options=frozenset(json.loads(metadata["options"])),
             tensors=tensors,
             path=path,
         )
@@ -307,6 +304,6 @@ def _newest_undamaged(folder: Path, tried: Sequence[Path]) -> Path | None:
         files = [file for file in folder.glob(f"*{SUFFIX}") if file not in tried]
         for path in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
             with suppress(CheckpointError):
-                file_format.verify(path)
+                file_format.read(path)
                 return path
     return None

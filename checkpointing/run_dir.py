@@ -1,15 +1,13 @@
 """The run folder: which files a run may replace there, and how its checkpoints are saved.
 
-The folder may contain other files. Only files that this program wrote are ever replaced or removed.
+A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files that bear the
+names of a run's; others, and a config.yaml that somebody else wrote, are left alone.
 """
 
-import hashlib
 import os
-import re
-import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
@@ -17,14 +15,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from checkpointing import checkpoint as checkpoints
-from checkpointing import file_format
 from checkpointing.checkpoint import (
     BEST,
-    DESCRIPTION,
-    EVENTS,
     LAST,
     METRICS,
-    NO_CHECKPOINT_YET,
     PREV,
     SETTINGS_FILE,
     EventPosition,
@@ -38,16 +32,9 @@ from training.state import Progress, Run
 
 NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # what a file system without locks answers
 CHECKPOINT_FILES = (LAST, PREV, BEST)
-# the files that are written under a temporary name
-WRITTEN = (*CHECKPOINT_FILES, DESCRIPTION, SETTINGS_FILE, METRICS, NO_CHECKPOINT_YET)
-OWN_EVENTS = re.compile(r"events\.out\.tfevents\.(\d{10})")
-SETTINGS_HEADER = (
-    "# Written by train.py: all settings of this run. Overwritten by the next run unless edited. "
-    "SHA-256 {}\n"
-)
 AUTO_SAVE_SECONDS = 300
-MAX_OWN_FILE = 2**20  # bytes
-MARKER_CONTENT = b"written by train.py, which removes it with the first checkpoint\n"
+EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
+WRITTEN_BY = b"# Written by train.py"  # the first line of a config.yaml that may be replaced
 
 
 class CheckpointManager:
@@ -90,9 +77,6 @@ class CheckpointManager:
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
                 self.saved_progress = replace(run.progress)
                 self.saved_at = time.monotonic()
-            if _has_marker(self.folder):
-                with suppress(OSError):
-                    (self.folder / NO_CHECKPOINT_YET).unlink()
         except ResourceError as error:
             if final:
                 raise
@@ -140,43 +124,15 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_run_dir(folder: Path, source: Path | None, overwrite: bool) -> None:
-    """Raise ConfigError if a start would mix two runs in a folder, or replace one; change nothing.
+    """Raise ConfigError if a start would replace a run that it was not told to; change nothing.
 
-    `source` is the checkpoint that the start resumes from, if there is one. Only with `overwrite`
-    may a start replace the run in the folder; it never replaces other files.
+    `source` is the checkpoint that the start resumes from, if there is one.
     """
-    in_place = is_in(source, folder)
-    if source and holds_run(folder) and not in_place:
-        raise ConfigError(
-            f"out_dir: {folder} holds a run other than that of {source}; choose another --out_dir"
-        )
-    if holds_run(folder) and not source and not overwrite:
+    if holds_run(folder) and not overwrite and not is_in(source, folder):
         raise ConfigError(
             f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
             "replaces it, another --out_dir leaves it alone"
         )
-    if overwrite:
-        _check_only_ours(folder)
-    events = _all_event_files(folder)
-    if events and not (in_place or overwrite or _has_marker(folder)):
-        raise ConfigError(
-            f"out_dir: {folder} has {len(events)} event files of a run, but no checkpoint; "
-            "a new run with --overwrite removes them, another --out_dir leaves them alone"
-        )
-
-
-def _check_only_ours(folder: Path) -> None:
-    """Raise ConfigError if a file with the name of a checkpoint was not written by this program."""
-    for path in (folder / name for name in CHECKPOINT_FILES):
-        if path.is_file():
-            head = b"unreadable"
-            with suppress(OSError):
-                head = files.read_regular(path, file_format.MAX_FILE, only_first=file_format.HEAD)
-            if head and not file_format.is_ours(head):
-                raise ConfigError(
-                    f"out_dir: {path} is not a checkpoint of this program, and --overwrite "
-                    "would replace it; move it away, or choose another --out_dir"
-                )
 
 
 def is_in(source: Path | None, folder: Path) -> bool:
@@ -185,92 +141,29 @@ def is_in(source: Path | None, folder: Path) -> bool:
 
 
 def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> str | None:
-    """Remove what an earlier run left, unless it is resumed from `source`; write config.yaml.
+    """Write config.yaml; remove what an earlier run left, unless it is resumed from `source`.
 
-    These are the first changes in the folder; if the start fails earlier, it stays as it was.
-    Returns the note of `write_settings`. Raises ResourceError if a file cannot be removed or
-    written; nothing has been removed if none can be written.
+    These are the first changes in the folder: a start that fails earlier leaves it as it was.
+    Returns the note of `write_settings`. Raises OSError or ResourceError.
     """
-    for path in _unfinished_files(folder):
-        with suppress(OSError):
-            path.unlink()
-    marker, in_place = folder / NO_CHECKPOINT_YET, is_in(source, folder)
-    is_new = not in_place and not os.path.lexists(marker)
-    if is_new:
-        files.write_atomic(marker, MARKER_CONTENT)
-    try:
-        note = write_settings(folder, config)
-    except ResourceError:
-        if is_new:
-            marker.unlink()
-        raise
-    if not in_place:
-        _remove_earlier_run(folder)
+    note = write_settings(folder, config)
+    for name in CHECKPOINT_FILES:
+        files.unfinished(folder / name).unlink(missing_ok=True)
+    if not is_in(source, folder):
+        earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
+        for path in (*earlier_run, *folder.glob(EVENT_FILES)):
+            path.unlink(missing_ok=True)
     return note
 
 
-def event_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the number and path of each event file of this program, except the description."""
-    found = []
-    for path in folder.glob(EVENTS.partition("{")[0] + "*"):
-        match = OWN_EVENTS.fullmatch(path.name)
-        if match and stat.S_ISREG(path.lstat().st_mode):
-            found.append((int(match[1]), path))
-    return found
-
-
 def write_settings(folder: Path, config: Config) -> str | None:
-    """Write the complete settings of a run to config.yaml; raise ResourceError if that fails.
+    """Write all settings of a run to config.yaml, to read; a resume takes them from the checkpoint.
 
-    A file that somebody else wrote or edited is left unchanged; a note is returned then.
+    A file that train.py has not written is left unchanged; a note is returned then.
     """
     path = folder / SETTINGS_FILE
-    if not _may_replace(path):
-        return f"{path} was not written by train.py, or has been edited since; it is left unchanged"
-    content = to_yaml(config).encode()
-    header = SETTINGS_HEADER.format(hashlib.sha256(content).hexdigest())
-    files.write_atomic(path, header.encode() + content)
+    if path.exists() and not path.read_bytes().startswith(WRITTEN_BY):
+        return f"note: {path} was not written by train.py; it is left unchanged"
+    header = WRITTEN_BY + b": all settings of this run. The next run in this folder replaces it.\n"
+    files.write_atomic(path, header + to_yaml(config).encode())
     return None
-
-
-def _may_replace(path: Path) -> bool:
-    """Return whether a file does not exist, or is unchanged since `write_settings` wrote it."""
-    try:
-        header, _, content = bytes(files.read_regular(path, MAX_OWN_FILE)).partition(b"\n")
-    except FileNotFoundError:
-        return not path.is_symlink()
-    except OSError:
-        return False
-    digest = hashlib.sha256(content).hexdigest()
-    return header + b"\n" == SETTINGS_HEADER.format(digest).encode()
-
-
-def _unfinished_files(folder: Path) -> list[Path]:
-    """Return the temporary files that a killed run left."""
-    paths = (files.unfinished(folder / name) for name in WRITTEN)
-    return [path for path in paths if path.is_file()]
-
-
-def _all_event_files(folder: Path) -> list[Path]:
-    """Return the event files of this program in a folder, including the description."""
-    events = [path for _, path in event_files(folder)]
-    return [*events, *filter(Path.is_file, [folder / DESCRIPTION])]
-
-
-def _remove_earlier_run(folder: Path) -> None:
-    """Remove the files of an earlier run."""
-    try:
-        for path in (*(folder / name for name in CHECKPOINT_FILES), *_all_event_files(folder)):
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ResourceError(
-            f"{error.filename}: cannot be removed ({error.strerror}); choose another --out_dir"
-        ) from error
-
-
-def _has_marker(folder: Path) -> bool:
-    """Return whether a folder has the marker file of a run without a checkpoint."""
-    try:
-        return files.read_regular(folder / NO_CHECKPOINT_YET, MAX_OWN_FILE) == MARKER_CONTENT
-    except OSError:
-        return False

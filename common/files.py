@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from common.errors import ResourceError, did_you_mean
+from common.errors import ResourceError
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
 
@@ -22,19 +22,6 @@ def beside_code(path: Path) -> Path:
     """
     other = ROOT / path
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
-
-
-def similar_path(path: Path, otherwise: str) -> str:
-    """Return "did you mean X?" for the nearest name in the folder of a path, or `otherwise`.
-
-    X is a folder, or a file with the same suffix if the path has one.
-    """
-    known = {}
-    with suppress(OSError):  # for example a name that is too long
-        for entry in sorted(path.parent.iterdir())[:1000]:
-            if entry.is_dir() or path.suffix in ("", entry.suffix):
-                known[entry.name] = str(entry)
-    return did_you_mean(path.name, known, otherwise)
 
 
 def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None) -> bytearray:

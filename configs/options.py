@@ -14,7 +14,6 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 
 from common.errors import ConfigError
 from configs.fields import (
-    Checked,
     RawValue,
     brief,
     describe_allowed,
@@ -24,7 +23,7 @@ from configs.fields import (
     settings_of,
     value_type,
 )
-from configs.schema import from_dict, suggest_setting
+from configs.schema import suggest_setting
 
 NOTES = """
 A key needs its section only if another section has the same key. --key value is the same as
@@ -70,18 +69,6 @@ def parse_arguments(argv: Sequence[str], *sections: type) -> tuple[list[str], di
         values[name] = values.get(name, ()) + value if value_type(field) is tuple else value
         given.setdefault(name, word if bare_value else f"{option}={text}")
     return words, values
-
-
-def parse_conversion(argv: list[str], section: type, source: str) -> tuple[str, Checked]:
-    """Parse the arguments of an import or export: one file or folder, and options of `section`.
-
-    `source` describes the file or folder, for messages.
-    """
-    words, values = parse_arguments(argv, section)
-    if len(words) != 1:
-        given = brief(tuple(words)) if words else "none"
-        raise ConfigError(f"give one {source}; given: {given}; --help shows an example")
-    return words[0], from_dict(values, section)
 
 
 def _parse_option(field: Field, text: str) -> object:

@@ -17,7 +17,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from checkpointing.checkpoint import DESCRIPTION, EVENTS, EventPosition
-from checkpointing.run_dir import event_files
 from common.errors import ResourceError
 from common.files import write_atomic
 
@@ -84,6 +83,16 @@ def truncate_events(folder: Path, position: EventPosition) -> None:
             f"{error.filename or folder}: cannot remove the events after the "
             f"checkpoint ({error.strerror}); make the folder writable"
         ) from error
+
+
+def event_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return the number and path of each event file of this program, except the description."""
+    found = []
+    for path in folder.glob(EVENTS.partition("{")[0] + "*"):
+        match = re.fullmatch(r"events\.out\.tfevents\.(\d{10})", path.name)
+        if match and path.is_file():
+            found.append((int(match[1]), path))
+    return found
 
 
 def _records(summaries: Iterable[Summary]) -> bytes:

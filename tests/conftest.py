@@ -29,7 +29,7 @@ from common.console import escape, print_error  # noqa: E402
 # the modules of `-m quick`: a minute on two cores
 QUICK = {
     "test_attention", "test_batches", "test_config", "test_data", "test_evaluation",
-    "test_file_format", "test_gpt", "test_layouts", "test_lists", "test_nanogpt",
+    "test_file_format", "test_gpt", "test_layouts", "test_lists", "test_convert",
     "test_optimizers", "test_readme", "test_schedule", "test_structure", "test_tokenizer",
 }  # fmt: skip
 

@@ -23,8 +23,6 @@ from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import Split
 from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
-from model.gpt import GPT
-from model.parameters import named_slices
 from model.runtime import select_runtime
 from tests.commands import sample_main, train_main
 from tests.conftest import ROOT, printed
@@ -104,32 +102,6 @@ def test_non_finite_moments_are_never_captured(config):
     moments[run.optimizers[-1].moments[0]].view(-1)[3] = -math.inf
     with pytest.raises(NonFiniteError, match="the weights are no longer finite"):
         checkpoints.capture(run, EVENTS)
-
-
-# what makes the header long: many tensors with long names, and many characters
-LONG_HEADERS = {  # settings, and the number of characters
-    "layers": ({"n_layer": 512, "n_embd": 2, "bias": True, "mlp": "swiglu"}, 2),
-    "vocabulary": ({"n_layer": 1, "n_embd": 1}, 300_000),
-}
-
-
-@pytest.mark.parametrize("name", LONG_HEADERS)
-def test_a_checkpoint_with_the_longest_header_that_settings_allow_can_be_read(name, tmp_path):
-    settings, size = LONG_HEADERS[name]
-    model = GPT(ModelConfig(**settings, n_head=1, block_size=1), size)
-    tensors = {}
-    for role in ("model", "exp_avg", "exp_avg_sq", "momentum"):  # more than a run ever has
-        for parameter, slices in named_slices(model).items():
-            tensors[f"{role}.{parameter}"] = torch.cat(slices).detach()
-    saved = checkpoints.Checkpoint(
-        config=Config(model=model.config),
-        vocabulary="".join(chr(0x10000 + i) for i in range(size)),
-        tensors=tensors,
-    )
-    path = tmp_path / "best.safetensors"
-    path.write_bytes(checkpoints.to_bytes(saved))
-    again = checkpoints.load(path)
-    assert again.vocabulary == saved.vocabulary and list(again.tensors) == list(tensors)
 
 
 # ---------------------------------------------------------------------------- choosing a checkpoint

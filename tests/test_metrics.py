@@ -56,16 +56,3 @@ def test_a_file_with_fewer_columns_from_an_older_version_goes_on(tmp_path):
     MetricsFile(path, 5).add(10, {"val/loss": 2.0, "val/exact_match": 0.5})
     old, new = rows_of(tmp_path)
     assert (old["train_loss"], new["val_loss"], new["exact_match"]) == ("2", "2", "0.5")
-
-
-@pytest.mark.parametrize("content", ["mine\n", HEADER + "x,1\n", HEADER + "\n", "\u03b1"])
-def test_a_file_of_somebody_else_is_left_alone_with_one_warning(content, options, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / METRICS).write_text(content, encoding="utf-8")
-    code, output = train(*options, f"--out_dir={run}")
-    assert code == 0 and (run / METRICS).read_text(encoding="utf-8") == content
-    warning = (
-        f"warning: {run / METRICS}: not written (not a file of this program); training continues"
-    )
-    assert output.count(warning) == 1

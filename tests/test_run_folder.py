@@ -5,7 +5,6 @@ every command that is printed runs as it is.
 import errno
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ import pytest
 import torch
 
 from checkpointing import run_dir
-from checkpointing.checkpoint import EVENTS, NO_CHECKPOINT_YET, text_info
+from checkpointing.checkpoint import text_info
 from checkpointing.run_dir import write_settings
-from common import files
 from common.console import path_word, program, script, shell_command
 from configs.command import parse_sample_options, parse_train
 from configs.schema import Config
@@ -92,34 +90,41 @@ def test_a_file_system_without_locks_is_a_note(number, tmp_path, monkeypatch, ca
 # -------------------------------------------------------------------------------- files of a person
 
 
-FOREIGN = {
-    "config.yaml": "# my own notes\nmax_iters: 7\n",
-    "notes.tmp": "notes",
-    "last.safetensors.tmp.txt": "notes",
-    NO_CHECKPOINT_YET: "notes",
-    "events.out.tfevents.1": "another program's",
-    "events.out.tfevents.99999999990": "another program's",
-    "events.out.tfevents.1700000000.host.1.0": "another program's",
-    "events.out.tfevents.v2": "another program's",
-    "prev.txt": "notes",
-}
-
-
-def test_no_start_changes_a_file_of_anybody_else(options, tmp_path):
+def test_a_new_run_replaces_the_files_of_a_run_and_no_others(options, tmp_path):
     run = tmp_path / "run"
-    run.mkdir()
-    for name, content in FOREIGN.items():
+    assert train(*options)[0] == 0
+    (run / "best.safetensors.tmp").write_text("half, of a process that was killed")
+    (run / "events.out.tfevents.1700000000.host.1.0").write_text("of a run that was killed")
+    (run / "config.yaml").write_text("# Written by train.py: of an earlier run\n")
+    mine = {"notes.txt": "notes", "notes.tmp": "notes", "last.pt": "another program's"}
+    for name, content in mine.items():
         (run / name).write_text(content)
-    (run / EVENTS.format(7)).mkdir()
-    (run / EVENTS.format(8)).symlink_to("nowhere")
-    os.mkfifo(run / EVENTS.format(9))
-    before = snapshot(run)
-    for words in ([], ["--resume"], ["--overwrite"]):
-        code, output = train(*options, *words)
-        assert code == 0 and snapshot(run).items() >= before.items(), output
-        note = f"{run / 'config.yaml'} was not written by train.py, or has been edited since"
-        assert note in output and step_of(run) == 4
-    assert (run / EVENTS.format(8)).is_symlink() and (run / EVENTS.format(9)).is_fifo()
+    code, output = train(*options, "--max_iters=3", "--overwrite")
+    assert code == 0 and "left unchanged" not in output
+    assert step_of(run) == 3 and [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3]
+    assert "max_iters: 3" in (run / "config.yaml").read_text()
+    names = {path.name for path in run.iterdir() if "events" not in path.name}
+    ours = {"last.safetensors", "prev.safetensors", "best.safetensors", "config.yaml", ".lock"}
+    assert names == ours | {"metrics.csv"} | mine.keys()
+    assert {name: (run / name).read_text() for name in mine} == mine
+
+
+@pytest.mark.parametrize("words", [[], ["--resume"], ["--overwrite"]], ids=str)
+def test_a_config_that_a_user_wrote_is_left_alone_with_a_note(words, options, tmp_path):
+    config = tmp_path / "run/config.yaml"
+    if words:
+        assert train(*options)[0] == 0
+    config.parent.mkdir(exist_ok=True)
+    config.write_text("# my own notes\nmax_iters: 7\n")
+    code, output = train(*options, *words)
+    assert code == 0 and f"{config} was not written by train.py; it is left unchanged" in output
+    assert config.read_text() == "# my own notes\nmax_iters: 7\n"
+
+
+def test_the_settings_in_config_yaml_are_those_of_the_run(tmp_path):
+    for seed in (1, 2):
+        assert write_settings(tmp_path, Config(seed=seed)) is None
+        assert parse_train([str(tmp_path / "config.yaml")]).new_settings().seed == seed
 
 
 def test_a_folder_with_a_run_is_only_overwritten_on_request(train_run, tmp_path):
@@ -132,42 +137,6 @@ def test_a_folder_with_a_run_is_only_overwritten_on_request(train_run, tmp_path)
         "it, another --out_dir leaves it alone\n",
     )
     assert snapshot(run) == before
-    assert train_run("--max_iters=3", "--overwrite")[0] == 0
-    assert step_of(run) == 3 and [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3]
-
-
-def test_a_file_of_another_program_is_never_replaced_by_overwrite(options, parent, tmp_path):
-    options, mine = [*options, "--overwrite"], tmp_path / "run/best.safetensors"
-    mine.parent.mkdir()
-    mine.write_bytes(b"not yours")
-    code, output = train(*options)
-    assert code == 2 and "best.safetensors is not a checkpoint of this program" in output, output
-    assert mine.read_bytes() == b"not yours"
-    with pytest.MonkeyPatch.context() as patch:  # as root, who may read every file
-        patch.setattr(files, "read_regular", raised(PermissionError(13, "Permission denied")))
-        assert train(*options)[0] == 2
-    # a damaged checkpoint of ours, and an empty file, may be replaced
-    for content in ((parent / "best.safetensors").read_bytes()[:-1], b""):
-        mine.write_bytes(content)
-        assert train(*options)[0] == 0
-
-
-def test_settings_that_somebody_edited_are_never_replaced(tmp_path):
-    path = tmp_path / "config.yaml"
-    assert write_settings(tmp_path, Config(seed=1)) is None
-    assert write_settings(tmp_path, Config(seed=2)) is None
-    assert parse_train([str(path)]).new_settings().seed == 2
-    edited = path.read_text().replace("seed: 2", "seed: 3  # mine")
-    path.write_text(edited)
-    assert write_settings(tmp_path, Config(seed=4)).startswith(
-        f"{path} was not written by train.py, or has been edited"
-    )
-    assert path.read_text() == edited and [*tmp_path.iterdir()] == [path]
-    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
-        path.rename(tmp_path / f"before {make}")
-        make(path)
-        mode = path.lstat().st_mode
-        assert write_settings(tmp_path, Config()) and path.lstat().st_mode == mode
 
 
 def test_after_an_edit_the_printed_command_resumes_with_the_settings_of_the_start(
@@ -234,32 +203,12 @@ def test_a_start_that_fails_changes_nothing_and_leaves_at_most_a_folder_with_its
         assert after.keys() - before.keys() <= {"new", "new/run", "new/run/.lock", "others/.lock"}
 
 
-# -------------------------------------------------------------------------------------- event files
-
-
-def test_event_files_of_a_run_whose_checkpoints_are_elsewhere_are_kept(options, tmp_path):
+def test_what_a_run_killed_before_its_first_checkpoint_left_is_replaced(options, tmp_path):
     run = tmp_path / "run"
+    kill_at(1, *options)
+    assert scalars(run)["train/loss"] and not list(run.glob("*.safetensors"))
     assert train(*options)[0] == 0
-    for path in run.glob("*.safetensors"):
-        shutil.move(path, tmp_path / path.name)
-    before = snapshot(run)
-    elsewhere = f"--resume={tmp_path / 'last.safetensors'}"
-    for words in (options, [*options, "--resume"], [*options, elsewhere]):
-        code, output = train(*words)
-        assert code == 2 and output.count("\n") <= 2
-        assert "2 event files of a run, but no checkpoint" in output and "--overwrite" in output
-        assert snapshot(run) == before
-    assert train(*options, "--overwrite")[0] == 0
     assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
-
-
-def test_a_folder_in_the_place_of_a_checkpoint_is_one_line(options, tmp_path):
-    (tmp_path / "run/last.safetensors").mkdir(parents=True)
-    (tmp_path / "run/last.safetensors/notes.txt").write_text("mine")
-    assert train(*options)[0] == 2
-    code, output = train(*options, "--overwrite")
-    assert code == 5 and output.count("\n") == 1 and "cannot be removed" in output
-    assert (tmp_path / "run/last.safetensors/notes.txt").read_text() == "mine"
 
 
 # ----------------------------------------------------------------------------------------- commands

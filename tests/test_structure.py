@@ -16,8 +16,8 @@ LEVELS = [
     {"training"},
     {"checkpointing"},
     {"run"},
-    {"dashboard", "page", "convert"},
-    {"train", "sample"},
+    {"dashboard", "page"},
+    {"train", "sample", "convert"},
 ]
 PACKAGES = sorted(set.union(*LEVELS[:-1]))
 FILES = [

@@ -4,13 +4,11 @@
 
 Shows that damage is always noticed: files cut at every kilobyte, each bit of the header and of the
 last kilobyte flipped, pieces moved, other formats, noise. A file forged with the correct digest is
-rejected too, or gives a run with finite tensors of the right shape and dtype. Nothing in a file
-executes, and memory grows by no more than the size of the file plus 64 MB.
+rejected too, or gives a run with finite tensors of the right shape. Nothing in a file executes.
 """
 
 import json
 import random
-import resource
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -28,11 +26,9 @@ from model.runtime import select_runtime
 from tests.conftest import printed
 from tests.runs import small_run_args, start, train
 from tests.stress import main
-from tests.test_file_format import FORGED, OTHER_FILES, file_with_header
-from tests.test_nanogpt import PICKLES, archive_of
+from tests.test_convert import HOSTILE, archive_of
+from tests.test_file_format import OTHER_FILES, file_with_header
 from training.state import Run
-
-MEMORY = 64_000_000  # bytes
 
 
 def stress(full: bool) -> str:
@@ -47,24 +43,19 @@ def stress(full: bool) -> str:
         trap.mkdir()
         patch.chdir(trap)  # code in a file would write here
 
-        growth = 0
         for content in damaged(original, rng, full):
             path.write_bytes(content)
-            before = _reset_peak_memory()
             counts["damaged", is_rejected(path)] += 1
-            growth = max(growth, _memory_beyond(path, before))
         for _ in range(5000 if full else 150):
             path.write_bytes(forged(original, rng))
-            before = _reset_peak_memory()
             counts["forged", is_rejected(path)] += 1
-            growth = max(growth, _memory_beyond(path, before))
         for case in range(100 if full else 2):
             is_forged = case % 2 == 1
             content = forged(original, rng) if is_forged else next(damaged(original, rng, False))
             path.write_bytes(content)
             commands = [
                 ["sample.py", f"--ckpt={path}", "--max_new_tokens=3"],
-                ["train.py", *options, f"--out_dir={folder / str(case)}", f"--resume={path}"],
+                ["train.py", *options, f"--out_dir={folder / str(case)}", f"--init_from={path}"],
             ]
             process = start(*commands[(case + case // 2) % 2])
             output = process.communicate()[0]
@@ -78,9 +69,8 @@ def stress(full: bool) -> str:
         f"{counts['damaged', True]} damaged files: all rejected; "
         f"{counts['forged', True] + counts['forged', False]} forged files with a correct digest: "
         f"{counts['forged', True]} rejected, {counts['forged', False]} loaded with finite tensors "
-        f"of the right shape and dtype; with train.py and sample.py: {counts['command', True]} "
-        f"rejected, {counts['command', False]} accepted; no code was executed; "
-        f"memory grew by the file and {growth / 1e6:.0f} MB at most"
+        f"of the right shape; with train.py and sample.py: {counts['command', True]} rejected, "
+        f"{counts['command', False]} accepted; no code was executed"
     )
 
 
@@ -134,7 +124,7 @@ def _spliced(original: bytes, rng: random.Random) -> bytes:
 
 def _foreign(_: bytes, rng: random.Random) -> bytes:
     noise = rng.randbytes(rng.randrange(2, 5000))
-    archive = archive_of(PICKLES[rng.choice(sorted(PICKLES))])
+    archive = archive_of(HOSTILE[rng.choice(sorted(HOSTILE))])
     return rng.choice([noise, archive, *OTHER_FILES.values()])
 
 
@@ -144,51 +134,33 @@ def _foreign(_: bytes, rng: random.Random) -> bytes:
 def forged(original: bytes, rng: random.Random) -> bytes:
     """Return a changed file with a correct digest."""
     length = int.from_bytes(original[:8], "little")
-    header, data = bytearray(original[8 : 8 + length]), bytearray(original[8 + length :])
-    change = rng.choice(
-        [_bytes, _entries, _entries, _parts, _parts, _tensor_values, _named_forgery]
-    )
-    return bytes(file_with_header(*change(header, data, rng)))
+    header, data = json.loads(original[8 : 8 + length]), bytearray(original[8 + length :])
+    rng.choice([_entries, _parts, _tensor_values])(header, data, rng)
+    return bytes(file_with_header(header, data))
 
 
-def _bytes(header: bytearray, data: bytearray, rng: random.Random) -> tuple[bytes, bytes]:
-    """Change some bytes of the header."""
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        header[rng.randrange(len(header))] = rng.randrange(256)
-    return bytes(header), data
-
-
-def _entries(header: bytearray, data: bytearray, rng: random.Random) -> tuple[dict, bytes]:
+def _entries(header: dict, data: bytearray, rng: random.Random) -> None:
     """Change, remove, rename or duplicate the entry of a tensor."""
-    tree = json.loads(header)
-    name = rng.choice([each for each in tree if each != "__metadata__"])
-    number = rng.choice([-1, 0, 1, 4, 2**31, 2**53, 2**63, 0.5, "x", None, True, [], {}])
-    kind = rng.choice(["dtype", "shape", "data_offsets", "name", "out", "again", "whole"])
-    if kind == "dtype":
-        tree[name]["dtype"] = rng.choice(["F16", "F64", "I32", "BOOL", "F8_E4M3", "", 7, None])
-    elif kind in ("shape", "data_offsets"):
-        numbers = tree[name][kind]
-        if numbers:
-            numbers[rng.randrange(len(numbers))] = number
-        else:
-            numbers.append(number)
+    name = rng.choice([each for each in header if each != "__metadata__"])
+    number = rng.choice([0, 1, 4, 2**31, 2**53, 0.5, "x", None, [], {}])
+    kind = rng.choice(["shape", "data_offsets", "name", "out", "again", "whole"])
+    if kind in ("shape", "data_offsets"):
+        header[name][kind][0] = number
     elif kind == "name":
-        tree[name + rng.choice(["x", "\0", "\x1b[2J", "/../x", "\ud800"])] = tree.pop(name)
+        header[name + rng.choice(["x", "\0", "\x1b[2J", "/../x", "\ud800"])] = header.pop(name)
     elif kind == "out":
-        del tree[name]
+        del header[name]
     elif kind == "again":
-        tree[name + "x"] = tree[name]
+        header[name + "x"] = header[name]
     else:
-        tree[name] = number
-    return tree, data
+        header[name] = number
 
 
-def _parts(header: bytearray, data: bytearray, rng: random.Random) -> tuple[dict, bytes]:
-    """Change a value somewhere in config, vocabulary, data, progress, environment or events."""
-    tree = json.loads(header)
-    metadata = tree["__metadata__"]
-    name = rng.choice([*checkpoint.SECTIONS, "vocabulary"])
-    value = rng.choice([-1, 0, 10**30, 1.5, "x", "\x1b[2J", None, True, [], {}, [1, "x"], 2**20])
+def _parts(header: dict, data: bytearray, rng: random.Random) -> None:
+    """Change a value somewhere in the metadata."""
+    metadata = header["__metadata__"]
+    name = rng.choice([name for name in metadata if name not in ("sha256", "hornbook_format")])
+    value = rng.choice([-1, 0, 10**30, 1.5, "x", "\x1b[2J", None, True, [], {}, [1, "x"]])
     part = metadata[name] if name == "vocabulary" else json.loads(metadata[name])
     section = part
     while isinstance(section, dict) and section:
@@ -202,37 +174,13 @@ def _parts(header: bytearray, data: bytearray, rng: random.Random) -> tuple[dict
     metadata[name] = rng.choice([json.dumps(part), json.dumps(part), json.dumps(part)[:-1]])
     if rng.random() < 0.1:
         del metadata[name]
-    return tree, data
 
 
-def _tensor_values(header: bytearray, data: bytearray, rng: random.Random) -> tuple[bytes, bytes]:
+def _tensor_values(header: dict, data: bytearray, rng: random.Random) -> None:
     """Overwrite a tensor element, possibly with NaN or infinity."""
     start = rng.randrange(len(data)) // 4 * 4
     numbers = [b"\0\0\xc0\x7f", b"\0\0\x80\xff", b"\0\0\x80\x7f", rng.randbytes(4)]
     data[start : start + 4] = rng.choice(numbers)
-    return bytes(header), data
-
-
-def _named_forgery(header: bytearray, data: bytearray, rng: random.Random) -> tuple[object, bytes]:
-    """Return one of the forged headers of tests/test_file_format.py."""
-    return FORGED[rng.choice(sorted(FORGED))][0], bytes(16)
-
-
-def _reset_peak_memory() -> int:
-    """Reset the peak of resident memory to its present size (Linux); return it, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _peak_memory()
-
-
-def _memory_beyond(path: Path, before: int) -> int:
-    """Return by how much more than a file's size memory has grown; refuse more than MEMORY."""
-    growth = _peak_memory() - before - path.stat().st_size
-    assert growth <= MEMORY, f"memory grew by the file and {growth} bytes"
-    return growth
-
-
-def _peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

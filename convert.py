@@ -1,0 +1,123 @@
+"""Import a character-level model of nanoGPT as a run: sample from it, fine-tune it, look at it.
+
+    python convert.py out-shakespeare-char/ckpt.pt --vocabulary=input.txt --out_dir=out/nanogpt
+
+The vocabulary is not in ckpt.pt, so give the text that the model was trained on: nanoGPT's ids are
+the places of its characters, sorted. ckpt.pt is a pickle; `torch.load(weights_only=True)` takes
+tensors and plain values from it, and runs nothing.
+
+nanoGPT: https://github.com/karpathy/nanoGPT
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from checkpointing import checkpoint as checkpoints
+from checkpointing import run_dir
+from checkpointing.checkpoint import BEST, Checkpoint, TextInfo
+from checkpointing.file_format import checkpoint_errors
+from common.console import (
+    path_word,
+    prepare_console,
+    print_note,
+    print_result,
+    program,
+    script,
+    shell_command,
+)
+from common.errors import CheckpointError
+from common.files import write_atomic
+from configs.schema import Config, ModelConfig
+from data.text import read_text
+
+GPT2 = {  # settings of the architecture
+    "positions": "learned",
+    "token_shifts": 0,
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "qk_norm": False,
+    "residual_init": "scaled",
+    "logit_softcap": 0.0,
+    "logit_scale": 1.0,
+}
+SIZES = (
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "block_size",
+    "bias",
+    "dropout",
+)  # nanoGPT's names, and ours
+NAMES = {  # a part of a parameter's name in nanoGPT -> here
+    "_orig_mod.": "",  # of torch.compile
+    "transformer.h.": "blocks.",
+    "transformer.wte": "token_embedding",
+    "transformer.wpe": "position_embedding",
+    "transformer.ln_f": "final_norm",
+    ".ln_1": ".attn_norm",
+    ".attn.c_proj": ".attention.out_proj",
+    ".ln_2": ".mlp_norm",
+    ".mlp.c_fc": ".mlp.up",
+    ".mlp.c_proj": ".mlp.down",
+    ".weight": "",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    prepare_console()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("ckpt", type=Path, help="ckpt.pt of nanoGPT")
+    parser.add_argument("--vocabulary", type=Path, required=True, metavar="TEXT")
+    parser.add_argument("--out_dir", type=Path, required=True, help="folder of the new run")
+    options = parser.parse_args(argv)
+    vocabulary = "".join(sorted(set(read_text(options.vocabulary, "utf-8"))))
+    saved = read_nanogpt(options.ckpt, vocabulary)
+    with run_dir.only_writer(options.out_dir):
+        run_dir.check_run_dir(options.out_dir, source=None, overwrite=False)
+        if note := run_dir.prepare_run_dir(options.out_dir, None, saved.config):
+            print_note(note)
+        write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
+    folder = path_word(options.out_dir)
+    command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])
+    print_result(f"imported {options.ckpt}; now try:", f"  {command}")
+    return 0
+
+
+def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
+    """Read a ckpt.pt of nanoGPT; raise CheckpointError if its model does not fit."""
+    with checkpoint_errors(path):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        args, tensors = content["model_args"], our_tensors(content["model"])
+        if args["vocab_size"] != len(vocabulary):
+            raise CheckpointError(
+                f"the model has {args['vocab_size']:,} tokens, --vocabulary {len(vocabulary):,} "
+                "distinct characters; only a character-level model can be imported, with the text "
+                "that it was trained on"
+            )
+        model = ModelConfig(**GPT2, **{name: args[name] for name in SIZES}, tied=True)
+    saved = Checkpoint(Config(model=model), vocabulary, tensors, TextInfo(str(path)), path=path)
+    checkpoints.build_model(saved)  # checks the tensors
+    return saved
+
+
+def our_tensors(model: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a nanoGPT model under the names of a checkpoint."""
+    tensors = {}
+    for name, tensor in model.items():
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        if ".attn.c_attn" in name:  # one matrix for query, key and value
+            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                whole_name = name.replace(".attn.c_attn", f".attention.{part}")
+                tensors[f"model.{whole_name}"] = rows.float()
+        # leave out the output matrix, which is tied to the token embedding, and the causal mask
+        elif name != "lm_head" and not name.endswith(".attn.bias"):
+            tensors[f"model.{name}"] = tensor.float()
+    return tensors
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

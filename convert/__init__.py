@@ -1,1 +1,0 @@
-"""Conversion: character-level nanoGPT models in, GPT-2 models of Hugging Face out."""

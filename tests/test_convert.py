@@ -1,0 +1,212 @@
+"""convert.py: models of nanoGPT are imported with the same logits, or refused in one line."""
+
+import io
+import math
+import pickle
+import random
+import zipfile
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import convert
+from checkpointing import load_model
+from common.errors import CheckpointError, UserError
+from tests.conftest import printed
+from tests.runs import train
+
+TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
+CHARACTERS = sorted(set(TEXT))
+
+
+def model_args(n_layer=2, n_head=2, n_embd=16, block_size=12, bias=False, **others):
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": block_size}
+    return {**sizes, "bias": bias, "vocab_size": len(CHARACTERS), "dropout": 0.1, **others}
+
+
+def random_weights(args):
+    """Return the state dict of nanoGPT's model.py, with random numbers."""
+    C, V, generator = args["n_embd"], args["vocab_size"], torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return 0.3 * torch.randn(*shape, generator=generator)
+
+    weights = {"transformer.wte.weight": draw(V, C)}
+    weights["transformer.wpe.weight"] = draw(args["block_size"], C)
+    linear = {"attn.c_attn": (3 * C, C), "attn.c_proj": (C, C)}
+    linear |= {"mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+    modules = {
+        f"transformer.h.{i}.{name}": shape
+        for i in range(args["n_layer"])
+        for name, shape in ({"ln_1": (C,), "ln_2": (C,)} | linear).items()
+    }
+    for name, shape in (modules | {"transformer.ln_f": (C,)}).items():
+        weights[f"{name}.weight"] = draw(*shape) + (len(shape) == 1)
+        if args["bias"]:
+            weights[f"{name}.bias"] = draw(shape[0])
+    return weights | {"lm_head.weight": weights["transformer.wte.weight"]}
+
+
+def nanogpt_logits(weights, args, ids):
+    """nanoGPT's forward pass, written out: ids (T,) -> logits (T, V)."""
+
+    def norm(x, name):
+        bias = weights.get(f"{name}.bias")
+        return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], bias, 1e-5)
+
+    def linear(x, name):
+        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    T, H = len(ids), args["n_head"]
+    x = weights["transformer.wte.weight"][ids] + weights["transformer.wpe.weight"][:T]
+    for i in range(args["n_layer"]):
+        block = f"transformer.h.{i}"
+        qkv = linear(norm(x, f"{block}.ln_1"), f"{block}.attn.c_attn")  # (T, 3C)
+        q, k, v = (part.unflatten(1, (H, -1)).transpose(0, 1) for part in qkv.chunk(3, dim=1))
+        scores = q @ k.mT / math.sqrt(q.size(-1))  # (H, T, T)
+        scores = scores.masked_fill(torch.ones(T, T).triu(1) == 1, -math.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)  # (T, C)
+        x = x + linear(mixed, f"{block}.attn.c_proj")
+        hidden = F.gelu(linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
+        x = x + linear(hidden, f"{block}.mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ weights["lm_head.weight"].T
+
+
+def save(path, args, weights=None, prefix="", **others):
+    """Write a ckpt.pt as nanoGPT's train.py does, with the state of its optimizer."""
+    weights = weights or random_weights(args)
+    moments = {"step": torch.tensor(250.0), "exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3)}
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.99), "fused": None, "params": [0]}]
+    content = {
+        "model": {prefix + name: tensor for name, tensor in weights.items()},
+        "optimizer": {"state": {0: moments}, "param_groups": groups},
+        "model_args": args,
+        "iter_num": 250,
+        "best_val_loss": torch.tensor(1.5),
+        "config": {"out_dir": "out", "learning_rate": 1e-3, "compile": True, "device": "cuda"},
+    }
+    torch.save(content | others, path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The folder of a ckpt.pt and the text of its training."""
+    save(tmp_path / "ckpt.pt", model_args())
+    # nanoGPT reads it in Python's text mode: a line end is a newline
+    (tmp_path / "text.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
+    return tmp_path
+
+
+def import_run(folder):
+    """Import the files in a folder; return the folder of the run."""
+    words = [folder / "ckpt.pt", f"--vocabulary={folder / 'text.txt'}", f"--out_dir={folder}/run"]
+    assert convert.main(list(map(str, words))) == 0
+    return folder / "run"
+
+
+def refusal(folder):
+    """Return the one line of an import that must be refused, and leave nothing behind."""
+    with pytest.raises(CheckpointError) as caught:
+        import_run(folder)
+    assert caught.value.exit_code == 4 and not (folder / "run").exists()
+    return printed(caught.value)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 8, 8, False), (2, 4, 16, 12, True), (3, 2, 12, 5, False), (2, 3, 24, 16, True)],
+    ids=str,
+)
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."], ids=["plain", "compiled"])
+def test_logits_are_those_of_nanogpt(prefix, shape, files):
+    args = model_args(*shape)
+    weights = random_weights(args)
+    masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12)}  # old versions save it
+    save(files / "ckpt.pt", args, weights | masks, prefix)
+    model, tokenizer = load_model(import_run(files))
+    assert tokenizer.vocabulary == "".join(CHARACTERS) and model.config.dropout == 0.1
+    ids = torch.randint(len(CHARACTERS), (args["block_size"],))
+    expected = nanogpt_logits(weights, args, ids)
+    with torch.no_grad():
+        difference = (model(ids[None])[0] - expected).abs().max()
+    assert difference < 1e-5 * max(1, expected.abs().max())
+
+
+def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
+    run = import_run(files)
+    options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
+    options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
+    code, output = train(*options, f"--init_from={run}", f"--out_dir={files / 'more'}")
+    assert code == 0, output
+    code, output = train(*options, f"--out_dir={run}", "--resume")
+    assert code == 4 and "an imported model, which has no optimizer state" in output
+
+
+def test_a_folder_with_a_run_is_left_alone(files):
+    best = import_run(files) / "best.safetensors"
+    before = best.read_bytes()
+    save(files / "ckpt.pt", model_args(n_layer=1))
+    with pytest.raises(UserError, match="already holds a run") as caught:
+        import_run(files)
+    assert caught.value.exit_code == 2 and best.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------------- what is refused
+
+
+def test_a_text_that_the_model_was_not_trained_on_is_refused(files):
+    (files / "text.txt").write_text("another text")
+    assert "the model has 20 tokens, --vocabulary 9 distinct characters" in refusal(files)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"model": None}, "its content is invalid (AttributeError"),
+        ({"model_args": {}}, "its content is invalid (KeyError: 'vocab_size')"),
+        ({"model_args": model_args(n_embd=18)}, "model.token_embedding is float32 (20, 16)"),
+        ({"model_args": model_args(n_layer=3)}, "missing: model.blocks.2.attn_norm"),
+        ({"model_args": model_args(n_head=3)}, "not divisible by n_head 3"),
+    ],
+    ids=str,
+)
+def test_what_is_no_model_of_nanogpt_is_refused(changes, words, files):
+    save(files / "ckpt.pt", model_args(), **changes)
+    assert words in refusal(files)
+
+
+class Harmful:
+    """An object whose pickle calls a function that leaves a file."""
+
+    def __reduce__(self):
+        return open, ("harmed", "w")
+
+
+def archive_of(content):
+    """Return a PyTorch archive with this pickle."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("archive/data.pkl", content)
+        file.writestr("archive/version", "3\n")
+    return archive.getvalue()
+
+
+HOSTILE = {
+    "a call": pickle.dumps(Harmful(), 2),
+    "a call inside": pickle.dumps({"model": Harmful(), "model_args": model_args()}, 2),
+    "an instance": b"(X\x06\0\0\0harmedios\nmkdir\n.",
+    "a class": pickle.dumps({"model": random.Random}, 2),
+}
+
+
+@pytest.mark.parametrize("kind", ["archive", "pickle"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_in_a_pickle_runs_and_no_class_is_loaded(name, kind, files, monkeypatch):
+    trap = files / "trap"
+    trap.mkdir()
+    monkeypatch.chdir(trap)
+    content = archive_of(HOSTILE[name]) if kind == "archive" else HOSTILE[name]
+    (files / "ckpt.pt").write_bytes(content)
+    assert "its content is invalid (UnpicklingError: Weights only load failed" in refusal(files)
+    assert not list(trap.iterdir())
