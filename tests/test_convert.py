@@ -165,8 +165,8 @@ def test_a_text_that_the_model_was_not_trained_on_is_refused(files):
     [
         ({"model": None}, "its content is invalid (AttributeError"),
         ({"model_args": {}}, "its content is invalid (KeyError: 'vocab_size')"),
-        ({"model_args": model_args(n_embd=18)}, "model.token_embedding is float32 (20, 16)"),
-        ({"model_args": model_args(n_layer=3)}, "missing: model.blocks.2.attn_norm"),
+        ({"model_args": model_args(n_embd=18)}, "token_embedding is float32 (20, 16)"),
+        ({"model_args": model_args(n_layer=3)}, "missing: blocks.2.attn_norm"),
         ({"model_args": model_args(n_head=3)}, "not divisible by n_head 3"),
     ],
     ids=str,

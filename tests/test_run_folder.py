@@ -203,14 +203,6 @@ def test_a_start_that_fails_changes_nothing_and_leaves_at_most_a_folder_with_its
         assert after.keys() - before.keys() <= {"new", "new/run", "new/run/.lock", "others/.lock"}
 
 
-def test_what_a_run_killed_before_its_first_checkpoint_left_is_replaced(options, tmp_path):
-    run = tmp_path / "run"
-    kill_at(1, *options)
-    assert scalars(run)["train/loss"] and not list(run.glob("*.safetensors"))
-    assert train(*options)[0] == 0
-    assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4]
-
-
 # ----------------------------------------------------------------------------------------- commands
 
 
