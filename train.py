@@ -30,12 +30,10 @@ from checkpointing.run_dir import CheckpointManager, only_writer
 from common.errors import ConfigError, NonFiniteError, first_few
 from common.stop import Interrupted, Stop
 from configs.schema import Config
-from dashboard.event_file import truncate_events
-from dashboard.logger import Logger, info
-from dashboard.report import Report
 from data.corpus import Corpus, check_sizes, load_corpus
 from data.tokenizer import describe
 from model.runtime import Runtime, available_devices, select_runtime
+from run.log import Log, info
 from training.distributed import World
 from training.duration import fit_to_time, measure_speed
 from training.environment import keep_freed_memory
@@ -71,28 +69,25 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> N
     folder, is_main = Path(command.out_dir), run.world.is_main
     if is_main:
         prepare_folder(folder, run, saved)
-    log_folder = folder if is_main else None
-    with closing(Logger(log_folder, run.progress.step, run.config.train.max_iters)) as logger:
-        report = Report(run, logger)
-        in_place = run_dir.is_in(saved and saved.path, folder)
-        report.log_start(new_model=not (saved or command.init_from), unchanged=in_place)
+    with closing(Log(run, folder if is_main else None)) as log:
+        log.start(new_model=not (saved or command.init_from))
         # a run resumed from last.safetensors need not save this state again
         resumed_from_last = saved and saved.path == folder / checkpoints.LAST
         saved_progress = run.progress if resumed_from_last else None
-        manager = CheckpointManager(folder, info, logger.position, saved_progress)
-        loop(run, stop, report, manager)
+        manager = CheckpointManager(folder, info, saved_progress)
+        loop(run, stop, log, manager)
 
     if stop.requested:
         to_resume = command.resume_command()
         info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {to_resume}")
     else:
-        report.log_end(command)
+        log.end(command)
 
 
-def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> None:
+def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> None:
     """Train until the last step, or until the run is asked to stop."""
     world, max_iters = run.world, run.config.train.max_iters
-    train_step = TrainStep(run, notify=info)
+    train_step = TrainStep(run)
     while True:
         # once in a while, and at the end: evaluate
         improved = False
@@ -100,7 +95,7 @@ def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> No
             with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
                 result = evaluate(run, stop)
                 improved = result.improved
-                report.log_evaluation(result)
+                log.evaluation(result)
 
         # if one process is asked to stop, all of them stop at this step
         if world.any(stop.requested):
@@ -114,7 +109,7 @@ def loop(run: Run, stop: Stop, report: Report, manager: CheckpointManager) -> No
             return
 
         # one optimization step; raises NonFiniteError, before the update, if the run has diverged
-        report.log_step(train_step())
+        log.step(train_step())
 
 
 # --------------------------------------------------------------------------------- building the run
@@ -289,9 +284,6 @@ def prepare_folder(folder: Path, run: Run, saved: Checkpoint | None) -> None:
     source = saved and saved.path
     if note := run_dir.prepare_run_dir(folder, source, run.asked):
         info(note)
-    # steps after the checkpoint will be repeated: cut the log back to it (Logger does metrics.csv)
-    if run_dir.is_in(source, folder):
-        truncate_events(folder, saved.events)
 
 
 def after_divergence(command: Command) -> str:

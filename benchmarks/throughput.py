@@ -117,7 +117,7 @@ def flops_per_token(model: GPT) -> int:
     return 6 * parameter_count(model) + attention
 
 
-def peak_flops(dtype: torch.dtype) -> float:
+def measured_peak(dtype: torch.dtype) -> float:
     """Return the FLOP/s of large square matrix products: the best of twenty."""
     a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE).to(dtype)
     seconds = time_steps({"product": lambda: a @ b}, 20)["product"]
@@ -156,7 +156,7 @@ def measure_utilization(repeats: int) -> None:
             flops = flop / statistics.median(seconds)
             print(
                 f"{name}, {optimizer}: {flops / 1e9:.0f} GFLOP/s, "
-                f"{flops / peak_flops(dtype):.0%} of the measured peak"
+                f"{flops / measured_peak(dtype):.0%} of the measured peak"
             )
 
 

@@ -23,7 +23,7 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.parameters import copy_slices, load_tensors, named_slices
 from model.runtime import select_runtime
-from training.environment import Environment, environment_of
+from training.environment import environment_of
 from training.resolve import resolve
 from training.state import Progress, Run
 
@@ -32,9 +32,6 @@ SUFFIX = ".safetensors"
 LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
 SETTINGS_FILE = "config.yaml"
 METRICS = "metrics.csv"
-EVENTS = "events.out.tfevents.{:010d}"  # of TensorBoard
-# The event file that describes the run. Number 0: TensorBoard reads the files in order of name.
-DESCRIPTION = EVENTS.format(0) + ".run"
 # the checkpoint that is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
 
@@ -50,20 +47,10 @@ class TextInfo(Checked):
     epochs: float = setting(0.0, "how often the run will have read it when it ends", "[0, 1e15]")
 
 
-@dataclass(frozen=True)
-class EventPosition(Checked):
-    """The end of the event files when a checkpoint was saved; a resume cuts off the rest."""
-
-    number: int = setting(0, "of the event file that was written then", "[0, 1e10)")
-    size: int = setting(0, "of that file, in bytes", "[0, 1e15]")
-
-
-SECTIONS = {  # of the metadata of a file, besides the vocabulary
+SECTIONS = {  # of the metadata of a file, besides the vocabulary and the environment
     "config": Config,
     "data": TextInfo,
     "progress": Progress,
-    "environment": Environment,
-    "events": EventPosition,
 }
 
 
@@ -84,8 +71,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     data: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
-    environment: Environment = field(default_factory=Environment)
-    events: EventPosition = field(default_factory=EventPosition)
+    environment: dict[str, str] = field(default_factory=dict)  # of `environment_of`
     options: frozenset[str] = frozenset()  # names of the settings that are not from a config file
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
@@ -105,7 +91,7 @@ class Checkpoint:
 # ------------------------------------------------------------------------------- run <-> checkpoint
 
 
-def capture(run: Run, events: EventPosition) -> Checkpoint:
+def capture(run: Run) -> Checkpoint:
     """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite."""
     tensors = {}
     for name, slices in _tensors_of(run).items():
@@ -121,7 +107,6 @@ def capture(run: Run, events: EventPosition) -> Checkpoint:
         data=text_info(run),
         progress=replace(run.progress),
         environment=environment_of(run.runtime, run.world.size),
-        events=events,
         options=run.options,
         tensors=tensors,
     )
@@ -253,6 +238,7 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
     metadata = {
         name: json.dumps(asdict(getattr(checkpoint, name)), allow_nan=False) for name in SECTIONS
     }
+    metadata["environment"] = json.dumps(checkpoint.environment)
     metadata["options"] = json.dumps(sorted(checkpoint.options))
     metadata["vocabulary"] = checkpoint.vocabulary
     return file_format.to_bytes(metadata, checkpoint.tensors)
@@ -266,6 +252,7 @@ def load(path: Path) -> Checkpoint:
         for name, section in SECTIONS.items():
             with error_context(name):
                 sections[name] = from_dict(json.loads(metadata[name]), section)
+        sections["environment"] = dict(json.loads(metadata["environment"]))
         return Checkpoint(
             **sections,
             vocabulary=metadata["vocabulary"],

@@ -5,7 +5,6 @@ facts of the environment, "threads".
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from checkpointing.checkpoint import Checkpoint, text_info
 from common.console import shorten
@@ -94,7 +93,7 @@ def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, obje
         (now, text_info(run), environment_of(run.runtime, run.world.size)),
     ):
         facts |= {"data.sha256": text.sha256, "data.val_sha256": text.val_sha256}
-        facts |= asdict(environment)
+        facts |= environment
     return differences(then, now)
 
 

@@ -21,7 +21,6 @@ from checkpointing.checkpoint import (
     METRICS,
     PREV,
     SETTINGS_FILE,
-    EventPosition,
 )
 from common import files
 from common.console import print_note
@@ -40,19 +39,17 @@ WRITTEN_BY = b"# Written by train.py"  # the first line of a config.yaml that ma
 class CheckpointManager:
     """Saves the checkpoints of a run. A failed save is reported, and retried by the next one.
 
-    `notify` prints a line; `event_position` returns the current end of the event files.
-    `saved_progress` is the progress in last.safetensors if this run was resumed from that file, and
-    None otherwise.
+    `notify` prints a line; `saved_progress` is the progress in last.safetensors if this run was
+    resumed from that file, and None otherwise.
     """
 
     def __init__(
         self,
         folder: Path,
         notify: Callable[[str], None],
-        event_position: Callable[[], EventPosition],
         saved_progress: Progress | None,
     ):
-        self.folder, self.notify, self.event_position = folder, notify, event_position
+        self.folder, self.notify = folder, notify
         self.saved_progress = saved_progress and replace(saved_progress)
         self.saved_at = time.monotonic()
         self.unsaved_best: bytearray | None = None
@@ -66,7 +63,7 @@ class CheckpointManager:
         as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
         if not (as_best or as_last):
             return
-        content = checkpoints.to_bytes(checkpoints.capture(run, self.event_position()))
+        content = checkpoints.to_bytes(checkpoints.capture(run))
         if as_best:
             self.unsaved_best = content
         try:

@@ -1,6 +1,6 @@
-"""Pictures for TensorBoard: attention maps, and the loss by position in the context.
+"""Pictures for TensorBoard: attention maps.
 
-Each has a white background, so it is readable in both light and dark mode. H heads, T characters
+Their background is white, so they are readable in light and dark mode. H heads, T characters
 """
 
 import math
@@ -12,7 +12,6 @@ from data.tokenizer import character_name
 
 CELL = 10  # pixels per character
 GAP = 16  # pixels between two maps
-MAX_TICKS = 10  # on the y axis, at any scale
 TITLE_HEIGHT, SCALE_WIDTH, MIN_WIDTH = 18, 92, 200  # pixels
 BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to white
 COLOR_STOPS = np.array(  # red, green, blue
@@ -23,7 +22,7 @@ PALETTE = np.stack(
     [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in COLOR_STOPS.T],
     axis=1,
 )
-SMALL, FONT, TITLE_FONT = (ImageFont.load_default(size) for size in (10, 12, 15))
+SMALL, FONT = (ImageFont.load_default(size) for size in (10, 12))
 SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
 
@@ -84,36 +83,6 @@ def _draw_scale(canvas: Image.Image) -> None:
         canvas.paste(Image.fromarray(shade), (left, 4))
         draw.text((left + CELL + 3, 2), label, DARK, FONT)
         left += CELL + 8 + math.ceil(FONT.getlength(label))
-
-
-def curve(x: np.ndarray, y: np.ndarray, reference: float, title: str) -> Image.Image:
-    """Plot `y` against `x`, on a log scale from 1, and a dashed horizontal line at `reference`."""
-    width, height, margin = 720, 400, 48
-    x_max, y_max = x[-1], max(reference, *y) * 1.05
-    canvas = Image.new("L", (width, height), BACKGROUND)
-    draw = ImageDraw.Draw(canvas)
-
-    # a log scale, because most of what context gives is gained in the first few characters
-    def pixel(x, y):
-        fraction = np.log(x) / max(math.log(x_max), 1e-9)
-        column = margin + fraction * (width - 2 * margin)
-        row = height - margin - y / y_max * (height - 2 * margin)
-        return column, row
-
-    # horizontal lines at whole nats, and the positions 1, 2, 4, ... below the x axis
-    for tick in range(0, math.floor(y_max) + 1, max(1, math.ceil(y_max / MAX_TICKS))):
-        draw.line([pixel(1, tick), pixel(x_max, tick)], FAINT - 12)
-        draw.text((margin - 20, pixel(1, tick)[1] - 8), str(tick), DARK, FONT)
-    for tick in 2 ** np.arange(math.floor(math.log2(x_max)) + 1):
-        draw.text((pixel(tick, 0)[0] - 4, height - margin + 6), str(tick), DARK, FONT)
-
-    # the reference, dashed, and the curve above it
-    row = pixel(1, reference)[1]
-    for dash in np.linspace(margin, width - margin, 60):
-        draw.line([(dash, row), (dash + 5, row)], 140)
-    draw.line(list(zip(*pixel(x, y), strict=True)), DARK, 2)
-    draw.text((margin, 12), title, DARK, TITLE_FONT)
-    return _with_palette(canvas)
 
 
 def _cells(weights: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from configs.schema import LAYOUTS
@@ -59,9 +58,9 @@ def losses(name: str) -> list[float]:
         return [value for _, value in scalars(Path(folder, "run"))["train/loss"]]
 
 
-def environment(name: str) -> dict[str, str | int]:
+def environment(name: str) -> dict[str, str]:
     """Return the environment in which `losses` trains the run `name`."""
-    return asdict(environment_of(runtime.select_runtime("cpu", dtype_of(name)), world_size=1))
+    return environment_of(runtime.select_runtime("cpu", dtype_of(name)), world_size=1)
 
 
 def dtype_of(name: str) -> str:

@@ -19,7 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+from tensorboard.util.tensor_util import make_ndarray
 
 from checkpointing import file_format
 from checkpointing.checkpoint import BEST, LAST, SECTIONS
@@ -49,6 +51,7 @@ DIVERGING = [
     "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=1", "--muon_learning_rate=1",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
+JSON_SECTIONS = [*SECTIONS, "options", "environment"]  # of a checkpoint file
 PHASES = {  # a function that only one phase of a run uses
     "load": ("train", "load_corpus"),
     "step": ("training.schedule", "lr_multiplier"),
@@ -57,8 +60,10 @@ PHASES = {  # a function that only one phase of a run uses
     "save": ("os", "fsync"),
 }
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143, "SIGINT twice": 130}
-TIMES = {"train/tokens_per_sec"}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+# Many runs start here within a second. Their event files, in which TensorBoard's writer counts from
+# 0, shall have names in the order of the starts, also from 9 to 10.
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
 
 
 def small_run_args(folder: Path) -> list[str]:
@@ -202,14 +207,13 @@ def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
 def contents(path: Path) -> dict:
     """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
     metadata, tensors = file_format.read(path)
-    sections = {name: json.loads(metadata[name]) for name in (*SECTIONS, "options")}
+    sections = {name: json.loads(metadata[name]) for name in JSON_SECTIONS}
     return {**sections, "vocabulary": metadata["vocabulary"], "tensors": tensors}
 
 
 def write_checkpoint(path: Path, changed: dict) -> None:
     """Write a checkpoint file with any contents and the correct digest."""
-    names = (*SECTIONS, "options")
-    metadata = {name: json.dumps(changed[name]) for name in names if name in changed}
+    metadata = {name: json.dumps(changed[name]) for name in JSON_SECTIONS if name in changed}
     if "vocabulary" in changed:
         metadata["vocabulary"] = changed["vocabulary"]
     write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
@@ -239,20 +243,20 @@ def snapshot(folder: Path) -> dict[str, object]:
     }
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return (step, value) pairs by tag, read by TensorBoard, without timings and descriptions."""
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:
+    """Return the (step, value) pairs of scalars and texts by tag, as TensorBoard serves them.
+
+    What differs from start to start is left out: timings, descriptions.
+    """
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     found = {}
-    for tag in events.Tags()["scalars"]:
-        found[tag] = [(each.step, each.value) for each in events.Scalars(tag)]
     for tag in events.Tags()["tensors"]:
-        texts = [(each.step, list(each.tensor_proto.string_val)) for each in events.Tensors(tag)]
-        found[tag] = texts
-    return {
-        tag: values
-        for tag, values in found.items()
-        if tag not in TIMES and not tag.startswith("setup/")
-    }
+        plugin = events.SummaryMetadata(tag).plugin_data.plugin_name
+        left_out = tag == "train/tokens_per_sec" or tag.startswith("setup/")
+        if plugin in ("scalars", "text") and not left_out:
+            tensors = [(each.step, make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
+            found[tag] = [(step, tensor.tolist()) for step, tensor in tensors]
+    return found
 
 
 def outcome(folder: Path) -> dict:
@@ -260,7 +264,6 @@ def outcome(folder: Path) -> dict:
     results = {name: contents(folder / name) for name in (LAST, BEST)}
     for checkpoint in results.values():
         del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
-        del checkpoint["events"]  # its file names contain times
         del checkpoint["options"]
     return results | {"scalars": repr(scalars(folder))}  # as text, since NaN != NaN
 
@@ -295,7 +298,7 @@ def run_ranks(
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "dashboard.report", "torch._dynamo"])
+    context.set_forkserver_preload([__name__, "run.log", "torch._dynamo"])
     common = (len(arguments), _free_port(), folder)
     processes = [
         context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))

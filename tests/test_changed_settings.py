@@ -17,10 +17,9 @@ from common.stop import Stop
 from configs.command import parse_train as parse
 from configs.fields import settings_of
 from configs.schema import Config
-from dashboard.logger import Logger
-from dashboard.report import Report
 from model import runtime
 from model.attention import KERNELS, LAYOUTS
+from run.log import Log
 from tests.conftest import ROOT
 from tests.runs import contents, merged, train, write_checkpoint
 from train import build
@@ -88,7 +87,7 @@ EFFECTS = {
     "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
     "model.logit_scale": (0.5, lambda run: run.model.config.logit_scale, 0.5),
     "train.batch_size": (6, lambda run: len(run.batches(0)[0]), 6),
-    "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run, print)().tokens, 3 * 4 * 8),
+    "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run)().tokens, 3 * 4 * 8),
     "train.max_iters": (15, lambda run: rates(run)[14] < 0.2, True),
     "train.optimizer": ("adamw", lambda run: len(run.optimizers), 1),
     "train.learning_rate": (0.5, lambda run: groups(run)["embeddings"]["peak_lr"], 0.5),
@@ -108,7 +107,7 @@ EFFECTS = {
     "train.eval_interval": (5, lambda run: due(run, "evaluation_due"), True),
     "train.save_interval": (5, lambda run: save_due(run), True),
     "train.log_interval": (1, lambda run: logged(run), [1, 2, 3]),
-    "train.log": ("scalars", lambda run: Report(run, Logger(None, 0, 1)).pictures, False),
+    "train.log": ("scalars", lambda run: Log(run, None).pictures, False),
     "train.sample_chars": (3, lambda run: len(evaluate(run, Stop()).sample), 3),
     "out_dir": ("elsewhere", None, None),  # where train.py writes: test_run_folder.py
     "seed": (7, lambda run: run.batches._seed[0], 7),
@@ -122,7 +121,7 @@ def weights_move_less_than(run, distance):
     """Return whether plain gradient descent would; the optimizer gets the clipped gradient."""
     seen = []
     run.optimizers[0].step = lambda: seen.extend(p.grad.norm() for p in run.model.parameters())
-    TrainStep(run, print)()
+    TrainStep(run)()
     return max(seen) < distance
 
 
@@ -134,16 +133,16 @@ def patience_of(run):
 
 
 def logged(run):
-    report, steps, step = Report(run, Logger(None, 0, 1)), [], TrainStep(run, print)
-    report.logger.scalars = lambda number, _: steps.append(number)
+    log, steps, step = Log(run, None), [], TrainStep(run)
+    log._write_scalars = lambda number, _: steps.append(number)
     for run.progress.step in (0, 1, 2):
-        report.log_step(step())
+        log.step(step())
     return steps
 
 
 def is_compiled(run):
     with mock.patch("torch.compile") as compiler:  # which takes seconds to import
-        TrainStep(run, print)
+        TrainStep(run)
     return compiler.called
 
 
@@ -305,7 +304,7 @@ def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
 
 
 def test_each_step_of_a_run_has_its_own_dropout(saved):
-    step, seeds = TrainStep(run_with(saved, "resume", "--dropout=0.7"), print), set()
+    step, seeds = TrainStep(run_with(saved, "resume", "--dropout=0.7")), set()
     for _ in range(3):
         step()
         seeds.add(torch.initial_seed())

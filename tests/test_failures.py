@@ -1,13 +1,10 @@
 """Failures during a run: the message, the exit code and the remaining checkpoints."""
 
 import errno
-import io
 import itertools
 import math
 import re
 import shlex
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,13 +13,9 @@ import torch
 from checkpointing.checkpoint import BEST, LAST, SETTINGS_FILE
 from common import files
 from common.console import program
-from dashboard import event_file
-from dashboard.event_file import DESCRIPTION
-from dashboard.logger import Logger
 from tests.runs import (
     STEPS,
     contents,
-    equal,
     one_loss,
     raised,
     same_runs,
@@ -32,7 +25,6 @@ from tests.runs import (
     train,
 )
 from training import evaluate, step
-from training.health import SPIKE_WINDOW, is_spike
 from training.optimizers import AdamW
 
 PYTHON = shlex.quote(program("python"))  # in printed commands
@@ -120,25 +112,6 @@ def test_a_non_finite_validation_loss_is_reported_and_never_the_best(train_run, 
     assert contents(run / BEST)["progress"]["best_step"] == STEPS
 
 
-# ------------------------------------------------------------------------------------------- spikes
-
-
-def test_a_loss_spike_is_counted_and_printed(train_run, run, monkeypatch):
-    patch_losses(monkeypatch, lambda loss, number: loss * 3 if number == 280 else loss)
-    code, output = train_run("--max_iters=150", "--eval_interval=150", "--save_interval=50")
-    assert code == 0
-    words = r"step 141: loss \S+ is far above the mean of the last 128 \(spikes so far: 1\)\n"
-    assert re.search(words, output)
-    assert scalars(run)["train/spikes"][-1] == (150, 1.0)
-    assert len(contents(run / LAST)["progress"]["recent_losses"]) == SPIKE_WINDOW
-
-
-def test_a_spike_is_six_standard_deviations_above_the_mean_of_a_full_window():
-    window = [1.0, 3.0] * (SPIKE_WINDOW // 2)  # mean 2, sigma 1
-    assert is_spike(8.001, window) and not is_spike(7.999, window) and not is_spike(-100.0, window)
-    assert not is_spike(8.001, window[1:])
-
-
 def test_an_error_of_our_own_is_not_explained_away(train_run, monkeypatch):
     patch_losses(monkeypatch, raised(RuntimeError("our own mistake")))
     with pytest.raises(RuntimeError, match="our own mistake"):
@@ -218,21 +191,6 @@ def test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_in
     assert train_run("--resume", "--max_iters=12")[0] == 0 and step_of(run) == 12
 
 
-def test_an_unwritable_event_file_is_one_warning_and_does_not_affect_training(
-    train_run, run, uninterrupted, monkeypatch
-):
-    monkeypatch.setattr(event_file.EventFile, "flush", disk_full)
-    code, output = train_run()
-    assert code == 0 and [path.name for path in run.glob("*tfevents*")] == [DESCRIPTION]
-    (warning,) = re.findall("warning: .*", output)
-    assert re.fullmatch(
-        rf"warning: {run}/events\.out\.tfevents\.\d+: not written \(No space left on device\); "
-        "training continues without it",
-        warning,
-    )
-    assert equal(*(contents(each / LAST)["tensors"] for each in (run, uninterrupted)))
-
-
 # --------------------------------------------------------------------------------- closed terminals
 
 
@@ -241,27 +199,3 @@ def test_a_closed_stdout_does_not_end_a_run(options, run, uninterrupted):
     process.stdout.readline()
     process.stdout.close()
     assert process.wait() == 0 and same_runs(uninterrupted, run)
-
-
-def test_a_closed_terminal_does_not_raise_in_the_progress_bar(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        gone = False
-
-        def isatty(self):
-            return True
-
-        def write(self, text):
-            if self.gone:
-                raise OSError(errno.EPIPE, "Broken pipe")
-            return super().write(text)
-
-    monkeypatch.setattr("sys.stderr", Terminal())
-    logger = Logger(tmp_path, 0, 10**6)
-    for number in range(100):
-        logger.progress(number * 1000, 1.0, 1.0)
-        Terminal.gone = number > 50
-        time.sleep(0.002)
-    assert "loss 1.000, 1 char/s" in sys.stderr.getvalue()
-    with pytest.raises(OSError, match="Broken pipe"):
-        sys.stderr.write("x")
-    logger.close()

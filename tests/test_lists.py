@@ -191,7 +191,7 @@ def test_a_micro_batch_without_targets_counts_nothing(tmp_path):
         run = run_of(corpus, batch_size=size, gradient_accumulation_steps=count)
         targets = [run.batches.predictions(i) for i in range(8 * count)]
         assert count == 1 or 0 in targets
-        step = TrainStep(run, print)
+        step = TrainStep(run)
         losses.append([step().loss for _ in range(8)])
         weights.append(run.model.lm_head.weight.detach())
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -201,7 +201,7 @@ def test_a_micro_batch_without_targets_counts_nothing(tmp_path):
 def test_a_step_without_any_target_has_loss_0_and_leaves_finite_weights(tmp_path):
     text = "\n".join(f"{'question' * 9}{a}={a}" for a in range(10))
     run = run_of(corpus_of(tmp_path, text, answer_after="="), batch_size=1, optimizer="muon")
-    results = [TrainStep(run, print)() for _ in range(8)]
+    results = [TrainStep(run)() for _ in range(8)]
     assert 0 in [result.loss for result in results]
     assert all(parameter.isfinite().all() for parameter in run.model.parameters())
 

@@ -10,7 +10,6 @@ import torch
 from common.errors import ResourceError
 from model import runtime
 from tests.runs import contents, raised
-from training.environment import compile_or_fall_back
 
 
 @pytest.fixture
@@ -106,10 +105,25 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"
 
 
-def test_a_failing_compiler_is_disabled_with_one_message(monkeypatch):
-    messages, model = [], torch.nn.Linear(2, 2)
-    monkeypatch.setattr(torch, "compile", lambda _: raised(RuntimeError("no compiler")))
-    forward = compile_or_fall_back(model, messages.append)
-    for _ in range(2):
-        assert torch.equal(forward(torch.ones(1, 2)), model(torch.ones(1, 2)))
-    assert len(messages) == 1 and "continuing without" in messages[0]
+class FailsBackward(torch.autograd.Function):
+    """A compiled model whose backward pass cannot be compiled."""
+
+    @staticmethod
+    def forward(_, logits):
+        return logits.clone()
+
+    @staticmethod
+    def backward(_, gradient):
+        raise RuntimeError("no compiler\ndetails")
+
+
+@pytest.mark.parametrize("compiled", [
+    lambda model: raised(RuntimeError("no compiler\ndetails")),
+    lambda model: lambda ids: FailsBackward.apply(model(ids)),
+], ids=["forward", "backward"])  # fmt: skip
+def test_torch_compile_that_fails_ends_in_one_line(compiled, train_run, monkeypatch):
+    monkeypatch.setattr(torch, "compile", compiled)
+    code, output = train_run("--compile")
+    assert code == 5 and output.endswith(
+        "error: compile: torch.compile failed (no compiler); --compile=false trains without it\n"
+    )

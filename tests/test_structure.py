@@ -16,7 +16,7 @@ LEVELS = [
     {"training"},
     {"checkpointing"},
     {"run"},
-    {"dashboard", "page"},
+    {"page"},
     {"train", "sample", "convert"},
 ]
 PACKAGES = sorted(set.union(*LEVELS[:-1]))

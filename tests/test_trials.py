@@ -13,7 +13,7 @@ import pytest
 from benchmarks import trials
 from checkpointing.checkpoint import METRICS
 from common.errors import UserError
-from dashboard.metrics import HEADER
+from run.log import HEADER
 from tests.conftest import ROOT
 from tests.runs import merged, small_run_args
 

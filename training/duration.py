@@ -31,7 +31,7 @@ def measure_speed(trial: Run, seconds: float) -> Speed:
 
     `seconds` is the time that the real run may take. All ranks time as many steps as rank 0.
     """
-    step = TrainStep(trial, notify=lambda line: None)
+    step = TrainStep(trial)
     for _ in range(WARMUP_STEPS):
         step()
     count = max(MIN_TIMED_STEPS, int(TIMED_FRACTION * seconds / step().seconds))

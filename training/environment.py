@@ -2,44 +2,29 @@
 
 import contextlib
 import ctypes
-import dataclasses
 import platform
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from configs.fields import Checked, setting
+from common.errors import ResourceError, is_out_of_memory
 from model.runtime import Runtime, cpu_info, dtype_name
 
 
-@dataclasses.dataclass(frozen=True)
-class Environment(Checked):
-    """The facts that must stay the same for a bit-exact resume, besides settings and text."""
-
-    torch: str = setting("", "version of PyTorch")
-    python: str = setting("", "version of Python")
-    device: str = setting("", "type of the device: cpu, cuda or mps")
-    device_name: str = setting("", "model of the CPU or GPU")
-    dtype: str = setting("", "dtype of matrix products")
-    threads: int = setting(1, "threads of PyTorch on the CPU", "[1, 1e6]")
-    cpu_capability: str = setting("", "vector instructions that PyTorch uses on this CPU")
-    world_size: int = setting(1, "number of processes", "[1, 1e6]")
-
-
-def environment_of(runtime: Runtime, world_size: int) -> Environment:
-    """Return what must be the same for a bit-exact resume."""
+def environment_of(runtime: Runtime, world_size: int) -> dict[str, str]:
+    """Return what must be the same for a bit-exact resume, besides settings and text."""
     cuda = runtime.device.type == "cuda"
-    return Environment(
-        torch=str(torch.__version__),
-        python=platform.python_version(),
-        device=runtime.device.type,
-        device_name=torch.cuda.get_device_name() if cuda else cpu_info("model name"),
-        dtype=dtype_name(runtime.dtype),
-        threads=torch.get_num_threads(),
-        cpu_capability=torch.backends.cpu.get_cpu_capability(),
-        world_size=world_size,
-    )
+    return {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "device": runtime.device.type,
+        "device_name": torch.cuda.get_device_name() if cuda else cpu_info("model name"),
+        "dtype": dtype_name(runtime.dtype),
+        "threads": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "world_size": str(world_size),
+    }
 
 
 def keep_freed_memory() -> None:
@@ -57,24 +42,18 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def compile_or_fall_back(
-    model: torch.nn.Module, notify: Callable[[str], None]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Compile the model. If a call fails to compile, notify and use the model uncompiled."""
-    forward = torch.compile(model)
-
-    def call(ids: torch.Tensor) -> torch.Tensor:
-        nonlocal forward
-        try:
-            return forward(ids)
-        except Exception as error:  # the compiler's errors have no common base class
-            if forward is model or isinstance(error, torch.OutOfMemoryError):
-                raise
-            forward = model
-            notify(f"torch.compile failed ({type(error).__name__}); continuing without it")
-            return model(ids)
-
-    return call
+@contextlib.contextmanager
+def compile_errors() -> Iterator[None]:
+    """Turn an error of torch.compile, in a forward or a backward pass, into a ResourceError."""
+    try:
+        yield
+    except Exception as error:  # the compiler's errors have no common base class
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ResourceError(
+            f"compile: torch.compile failed ({reason}); --compile=false trains without it"
+        ) from error
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:

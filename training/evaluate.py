@@ -23,7 +23,6 @@ from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.inspect import attention_maps
 from model.runtime import Runtime
-from training import health
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)
@@ -33,7 +32,6 @@ LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct c
 TRAIN_DIVISOR = 10  # evaluate on a tenth as many training characters as validation characters
 PROBE_LENGTH = 32  # characters
 SHOWN_ANSWERS = 3  # wrong answers to show at each evaluation
-MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class Evaluation:
     sample            text generated from a fixed seed; empty for questions, and if val_loss is not
                       finite
     probe             None if val_loss is not finite
-    warnings          new ones, which this run has not given before
     """
 
     step: int
@@ -73,7 +70,6 @@ class Evaluation:
     wrong_answers: list[str]
     sample: str
     probe: Probe | None
-    warnings: list[health.HealthWarning]
 
 
 def evaluate(run: Run, stop: Stop) -> Evaluation:
@@ -127,18 +123,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
         wrong_answers=wrong_answers,
         sample=sample,
         probe=probe,
-        warnings=progress.new_warnings(_warnings(run, train_loss, probe)),
     )
-
-
-def _warnings(run: Run, train_loss: float, probe: Probe | None) -> Iterable[health.HealthWarning]:
-    progress = run.progress
-    yield from health.loss_warnings(
-        progress.evals_since_best, progress.best_step, progress.train_loss_at_best, train_loss
-    )
-    late = max(MIN_STEPS_FOR_DEAD_HEADS, run.config.train.max_iters // 2)
-    if probe and progress.step >= late:
-        yield from health.attention_warnings(probe.attention)
 
 
 def batch_size_for(block_size: int, vocab_size: int) -> int:

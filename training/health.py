@@ -1,7 +1,6 @@
 """Health checks of a run. Each warning names a problem and suggests one remedy.
 
-A run gives each warning once, even across resumes, because checkpoints store the names of those
-already given. data/summary.py warns of a model of the wrong size before the first step.
+The log gives a warning once a start. data/summary.py warns of a model of the wrong size.
 """
 
 import math
@@ -12,14 +11,12 @@ from torch import Tensor
 
 from common.errors import first_few
 
-WARNINGS = ("first loss", "exploding", "vanishing", "overfitting", "plateau", "dead heads")
-LOWER_RATES = "halve train.learning_rate, and with Muon train.muon_learning_rate"
-MAX_GRAD_NORM, MIN_GRAD_NORM = 100, 1e-5  # a healthy gradient norm is between 0.1 and 10
-SPIKE_WINDOW, SPIKE_SIGMAS = 128, 6  # as in OLMo and llm.c
+MAX_GRAD_NORM = 100  # a healthy gradient norm is between 0.1 and 10
+MIN_STEPS_FOR_DEAD_HEADS = 300  # heads may need that long to find a use
 
 
 class HealthWarning(NamedTuple):
-    """A warning: its name, one of WARNINGS, and its text."""
+    """A warning: its name, such as "overfitting", and its text."""
 
     name: str
     text: str
@@ -29,6 +26,7 @@ def step_warnings(
     step: int, loss: float, grad_norm: float, vocab_size: int
 ) -> Iterator[HealthWarning]:
     """Yield warnings about a step's loss and its gradient norm before clipping."""
+    # the simplest test of a model: it begins with a guess
     uniform = math.log(vocab_size)
     if step == 1 and loss > uniform + 0.5:
         yield HealthWarning(
@@ -39,43 +37,35 @@ def step_warnings(
         )
     if grad_norm > MAX_GRAD_NORM:
         yield HealthWarning(
-            "exploding",
-            f"exploding gradients: norm {grad_norm:,.0f} at step {step:,}; {LOWER_RATES}",
-        )
-    if grad_norm < MIN_GRAD_NORM and loss > 0.1:
-        yield HealthWarning(
-            "vanishing",
-            f"vanishing gradients: norm {grad_norm:.0e} at step {step:,}, loss {loss:.2f}; start "
-            f"again, and {LOWER_RATES}",
+            "exploding gradients",
+            f"exploding gradients: norm {grad_norm:,.0f} at step {step:,}; halve "
+            "train.learning_rate, and with Muon train.muon_learning_rate",
         )
 
 
 def loss_warnings(
-    evals_since_best: int, best_step: int, train_loss_at_best: float | None, train_loss: float
+    evals_since_best: int, best_step: int, train_loss_at_best: float, train_loss: float
 ) -> Iterator[HealthWarning]:
-    """Yield a warning if the losses have stopped falling since the best evaluation."""
-    if evals_since_best < 3 or train_loss_at_best is None:
-        return
-    if train_loss < train_loss_at_best - 0.01:
+    """Yield a warning if only the loss on training text still falls."""
+    if evals_since_best >= 3 and train_loss < train_loss_at_best - 0.01:
         yield HealthWarning(
             "overfitting",
             f"overfitting: the validation loss has not improved since step {best_step:,}, while "
             f"the loss on training text fell from {train_loss_at_best:.4f} to {train_loss:.4f}; "
             "try more model.dropout",
         )
-    else:
-        yield HealthWarning(
-            "plateau",
-            "plateau: neither the validation loss nor the loss on training text has improved since "
-            f"step {best_step:,}; the model may have learned what it can, otherwise {LOWER_RATES}",
-        )
 
 
-def attention_warnings(maps: Sequence[Tensor]) -> Iterator[HealthWarning]:
+def attention_warnings(
+    step: int, max_iters: int, maps: Sequence[Tensor]
+) -> Iterator[HealthWarning]:
     """Yield a warning about heads that ignore the text: uniform, or all on one position.
 
-    `maps` are the attention weights (H, T, T) of each layer, late in training.
+    `maps` are the attention weights (H, T, T) of each layer.
     """
+    # early in training many heads have found no use yet
+    if step < max(MIN_STEPS_FOR_DEAD_HEADS, max_iters // 2):
+        return
     dead = []
     for layer, heads in enumerate(maps, 1):
         for h, weights in enumerate(heads, 1):
@@ -101,15 +91,3 @@ def dead_head_reason(weights: Tensor) -> str:
     if mean_weight.max() > 0.99:
         return f"attends only to position {mean_weight.argmax() + 1}"
     return ""
-
-
-def is_spike(loss: float, recent_losses: Sequence[float]) -> bool:
-    """Return whether `loss` is more than SPIKE_SIGMAS standard deviations above the recent mean.
-
-    There is no spike before SPIKE_WINDOW losses are known.
-    """
-    if len(recent_losses) < SPIKE_WINDOW:
-        return False
-    mean = math.fsum(recent_losses) / SPIKE_WINDOW
-    variance = math.fsum((recent - mean) ** 2 for recent in recent_losses) / SPIKE_WINDOW
-    return loss > mean + SPIKE_SIGMAS * math.sqrt(variance)

@@ -4,7 +4,6 @@
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.errors import ConfigError
@@ -16,17 +15,16 @@ from model.gpt import GPT
 from model.runtime import Runtime
 from training import optimizers
 from training.distributed import SINGLE_PROCESS, World
-from training.health import SPIKE_WINDOW, WARNINGS, HealthWarning, is_spike
 from training.resolve import resolve
 
 STEP_RANGE, LOSS_RANGE = "[0, 1e15]", "[0, inf)"
 # the fields of Progress that depend on the validation text
-BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best", "train_loss_at_best")
+BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best")
 
 
 @dataclass
 class Progress(Checked):
-    """The counters and losses of a run. Only the methods of this class change them.
+    """The counters and losses of a run.
 
     A checkpoint stores them, so each is declared and checked as a setting is. From the first
     release on, fields may be added, never removed or renamed.
@@ -41,14 +39,6 @@ class Progress(Checked):
     )
     best_step: int = setting(0, "step of the lowest validation loss", STEP_RANGE)
     evals_since_best: int = setting(0, "evaluations since then", STEP_RANGE)
-    train_loss_at_best: float | None = setting(
-        None, "loss on training text at that step", LOSS_RANGE
-    )
-    warnings_given: tuple[str, ...] = setting(
-        (), "health warnings that the run has given", choices=WARNINGS
-    )
-    recent_losses: tuple[float, ...] = setting((), f"of the last {SPIKE_WINDOW} steps", LOSS_RANGE)
-    spikes: int = setting(0, "steps whose loss was far above the recent ones", STEP_RANGE)
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,22 +48,13 @@ class Progress(Checked):
                 f"{self.step} contradict each other; they must be in this order"
             )
 
-    def record_step(self, loss: float) -> bool:
-        """Record a step and its loss; return whether the loss is a spike."""
-        self.step += 1
-        spike = is_spike(loss, self.recent_losses)
-        self.spikes += spike
-        self.recent_losses = (*self.recent_losses[1 - SPIKE_WINDOW :], loss)
-        return spike
-
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
         finite = math.isfinite(val_loss) and math.isfinite(train_loss)
         improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
-            self.best_loss, self.best_step = val_loss, self.step
-            self.train_loss_at_best, self.evals_since_best = train_loss, 0
+            self.best_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0
         else:
             self.evals_since_best += 1
         return improved
@@ -83,12 +64,6 @@ class Progress(Checked):
         new = Progress()
         for name in BEST_FIELDS:
             setattr(self, name, getattr(new, name))
-
-    def new_warnings(self, warnings: Iterable[HealthWarning]) -> list[HealthWarning]:
-        """Return the warnings that this run has not given yet, and record that it gives them."""
-        new = [warning for warning in warnings if warning.name not in self.warnings_given]
-        self.warnings_given += tuple(warning.name for warning in new)
-        return new
 
 
 class Run:

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from common.errors import NonFiniteError
-from training import environment, health, optimizers, schedule
+from training import environment, optimizers, schedule
 from training.evaluate import cross_entropy
 from training.state import Run
 
@@ -19,18 +19,14 @@ class StepResult:
 
     loss       mean over all tokens of the step, nats per character
     grad_norm  gradient norm before clipping
-    spike      whether the loss is far above the recent ones
     tokens     number of predicted tokens, without padding, over all processes (ranks)
     seconds    duration of the step
-    warnings   health warnings that this run has not given before
     """
 
     loss: float
     grad_norm: float
-    spike: bool
     tokens: int
     seconds: float
-    warnings: list[health.HealthWarning]
 
 
 class TrainStep:
@@ -38,24 +34,22 @@ class TrainStep:
 
     Batches and learning rate depend only on the seed and the step, dropout on the rank too. So from
     the weights, optimizers and progress of a checkpoint, a resumed run repeats what an
-    uninterrupted one would have done. `notify` gets a message if compilation fails.
+    uninterrupted one would have done.
     """
 
-    def __init__(self, run: Run, notify: Callable[[str], None]):
+    def __init__(self, run: Run):
         self.run, self.world = run, run.world
         # the rows of each micro-batch that this rank computes
         self.rows = self.world.rows(run.config.train.batch_size)
         # `run.model`, in DDP if there are several ranks; `forward` may be compiled
         self.network = self.world.wrap_ddp(run.model)
-        self.forward = self.network
-        if run.config.compile:
-            self.forward = environment.compile_or_fall_back(self.network, notify)
+        self.forward = torch.compile(self.network) if run.config.compile else self.network
 
     def __call__(self) -> StepResult:
         """Make one update.
 
         Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
-        finite.
+        finite, and ResourceError if torch.compile fails.
         """
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
@@ -69,7 +63,8 @@ class TrainStep:
         micro_batches = range(first, first + train.gradient_accumulation_steps)
         # the loss is a mean over all tokens that count; a step of a list may have none
         tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
-        loss = self._forward_backward(micro_batches, tokens)
+        with environment.compile_errors() if run.config.compile else nullcontext():
+            loss = self._forward_backward(micro_batches, tokens)
         loss = self.world.mean(loss)
 
         # clip
@@ -83,11 +78,8 @@ class TrainStep:
             optimizer.zero_grad()
 
         # record: progress.step becomes the number of this step, counted from 1
-        spike = progress.record_step(loss)
-        found = health.step_warnings(progress.step, loss, grad_norm, run.model.vocab_size)
-        warnings = progress.new_warnings(found)
-        seconds = time.perf_counter() - began
-        return StepResult(loss, grad_norm, spike, tokens, seconds, warnings)
+        progress.step += 1
+        return StepResult(loss, grad_norm, tokens, time.perf_counter() - began)
 
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
         """Accumulate the gradients of the micro-batches; return this rank's part of the loss.

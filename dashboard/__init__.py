@@ -1,1 +1,0 @@
-"""Everything that a run shows: the console, TensorBoard, and the plots in it."""

@@ -1,0 +1,382 @@
+"""The log of a run: lines and a bar on the console, TensorBoard, metrics.csv.
+
+It only reads the run, and a log that cannot be written never ends one. In TensorBoard, tags under
+`train/` come from steps, `setup/` describes the run, the others come from evaluations. Tags are
+sorted by name: these put losses before pictures, and samples before settings.
+"""
+
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter, summary
+from tqdm import tqdm
+
+from checkpointing.checkpoint import METRICS
+from common.console import escape, path_word, printable, program, script, shell_command
+from configs.command import Command
+from configs.fields import with_escapes
+from configs.schema import flat_settings
+from data.items import long_item_notes
+from data.summary import size_advice
+from model.parameters import parameter_count
+from run import pictures
+from training import health
+from training.evaluate import BITS_PER_NAT, Evaluation, Probe
+from training.state import Run
+from training.step import StepResult
+
+COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
+    "train_loss": "train/loss",
+    "learning_rate": "train/lr",
+    "grad_norm": "train/grad_norm",
+    "val_loss": "val/loss",
+    "loss_on_training_text": "val/train_loss",
+    "exact_match": "val/exact_match",
+}
+HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
+# The page of charts, in the order in which people look. TensorBoard cuts off what it takes for
+# outliers, and so most of a curve with few points. In one chart, the many points of the training
+# loss keep the validation loss in view.
+CHARTS = {
+    "training loss and validation loss": ["^train/loss$", "^val/loss$"],
+    "generalization gap": ["^val/gap$"],
+    "validation loss by position in the context": ["^val/loss_at/"],
+    "learning rates": ["^train/lr"],
+    "characters per second": ["^train/tokens_per_sec$"],
+}
+POSITIONS = (1, 8, 64, 512)  # in the context, whose validation losses are logged
+SECONDS_BETWEEN_LINES = 30  # in a file, which has no bar
+
+
+def info(*lines: object) -> None:
+    """Print lines above the progress bar; after standard output has failed, print nothing."""
+    try:
+        tqdm.write(printable(lines), file=sys.stdout)
+        sys.stdout.flush()
+    except OSError:
+        # the reader of the pipe has exited; training continues
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Log:
+    """The log of one start of a run. With `folder` None, as on every rank but 0, of the console."""
+
+    def __init__(self, run: Run, folder: Path | None):
+        self.run, self.folder = run, folder
+        self.pictures = run.config.train.log == "pictures"
+        self.began, self.first_step = time.monotonic(), run.progress.step
+        self.steps, self.tokens, self.seconds = 0, 0, 0.0  # since the last logged step
+        self.last_line: float | None = None  # when the speed or the loss was printed
+        self.train_loss_at_best: float | None = None
+        self.warned: set[object] = set()  # one warning of a kind is enough
+
+        # an error in the writer's thread is raised again by the next flush: no traceback for it
+        self.thread_hook, threading.excepthook = threading.excepthook, self._on_thread_error
+        self.writer = self.metrics = None
+        if folder:
+            with self._or_warn(folder / METRICS):
+                self.metrics = Metrics(folder / METRICS, self.first_step)
+            # Steps after the checkpoint are made and logged again: TensorBoard shall forget what
+            # it has of them. The evaluation of the checkpoint's own step stays, it is not repeated.
+            with self._or_warn(folder):
+                self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
+
+        self.bar = tqdm(
+            total=run.config.train.max_iters,
+            initial=self.first_step,
+            # short words, so that a terminal of 80 columns has room for the bar itself
+            bar_format="{n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}",
+            disable=folder is None or not sys.stderr.isatty(),
+        )
+
+    def start(self, *, new_model: bool) -> None:
+        """Log the text, the model and the device; only of a `new_model` can the size be advised."""
+        run, model, corpus = self.run, self.run.model, self.run.corpus
+        parameters = parameter_count(model)
+        config, train = model.config, run.config.train
+        batches = train.max_iters * train.gradient_accumulation_steps
+        # what a reader wants to know first: which text, which model, on what, for how long
+        lines = [
+            *corpus.summary,
+            f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
+            f"context {config.block_size}: {parameters:,} parameters",
+            f"device      {run.runtime}{run.world}, {config.kernel} attention",
+            f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs, "
+            f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
+        ]
+        if corpus.item_format:
+            lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
+        elif new_model:
+            lines += filter(None, [size_advice(parameters, corpus.characters)])
+        info(*lines)
+
+        # the same in TensorBoard, with every setting; the charts; the row of the tab HParams
+        settings = flat_settings(run.config)
+        lines += [
+            f"vocabulary  {corpus.tokenizer.vocabulary}",
+            f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
+            "",
+            *(f"{name:<33}{value}" for name, value in settings.items()),
+        ]
+        charts = {title: ["Multiline", tags] for title, tags in CHARTS.items()}
+        # of the three parts, the one with the values: then TensorBoard itself puts those settings
+        # first in which runs differ
+        _, hparams, _ = summary.hparams(settings, {})
+        layout = summary.custom_scalars({"training": charts})
+        self._write(self.first_step, [code_block("setup/run", lines), layout, hparams])
+
+    def step(self, result: StepResult) -> None:
+        """Log a step: its scalars every log_interval steps, a line now and then."""
+        run, train = self.run, self.run.config.train
+        step, vocab_size = run.progress.step, run.model.vocab_size
+        self.steps += 1
+        self.tokens += result.tokens
+        self.seconds += result.seconds
+
+        # the simplest test of a model: does it begin with a guess?
+        if step == 1:
+            info(
+                f"first loss  {result.loss:.3f}; a uniform guess has "
+                f"ln({vocab_size}) = {math.log(vocab_size):.3f}"
+            )
+        self._warn(health.step_warnings(step, result.loss, result.grad_norm, vocab_size))
+
+        # every log_interval steps, and at both ends: the bar and the curves
+        if step % train.log_interval == 0 or step in (1, train.max_iters):
+            tokens_per_sec = self.tokens / self.seconds
+            self.steps, self.tokens, self.seconds = 0, 0, 0.0
+            self._show_progress(step, result.loss, tokens_per_sec)
+            scalars = {
+                "train/loss": result.loss,
+                "train/grad_norm": result.grad_norm,
+                "train/tokens_per_sec": tokens_per_sec,
+                "train/total_epochs": run.epochs,
+                "train/lr": run.lr,
+                **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},
+            }
+            self._write_scalars(step, scalars)
+
+    def evaluation(self, result: Evaluation) -> None:
+        """Log the losses, the sample and, if they are enabled, the pictures of an evaluation."""
+        run, progress = self.run, self.run.progress
+        step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
+        by_position = result.loss_by_position  # NaN: nothing counts there
+        scalars = {
+            "val/loss": val_loss,
+            "val/bpc": val_loss * BITS_PER_NAT,
+            "val/train_loss": train_loss,
+            "val/gap": val_loss - train_loss,
+            # does the model use its context? then later characters are easier to predict
+            **{
+                f"val/loss_at/{position}": float(by_position[position - 1])
+                for position in POSITIONS
+                if position <= len(by_position) and not np.isnan(by_position[position - 1])
+            },
+        }
+        exact_match = ""
+        if result.exact_match is not None:
+            scalars["val/exact_match"] = result.exact_match
+            answers = len(run.corpus.val.segments)
+            exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
+        self._write_scalars(step, scalars)
+
+        # bits per character and the gap are in TensorBoard; two losses fit on a line
+        best = " (best so far)" if result.improved else ""
+        info(
+            f"step {step:,}: validation loss {val_loss:.4f}{best}, "
+            f"loss on training text {train_loss:.4f}{exact_match}"
+        )
+        self.last_line = time.monotonic()
+        texts = {"samples/wrong_answers": "\n".join(result.wrong_answers)}
+        texts["samples/text"] = result.sample
+        for tag, text in texts.items():
+            if text:
+                self._write(step, [code_block(tag, text.split("\n"))])
+                info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
+
+        # is it healthy? then what the model sees on a fixed text
+        if result.improved or self.train_loss_at_best is None:
+            self.train_loss_at_best = train_loss
+        self._warn(
+            health.loss_warnings(
+                progress.evals_since_best, progress.best_step, self.train_loss_at_best, train_loss
+            )
+        )
+        if result.probe:
+            maps, max_iters = result.probe.attention, run.config.train.max_iters
+            self._warn(health.attention_warnings(step, max_iters, maps))
+            if self.pictures:
+                self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
+
+    def end(self, command: Command) -> None:
+        """Print the best loss of a finished run, and the commands to use it."""
+        folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
+        progress, train = self.run.progress, self.run.config.train
+        words = [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+        sample = shell_command([*words, *self._question()])
+        tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
+
+        # how it ended; a finished run that is resumed has nothing to do
+        if progress.step == self.first_step:
+            change = f"--max_iters={2 * train.max_iters}"
+            if self.run.out_of_patience:
+                change = "--patience=0"
+            longer = command.resume_command(change)
+            info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
+        elif progress.step >= train.max_iters:
+            info(f"finished after {minutes:.1f} minutes")
+        else:
+            info(
+                f"finished after {minutes:.1f} minutes, at step {progress.step:,} of "
+                f"{train.max_iters:,}: the validation loss did not improve "
+                f"(patience {train.patience})"
+            )
+
+        # what to do with it
+        best = "no validation loss was finite"
+        if progress.best_loss is not None:
+            best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
+        info(f"{folder}: {best}; now try:", f"  {sample}", f"  {tensorboard}")
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.bar.close()
+        if self.writer:
+            with self._or_warn(self.folder):
+                self.writer.close()
+        threading.excepthook = self.thread_hook
+
+    def _show_progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
+        """Move the bar; print the speed once, and then, to a file, a line now and then."""
+        with suppress(OSError):
+            # set_postfix_str would draw the bar, and update draws it again
+            postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
+            self.bar.set_postfix_str(postfix, refresh=False)
+            self.bar.update(step - self.bar.n)
+
+        now, left = time.monotonic(), self.run.config.train.max_iters - step
+        done = step - self.first_step - 1
+        if done == 0:  # the first step is slower than the others
+            self.began = now
+        if done == 0 or left == 0:
+            return
+        minutes = (now - self.began) / done * left / 60
+        if self.last_line is None:
+            speed = f"{tokens_per_sec:,.0f} characters per second"
+            info(f"speed       {speed}: about {minutes:.1f} minutes left")
+            self.last_line = now
+        elif not sys.stdout.isatty() and now - self.last_line >= SECONDS_BETWEEN_LINES:
+            info(f"step {step:,}: loss {loss:.3f}, about {minutes:.1f} minutes left")
+            self.last_line = now
+
+    def _question(self) -> list[str]:
+        """Return an option that asks the model a question, if it has learned to answer."""
+        corpus = self.run.corpus
+        if corpus.val.targets is None:
+            return []
+        start, end = corpus.val.segments[0]
+        item = corpus.tokenizer.decode(corpus.val.ids[start + 1 : end])
+        return [f"--prompt={with_escapes(corpus.item_format.question(item))}"]
+
+    def _warn(self, warnings: Iterable[health.HealthWarning]) -> None:
+        """Log health warnings, each once a start."""
+        for name, text in warnings:
+            if name not in self.warned:
+                info(text)
+                self._write(
+                    self.run.progress.step, [summary.text(f"health/{name.replace(' ', '_')}", text)]
+                )
+            self.warned.add(name)
+
+    def _write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Write to TensorBoard and metrics.csv, by tag."""
+        if self.metrics:
+            with self._or_warn(self.metrics.path):
+                self.metrics.add(step, scalars)
+        self._write(step, [summary.scalar(tag, value) for tag, value in scalars.items()])
+
+    def _write(self, step: int, entries: Iterable[Summary]) -> None:
+        """Write to TensorBoard, at once: it shows a short run too, and a kill loses nothing."""
+        if not self.writer:
+            return
+        writer, self.writer = self.writer, None  # dropped, if this fails
+        with self._or_warn(self.folder):
+            for entry in entries:
+                writer.file_writer.add_summary(entry, step)
+            writer.flush()
+            self.writer = writer
+
+    @contextmanager
+    def _or_warn(self, path: Path) -> Iterator[None]:
+        """Turn an OSError into a warning, one for each path."""
+        try:
+            yield
+        except OSError as error:
+            if path not in self.warned:
+                reason = error.strerror or error
+                info(f"warning: {path}: the log is not written ({reason}); training continues")
+            self.warned.add(path)
+
+    def _on_thread_error(self, failure: threading.ExceptHookArgs) -> None:
+        if not isinstance(failure.exc_value, OSError):
+            self.thread_hook(failure)
+
+
+class Metrics:
+    """metrics.csv: the numbers of a run in a file that every spreadsheet and script reads.
+
+    A row for each logged step, and one for each evaluation; what a row does not have is empty. A
+    run that continues at `step` makes the later steps again, so their rows go. Raises OSError if
+    the file cannot be read.
+    """
+
+    def __init__(self, path: Path, step: int):
+        old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        # a row without its newline was cut by a kill
+        rows = re.finditer(r"^(\d+),(\d+\.\d+),.*\n", old, re.MULTILINE)
+        kept = [row for row in rows if int(row[1]) <= step]
+        self.minutes_before = float(kept[-1][2]) if kept else 0.0
+        self.path, self.began = path, time.monotonic()
+        # the first row replaces the file; what cannot be written comes with the next row
+        self.mode, self.unwritten = "w", [HEADER, *(row[0] for row in kept)]
+
+    def add(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Append a row with the values of these TensorBoard tags."""
+        minutes = self.minutes_before + (time.monotonic() - self.began) / 60
+        cells = [f"{scalars[tag]:.7g}" if tag in scalars else "" for tag in COLUMNS.values()]
+        self.unwritten.append(f"{step},{minutes:.3f},{','.join(cells)}\n")
+        with open(self.path, self.mode, encoding="ascii", newline="") as file:
+            file.writelines(self.unwritten)
+        self.mode, self.unwritten = "a", []
+
+
+def code_block(tag: str, lines: Iterable[str]) -> Summary:
+    """Make a text for TensorBoard that is not Markdown; control characters but tabs are escaped.
+
+    So no line can end the block: what follows a carriage return would be active Markdown.
+    """
+    escaped = [escape(line, keep="\t") for line in lines]
+    return summary.text(tag, "".join(f"    {line}\n" for line in escaped))
+
+
+def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
+    """Make the summaries of what the model sees on a fixed text."""
+    # the five likeliest next characters
+    probabilities, ids = probe.next_probs.sort(descending=True)
+    rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
+    likeliest = [f"{probability:6.1%}  {pictures.name(vocabulary[i])}" for probability, i in rows]
+    yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
+    # what the heads of a layer look at
+    for layer, maps in enumerate(probe.attention, 1):
+        image = pictures.attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
+        tag = f"views/attention_layer_{layer}"
+        yield summary.image(tag, np.asarray(image), dataformats="HWC")

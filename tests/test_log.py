@@ -1,0 +1,384 @@
+"""The log: TensorBoard and metrics.csv show exactly what was logged, after a kill -9 and a resume
+too; what cannot be written never ends a run; what a run prints.
+"""
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager, redirect_stdout, suppress
+from urllib.parse import urlencode
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.tensorflow_stub.io import gfile
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
+from tensorboard.plugins.hparams import metadata as hparams
+
+from checkpointing import load_model
+from checkpointing.checkpoint import LAST, METRICS
+from configs.fields import settings_of
+from configs.schema import Config
+from data.batches import evaluation_windows
+from data.corpus import load_corpus
+from model.runtime import select_runtime
+from run import log
+from tests.commands import train_main
+from tests.conftest import ROOT
+from tests.runs import (
+    STEPS,
+    at_step,
+    contents,
+    equal,
+    raised,
+    run_ranks,
+    same_runs,
+    scalars,
+    small_run_args,
+    stop_at,
+    train,
+)
+from training.evaluate import window_losses
+
+SCALARS = {
+    "train/loss", "train/lr", "train/lr/vectors", "train/lr/hidden", "train/grad_norm",
+    "train/tokens_per_sec", "train/total_epochs", "val/loss", "val/bpc", "val/gap",
+    "val/train_loss", "val/loss_at/1", "val/loss_at/8",
+}  # fmt: skip
+TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "samples/top_next", "setup/run")}
+IMAGES = {"views/attention_layer_1", "views/attention_layer_2"}
+EVALUATIONS = [6, 12, 18, 24]
+KILLED_AT, SAVED_AT = 11, 8
+DENIED = PermissionError(errno.EACCES, "Permission denied")
+
+
+def kill_at_step_11(_):
+    """Make this process end by kill -9 in its step 11, counted from 0, whose last save was at 8."""
+    at_step(pytest.MonkeyPatch(), KILLED_AT, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with the same run twice: `whole`, and `killed` in step 11, then resumed.
+
+    `before` has the scalars and the last row that the killed run had written.
+    """
+    folder = tmp_path_factory.mktemp("runs")
+    options = [*small_run_args(folder), "--n_layer=2"]
+    whole, killed = f"--out_dir={folder / 'whole'}", f"--out_dir={folder / 'killed'}"
+    assert train(*options, whole)[0] == 0
+    ((code, _, _),) = run_ranks(folder / "console", [*options, killed], each=kill_at_step_11)
+    assert code == -signal.SIGKILL
+    before = scalars(folder / "killed"), rows_of(folder / "killed")[-1]
+    time.sleep(1)  # the names of event files begin with the second
+    assert train(*options, killed, "--resume")[0] == 0
+    return folder, before
+
+
+def read_events(folder):
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
+
+def rows_of(run):
+    with open(run / METRICS, encoding="ascii", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ------------------------------------------------------------------------------------- TensorBoard
+
+
+def test_scalars_have_the_values_that_their_tags_promise(runs):
+    logged = {tag: dict(points) for tag, points in scalars(runs[0] / "whole").items()}
+    defaults = {name: field.default for name, field in settings_of(Config).items()}
+    gap = logged["val/loss"][24] - logged["val/train_loss"][24]
+    assert logged["val/gap"][24] == pytest.approx(gap, rel=1e-3)
+    assert logged["val/bpc"][24] == pytest.approx(logged["val/loss"][24] / math.log(2))
+    assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 * 16 / 5399, rel=1e-3)
+    learning_rate = pytest.approx(defaults["train.learning_rate"])
+    assert logged["train/lr"][5] == logged["train/lr/vectors"][5] == learning_rate
+    assert logged["train/lr/hidden"][5] == pytest.approx(defaults["train.muon_learning_rate"])
+
+
+def test_the_loss_at_a_position_is_the_mean_over_the_windows_of_the_validation_text(runs):
+    run = runs[0] / "whole"
+    saved, (model, _) = contents(run / LAST), load_model(run / LAST)
+    (source,) = saved["config"]["data"]["sources"]
+    val = load_corpus(Config.data.__class__(sources=(source,))).val
+    windows = evaluation_windows(val, 16, 8)
+    losses = window_losses(model, windows, select_runtime("cpu", "float32"))
+    for position in (1, 8):
+        (*_, (step, value)) = scalars(run)[f"val/loss_at/{position}"]
+        expected = losses.nats[position - 1] / losses.counts[position - 1]
+        assert step == STEPS and value == pytest.approx(expected, rel=1e-5)
+
+
+def test_tensorboard_has_every_tag_at_every_step_that_was_logged(runs):
+    events = read_events(runs[0] / "whole")
+    tags = events.Tags()
+    assert set(tags["scalars"]) == SCALARS and set(tags["images"]) == IMAGES
+    assert set(tags["tensors"]) == TEXTS | {CONFIG_SUMMARY_TAG}
+    for tag in SCALARS:
+        steps = [each.step for each in events.Scalars(tag)]
+        assert steps == (EVALUATIONS if tag.startswith("val") else list(range(1, STEPS + 1)))
+    for tag in (TEXTS | IMAGES) - {"setup/run/text_summary"}:
+        shown = events.Images(tag) if tag in IMAGES else events.Tensors(tag)
+        assert [each.step for each in shown] == EVALUATIONS
+
+
+def test_a_kill_loses_nothing_that_was_logged(runs):
+    logged, last_row = runs[1]
+    assert [step for step, _ in logged["train/loss"]] == list(range(1, KILLED_AT + 1))
+    assert [step for step, _ in logged["val/loss"]] == EVALUATIONS[:1]
+    assert last_row["step"] == str(KILLED_AT)
+
+
+@contextmanager
+def server(folder, loader):
+    """Serve a folder with TensorBoard; yield a function that requests data of a plugin."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["--host=127.0.0.1", f"--port={port}", f"--logdir={folder}", f"--load_fast={loader}"]
+    command = [sys.executable, "-m", "tensorboard.main", *words]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+    def get(path, **query):
+        address = f"http://127.0.0.1:{port}/data/plugin/{path}?{urlencode(query)}"
+        with urllib.request.urlopen(address, timeout=60) as response:
+            return json.load(response)
+
+    try:
+        yield get
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.parametrize("loader", ["auto", "false"])  # TensorBoard's fast loader, and Python's
+def test_after_a_kill_and_a_resume_tensorboard_shows_the_curves_of_an_uninterrupted_run(
+    loader, runs
+):
+    shown, curves = {}, {"whole": {}, "killed": {}}
+    with server(runs[0], loader) as get:
+        for _ in range(300):
+            with suppress(OSError):
+                shown = {run: set(tags) for run, tags in get("scalars/tags").items()}
+            if shown == {"whole": SCALARS, "killed": SCALARS}:
+                break
+            time.sleep(0.2)
+        time.sleep(1)  # the rest of the files
+        for run, curve in curves.items():
+            for tag in SCALARS - {"train/tokens_per_sec"}:
+                points = get("scalars/scalars", run=run, tag=tag)
+                curve[tag] = [(step, value) for _, step, value in points]
+    whole = {tag: values for tag, values in scalars(runs[0] / "whole").items() if tag in SCALARS}
+    assert curves["whole"] == whole
+    assert curves["killed"] == whole
+    assert same_runs(runs[0] / "whole", runs[0] / "killed")
+
+
+def test_the_settings_of_a_run_are_in_its_hparams(runs):
+    content = read_events(runs[0] / "killed").PluginTagToContent(hparams.PLUGIN_NAME)
+    start = hparams.parse_session_start_info_plugin_data(content[hparams.SESSION_START_INFO_TAG])
+    assert start.hparams["model.n_layer"].number_value == 2
+    assert start.hparams["train.optimizer"].string_value == "muon"
+
+
+def test_a_resume_with_other_settings_adds_them_to_the_description(train_run, tmp_path):
+    assert train_run("--max_iters=14")[0] == 0
+    time.sleep(1)
+    assert train_run("--max_iters=15", "--resume")[0] == 0
+    first, second = read_events(tmp_path / "run").Tensors("setup/run/text_summary")
+    assert (first.step, second.step) == (0, 14)
+    assert b"train.max_iters                  15\n" in second.tensor_proto.string_val[0]
+
+
+def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_path):
+    assert train_run("--log=scalars")[0] == 0
+    tags = read_events(tmp_path / "run").Tags()
+    assert "samples/text/text_summary" in tags["tensors"] and not tags["images"]
+    assert set(tags["scalars"]) == SCALARS
+
+
+def test_no_text_is_markdown():
+    lines = ["a\tb", "c\r![x](https://example.org)", "\x1b[2Jd"]
+    (value,) = log.code_block("samples/text", lines).value
+    block = b"    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"
+    assert list(value.tensor.string_val) == [block]
+
+
+# ------------------------------------------------------------------------------------- metrics.csv
+
+
+def test_metrics_csv_has_the_numbers_that_tensorboard_shows(runs):
+    rows, shown = rows_of(runs[0] / "whole"), scalars(runs[0] / "whole")
+    assert list(rows[0]) == ["step", "minutes", *log.COLUMNS]
+    for column, tag in log.COLUMNS.items():
+        found = [(int(row["step"]), float(row[column])) for row in rows if row[column]]
+        logged = shown.get(tag, [])  # no exact match without answers
+        assert [step for step, _ in found] == [step for step, _ in logged], column
+        values = [value for _, value in logged]
+        assert [value for _, value in found] == pytest.approx(values, rel=1e-6)
+
+
+def test_after_a_kill_and_a_resume_metrics_csv_has_the_rows_of_an_uninterrupted_run(runs):
+    rows = [rows_of(runs[0] / name) for name in ("whole", "killed")]
+    whole, killed = [[{**row, "minutes": None} for row in each] for each in rows]
+    assert killed == whole
+    minutes = [float(row["minutes"]) for row in rows[1]]
+    assert minutes == sorted(minutes)
+
+
+def test_a_row_that_a_kill_cut_goes_at_the_resume(options, tmp_path):
+    run = tmp_path / "run"
+    stop_at(15, *options, f"--out_dir={run}")
+    with open(run / METRICS, "a", encoding="ascii") as file:
+        file.write("1")
+    assert train(*options, f"--out_dir={run}", "--resume")[0] == 0
+    steps = [int(row["step"]) for row in rows_of(run)]
+    assert steps == sorted([*range(1, STEPS + 1), *EVALUATIONS])
+
+
+def test_a_new_run_has_only_its_own_rows(train_run, tmp_path):
+    assert train_run()[0] == 0
+    short = ["--max_iters=4", "--warmup_iters=0", "--cooldown_iters=2"]
+    assert train_run(*short, "--overwrite")[0] == 0
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == ["1", "2", "3", "4", "4"]
+
+
+def test_rows_that_are_denied_for_a_while_come_with_the_next_one(
+    train_run, tmp_path, uninterrupted, monkeypatch
+):
+    """As while a spreadsheet holds the file, on Windows."""
+    attempts = []
+
+    def denied_five_times(*arguments, **options):
+        attempts.append(arguments)
+        if 3 <= len(attempts) < 8:
+            raise DENIED
+        return open(*arguments, **options)
+
+    monkeypatch.setattr(log, "open", denied_five_times, raising=False)
+    code, output = train_run()
+    rows = [rows_of(run) for run in (tmp_path / "run", uninterrupted)]
+    rows, expected = [[{**row, "minutes": None} for row in each] for each in rows]
+    assert code == 0 and rows == expected
+    path = tmp_path / "run" / METRICS
+    reason = "the log is not written (Permission denied); training continues"
+    assert output.count("warning: ") == 1 and f"warning: {path}: {reason}\n" in output
+
+
+# --------------------------------------------------------------------- a log that cannot be written
+
+
+def full_after_40_appends(_):
+    """Let every append of TensorBoard's writer fail after the first 40, as on a full disk."""
+    append, counts = gfile.LocalFileSystem.append, iter(range(10**6))
+
+    def failing(*arguments):
+        if next(counts) >= 40:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(*arguments)
+
+    gfile.LocalFileSystem.append = failing
+
+
+def test_a_full_disk_ends_tensorboards_log_with_one_warning_and_no_traceback(
+    options, tmp_path, uninterrupted
+):
+    run = tmp_path / "run"
+    words = [*options, f"--out_dir={run}"]
+    ((code, output, errors),) = run_ranks(tmp_path / "console", words, each=full_after_40_appends)
+    assert (code, errors) == (0, "")
+    reason = "the log is not written (No space left on device); training continues"
+    assert output.count("warning: ") == 1 and f"warning: {run}: {reason}\n" in output
+    assert equal(*(contents(each / LAST)["tensors"] for each in (run, uninterrupted)))
+    assert len(rows_of(run)) == STEPS + len(EVALUATIONS)
+
+
+def test_a_log_that_cannot_be_opened_does_not_end_a_run(train_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(log, "SummaryWriter", raised(DENIED))
+    monkeypatch.setattr(log, "Metrics", raised(DENIED))
+    code, output = train_run()
+    assert code == 0 and output.count("warning: ") == 2
+    assert f"warning: {tmp_path / 'run'}: " in output
+    assert f"warning: {tmp_path / 'run' / METRICS}: " in output
+
+
+# ------------------------------------------------------------------------------------ the console
+
+
+def test_a_run_prints_its_data_model_and_results(smoke):
+    printed = (smoke / "printed.txt").read_text()
+    labels = ("text", "split", "rarest", "model", "device", "training", "first loss", "speed")
+    starts = [line for line in printed.splitlines() if line.startswith(labels)]
+    assert [line[:12].strip() for line in starts] == list(labels)
+    assert "ln(61)" in printed and "\nstep 60: validation loss " in printed
+    assert printed.count("minutes left") == 1  # within the first half minute
+    assert "  | " in printed  # a sample
+    lines = [line for line in printed.splitlines() if not line.startswith(("  ", "note", "/"))]
+    assert max(map(len, lines)) <= 80
+    assert "\r" not in printed and "\x1b" not in printed  # no terminal: no bar, no colours
+
+
+class File(io.TextIOWrapper):
+    """A file in memory."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    @property
+    def text(self):
+        return self.buffer.getvalue().decode()
+
+
+class Terminal(File):
+    """A terminal that can go away."""
+
+    gone = False
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        if self.gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("stream", [File, Terminal])
+def test_a_file_gets_the_loss_and_the_time_left_now_and_then_but_a_terminal_has_a_bar(
+    stream, options, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(log, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.chdir(ROOT)
+    output = stream()
+    with redirect_stdout(output):
+        assert train_main([*options, f"--out_dir={tmp_path / 'run'}"]) == 0
+    lines = [line for line in output.text.splitlines() if "minutes left" in line]
+    assert lines[0].startswith("speed ")
+    if stream is Terminal:
+        assert len(lines) == 1
+    else:
+        assert len(lines) == STEPS - 2  # not after the first and the last step
+        assert lines[-1].startswith("step 23: loss ") and " about 0.0 minutes left" in lines[-1]
+
+
+def test_a_closed_terminal_does_not_raise_in_the_progress_bar(
+    options, tmp_path, uninterrupted, monkeypatch
+):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    at_step(monkeypatch, 12, lambda: setattr(terminal, "gone", True))
+    run = tmp_path / "run"
+    assert train(*options, f"--out_dir={run}")[0] == 0
+    assert "loss " in terminal.text and " char/s" in terminal.text
+    assert same_runs(run, uninterrupted)
