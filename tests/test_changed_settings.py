@@ -60,7 +60,7 @@ def due(run, name):
 
 def save_due(run):
     run.progress.step = 5
-    return CheckpointManager(None, print, None, None)._is_due(run)
+    return CheckpointManager(None, print, None)._is_due(run)
 
 
 def texts(run):
