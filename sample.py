@@ -274,7 +274,8 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
     """Print the first samples that are complete items and not among those of --novel."""
     wanted, found = session.options.num_samples, 0
     text = session.read(session.options.novel)
-    known = {"", *session.item_format.cut(text)}  # an empty item is not novel either
+    items = session.item_format.items_of(session.options.novel, [text])
+    known = {"", *items}  # an empty item is not novel either
     for batch in batches(session, range(MAX_TRIES * wanted)):
         for text, complete in draw_all(session, batch, ids):
             if complete and text not in known and found < wanted:
@@ -344,14 +345,12 @@ def score(session: Session) -> None:
         raise DataError(f"{options.score}: {len(ids)} known characters; at least 2 are needed")
 
     # windows that cover the text, each character predicted once
-    split, item_format = Split(ids, ((0, len(ids)),)), session.item_format
+    split, item_format = Split(ids), session.item_format
     if item_format:
-        text = session.tokenizer.decode(ids)
-        item_format.check_answers(options.score, [text])
-        items = item_format.cut(text)
+        items = item_format.items_of(options.score, [session.tokenizer.decode(ids)])
         if not items:
             raise DataError(f"{options.score}: no items; at least 1 is needed")
-        split = item_format.split(items, session.tokenizer.encode)
+        split = item_format.as_split(items, session.tokenizer.encode)
     block_size = session.model.config.block_size
     batch_size = batch_size_for(block_size, len(session.tokenizer))
     windows = evaluation_windows(split, block_size, batch_size)

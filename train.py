@@ -30,7 +30,7 @@ from checkpointing.run_dir import CheckpointManager, only_writer
 from common.errors import ConfigError, NonFiniteError, first_few
 from common.stop import Interrupted, Stop
 from configs.schema import Config
-from data.corpus import Corpus, check_sizes, load_corpus
+from data.corpus import Corpus, load_corpus
 from data.tokenizer import describe
 from model.runtime import Runtime, available_devices, select_runtime
 from run.log import Log, info
@@ -137,8 +137,6 @@ def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
     # the text, in the vocabulary of the weights
     with world.one_rank_first():
         corpus = read_text(command, asked, saved, source)
-
-    check_sizes(corpus, asked.model.block_size)
 
     # how long?
     if command.minutes and saved:

@@ -156,7 +156,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"--text: {options.text} is not a file")
     corpus = load_corpus(DataConfig(sources=[str(options.text)]))
     vocabulary = corpus.tokenizer.vocabulary
-    train, val = corpus.train.text(), corpus.val.text()
+    train, val = corpus.train.ids, corpus.val.ids
     models = {name: load_model(name, corpus) for name in options.ckpt}
     float32 = runtime.select_runtime("cpu", "float32")
 

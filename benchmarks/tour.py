@@ -179,8 +179,7 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
 
 def draw_heads(model: GPT, corpus: Corpus) -> Image:
     """Draw the heads of the first layer on the start of the validation text."""
-    start = corpus.val.segments[0][0]
-    ids = corpus.val.ids[start : start + 32].astype(int)
+    ids = corpus.val.ids[:32].astype(int)
     maps = attention_maps(model, torch.from_numpy(ids))[0]  # (H, T, T)
     return pictures.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
 

@@ -45,6 +45,7 @@ class TextInfo(Checked):
     characters: int = setting(0, "in all files together", "[0, 1e15]")
     val_sha256: str | None = setting(None, "of the validation text, if that is a text of its own")
     epochs: float = setting(0.0, "how often the run will have read it when it ends", "[0, 1e15]")
+    question: str = setting("", "of an item that validates, if items have answers")
 
 
 SECTIONS = {  # of the metadata of a file, besides the vocabulary and the environment
@@ -196,7 +197,14 @@ def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
 def text_info(run: Run) -> TextInfo:
     corpus = run.corpus
     name = corpus.name.encode(errors="replace").decode()  # a folder's name need not be UTF-8
-    return TextInfo(name, corpus.sha256, corpus.characters, corpus.val_sha256, run.planned_epochs)
+    return TextInfo(
+        name=name,
+        sha256=corpus.sha256,
+        characters=corpus.characters,
+        val_sha256=corpus.val_sha256,
+        epochs=run.planned_epochs,
+        question=corpus.question,
+    )
 
 
 def check_tensors(

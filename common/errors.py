@@ -64,6 +64,11 @@ def first_few(items: Iterable[str], separator: str = ", ") -> str:
     return separator.join(items[:5]) + more
 
 
+def counted(count: int, noun: str) -> str:
+    """Return `1 item`, `2 items`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
     """Return `did you mean X?` for the known name nearest to `given`, or `otherwise`.
 

@@ -1,14 +1,13 @@
 """Training batches as a pure function of (seed, batch number), and the windows of an evaluation.
 
-An epoch cuts the text into windows of `block_size` predictions, starting at a random offset, and
-visits each window once, in random order. `permute` computes the order for the windows of one batch
+An epoch cuts the text into windows of `block_size` predictions, and visits them in random order.
+Each character is predicted exactly once. `permute` computes the order for the windows of one batch
 at a time. So shuffling a text of any size takes no memory, and a resumed run, or one with several
 processes, sees the same batches.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from math import isqrt
 
 import numpy as np
@@ -21,25 +20,25 @@ IGNORED = -100  # the target of characters that do not count; cross_entropy igno
 class Split:
     """The training or the validation part of a corpus.
 
-    `ids` is a whole text, which may be shared by both splits. `segments`
-    are the (start, end) positions in it that belong to this split, one pair per file of the corpus,
-    or per item of a list. That begins with the last character of the separator before the item, so
-    segments of items overlap by one character. No window crosses the end of a segment. `targets`,
-    if not all characters count for the loss, are the ids with IGNORED in place of those that do
-    not.
+    ids      of its characters
+    items    (start, end) of each item of a list; none: the text is one piece
+    targets  if not all characters count for the loss: the ids, with IGNORED for those that do not
+
+    No window crosses the end of an item. An item begins one character early, with the end of the
+    separator before it.
     """
 
     ids: np.ndarray
-    segments: tuple[tuple[int, int], ...]
+    items: tuple[tuple[int, int], ...] = ()
     targets: np.ndarray | None = None
 
     def __len__(self) -> int:
-        overlaps = sum(start < end for (_, end), (start, _) in pairwise(self.segments))
-        return sum(end - start for start, end in self.segments) - overlaps
+        return len(self.ids)
 
-    def text(self) -> np.ndarray:
-        """Return the ids of all segments, one after the other."""
-        return np.concatenate([self.ids[start:end] for start, end in self.segments])
+    @property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """The pieces that windows are cut from: the items, or the whole text."""
+        return self.items or ((0, len(self.ids)),)
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids and the targets of the window of `length` predictions at `start`."""
@@ -48,21 +47,22 @@ class Split:
             return text[:-1], text[1:]
         return text[:-1], self.targets[start + 1 : start + length + 1]
 
-    def head(self, predictions: int) -> "Split":
-        """Return the beginning of this split that has this many predictions, at least one.
+    def spread(self, predictions: int, block_size: int) -> "Split":
+        """Return about this many predictions, in pieces spread evenly over the split, one or more.
 
-        Where not all characters count, the last segment stays whole: in its beginning there may be
-        none that counts.
+        The pieces of a text are windows of `block_size` predictions, those of a list are items.
         """
-        segments, left = [], max(1, predictions)
-        for start, end in self.segments:
-            if left <= 0:
-                break
-            if self.targets is None:
-                end = min(end, start + left + 1)
-            segments.append((start, end))
-            left -= max(0, end - start - 1)
-        return replace(self, segments=tuple(segments))
+        total = sum(end - start - 1 for start, end in self.segments)
+        if self.items:
+            count = max(1, round(len(self.items) * predictions / total))
+            chosen = np.linspace(0, len(self.items) - 1, count).astype(int)
+            pieces = tuple(self.items[i] for i in chosen)
+        else:
+            length = min(block_size, total)
+            count = max(1, round(predictions / length))
+            starts = np.linspace(0, total - length, count).astype(int).tolist()
+            pieces = tuple((start, start + length + 1) for start in starts)
+        return Split(self.ids, pieces, self.targets)
 
 
 class Batches:
@@ -70,36 +70,29 @@ class Batches:
 
     y is x shifted by one character. With gradient accumulation, i counts micro-batches, not steps.
 
-        ids = 0 1 2 3 4 5 6 7 8 9, block_size 3, batch_size 2, seed 0: two windows per epoch
-        batches(0): x = [[3, 4, 5], [6, 7, 8]], y = [[4, 5, 6], [7, 8, 9]]    starting at offset 3
-        batches(1): x = [[3, 4, 5], [0, 1, 2]], y = [[4, 5, 6], [1, 2, 3]]    at offset 0, shuffled
+        ids = 0 1 2 3 4 5 6 7 8 9, block_size 3, batch_size 2, seed 0: four windows per epoch
+        batches(0): x = [[1, 2, 3], [7, 8, 0]], y = [[2, 3, 4], [8, 9, _]]    cut after 1, 4 and 7
+        batches(1): x = [[4, 5, 6], [0, 0, 0]], y = [[5, 6, 7], [1, _, _]]    _ is IGNORED
 
-    Row r of batch i is window i * batch_size + r of an endless sequence of epochs. In each epoch,
-    the windows of a segment follow one another without a gap, starting at a random offset. A
-    segment of L > block_size characters has max(1, L // block_size - 1) windows, which leaves up to
-    2 * block_size - 1 offsets to choose from. The characters that an epoch omits at both ends can
-    be visited in another. A shorter segment is one window, padded with targets IGNORED; a segment
-    of a single character has nothing to predict. So all epochs have the same number of windows,
-    `windows_per_epoch`.
+    Row r of batch i is window i * batch_size + r of an endless sequence of epochs. In each epoch, a
+    text is cut after its first o predictions, o from 1 to `block_size` at random, and then after
+    every `block_size`. An item of a list is cut in the same way; one that fits is one window.
+
+    Windows at both ends may be shorter, and the last one may be empty: then `y` ends with IGNORED.
+    So every epoch has the same number of windows, `windows_per_epoch`.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
-        # how many windows each segment has in an epoch, of how many predictions, and how many
-        # offsets there are for its first window
-        segments = [(start, end) for start, end in split.segments if end - start > 1]
-        assert segments, "the split has no window; check_sizes should have refused it"
-        self._starts, ends = np.array(segments, dtype=np.int64).T
-        lengths = ends - self._starts
-        counts = np.maximum(1, lengths // block_size - 1)
-        self._predictions = np.minimum(lengths - 1, block_size)
-        self._offset_counts = (lengths - counts * self._predictions).astype(np.uint64)
+        segments = np.array(split.segments, dtype=np.int64)
+        self._starts, self._predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
+        # the first cut may be after a single prediction: then this many windows cover the rest
+        cut = -(-(self._predictions - 1) // block_size) + 1
+        counts = np.where(self._predictions > block_size, cut, 1)
         self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
+        self.windows_per_epoch = int(counts.sum())
         self._split, self._counted_through = split, None
         if split.targets is not None:  # how many targets count, up to and including each
             self._counted_through = np.cumsum(split.targets != IGNORED)
-        self.windows_per_epoch = int(counts.sum())
-        self.predictions_per_epoch = int((counts * self._predictions).sum())
-        self._predictable = int((lengths - 1).sum())
         self._block_size, self._batch_size = block_size, batch_size
         self._seed = np.array([seed], dtype=np.uint64)
 
@@ -120,13 +113,8 @@ class Batches:
         return int((self._counted_through[starts + lengths] - self._counted_through[starts]).sum())
 
     def epochs(self, batches: int) -> float:
-        """Return how many times, on average, this many batches predict each character.
-
-        The first character of a segment is not counted, because nothing predicts it.
-        """
-        windows = batches * self._batch_size
-        predictions = windows * (self.predictions_per_epoch / self.windows_per_epoch)
-        return predictions / self._predictable
+        """Return how many epochs this many batches are."""
+        return batches * self._batch_size / self.windows_per_epoch
 
     def _windows(self, i: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the start and the number of predictions of each window of batch i."""
@@ -134,14 +122,18 @@ class Batches:
         first = i * self._batch_size
         numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
         epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
-        # which window comes at that place, and in which segment it lies
+        # which window comes at that place, in which segment it lies, and its number there
         key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first_window, window, side="right") - 1
-        # the offset of each segment in this epoch; ~key: independent of the order
-        offset = splitmix(~key, segment.astype(np.uint64)) % self._offset_counts[segment]
-        start = self._starts[segment] + (window - self._first_window[segment]) * self._block_size
-        return start + offset.astype(np.int64), self._predictions[segment]
+        number = window - self._first_window[segment]
+        # where this epoch first cuts the segment; ~key: independent of the order
+        b, predictions = self._block_size, self._predictions[segment]
+        random = splitmix(~key, segment.astype(np.uint64)) % np.uint64(b)
+        first_cut = np.where(predictions > b, 1 + random.astype(np.int64), b)
+        # a window is what lies between two cuts
+        start, end = (np.clip(first_cut + n * b, 0, predictions) for n in (number - 1, number))
+        return self._starts[segment] + start, end - start
 
 
 def evaluation_windows(
@@ -153,7 +145,7 @@ def evaluation_windows(
     predictions that do not overlap; the last one may be shorter. The windows of a batch have the
     same length, so its shape is at most (batch_size, block_size); the longest windows come first.
     """
-    starts, predictions, full, rest = _cut(split, block_size)
+    starts, predictions, full, rest = windows_of(split, block_size)
     windows_through = np.cumsum(full)  # full windows up to and including each segment
 
     def full_window_starts(numbers: np.ndarray) -> np.ndarray:
@@ -177,13 +169,13 @@ def evaluation_windows(
 
 def evaluated_segments(split: Split, block_size: int) -> np.ndarray:
     """Return the index of the segment of each window, in the order of `evaluation_windows`."""
-    _, _, full, rest = _cut(split, block_size)
+    _, _, full, rest = windows_of(split, block_size)
     lengths = sorted(set(rest.tolist()) - {0}, reverse=True)
     last_windows = [np.flatnonzero(rest == length) for length in lengths]
     return np.concatenate([np.repeat(np.arange(len(full)), full), *last_windows])
 
 
-def _cut(split: Split, block_size: int) -> tuple[np.ndarray, ...]:
+def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, ...]:
     """Return, of each segment: its start, its predictions, its full windows, and what is left."""
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)

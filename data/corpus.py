@@ -4,18 +4,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from common.errors import CheckpointError, DataError, first_few
+from common.errors import CheckpointError, DataError, counted, first_few
 from configs.schema import DataConfig
 from data.batches import Split
-from data.items import ItemFormat, load_items
+from data.items import ItemFormat, divide, load_items
 from data.summary import summarize
 from data.text import find_text
 from data.tokenizer import UNK, CharTokenizer, count_characters, describe
+
+MIN_FILES = 20  # of a text of so many files, whole ones can validate
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class Corpus:
     characters  in all files together
     summary     lines for the user
     item_format for a list; None: the text is one piece
+    question    of an item that validates, if items have answers
     """
 
     name: str
@@ -39,6 +41,7 @@ class Corpus:
     val: Split
     summary: list[str]
     item_format: ItemFormat | None = None
+    question: str = ""
 
 
 def load_corpus(
@@ -47,19 +50,20 @@ def load_corpus(
     sha256s: tuple[str | None, str | None] = (None, None),
     vocabulary: str | None = None,
     add_characters: bool = False,
+    name_unused: bool = False,
 ) -> Corpus:
     """Load the first available source and encode it into training and validation ids.
 
     A resumed run passes the `sha256s` of its text and of its validation text: only these texts are
     used, wherever they are in the lists. With `vocabulary` (a run that starts from saved
     weights), the text is encoded with that vocabulary; `add_characters` adds the text's other
-    characters to it.
+    characters to it. With `name_unused`, a note names the sources after the one that is used.
 
     Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
     text with these SHA-256s is missing or the vocabulary lacks characters of the text.
     """
     # find the texts, download one if necessary, and read them into memory
-    texts = [find_text(data, "sources", sha256s[0])]
+    texts = [find_text(data, "sources", sha256s[0], name_unused)]
     if data.val_sources:
         texts.append(find_text(data, "val_sources", sha256s[1]))
         if texts[0].sha256 == texts[1].sha256:
@@ -68,20 +72,30 @@ def load_corpus(
                 "another text, or leave val_sources out to validate on the end of each file"
             )
 
+    # the items of a list stay apart; all other files are joined
+    item_format = ItemFormat.of(data)
+    files = [text.files if item_format else text.files_to_join() for text in texts]
+
     # the characters give the vocabulary, and that the ids
-    text_counts = [count_characters(text.files) for text in texts]
+    text_counts = list(map(count_characters, files))
     counts = sum(text_counts, Counter())
     tokenizer = _tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
     encode = partial(tokenizer.encode, map_unknown=data.min_count > 1)
 
-    # the items of a list, two texts, or one with a part to validate on
-    item_format, item_lines = ItemFormat.of(data), []
+    # one part to train on, one to validate on
+    validates, question, item_lines = "", "", []
     if item_format:
-        train, val, item_lines = load_items(texts, item_format, data.val_fraction, encode)
+        train, val, question, item_lines = load_items(texts, item_format, data.val_fraction, encode)
     elif data.val_sources:
-        train, val = (_whole(text.files, encode) for text in texts)
+        train, val = (Split(np.concatenate(list(map(encode, part)))) for part in files)
     else:
-        train, val = _split(_whole(texts[0].files, encode), data.val_fraction)
+        train, val, validates = train_val(files[0], data.val_fraction, encode)
+    for name, part in (("training", train), ("validation", val)):
+        if len(part) < 2:
+            raise DataError(
+                f"{texts[-1].path}: {counted(len(part), 'character')} of {name} text; at least 2 "
+                "are needed, the second to be predicted from the first; use a longer text"
+            )
     return Corpus(
         name=texts[0].name,
         sha256=texts[0].sha256,
@@ -91,48 +105,36 @@ def load_corpus(
         train=train,
         val=val,
         summary=[
-            *summarize(texts, text_counts, tokenizer.vocabulary, train, val),
+            *summarize(texts, text_counts, tokenizer.vocabulary, train, val, validates),
             *item_lines,
         ],
         item_format=item_format,
+        question=question,
     )
 
 
-def check_sizes(corpus: Corpus, block_size: int) -> None:
-    """Raise DataError unless both splits hold at least one window of `block_size` predictions."""
-    if corpus.item_format:
-        return  # any item is enough
-    longest_segment = {
-        name: max(end - start for start, end in split.segments)
-        for name, split in (("training", corpus.train), ("validation", corpus.val))
-    }
-    name = min(longest_segment, key=longest_segment.get)
-    max_block_size = longest_segment[name] - 1
-    if max_block_size >= block_size:
-        return
-    remedy = "no block_size fits; use a longer text"
-    if max_block_size > 0:
-        remedy = (
-            f"the largest block_size that fits is {max_block_size}; set that or use a longer text"
-        )
-    raise DataError(
-        f"{corpus.name}: the longest piece of {name} text has {longest_segment[name]:,} "
-        f"characters; block_size {block_size} needs {block_size + 1:,}; {remedy}"
-    )
+def train_val(
+    files: Sequence[str], fraction: float, encode: Callable[[str], np.ndarray]
+) -> tuple[Split, Split, str]:
+    """Divide a text into a part to train on and one to validate on; also say which validates.
 
-
-def _whole(files: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
-    """Encode the files of a text into one split, with a segment for each."""
-    segments = tuple(pairwise(accumulate(map(len, files), initial=0)))
-    return Split(np.concatenate([encode(file) for file in files]), segments)
-
-
-def _split(whole: Split, fraction: float) -> tuple[Split, Split]:
-    """Split each file: the last `fraction`, rounded up, is validation text."""
-    cuts = [start + int((end - start) * (1 - fraction)) for start, end in whole.segments]
-    train = tuple((start, cut) for (start, _), cut in zip(whole.segments, cuts, strict=True))
-    val = tuple((cut, end) for (_, end), cut in zip(whole.segments, cuts, strict=True))
-    return Split(whole.ids, train), Split(whole.ids, val)
+    Of MIN_FILES files or more, whole files validate, unless their lengths are so unequal that these
+    have less than half or more than twice the `fraction` of the characters. Otherwise it is the end
+    of each file: its last `fraction`, rounded up.
+    """
+    whole = divide(files, fraction) if len(files) >= MIN_FILES else ([], [])
+    share = sum(map(len, whole[1])) / sum(map(len, files))
+    if 0.5 <= share / fraction <= 2:
+        train, val = (list(map(encode, part)) for part in whole)
+        validates = f"{len(val):,} of {len(files):,} files"
+    else:
+        ids = list(map(encode, files))
+        cuts = [int(len(file) * (1 - fraction)) for file in files]
+        train = [file[:cut] for file, cut in zip(ids, cuts, strict=True)]
+        val = [file[cut:] for file, cut in zip(ids, cuts, strict=True)]
+        of_each = f" of each of {len(files):,} files" if len(files) > 1 else ""
+        validates = f"the last {100 * fraction:g}%{of_each}"
+    return Split(np.concatenate(train)), Split(np.concatenate(val)), validates
 
 
 def _tokenizer_for(

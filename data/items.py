@@ -8,7 +8,7 @@ learns how an item begins and ends, and never sees another one:
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, chain, pairwise
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import DataError
+from common.errors import DataError, counted
 from configs.fields import brief, unescape
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
@@ -42,45 +42,57 @@ class ItemFormat:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
-    def cut(self, text: str) -> list[str]:
-        """Return the items of a text, without separators; empty ones are left out."""
-        return [item for item in text.split(self.separator) if item]
+    def items_of(self, path: Path | str, files: Sequence[str]) -> list[str]:
+        """Return the items of some files: the end of a file ends an item.
+
+        Newlines at both ends of an item are removed: files have empty lines between items. Those
+        without a visible character are left out. Raises DataError for one without `answer_after`.
+        """
+        self._check_answers(path, files)
+        pieces = chain.from_iterable(file.split(self.separator) for file in files)
+        return [self.trim(piece) for piece in pieces if piece.strip()]
+
+    def trim(self, item: str) -> str:
+        """Remove the newlines at both ends of an item, except those that end its question."""
+        item = item.lstrip("\n")
+        question = self.question(item)
+        return question + item[len(question) :].rstrip("\n")
 
     def question(self, item: str) -> str:
-        """Return the item through `answer_after`."""
+        """Return the item through `answer_after`; "" if items have no answers."""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
-    def check_answers(self, path: Path | str, contents: Sequence[str]) -> None:
+    def _check_answers(self, path: Path | str, contents: Sequence[str]) -> None:
         """Raise DataError if an item of these files has no `answer_after`."""
         count, first = 0, ""
         for content in contents:
             line = 1
             for item in content.split(self.separator):
-                if item and self.answer_after not in item:
-                    first = first or f"{brief(item)} in line {line:,}"
+                if item.strip() and self.answer_after not in item.lstrip("\n"):
+                    first = first or f"{brief(item)}, line {line:,}"
                     count += 1
                 line += (item + self.separator).count("\n")
         if count:
             raise DataError(
-                f"{path}: {count:,} items have no data.answer_after {brief(self.answer_after)}: "
-                f"first {first}; correct or remove them"
+                f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
+                f"{counted(count, 'item')}, first: {first}; correct or remove them"
             )
 
-    def split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
-        """Encode items into a split with a segment for each.
+    def as_split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
+        """Encode items into a split.
 
         With `answer_after`, only the answers and the ends of the items count for the loss.
         """
         ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
         lengths = (len(item) + len(self.separator) for item in items)
         ends = list(accumulate(lengths, initial=len(self.separator)))
-        segments = tuple((end - 1, next_end) for end, next_end in pairwise(ends))
+        spans = tuple((end - 1, next_end) for end, next_end in pairwise(ends))
         if not self.answer_after:
-            return Split(ids, segments)
+            return Split(ids, spans)
         targets = ids.astype(np.int32)
         for item, start in zip(items, ends, strict=False):
             targets[start : start + len(self.question(item))] = IGNORED
-        return Split(ids, segments, targets)
+        return Split(ids, spans, targets)
 
 
 def load_items(
@@ -88,15 +100,15 @@ def load_items(
     item_format: ItemFormat,
     val_fraction: float,
     encode: Callable[[str], np.ndarray],
-) -> tuple[Split, Split, list[str]]:
+) -> tuple[Split, Split, str, list[str]]:
     """Cut a text, and the validation text if there is one, into items; split and encode them.
 
-    Also return lines for the user. Raises DataError for a text in which the separator does not
-    occur, or whose items have no answers or cannot be split.
+    Also return the question of an item that validates, and lines for the user. Raises DataError for
+    a text in which the separator does not occur, or whose items have no answers or cannot be split.
     """
     # the items of each text
     parts = [read_items(text, item_format) for text in texts]
-    needed = 3 - len(texts)  # a text that is split needs two
+    needed = 1 if len(texts) == 2 else 2
     for text, items in zip(texts, parts, strict=True):
         if len(set(items)) < needed:
             raise DataError(
@@ -112,28 +124,37 @@ def load_items(
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
         f"{max(lengths):,}"
     ]
+    lines += trimming_notes(texts, item_format)
     if len(parts) > 1 and (known := len(set(val) & set(train))):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
-
-    return item_format.split(train, encode), item_format.split(val, encode), lines
+    train_split, val_split = (item_format.as_split(part, encode) for part in (train, val))
+    return train_split, val_split, item_format.question(val[0]), lines
 
 
 def read_items(text: Text, item_format: ItemFormat) -> list[str]:
-    """Return the items of a text; empty ones are left out.
+    """Return the items of a text, in the order of their digests, which is a fair shuffle.
 
-    The end of a file ends an item. The items are in the order of their digests, so that the first
-    ones are a fair sample of all. Raises DataError as `load_items` does.
+    Raises DataError as `load_items` does.
     """
-    if not any(item_format.separator in content for content in text.files):
+    if not any(item_format.separator in file for file in text.files):
         raise DataError(
             f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
             "correct data.separator"
         )
-    item_format.check_answers(text.path, text.files)
-    return sorted(chain.from_iterable(map(item_format.cut, text.files)), key=digest)
+    return sorted(item_format.items_of(text.path, text.files), key=digest)
+
+
+def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[str]:
+    """Yield how many items had newlines at their ends, and how many had no visible character."""
+    files = chain.from_iterable(text.files for text in texts)
+    pieces = list(chain.from_iterable(file.split(item_format.separator) for file in files))
+    if trimmed := sum(item_format.trim(piece) != piece for piece in pieces if piece.strip()):
+        yield f"note: newlines removed at the ends of {counted(trimmed, 'item')}"
+    if blank := sum(piece.strip("\n") != "" and not piece.strip() for piece in pieces):
+        yield f"note: {counted(blank, 'item')} without a visible character left out"
 
 
 def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
@@ -154,16 +175,3 @@ def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[s
 def digest(item: str) -> bytes:
     """Return the SHA-256 of an item."""
     return sha256(item.encode()).digest()
-
-
-def long_item_notes(train: Split, val: Split, block_size: int) -> list[str]:
-    """Return a note if items do not fit into a window of `block_size` predictions."""
-    segments = train.segments + val.segments
-    count = sum(end - start - 1 > block_size for start, end in segments)
-    if count == 0:
-        return []
-    note = (
-        f"note: {count:,} items with their ends are longer than block_size {block_size}: the model "
-        "never sees such an item as a whole"
-    )
-    return [note]

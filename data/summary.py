@@ -1,4 +1,4 @@
-"""A summary of a text for the user, and advice on the size of the model."""
+"""A summary of a text for the user, and notes on what is unusual about it or about the model."""
 
 import unicodedata
 from collections import Counter
@@ -7,11 +7,13 @@ from itertools import chain
 
 import numpy as np
 
-from common.errors import first_few
+from common.errors import counted, first_few
 from data.batches import Split
 from data.text import Text
 from data.tokenizer import SLICE, UNK, describe
 
+# how many pieces of the validation text are looked for in the training text, and their length
+PIECES, PIECE_LENGTH = 20, 200
 # config file, largest text in characters, (fewest, most) parameters that suit such a text
 PRESETS = (
     ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
@@ -26,10 +28,12 @@ def summarize(
     vocabulary: str,
     train: Split,
     val: Split,
+    validates: str,
 ) -> list[str]:
     """Return the summary of a text, and of its validation text; notes about it come last.
 
-    `text_counts` are the counts of the characters of each.
+    `text_counts` are the counts of the characters of each; `validates` says which part of a single
+    text does.
     """
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
@@ -38,7 +42,7 @@ def summarize(
     return [
         *map(_describe, ("text        ", "validation  "), texts, text_counts),
         f"split       {len(train):,} characters to train on, "
-        f"{len(val):,} ({share:.1%}) to validate on",
+        f"{len(val):,} ({share:.1%}) to validate on{validates and ': '}{validates}",
         f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
         *(f"note: {note}" for note in _notes(counts, vocabulary, train, val)),
@@ -60,54 +64,68 @@ def size_advice(parameters: int, characters: int) -> str | None:
     )
 
 
+def length_advice(train: Split, val: Split, block_size: int) -> str | None:
+    """Return a note if items are longer than the context, or the training text is shorter."""
+    items, longest = train.items + val.items, len(train) - 1
+    if longer := sum(end - start - 1 > block_size for start, end in items):
+        return (
+            f"note: block_size {block_size} is too short for {counted(longer, 'item')}: the model "
+            "never sees such an item, with its end, as a whole"
+        )
+    if not items and longest < block_size:
+        return (
+            f"note: the training text is shorter than the context, block_size {block_size}: each "
+            f"batch has padding; --block_size={longest} is enough"
+        )
+    return None
+
+
 def _describe(label: str, text: Text, counts: Counter[str]) -> str:
     """Return the line about a text: where it is, and its size."""
     files = f"{len(text.files):,} files, " if len(text.files) > 1 else ""
     return f"{label}{text.path}: {files}{counts.total():,} characters, {len(counts):,} distinct"
 
 
-def _notes(
-    counts: Counter[str],
-    vocabulary: str,
-    train: Split,
-    val: Split,
-) -> Iterator[str]:
+def _notes(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
     if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n"]:
         names = first_few(f"U+{ord(c):04X} {_times(counts[c])}" for c in sorted(controls))
-        yield f"control characters are kept: {names}"
+        yield f"control characters kept: {names}"
     if rare := sorted(counts.keys() - set(vocabulary)):
         times = _times(sum(counts[c] for c in rare))
         yield (
-            f"{len(rare):,} rare characters, {times} in all, are mapped to {describe(UNK)}: "
+            f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}, {times} in all: "
             f"{first_few(map(describe, rare))}"
         )
-    if unseen := _only_in(val, counts, vocabulary):
-        times = _times(sum(unseen.values()))
+    in_train, in_val = (_count(split, len(vocabulary)) for split in (train, val))
+    if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
+        names = first_few(describe(vocabulary[i]) for i in unseen)
+        times = _times(int(in_val[unseen].sum()))
+        yield f"{counted(len(unseen), 'character')} only in the validation text, {times}: {names}"
+    if known := _known_pieces(train, val):
         yield (
-            f"{len(unseen):,} characters of the validation text, {times} in all, are not in the "
-            f"training text: {first_few(map(describe, unseen))}"
+            f"{known} of {PIECES} pieces of the validation text, of {PIECE_LENGTH} characters "
+            "each, are in the training text too, so the validation loss is too low; is something "
+            "there twice?"
         )
-
-
-def _only_in(split: Split, counts: Counter[str], vocabulary: str) -> dict[str, int]:
-    """Return the characters that occur only in this split, with their counts."""
-    mapped = sum(counts.values()) - sum(counts[c] for c in vocabulary if c != UNK)
-    everywhere = counts | {UNK: mapped}
-    here = zip(vocabulary, _count(split, len(vocabulary)).tolist(), strict=True)
-    return {c: count for c, count in here if 0 < count == everywhere[c]}
 
 
 def _count(split: Split, vocab_size: int) -> np.ndarray:
-    """Count each id in a split, with bounded memory: (vocab_size,)."""
+    """Count each id in a split: (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
-    counted = 0  # the segments of a list overlap by a character
-    for start, end in split.segments:
-        for first in range(max(start, counted), end, SLICE):
-            piece = split.ids[first : min(first + SLICE, end)]
-            counts += np.bincount(piece, minlength=vocab_size)
-        counted = end
+    for start in range(0, len(split), SLICE):
+        counts += np.bincount(split.ids[start : start + SLICE], minlength=vocab_size)
     return counts
+
+
+def _known_pieces(train: Split, val: Split) -> int:
+    """Return how many of PIECES pieces of a validation text also stand in the training text."""
+    last = len(val) - PIECE_LENGTH
+    if last < 0 or train.items:  # equal items are never on both sides
+        return 0
+    text = train.ids.tobytes()
+    starts = np.linspace(0, last, PIECES).astype(int)
+    return sum(val.ids[start : start + PIECE_LENGTH].tobytes() in text for start in starts)
 
 
 def _times(count: int) -> str:

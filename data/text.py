@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from common.errors import CheckpointError, DataError, did_you_mean
+from common.errors import CheckpointError, DataError, did_you_mean, first_few
 from common.files import ROOT
 from configs.fields import universal_newlines
 from configs.schema import ADDRESS, DataConfig
@@ -67,14 +67,23 @@ class Text:
             return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
         return digests[0].hexdigest()
 
+    def files_to_join(self) -> list[str]:
+        """Return the files; of several, each that does not end with a newline gets one."""
+        if len(self.files) == 1:
+            return list(self.files)
+        return [file + "\n" * (file[-1:] not in ("", "\n")) for file in self.files]
+
 
 # ---------------------------------------------------------------------------------- find and choose
 
 
-def find_text(data: DataConfig, setting: str, wanted: str | None = None) -> Text:
+def find_text(
+    data: DataConfig, setting: str, wanted: str | None = None, name_unused: bool = False
+) -> Text:
     """Read the first available source in a setting, "sources" or "val_sources".
 
-    With `wanted` (a resumed run), read the one with that SHA-256, wherever it is in the list.
+    With `wanted` (a resumed run), read the one with that SHA-256, wherever it is in the list. With
+    `name_unused`, a note names the others that are there.
     Raises DataError if no source is available, CheckpointError if none has the wanted SHA-256.
     """
     sources, unavailable = getattr(data, setting), []
@@ -92,6 +101,12 @@ def find_text(data: DataConfig, setting: str, wanted: str | None = None) -> Text
             notes.append(f"losses on {text.name} and {first} are not comparable")
         if unavailable:
             notes.append(f"not available: {', '.join(unavailable)}")
+        others = [s for s in sources if s != source and any(map(files_at, places_of(s)))]
+        if others and name_unused:
+            notes.append(
+                f"not used: {first_few(others)}; of several sources, the first that is available "
+                "is the text; to train on all, name their folder, or a pattern such as '*.txt'"
+            )
         return replace(text, notes=notes)
     reasons = ", ".join(unavailable)
     if wanted:
@@ -112,7 +127,7 @@ def read_source(source: str, encoding: str) -> Text:
     """
     path = path_of(source)
     try:
-        for place in (path, ROOT / path):
+        for place in places_of(source):
             if files := files_at(place):
                 break
         else:
@@ -141,6 +156,12 @@ def path_of(source: str) -> Path:
     _, folder, file, _ = match.groups()
     stem = Path(file).stem
     return Path("data", folder if stem == "input" else stem, "input.txt")
+
+
+def places_of(source: str) -> tuple[Path, Path]:
+    """Return where a source is looked for: under the current folder, then beside the code."""
+    path = path_of(source)
+    return path, ROOT / path
 
 
 def name_of(path: Path) -> str:

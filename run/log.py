@@ -25,8 +25,7 @@ from common.console import escape, path_word, printable, program, script, shell_
 from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
-from data.items import long_item_notes
-from data.summary import size_advice
+from data.summary import length_advice, size_advice
 from model.parameters import parameter_count
 from run import pictures
 from training import health
@@ -113,10 +112,10 @@ class Log:
             f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]
-        if corpus.item_format:
-            lines += long_item_notes(corpus.train, corpus.val, run.config.model.block_size)
-        elif new_model:
-            lines += filter(None, [size_advice(parameters, corpus.characters)])
+        advice = [length_advice(corpus.train, corpus.val, config.block_size)]
+        if new_model and not corpus.item_format:
+            advice.append(size_advice(parameters, corpus.characters))
+        lines += filter(None, advice)
         info(*lines)
 
         # the same in TensorBoard, with every setting; the charts; the row of the tab HParams

@@ -5,23 +5,25 @@ import pytest
 
 from data.batches import IGNORED, Batches, Split, evaluation_windows, permute, splitmix
 
-SHAPES = [  # segment lengths, block_size, batch_size
-    ([1000], 16, 4),
-    ([1000], 16, 100),  # a batch larger than an epoch
-    ([17], 16, 3),  # one window, and no room for an offset
-    ([33], 16, 2),
-    ([500, 3, 17, 16, 100, 0, 64], 16, 5),  # some too short for a window
-    ([40, 40], 1, 7),
+SHAPES = [  # lengths of the items, or of a text alone; block_size, batch_size
+    (1000, 16, 4),
+    (1000, 16, 100),  # a batch larger than an epoch
+    (17, 16, 3),  # one window
+    (18, 16, 1),  # the last window may be empty
+    (40, 1, 7),
+    ([9, 17, 18, 33, 34, 50, 66, 80, 2], 16, 5),  # items of 1 to 5 contexts
 ]
 
 
 def split_of(lengths):
-    """Build a split whose id at each position is the position, with gaps between its segments."""
-    segments, start = [], 5
+    """Build a split whose id at each position is the position; items are apart."""
+    if isinstance(lengths, int):
+        return Split(np.arange(lengths, dtype=np.uint16))
+    items, start = [], 5
     for length in lengths:
-        segments.append((start, start + length))
+        items.append((start, start + length))
         start += length + 10
-    return Split(np.arange(start, dtype=np.uint16), tuple(segments))
+    return Split(np.arange(start, dtype=np.uint16), tuple(items))
 
 
 def targets_of(split):
@@ -34,11 +36,12 @@ def window_starts(batches, steps):
     return np.concatenate([batches(step)[0][:, 0] for step in steps])
 
 
-def epochs(batches, batch_size, count):
-    """Return the starts of the windows of the first `count` epochs, one row per epoch."""
-    windows = batches.windows_per_epoch * count
-    starts = window_starts(batches, range(-(-windows // batch_size)))
-    return starts[:windows].reshape(count, -1)
+def epochs(batches, count):
+    """Return the targets of each of the first `count` epochs, of batches with a batch_size of 1."""
+    n = batches.windows_per_epoch
+    return [
+        np.concatenate([batches(i)[1][0] for i in range(e * n, e * n + n)]) for e in range(count)
+    ]
 
 
 # The permutation
@@ -70,69 +73,45 @@ def test_y_is_x_one_character_later(lengths, block_size, batch_size):
             assert not x[row, n:].any() and (y[row, n:] == IGNORED).all()
 
 
-@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_every_epoch_visits_every_window_once(lengths, block_size, batch_size):
+@pytest.mark.parametrize(("lengths", "block_size", "_"), SHAPES)
+def test_every_epoch_predicts_every_character_exactly_once(lengths, block_size, _):
     split = split_of(lengths)
-    batches = Batches(split, block_size, batch_size, seed=3)
-    expected = [max(1, n // block_size - 1) for n in lengths if n > 1]
-    assert batches.windows_per_epoch == sum(expected)
-    for starts in epochs(batches, batch_size, 30):
-        found = []
-        for start, end in split.segments:
-            inside = np.sort(starts[(start <= starts) & (starts < end)])
-            assert (np.diff(inside) == block_size).all()  # no repeats, no gaps
-            found.append(len(inside))
-        assert [count for count in found if count] == expected
+    for targets in epochs(Batches(split, block_size, 1, seed=3), 30):
+        assert sorted(targets[targets != IGNORED]) == targets_of(split)
 
 
-def test_epochs_differ_in_order_and_offset():
-    order, offsets = set(), set()
-    for starts in epochs(Batches(split_of([1000]), 16, 4, seed=4), 4, 200):
+def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
+    batches = Batches(split_of(1000), 16, 1, seed=4)
+    order, cuts = set(), set()
+    for epoch in range(200):
+        n = batches.windows_per_epoch
+        starts = window_starts(batches, range(epoch * n, epoch * n + n))
         order.add(tuple(np.argsort(starts)))
-        offsets.add(int(starts.min()) - 5)
-    assert len(order) == 200
-    assert offsets == set(range(1000 - 61 * 16))
+        cuts.add(int(np.sort(starts[starts > 0])[0]))
+    assert len(order) == 200 and cuts == set(range(1, 17))
 
 
-def test_the_offsets_of_two_files_in_an_epoch_are_independent():
+def test_two_items_are_cut_at_independent_places():
     split = split_of([100, 100])
-    starts = np.sort(epochs(Batches(split, 16, 5, seed=5), 5, 500), axis=1)
-    first, second = starts[:, 0] - split.segments[0][0], starts[:, 5] - split.segments[1][0]
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
-
-
-@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_no_window_crosses_the_end_of_a_file_and_in_some_epoch_each_character_is_a_target(
-    lengths, block_size, batch_size
-):
-    split = split_of(lengths)
-    batches = Batches(split, block_size, batch_size, seed=6)
-    targets = np.unique(np.concatenate([batches(step)[1].ravel() for step in range(3000)]))
-    assert targets[targets != IGNORED].tolist() == targets_of(split)
-
-
-def test_a_file_of_at_most_block_size_characters_is_one_shorter_window_of_an_epoch():
-    split = split_of([40, 16, 2, 1, 0])
-    batches = Batches(split, 16, 3, seed=1)  # an epoch: one window each of 16, 15 and 1 predictions
-    assert batches.windows_per_epoch == 3 and batches.predictions_per_epoch == 32
-    for epoch in range(20):
-        x, y = batches(epoch)
-        (short,) = np.flatnonzero(x[:, 0] == split.segments[1][0])
-        assert y[short].tolist() == [*range(*split.segments[1]), IGNORED][1:]
-        (tiny,) = np.flatnonzero(x[:, 0] == split.segments[2][0])
-        assert y[tiny].tolist() == [split.segments[2][1] - 1, *[IGNORED] * 15]
+    batches, cuts = Batches(split, 16, 1, seed=5), []
+    n = batches.windows_per_epoch
+    for epoch in range(500):
+        starts = window_starts(batches, range(epoch * n, epoch * n + n))
+        inside = [starts[(a < starts) & (starts < b)].min() - a for a, b in split.items]
+        cuts.append(inside)
+    assert abs(np.corrcoef(np.array(cuts).T)[0, 1]) < 0.2
 
 
 @pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
 def test_predictions_and_epochs_count_what_is_read(lengths, block_size, batch_size):
-    batches = Batches(split_of(lengths), block_size, batch_size, seed=6)
+    split = split_of(lengths)
+    batches = Batches(split, block_size, batch_size, seed=6)
     read = 0
     for step in range(4 * batches.windows_per_epoch):  # whole epochs
         count = np.count_nonzero(batches(step)[1] != IGNORED)
         assert batches.predictions(step) == count
         read += count
-    predictable = sum(length - 1 for length in lengths if length)
-    assert batches.epochs(step + 1) == pytest.approx(read / predictable, rel=1e-12)
+    assert batches.epochs(step + 1) == pytest.approx(read / len(targets_of(split)), rel=1e-12)
 
 
 def test_a_batch_depends_only_on_the_seed_and_the_step():
@@ -148,8 +127,8 @@ def test_a_batch_depends_only_on_the_seed_and_the_step():
 def test_the_batch_order_never_changes():
     # A run saved by an earlier version must resume with the same batches.
     batches = Batches(split_of([1000, 200]), 16, 8, seed=1337)
-    assert batches(0)[0][:, 0].tolist() == [684, 1047, 844, 412, 700, 972, 812, 796]
-    assert batches(10**6)[0][:, 0].tolist() == [1061, 231, 407, 455, 631, 71, 615, 1093]
+    assert batches(0)[0][:, 0].tolist() == [629, 1112, 1064, 917, 85, 1192, 517, 469]
+    assert batches(10**6)[0][:, 0].tolist() == [452, 340, 788, 1106, 68, 932, 212, 980]
 
 
 def test_batch_size_only_changes_the_grouping_of_the_windows():
@@ -184,14 +163,22 @@ def test_evaluation_windows_follow_one_another_from_the_beginning_of_a_file_the_
     assert windows == [([5, 21, 55], 16), ([71], 16), ([37], 7), ([87], 2)]
 
 
-@pytest.mark.parametrize("lengths", [[40, 0, 35], [0, 1, 1, 2, 35], [2]])
-def test_head_is_the_beginning_of_a_split_with_at_least_one_target(lengths):
+@pytest.mark.parametrize("lengths", [1000, 1001, 10, [40, 35, 10] * 20])
+def test_spread_takes_whole_windows_of_a_text_or_whole_items_from_its_start_to_its_end(lengths):
     split = split_of(lengths)
-    everything = targets_of(split)
-    for wanted in (0, 1, 2, 38, 39, 40, 72, 73, 1000):
-        head = split.head(wanted)
-        assert targets_of(head) == everything[: max(1, wanted)]
-        assert len(head) <= len(split) and head.ids is split.ids
+    for wanted in (0, 100, 500):
+        part = split.spread(wanted, block_size=16)
+        lengths_of = {end - start - 1 for start, end in part.items}
+        assert part.ids is split.ids and part.items == split.spread(wanted, block_size=16).items
+        if split.items:
+            assert set(part.items) <= set(split.items)
+        else:
+            assert lengths_of == {min(16, len(split) - 1)}
+        predictions = len(targets_of(part))
+        assert predictions >= 1 and (len(split) < 20 or abs(predictions - wanted) <= 40), wanted
+        if wanted:
+            assert part.items[0][0] == split.segments[0][0]
+            assert part.items[-1][1] == split.segments[-1][1]
 
 
 # Examples in docstrings
@@ -201,12 +188,8 @@ def test_the_examples_in_the_docstrings_are_correct():
     key = splitmix(np.array([2], np.uint64), np.array([0], np.uint64))
     assert permute(np.arange(5, dtype=np.uint64), 5, key).tolist() == [2, 1, 3, 0, 4]
     assert permute(np.array([3], np.uint64), 5, key).tolist() == [0]
-    batches = Batches(Split(np.arange(10, dtype=np.uint8), ((0, 10),)), 3, 2, seed=0)
-    for step, x, y in (
-        (0, [[3, 4, 5], [6, 7, 8]], [[4, 5, 6], [7, 8, 9]]),
-        (1, [[3, 4, 5], [0, 1, 2]], [[4, 5, 6], [1, 2, 3]]),
-    ):
-        assert [each.tolist() for each in batches(step)] == [x, y]
-        for part in (x, y):
-            assert str(part) in Batches.__doc__
+    batches = Batches(Split(np.arange(10, dtype=np.uint8)), 3, 2, seed=0)
+    for i in range(2):
+        for part in batches(i):
+            assert str(part.tolist()).replace(str(IGNORED), "_") in Batches.__doc__
     assert "[2, 1, 3, 0, 4]" in permute.__doc__ and "[3], 5, key) -> [0]" in permute.__doc__

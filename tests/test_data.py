@@ -18,7 +18,7 @@ import data.text
 from common.console import printable
 from common.errors import CheckpointError, ConfigError, DataError
 from configs.schema import DataConfig
-from data.corpus import check_sizes, load_corpus
+from data.corpus import load_corpus
 from tests.conftest import printed
 
 TEXT = "To be, or not to be: that is the question.\n" * 20
@@ -50,10 +50,14 @@ def load(*sources, sha256s=(None, None), vocabulary=None, **settings):
     return corpus, printable(corpus.summary).split("\n")
 
 
-def decoded_files(corpus):
-    """Return the text of each file, decoded from the two splits."""
-    files = zip(corpus.train.segments, corpus.val.segments, strict=True)
-    return [corpus.tokenizer.decode(corpus.train.ids[start:end]) for (start, _), (_, end) in files]
+def parts_of(corpus):
+    """Return the training text and the validation text."""
+    return [corpus.tokenizer.decode(split.ids) for split in (corpus.train, corpus.val)]
+
+
+def text_of(corpus):
+    """Return the text of a single file."""
+    return "".join(parts_of(corpus))
 
 
 def error_message(error, *sources, **settings):
@@ -71,44 +75,58 @@ def test_a_file_is_read_split_and_encoded():
     corpus, lines = load(write("book.txt", TEXT))
     assert corpus.name == "book.txt" and corpus.sha256 == sha256(TEXT.encode())
     assert corpus.tokenizer.vocabulary == "".join(sorted(set(TEXT)))
-    assert decoded_files(corpus) == [TEXT]
-    assert corpus.train.segments == ((0, len(TEXT) * 9 // 10),)
+    train, val = parts_of(corpus)
+    assert train + val == TEXT and len(train) == len(TEXT) * 9 // 10
     assert corpus.characters == len(corpus.train) + len(corpus.val) == len(TEXT)
     assert lines[0] == f"text        book.txt: {len(TEXT)} characters, {len(set(TEXT))} distinct"
+    assert lines[1].endswith("to validate on: the last 10%")
 
 
-def test_a_folder_is_one_corpus_of_its_text_files_sorted_by_name():
-    texts = {"b.txt": "bbbbbbbbby", "a.TXT": "aaaaaaaaaaaaaaaaaaxx", "empty.txt": ""}
+def test_a_folder_is_one_text_of_its_text_files_joined_in_the_order_of_their_names():
+    texts = {"b.txt": "bbbbbbbbby", "a.TXT": "aaaaaaaaaaaaaaaaaax\n", "empty.txt": ""}
     for name, text in texts.items():
         write(f"plays/{name}", text)
     for other in ("README.md", "notes", ".hidden.txt", "more/c.txt"):
         write(f"plays/{other}", "zzz")
+    os.symlink("a.TXT", "plays/link.txt")
     corpus, lines = load("plays")
-    assert decoded_files(corpus) == [texts["a.TXT"], texts["b.txt"], ""]
-    assert corpus.name == "plays"
-    assert corpus.tokenizer.vocabulary == "abxy"
-    assert corpus.train.segments == ((0, 18), (20, 29), (30, 30))
-    assert corpus.val.segments == ((18, 20), (29, 30), (30, 30))
-    assert lines[0] == "text        plays: 3 files, 30 characters, 4 distinct"
+    assert corpus.train.segments == ((0, len(corpus.train)),)
+    assert parts_of(corpus) == ["a" * 18 + "b" * 9, "x\n" + "y\n"]
+    assert corpus.name == "plays" and corpus.tokenizer.vocabulary == "\nabxy"
+    assert lines[0] == "text        plays: 3 files, 31 characters, 5 distinct"
+    assert lines[1].endswith("to validate on: the last 10% of each of 3 files")
 
 
-def test_a_pattern_is_one_corpus_of_the_matching_files_sorted_by_name():
-    texts = {"b.md": "bbbbbbbbby", "a.md": "aaaaaaaaaaaaaaaaaaxx", "more/c.md": "cccccccccz"}
+def test_a_pattern_is_one_text_of_the_matching_files_each_of_which_counts_once():
+    texts = {"b.md": "bbbbbbbbb\n", "a.md": "aaaaaaaaaaaaaaaaaax\n", "more/c.md": "ccccccccc\n"}
     for name, text in texts.items():
         write(f"notes/{name}", text)
     write("notes/other.txt"), write("notes/.hidden.md")
     (Path("notes") / "folder.md").mkdir()
-    corpus, lines = load("notes/**/*.md")
-    assert decoded_files(corpus) == [texts["a.md"], texts["b.md"], texts["more/c.md"]]
-    assert corpus.name == "notes/**/*.md"
-    assert lines[0] == "text        notes/**/*.md: 3 files, 40 characters, 6 distinct"
-    assert decoded_files(load("notes/[ab].md")[0]) == [texts["a.md"], texts["b.md"]]
+    corpus, lines = load("notes/**/**/*.md")
+    assert parts_of(corpus)[0] == "a" * 18 + "b" * 9 + "c" * 9
+    assert lines[0] == "text        notes/**/**/*.md: 3 files, 40 characters, 5 distinct"
+    assert parts_of(load("notes/[ab].md")[0])[0] == "a" * 18 + "b" * 9
     assert "nothing matches" in error_message(DataError, "notes/*.rst")
+
+
+def test_of_twenty_files_or_more_whole_ones_validate_unless_their_lengths_are_too_unequal():
+    poems = [f"Poem {number}.\n" * 40 for number in range(60)]
+    for number, poem in enumerate([*poems, poems[0]]):  # two are equal
+        write(f"poems/{number:02}.txt", poem)
+    corpus, lines = load("poems")
+    train, val = (set(part.splitlines()) for part in parts_of(corpus))
+    assert len(train) + len(val) == 60 and not train & val
+    assert 3 <= len(val) <= 12 and lines[1].endswith(f" {len(val)} of 61 files")
+    # one has most of the text, or there are 19
+    write("poems/60.txt", "A long one. " * 10_000)
+    assert load("poems")[1][1].endswith("the last 10% of each of 61 files")
+    assert load("poems/0*.txt")[1][1].endswith("the last 10% of each of 10 files")
 
 
 def test_an_existing_file_name_is_not_treated_as_a_pattern():
     corpus, _ = load(write("draft[1]*.txt"), write("draft1.txt", "other " * 20))
-    assert decoded_files(corpus) == [TEXT] and corpus.name == "draft[1]*.txt"
+    assert text_of(corpus) == TEXT and corpus.name == "draft[1]*.txt"
 
 
 def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
@@ -116,7 +134,7 @@ def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
         folder = Path(f"folder{time.monotonic_ns()}")
         for name, content in zip(names, contents, strict=False):
             write(folder / f"{name}.txt", content)
-        return load(str(folder), **settings)[0].sha256
+        return data.text.find_text(DataConfig(sources=(str(folder),), **settings), "sources").sha256
 
     assert digest("abc", "de") == digest("abc", "de", names="xyz")
     assert digest("abc") == sha256(b"abc")
@@ -136,7 +154,6 @@ def test_the_plays_match_the_counts_in_their_readme():
         f"{corpus.characters:,} characters, all ASCII, {len(corpus.tokenizer)} of them distinct"
     )
     assert counts in (plays / "README.md").read_text()
-    assert len(corpus.train.segments) == len(list(plays.glob("*.txt"))) == 8
 
 
 def test_the_vocabulary_comes_from_the_whole_text():
@@ -150,23 +167,23 @@ def test_a_byte_order_mark_selects_the_encoding_and_only_the_first_is_removed(en
     text = "\ufeffΝαι, 🙂! The quick brown fox jumps over the lazy dog.\n" * 20
     for name in "ab":
         write(f"folder/{name}.txt", f"\ufeff{text}".encode(encoding))
-    assert decoded_files(load("folder")[0]) == [text, text]
+    train, val = parts_of(load("folder", val_fraction=0.5)[0])
+    half = len(text) // 2
+    assert train + val == text[:half] * 2 + text[half:] * 2
 
 
 def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
     text = "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\r\r\n" * 10
     corpus, lines = load(write("book.txt", text))
-    assert decoded_files(corpus) == [Path("book.txt").read_text(encoding="utf-8")]
+    assert text_of(corpus) == Path("book.txt").read_text(encoding="utf-8")
     assert not any(r"\r" in line for line in lines)
 
 
 def test_control_characters_are_preserved_and_counted():
     text = "a\tb\n" * 10 + "\0\x1b[2J\x1b\x85" + "more text " * 10
     corpus, lines = load(write("book.txt", text))
-    assert decoded_files(corpus) == [text]
-    assert (
-        lines[-1] == "note: control characters are kept: U+0000 once, U+001B 2 times, U+0085 once"
-    )
+    assert text_of(corpus) == text
+    assert lines[-1] == "note: control characters kept: U+0000 once, U+001B 2 times, U+0085 once"
 
 
 @pytest.mark.parametrize(
@@ -180,17 +197,17 @@ def test_control_characters_are_preserved_and_counted():
 )
 def test_data_encoding_applies_to_files_without_a_byte_order_mark(encoding, text):
     write("folder/a.txt", (text * 20).encode(encoding)), write("folder/b.txt", f"\ufeff{text * 20}")
-    assert decoded_files(load("folder", encoding=encoding)[0]) == [text * 20, text * 20]
+    assert set(text_of(load("folder", encoding=encoding)[0])) == set(text)
 
 
 def test_rare_characters_are_mapped_to_unk_counted_and_listed():
     text = TEXT + "é🙂🙂éx\ufffd"
     corpus, lines = load(write("book.txt", text), min_count=3)
-    assert decoded_files(corpus) == [TEXT + "\ufffd" * 6]
+    assert text_of(corpus) == TEXT + "\ufffd" * 6
     assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "\ufffd"}))
     note = next(line for line in lines if "rare characters" in line)
     assert note == (
-        "note: 3 rare characters, 5 times in all, are mapped to '\ufffd' (U+FFFD): "
+        "note: 3 rare characters mapped to '\ufffd' (U+FFFD), 5 times in all: "
         "'x' (U+0078), 'é' (U+00E9), '🙂' (U+1F642)"
     )
     # a resumed run
@@ -208,13 +225,20 @@ def test_the_summary_lists_counts_split_rarest_characters_and_notes():
     write("folder/a.txt", "hello\x01 world\n" * 50 + "ö"), write("folder/b.txt", "Ωω\n" * 100)
     _, lines = load("folder", val_fraction=0.05)
     assert lines == [
-        "text        folder: 2 files, 951 characters, 13 distinct",
-        "split       903 characters to train on, 48 (5.0%) to validate on",
+        "text        folder: 2 files, 952 characters, 13 distinct",
+        "split       904 characters to train on, 48 (5.0%) to validate on: "
+        "the last 5% of each of 2 files",
         r"rarest      'ö' (U+00F6) once, '\x01' (U+0001) 50 times, ' ' (U+0020) 50 times",
-        "note: control characters are kept: U+0001 50 times",
-        "note: 1 characters of the validation text, once in all, are not in the training text: 'ö' "
-        "(U+00F6)",
+        "note: control characters kept: U+0001 50 times",
+        "note: 1 character only in the validation text, once: 'ö' (U+00F6)",
     ]
+
+
+def test_validation_text_that_stands_in_the_training_text_too_is_noted():
+    lines = [f"Line {number}, and {number * 37 % 101}.\n" for number in range(2000)]
+    assert not any("twice" in line for line in load(write("once.txt", "".join(lines)))[1])
+    (note,) = (line for line in load(write("book.txt", "".join(lines) * 2))[1] if "twice" in line)
+    assert note.startswith("note: 20 of 20 pieces of the validation text, of 200 characters each,")
 
 
 @pytest.mark.parametrize("source", ["folder/a.txt", "folder"])
@@ -322,10 +346,10 @@ def test_a_malformed_source_is_rejected_by_the_settings(source):
 def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
     monkeypatch.setattr(data.text, "ROOT", folder / "code")
     write("code/data/book.txt", "beside the code " * 9), write("code/data/a/b.md", "pattern " * 9)
-    assert decoded_files(load("data/book.txt")[0]) == ["beside the code " * 9]
-    assert decoded_files(load("data/**/*.md")[0]) == ["pattern " * 9]
+    assert text_of(load("data/book.txt")[0]) == "beside the code " * 9
+    assert text_of(load("data/**/*.md")[0]) == "pattern " * 9
     write("data/book.txt", "in the current folder " * 9)
-    assert decoded_files(load("data/book.txt")[0]) == ["in the current folder " * 9]
+    assert text_of(load("data/book.txt")[0]) == "in the current folder " * 9
 
 
 def test_the_first_available_source_is_used_and_the_unavailable_ones_are_listed():
@@ -376,7 +400,7 @@ def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
     sources = [write(*item) for item in texts.items()]
     text_sha256 = sha256(texts[name].encode())
     corpus, _ = load("missing.txt", *sources, sha256s=(text_sha256, None))
-    assert corpus.name == name and decoded_files(corpus) == [texts[name]]
+    assert corpus.name == name and text_of(corpus) == texts[name]
 
 
 # Splits and sizes
@@ -384,37 +408,26 @@ def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
 
 @pytest.mark.parametrize(
     ("length", "fraction", "val"),
-    [
-        (1, 0.1, 1),
-        (10, 0.1, 1),
-        (11, 0.1, 2),
-        (12_345, 0.1, 1235),
-        (1000, 0.3, 300),
-        (1000, 0.001, 1),
-        (1000, 0.999, 999),
-    ],
+    [(20, 0.1, 2), (21, 0.1, 3), (12_345, 0.1, 1235), (1000, 0.3, 300), (1000, 0.001, 1)],
 )
 def test_val_fraction_of_each_file_rounded_up_is_validation_text(length, fraction, val):
-    write("folder/a.txt", (TEXT * 20)[:length]), write("folder/b.txt")
-    corpus, _ = load("folder", val_fraction=fraction)
-    assert [start for start, _ in corpus.train.segments] == [0, length]
-    assert [end for _, end in corpus.val.segments] == [length, length + len(TEXT)]
-    assert corpus.train.segments[0][1] == corpus.val.segments[0][0] == length - val
+    first, second = "a" * (length - 1) + "\n", "b" * (length - 1) + "\n"
+    write("folder/a.txt", first), write("folder/b.txt", second)
+    train, held_out = parts_of(load("folder", val_fraction=fraction)[0])
+    cut = length - val
+    assert train == first[:cut] + second[:cut] and held_out == first[cut:] + second[cut:]
 
 
 def test_val_sources_gives_a_separate_validation_text():
     write("books/a.txt", "aaab" * 50), write("books/b.txt", "abab" * 50)
     write("val.txt", "abac" * 20)
     corpus, lines = load("books", val_sources=["missing.txt", "val.txt"])
-    assert [len(corpus.train), corpus.train.segments] == [400, ((0, 200), (200, 400))]
-    assert corpus.tokenizer.decode(corpus.val.ids) == "abac" * 20
-    assert corpus.val.segments == ((0, 80),)
-    assert corpus.tokenizer.vocabulary == "abc"
+    assert parts_of(corpus) == ["aaab" * 50 + "\n" + "abab" * 50 + "\n", "abac" * 20]
+    assert corpus.tokenizer.vocabulary == "\nabc"
     assert corpus.val_sha256 == sha256(b"abac" * 20) and corpus.sha256 == load("books")[0].sha256
     assert lines[1] == "validation  val.txt: 80 characters, 3 distinct"
     assert {
-        "note: 1 characters of the validation text, 20 times in all, are not in the training text: "
-        "'c' (U+0063)",
+        "note: 1 character only in the validation text, 20 times: 'c' (U+0063)",
         "note: losses on val.txt and missing.txt are not comparable",
         "note: not available: missing.txt (no such file or folder)",
     } <= set(lines)
@@ -426,26 +439,13 @@ def test_val_sources_gives_a_separate_validation_text():
     assert message.startswith("data.val_sources: no text is available")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "longest"), [([1000], 100), ([991], 100), ([991, 20], 100), ([500, 500], 50)]
-)
-def test_both_splits_must_contain_a_window(lengths, longest):
-    for i, length in enumerate(lengths):
-        write(f"folder/{i}.txt", (TEXT * 2)[:length])
-    corpus, _ = load("folder")
-    check_sizes(corpus, longest - 1)
-    with pytest.raises(DataError) as raised:
-        check_sizes(corpus, longest)
-    assert str(raised.value).startswith(
-        f"folder: the longest piece of validation text has {longest} characters; block_size "
-        f"{longest} needs {longest + 1}; the largest block_size that fits is {longest - 1}; "
-    )
-
-
-@pytest.mark.parametrize("text", ["ab", "abababab"])
-def test_a_text_too_short_for_any_block_size_is_rejected_as_such(text):
-    with pytest.raises(DataError, match="no block_size fits; use a longer text"):
-        check_sizes(load(write("book.txt", text))[0], 1)
+def test_a_text_that_is_shorter_than_the_context_is_noted_and_one_without_a_prediction_refused():
+    corpus, _ = load(write("book.txt", "abcdefghijklmnopqrst"))
+    note = data.summary.length_advice(corpus.train, corpus.val, block_size=64)
+    assert "--block_size=17 " in note
+    assert data.summary.length_advice(corpus.train, corpus.val, block_size=17) is None
+    message = error_message(DataError, write("tiny.txt", "abcdefghi"))
+    assert message.startswith("tiny.txt: 1 character of validation text; at least 2 are needed")
 
 
 # Downloads, from a local server that uses plain HTTP although the addresses are https
@@ -542,7 +542,7 @@ def test_a_download_is_stored_under_the_name_of_its_file(url, name):
 def test_a_text_is_downloaded_once_and_stored_in_data(server, folder, capfd):
     source = address(server, "complete")
     corpus, lines = load("data/corpus/input.txt", source, write("other.txt", "other " * 20))
-    assert decoded_files(corpus) == [TEXT] and corpus.name == "corpus"
+    assert text_of(corpus) == TEXT and corpus.name == "corpus"
     assert lines[0].startswith("text        data/corpus/input.txt: ")
     assert lines[-1] == "note: not available: data/corpus/input.txt (no such file or folder)"
     assert files_in(folder) == ["data/corpus/input.txt", "other.txt"]
@@ -558,9 +558,9 @@ def test_a_download_goes_beside_the_code_if_that_is_writable(server, folder, wri
     monkeypatch.setattr(os, "access", lambda path, mode: writable)
     corpus, _ = load(address(server, "complete"))
     stored = "code/data/corpus/input.txt" if writable else "data/corpus/input.txt"
-    assert decoded_files(corpus) == [TEXT] and files_in(folder) == [stored]
+    assert text_of(corpus) == TEXT and files_in(folder) == [stored]
     corpus, _ = load(address(server, "missing"))  # found, so nothing is downloaded
-    assert decoded_files(corpus) == [TEXT]
+    assert text_of(corpus) == TEXT
 
 
 FAILURES = {  # behaviour of the server: reason in the message

@@ -364,7 +364,11 @@ TEXTS = {
     "none": ("abc", {}, "separator '.n' never occurs in the text; correct data.separator"),
     "one": ("ab\nab\n", {}, "1 distinct items; at least 2 are needed"),
     "empty": ("abab", {"separator": "ab"}, "0 distinct items"),
-    "answers": ("1=2\nx\n\ny\n", {"answer_after": "="}, "2 items have no .*: first 'x' in line 2;"),
+    "answers": (
+        "1=2\nx\n\ny\n",
+        {"answer_after": "="},
+        "data.answer_after '=' is missing in 2 items, first: 'x', line 2;",
+    ),
 }
 
 
@@ -405,4 +409,4 @@ def test_novel_is_refused_where_it_means_nothing(names, smoke, capsys):
 
 def test_items_longer_than_the_context_are_noted(tmp_path, capsys):
     trained(tmp_path, [*NAMES, "evelina", "eve-mari"], "--max_iters=1")  # 8 and 9 with the end
-    assert "note: 2 items with their ends are longer than block_size 8" in capsys.readouterr().out
+    assert "note: block_size 8 is too short for 2 items: " in capsys.readouterr().out

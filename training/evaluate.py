@@ -1,8 +1,8 @@
 """Evaluation: the exact loss of a text, a sample, and attention and predictions on a fixed text.
 
-"Exact" is over every character, not over random batches. A text has segments, one per file or per
-item of a list; a segment is cut into windows of block_size characters that do not overlap. An
-evaluation leaves the random numbers of training alone: a Sampler has its own.
+"Exact" is over every character, not over random batches. A text is cut into windows of block_size
+characters that do not overlap, and so is each item of a list. An evaluation leaves the random
+numbers of training alone: a Sampler has its own.
 
 B batch, T tokens, V vocabulary, H heads
 """
@@ -36,7 +36,8 @@ SHOWN_ANSWERS = 3  # wrong answers to show at each evaluation
 
 @dataclass(frozen=True)
 class Probe:
-    """Attention and predictions on a fixed text: the start of the longest validation segment.
+    """Attention and predictions on a fixed text: the start of the validation text, or of its
+    longest item.
 
     attention  attention weights of each layer, (H, T, T)
     next_probs probability that each character comes next, (V,)
@@ -51,7 +52,7 @@ class Probe:
 class Evaluation:
     """The result of an evaluation. Losses are in nats per character.
 
-    train_loss        exact loss of the beginning of the training text
+    train_loss        exact loss of parts of the training text, spread evenly over it
     improved          whether val_loss is the lowest so far
     loss_by_position  validation loss at each position in the context; NaN: nothing counts there
     exact_match       fraction of the validation items answered right; None: no answers
@@ -82,8 +83,8 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     block_size = run.config.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
 
-    # the loss of every character of the validation text, and of the beginning of the training text
-    train_part = run.corpus.train.head(len(val) // TRAIN_DIVISOR)
+    # the loss of every character of the validation text, and of parts of the training text
+    train_part = run.corpus.train.spread(len(val) // TRAIN_DIVISOR, block_size)
     losses = []
     for split in (val, train_part):
         windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
