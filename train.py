@@ -219,6 +219,7 @@ def read_text(
         sha256s=digests,
         vocabulary=source.vocabulary if source else None,
         add_characters=command.new_characters == "add",
+        name_unused="data.sources" in command.options,
     )
 
 

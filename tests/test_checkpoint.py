@@ -34,7 +34,7 @@ CONFIG = Config(model=ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4, b
 MUON = dataclasses.replace(CONFIG, train=TrainConfig(optimizer="muon"))
 TEXT = {"name": "plays", "sha256": "0" * 64, "val_sha256": None, "characters": 1000}
 TRAIN = Split(np.arange(40) % len(VOCABULARY), ((0, 40),))
-CORPUS = SimpleNamespace(tokenizer=CharTokenizer(VOCABULARY), train=TRAIN, **TEXT)
+CORPUS = SimpleNamespace(tokenizer=CharTokenizer(VOCABULARY), train=TRAIN, question="", **TEXT)
 RUNTIME = select_runtime("cpu", "float32")
 
 

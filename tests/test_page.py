@@ -186,8 +186,8 @@ def test_a_list_is_scored_as_by_score(separator, answer_after):
     items = [f"{item}{answer_after}{item[::-1]}" if item.strip() else item for item in items]
     text = separator.join(items)
     item_format, tokenizer = ItemFormat(separator, answer_after), CharTokenizer("\n =?ab")
-    items = [item.strip("\n") for item in item_format.cut(text) if item.strip()]
-    split = item_format.split(items, tokenizer.encode)
+    items = item_format.items_of("text", [text])
+    split = item_format.as_split(items, tokenizer.encode)
     laid_out = run_node("return layOut(given[0], given[1]);", [text, vars(item_format)])
     ids = tokenizer.encode("".join(laid_out["characters"])).tolist()
     assert ids == split.ids[len(separator) - 1 :].tolist()

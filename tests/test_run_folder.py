@@ -285,5 +285,6 @@ def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeyp
 
 
 def test_a_folder_whose_name_is_not_utf_8_is_saved_with_a_name_that_is():
-    corpus = SimpleNamespace(name="caf\udce9", sha256="0" * 64, characters=9, val_sha256=None)
+    text = {"sha256": "0" * 64, "characters": 9, "val_sha256": None, "question": ""}
+    corpus = SimpleNamespace(name="caf\udce9", **text)
     assert text_info(SimpleNamespace(corpus=corpus, planned_epochs=1.0)).name == "caf?"

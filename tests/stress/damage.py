@@ -79,7 +79,7 @@ def is_rejected(path: Path) -> bool:
     try:
         saved = checkpoint.load(path)
         tokenizer, split = CharTokenizer(saved.vocabulary), Split(np.zeros(40, int), ((0, 40),))
-        corpus = type("Corpus", (), {"tokenizer": tokenizer, "train": split})
+        corpus = type("Corpus", (), {"tokenizer": tokenizer, "train": split, "question": ""})
         run = Run(saved.config, corpus, select_runtime("cpu", "float32"))
         checkpoint.restore(saved, run)
         model = checkpoint.build_model(saved)
