@@ -28,7 +28,6 @@ from checkpointing.checkpoint import BEST, LAST, SECTIONS
 from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
-from common.signals import handle_signals
 from configs.command import CommandLineOptions
 from configs.fields import value_type
 from configs.options import options_of
@@ -54,6 +53,7 @@ DIVERGING = [
 JSON_SECTIONS = [*SECTIONS, "options", "environment"]  # of a checkpoint file
 PHASES = {  # a function that only one phase of a run uses
     "load": ("train", "load_corpus"),
+    "folder": ("train", "prepare_folder"),
     "step": ("training.schedule", "lr_multiplier"),
     "evaluate": ("training.evaluate", "window_losses"),
     "sample": ("training.evaluate", "generate"),
@@ -347,7 +347,7 @@ def _rank(
     os.chdir(ROOT)
     torch.set_num_threads(1)
     # a SIGTERM because another rank failed must not change the exit code of a run that has ended
-    handle_signals(lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     if each:
         each(rank)
     sys.exit(exit_code(train_main, merged(argv)))

@@ -16,6 +16,7 @@ from tests.runs import (
     resume_if_saved,
     same_runs,
     send_at,
+    step_of,
     train,
 )
 
@@ -93,11 +94,14 @@ def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
 ):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        send_at(phase, signals, {"load": 1, "evaluate": 1, "save": 6}.get(phase, 2), patch.setattr)
+        call = {"load": 1, "folder": 1, "evaluate": 1, "save": 6}.get(phase, 2)
+        send_at(phase, signals, call, patch.setattr)
         code, output = train_run()
     assert code == CODES[signals]
     if phase == "evaluate":  # it was abandoned: it is not recorded, and repeated on resume
         assert "validation loss" not in output and not (run / "best.safetensors").exists()
+    if phase == "folder" and signals == "SIGTERM":
+        assert step_of(run) == 0
     saved, loadable_count = count_checkpoints(run)
     assert saved == loadable_count
     if phase == "load" or signals == "SIGINT twice":
