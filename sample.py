@@ -14,7 +14,7 @@ from configs.command import SampleCommand, parse_sample
 
 if __name__ == "__main__":
     COMMAND = parse_sample()  # a mistake is answered before torch, whose import takes seconds
-    # The fast decoder multiplies vectors with NumPy: too little work for several threads. NumPy
+    # model/decode.py multiplies vectors with NumPy: too little work for several threads. NumPy
     # reads this variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from checkpointing import checkpoint as checkpoints
 from common.console import print_error, print_note, print_result, print_text
@@ -181,8 +180,6 @@ class Session:
             window=options.window,
             notify=print_note,
         )
-        if generation.decoder:  # the fast decoder for one sample on a CPU
-            torch.set_num_threads(generation.decoder.threads)
 
         # the prompt, once per sample
         if self.item_format:

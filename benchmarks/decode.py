@@ -3,7 +3,7 @@
 Ours against Hugging Face's `generate` and, with FOLDER, a checkout of nanoGPT, nanoGPT's: the same
 weights and number of characters, in float32. Runs alternate, and ratios are medians over
 the repeats. Models and weights are prepared before the clock starts. nanoGPT and Hugging Face run
-with one thread and with all; ours chooses its number of threads as in sample.py.
+with one thread and with all; ours with all, NumPy with one, as in sample.py.
 """
 
 import argparse
@@ -21,9 +21,10 @@ import torch
 
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
-from model.fast_decode import FastDecoder
-from model.generate import Generation, Sampler
+from model.decode import Decoder
+from model.generate import Generation, Sampler, forward
 from model.gpt import GPT
+from model.kv_cache import new_caches
 from model.parameters import parameter_count
 
 VOCAB_SIZE = 65
@@ -62,14 +63,12 @@ def prepare_generation(
     generation.append(np.zeros((batch_size, prompt_length), np.int64))
     if prompt_length == model.config.block_size:
         generation.step()
-    decoder = generation.decoder
-    threads = decoder.threads if decoder else torch.get_num_threads()
 
     def generate() -> None:
         for _ in range(characters):
             generation.step()
 
-    return partial(run_with_threads, threads, generate)
+    return generate
 
 
 def run_with_threads(threads: int, call: Callable) -> None:
@@ -163,9 +162,10 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB_SIZE, (1, model.config.block_size), generator=generator)
     expected = model(ids)[0]  # (block_size, V)
-    decoder, (first, *rest) = FastDecoder(model), ids[0].tolist()
-    rows = [decoder.prefill(np.array([first])), *map(decoder.step, rest)]  # (1, V) each
-    logits = {"the fast decoder": torch.from_numpy(np.concatenate(rows))}
+    decoder, caches, tokens = Decoder(model), new_caches(model.config), ids[0].numpy()
+    rows = [forward(model, tokens[None, :1], caches)[0]]  # allocates the caches
+    rows += [decoder.step(tokens[:n], caches) for n in range(2, len(tokens) + 1)]  # (V,) each
+    logits = {"model/decode.py": torch.from_numpy(np.stack(rows))}
     logits |= {name: call(ids) for name, call in others.items()}
     for name, found in logits.items():
         difference = (found - expected).abs().max()
@@ -186,10 +186,6 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
     hugging_face.load_state_dict(hugging_face_weights(model), strict=False)
     others["Hugging Face"] = lambda ids: hugging_face(ids).logits[0]
     check_logits(model, others)
-
-    began = time.perf_counter()
-    FastDecoder(model)
-    print(f"  weight preparation: {time.perf_counter() - began:.3f} s, once per text")
 
     cases = (("inside", 1, block_size - 1), ("past", block_size, block_size // 2))
     for where, prompt_length, characters in cases:
@@ -212,10 +208,10 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
 
 
 def measure_batch(model: GPT, repeats: int) -> None:
-    """Print the speed of a batch of samples against one sample, both without the fast decoder."""
+    """Print the speed of a batch of samples against one sample."""
     characters = min(64, model.config.block_size - 1)
     setups = {
-        "one": partial(prepare_generation, model, 1, characters, fast=False),
+        "one": partial(prepare_generation, model, 1, characters),
         "batch": partial(prepare_generation, model, 1, characters, BATCH_SIZE),
     }
     seconds = time_interleaved(setups, repeats)
@@ -223,7 +219,7 @@ def measure_batch(model: GPT, repeats: int) -> None:
     batch_speed = BATCH_SIZE * characters / statistics.median(seconds["batch"])
     speedup = BATCH_SIZE * median_ratio(seconds["one"], seconds["batch"])
     print(
-        f"  without the fast decoder: 1 sample {one_speed:,.0f} characters/s, {BATCH_SIZE} samples "
+        f"  1 sample {one_speed:,.0f} characters/s, {BATCH_SIZE} samples "
         f"{batch_speed:,.0f} characters/s, {speedup:.1f} times as many"
     )
 

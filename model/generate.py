@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.fast_decode import FastDecoder
+from model.decode import Decoder
 from model.gpt import GPT
-from model.kv_cache import new_caches
+from model.kv_cache import KVCache, new_caches
+from model.parameters import parameter_count
 
 GREEDY_BELOW = 1e-6  # temperature
-# for the comparison of the fast decoder with its model
+# the decoder: for weights that fit the CPU's cache, after a comparison with the model
+MAX_DECODED = 4_000_000  # parameters
 COMPARED_TOKENS = 16
-FAST_TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
+TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
 
 
 def window_start(n: int, block_size: int, window: str = "stepped") -> int:
@@ -136,9 +138,9 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 class Generation:
     """A batch of texts being written: prompts are appended, characters are drawn.
 
-    Only the current window of the texts is stored (see `window_start`). `cache` and `fast` affect
-    only the speed, and the rounding of the logits. `fast` allows the fast decoder, for a batch of
-    one text in float32 on a CPU; `notify` is for a message of `build_decoder`.
+    Only the current window of the texts is stored (see `window_start`). It belongs to the weights
+    of the model at its start. `cache` affects only the speed, and the rounding of the logits;
+    `notify` is for a message of `build_decoder`.
     """
 
     def __init__(
@@ -148,7 +150,6 @@ class Generation:
         *,
         cache: bool = True,
         window: str = "stepped",
-        fast: bool = True,
         notify: Callable[[str], None] | None = None,
     ):
         self.model, self.sampler = model.eval(), sampler
@@ -157,10 +158,9 @@ class Generation:
         self.start = 0  # where the window starts in the texts
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
         self.read = 0  # how many tokens of the window the model has read into its caches
-        self.caches: list | None = None  # KV caches, unless the fast decoder is used
-        self.decoder = None  # the fast decoder, which has caches of its own
-        if fast and cache and len(self.ids) == 1:
-            self.decoder = build_decoder(model, notify)
+        self.caches: list[KVCache] = []
+        one_text = len(self.ids) == 1
+        self.decoder = build_decoder(model, notify) if cache and one_text else None
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
@@ -193,16 +193,13 @@ class Generation:
         if not self.cache:
             return forward(self.model, self.ids)
         length = self.ids.shape[1]
+        if self.read == 0:
+            self.caches = new_caches(self.model.config)
         if self.decoder and self.read and length == self.read + 1:
             # the usual case for one text: read the character that was drawn last
-            logits = self.decoder.step(self.ids[0, -1])
-        elif self.decoder:
-            # a prompt, an appended text, or a window that has moved
-            logits = self.decoder.prefill(self.ids[0])
+            logits = self.decoder.step(self.ids[0], self.caches)[None]
         else:
-            # several texts, or a GPU: the model itself, with its caches
-            if self.read == 0:
-                self.caches = new_caches(self.model.config)
+            # a prompt, an appended text, a window that has moved; several texts, a GPU
             logits = forward(self.model, self.ids, self.caches)
         self.read = length
         return logits
@@ -215,33 +212,37 @@ def forward(model: GPT, ids: np.ndarray, caches: list | None = None) -> np.ndarr
     return model(ids, caches)[:, -1].cpu().double().numpy()
 
 
-def build_decoder(model: GPT, notify: Callable[[str], None] | None = None) -> FastDecoder | None:
-    """Build the fast decoder of a model; return None if it cannot take the model's place.
+def build_decoder(model: GPT, notify: Callable[[str], None] | None = None) -> Decoder | None:
+    """Build the decoder of a model; return None if it cannot take the model's place.
 
-    It supports float32 on a CPU, and contexts of 2 tokens or more. It is compared with the model
-    once, on a few tokens. If their logits differ, as they do when somebody changes GPT.forward but
-    not this decoder, `notify` is called with a message.
+    It is for small models in float32 on a CPU, and contexts of 2 tokens or more. It is compared
+    with the model once, on a few tokens. If their logits differ, as they do when somebody changes
+    gpt.py but not decode.py, `notify` is called with a message.
     """
-    # only float32 models on a CPU have one
     weight, block_size = next(model.parameters()), model.config.block_size
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
         return None
+    if parameter_count(model) > MAX_DECODED:
+        return None
 
     # let both read the same tokens, the decoder the last one by itself
-    decoder = FastDecoder(model)
+    decoder, caches = Decoder(model), new_caches(model.config)
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
-    decoder.prefill(ids[:-1])
-    expected = forward(model, ids[None])
-    difference = np.abs(decoder.step(ids[-1]) - expected).max()
+    forward(model, ids[None, :-1], caches)
+    expected = forward(model, ids[None])[0]
+    try:
+        difference = np.abs(decoder.step(ids, caches) - expected).max()
+    except (KeyError, ValueError):  # a parameter has gone, or has another shape
+        difference = math.inf
 
     # use it if the logits agree up to rounding
-    if difference <= FAST_TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
+    if difference <= TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
         return decoder
     if notify:
         notify(
-            f"the fast decoder's logits differ from the model's by {difference:.1e}; "
-            "continuing without it, more slowly"
+            f"model/decode.py does not compute what model/gpt.py does: logits differ by "
+            f"{difference:.1e}; continuing without it, more slowly"
         )
     return None
 

@@ -90,7 +90,7 @@ class Command:
 
 @pytest.fixture(autouse=True)
 def no_fall_back(monkeypatch):
-    """Make it an error in every test if the fast decoder differs from the model."""
+    """Make it an error in every test if model/decode.py differs from the model."""
     from model import generate
 
     def fail(message):

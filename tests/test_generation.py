@@ -1,12 +1,11 @@
-"""Generation: equality of cached and uncached text, independence of samples, the fast decoder
-against GPT.forward, and the sampling filters.
+"""Generation: equality of cached and uncached text, independence of samples, the decoder against
+GPT.forward, and the sampling filters.
 """
 
 import dataclasses
 import itertools
 import random
 import re
-import time
 
 import numpy as np
 import pytest
@@ -15,17 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import LAYOUTS, ModelConfig
-from model import fast_decode
 from model import generate as generation_module
+from model.decode import Decoder
 from model.generate import (
     Generation,
     Sampler,
     apply_top_p,
     build_decoder,
+    forward,
     generate,
     window_start,
 )
 from model.gpt import GPT
+from model.kv_cache import new_caches
 from tests.stress.cached_text import stress
 from tests.variants import CHOICES, noisy
 
@@ -75,11 +76,11 @@ def test_generated_text_equals_a_plain_loop_over_gpt_forward(temperature, window
         assert torch.equal(result, expected[:, 3:])
 
 
-def test_cached_text_equals_uncached_text_in_random_cases_and_with_the_fast_decoder():
+def test_cached_text_equals_uncached_text_in_random_cases_and_with_the_decoder():
     assert "0 differ from uncached ones" in stress(full=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["caches", "fast decoder"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["model", "decoder"])
 def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text(dtype):
     model, context = build().to(dtype), np.empty((1, 0), np.int64)
     generation = Generation(model, Sampler(3))
@@ -131,79 +132,64 @@ def test_texts_written_in_turns_do_not_influence_each_other():
         assert np.array_equal(np.stack(steps, axis=1), expected)
 
 
-# --------------------------------------------------------------------------------- the fast decoder
+# -------------------------------------------------------------------------------------- the decoder
 
 
-def test_the_fast_decoder_equals_gpt_forward_in_every_variant(monkeypatch):
+def test_the_decoder_equals_gpt_forward_in_every_variant():
     ids, rng = prompts(1, 8), random.Random(0)
     for values in itertools.product(*CHOICES.values()):
         variant = dict(zip(CHOICES, values, strict=True)) | {"attention": rng.choice(LAYOUTS)}
-        # a matrix in panels, or in one piece
-        monkeypatch.setattr(fast_decode, "MAX_WEIGHTS_IN_CACHE", rng.choice([0, 10**9]))
-        model, lines = build(**variant).eval(), []
+        model = build(**variant).eval()
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()
-        decoder = build_decoder(model, lines.append)
-        assert decoder is not None and not lines, variant  # it passes its own comparison
-        logits = [decoder.prefill(ids[0, :2].numpy()), *map(decoder.step, ids[0, 2:].tolist())]
-        result = np.concatenate(logits)
-        np.testing.assert_allclose(result, expected[1:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
-        assert result.dtype == np.float32 and decoder.length == 8
+        decoder, caches = Decoder(model), new_caches(model.config)
+        forward(model, ids[:, :1].numpy(), caches)
+        logits = [decoder.step(ids[0, :n].numpy(), caches) for n in range(2, 9)]
+        np.testing.assert_allclose(logits, expected[1:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
+        assert logits[0].dtype == np.float32 and caches[0].length == 8
 
 
-def test_a_decoder_that_differs_is_not_used_and_gives_one_message(monkeypatch):
-    lines, model, step = [], build(block_size=8).float(), fast_decode.FastDecoder.step
+def add_to_logits(decoder, step=Decoder.step):
+    return lambda *words: step(decoder, *words) + 1e-3
+
+
+def lose_a_parameter(decoder, step=Decoder.step):
+    decoder.weights = {name: w for name, w in decoder.weights.items() if "mlp.up" not in name}
+    return lambda *words: step(decoder, *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"), [(add_to_logits, "1.0e-03"), (lose_a_parameter, "inf")]
+)
+def test_a_decoder_that_differs_is_not_used_and_gives_one_message(change, difference, monkeypatch):
+    lines, model = [], build(block_size=8).float()
     expected = generate_ids(model, prompts(1, 2), Sampler(5), 20, cache=False)
     monkeypatch.setattr(generation_module, "build_decoder", build_decoder)  # undoes conftest.py
-    monkeypatch.setattr(
-        fast_decode.FastDecoder, "step", lambda self, token: step(self, token) + 1e-3
-    )
+    monkeypatch.setattr(Decoder, "step", property(change))
     generation = Generation(model, Sampler(5), notify=lines.append)
     generation.append(prompts(1, 2).numpy())
     result = [int(generation.step()[0]) for _ in range(20)]
     assert result == expected[0].tolist() and generation.decoder is None
-    assert len(lines) == 1
-    assert lines[0].startswith("the fast decoder's logits differ from the model's by 1.0e-03; ")
+    (line,) = lines
+    assert line.startswith("model/decode.py does not compute what model/gpt.py does: logits differ")
+    assert f" by {difference}; " in line
 
 
-def test_the_fast_decoder_uses_several_threads_only_for_large_matrices(monkeypatch):
-    model = build().float()
-    monkeypatch.setattr(fast_decode, "choose_threads", lambda calls: 2 * len(calls))
-    assert fast_decode.FastDecoder(model).threads == 1
-    monkeypatch.setattr(fast_decode, "MAX_WEIGHTS_IN_CACHE", 0)
-    assert fast_decode.FastDecoder(model).threads == 2 * 4 * model.config.n_layer
-
-
-@pytest.mark.parametrize(
-    "seconds, expected", [(lambda n: 0.01 / n, 3), (lambda n: n / 500, 1)], ids=["alone", "busy"]
-)
-def test_one_thread_is_used_if_all_threads_are_slower(seconds, expected):
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    calls = [lambda: time.sleep(seconds(torch.get_num_threads()))] * 2
-    try:
-        assert fast_decode.choose_threads(calls) == expected
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_the_fast_decoder_is_used_only_for_one_float32_sample_with_a_cache(monkeypatch):
-    steps, step = [], fast_decode.FastDecoder.step
-    monkeypatch.setattr(
-        fast_decode.FastDecoder, "step", lambda *words: steps.append(words[1]) or step(*words)
-    )
-    for model, rows, options, fast_steps in (
+def test_the_decoder_is_used_only_for_one_small_float32_sample_with_a_cache(monkeypatch):
+    steps, step = [], Decoder.step
+    monkeypatch.setattr(Decoder, "step", lambda *words: steps.append(words[1]) or step(*words))
+    for model, rows, options, decoder_steps in (
         (build().float(), 1, {}, 4),  # the comparison and 3 steps
         (build(), 1, {}, 0),
         (build().float(), 2, {}, 0),
         (build().float(), 1, {"cache": False}, 0),
         (build().bfloat16(), 1, {}, 0),
         (build(block_size=1).float(), 1, {}, 0),
+        (build(n_layer=20, n_embd=130).float(), 1, {}, 0),  # 4.06 million parameters
     ):
         steps.clear()
         generate_ids(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
-        assert len(steps) == fast_steps
+        assert len(steps) == decoder_steps
 
 
 # -------------------------------------------------------------------------------------- the sampler

@@ -4,7 +4,7 @@
 
 Shows that the cache changes nothing: with random models, prompts, batches and samplers in float64,
 up to ten windows long, the characters are equal and the logits differ by at most 1e-12. One long
-text in float32 then compares the fast decoder with GPT.forward. The full form has 1,000 cases and
+text in float32 then compares model/decode.py with GPT.forward. The full form has 1,000 cases and
 100,000 characters.
 """
 
@@ -130,8 +130,8 @@ def stress(full: bool) -> str:
     assert fast["different"] == 0 and fast["largest difference"] < 1e-4, fast
     return (
         f"{exact['cases']} cached texts of {exact['characters']:,} characters in float64: 0 "
-        f"differ from uncached ones, logits by up to {exact['largest difference']:.1e}; fast "
-        f"decoder: 0 of {fast['characters']:,} characters in float32, logits by up to "
+        f"differ from uncached ones, logits by up to {exact['largest difference']:.1e}; "
+        f"with model/decode.py 0 of {fast['characters']:,} characters in float32, logits by up to "
         f"{fast['largest difference']:.1e}"
     )
 

@@ -1,0 +1,111 @@
+"""One token through the model in NumPy, one statement an operation: a second `GPT.forward`.
+
+For one text on a CPU this is about twice as fast: each operation is so small that PyTorch spends
+more time around it than in it. `build_decoder` in generate.py compares the two.
+
+C n_embd, H n_head, D head size, S tokens with this one, V vocabulary
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from model.gpt import GPT
+from model.kv_cache import KVCache
+from model.parameters import named_slices
+
+LAYERNORM_EPS = 1e-5
+RMS_EPS = float(np.finfo(np.float32).eps)
+
+
+class Decoder:
+    """The parameters of a float32 model as NumPy arrays, by the names of `named_slices`."""
+
+    @torch.no_grad()
+    def __init__(self, model: GPT):
+        self.config, self.rotary = model.config, model.blocks[0].attention.rotary
+        slices = named_slices(model)
+        self.weights = {name: torch.cat(slices[name]).numpy() for name in slices}
+
+    def step(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
+        """Read the last of ids (S,), after the S - 1 in the caches; return the next logits (V,)."""
+        config, weights, position = self.config, self.weights, len(ids) - 1
+        C, H, D = config.n_embd, config.n_head, config.n_embd // config.n_head
+
+        # the residual stream begins with the embedding of the token
+        x = weights["token_embedding"][ids[position]].copy()  # (C,)
+        # token shifts: add those of the tokens before it
+        for n in range(1, min(config.token_shifts, position) + 1):
+            x += weights[f"previous_embeddings.{n - 1}"][ids[position - n]]
+        # and that of the position, or RoPE below
+        if config.positions == "learned":
+            x += weights["position_embedding"][position]
+
+        for layer, cache in enumerate(caches):
+            block = f"blocks.{layer}"
+            # attention norm
+            h = self.norm(x, f"{block}.attn_norm")
+            # query, key and value of this token
+            q = self.linear(h, f"{block}.attention.query").reshape(H, D)
+            k = self.linear(h, f"{block}.attention.key").reshape(H, D)
+            v = self.linear(h, f"{block}.attention.value").reshape(H, D)
+            # QK-norm
+            if config.qk_norm:
+                q, k = rms_norm(q), rms_norm(k)
+            # RoPE
+            if self.rotary:
+                cos, sin = self.rotary.cos_sin[:, position].numpy()  # each (D,)
+                q = q * cos + np.roll(q, D // 2, axis=1) * sin
+                k = k * cos + np.roll(k, D // 2, axis=1) * sin
+            # store key and value
+            keys, values = cache.keys[0].numpy(), cache.values[0].numpy()  # (H, block_size, D)
+            keys[:, position], values[:, position], cache.length = k, v, position + 1
+            # scores: the query against all keys
+            scores = keys[:, : position + 1] @ q[:, :, None] / D**0.5  # (H, S, 1)
+            # softmax
+            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+            scores /= scores.sum(axis=1, keepdims=True)
+            # weighted sum of the values
+            y = scores.swapaxes(1, 2) @ values[:, : position + 1]  # (H, 1, D)
+            # output projection, residual connection
+            x += self.linear(y.reshape(C), f"{block}.attention.out_proj")
+
+            # MLP norm
+            h = self.norm(x, f"{block}.mlp_norm")
+            # up, activation function
+            up = self.linear(h, f"{block}.mlp.up")
+            if config.mlp == "gelu":
+                hidden = F.gelu(torch.from_numpy(up)).numpy()  # NumPy has no erf
+            elif config.mlp == "relu2":
+                hidden = np.maximum(up, 0) ** 2
+            else:
+                gate = self.linear(h, f"{block}.mlp.gate")
+                hidden = F.silu(torch.from_numpy(gate)).numpy() * up
+            # down, residual connection
+            x += self.linear(hidden, f"{block}.mlp.down")
+
+        # final norm, lm_head, soft-cap
+        lm_head = "token_embedding" if config.tied else "lm_head"
+        logits = self.linear(self.norm(x, "final_norm"), lm_head)  # (V,)
+        if config.logit_softcap:
+            logits = config.logit_softcap * np.tanh(logits / config.logit_softcap)
+        return config.logit_scale * logits
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        y = self.weights[name] @ x
+        bias = self.weights.get(f"{name}.bias")
+        return y if bias is None else y + bias
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        if self.config.norm == "rmsnorm":
+            return rms_norm(x) * self.weights[name]
+        x = x - x.sum() / len(x)
+        x = x / np.sqrt(x.dot(x) / len(x) + LAYERNORM_EPS) * self.weights[name]
+        bias = self.weights.get(f"{name}.bias")
+        return x if bias is None else x + bias
+
+
+def rms_norm(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) / x.shape[-1] + RMS_EPS)
