@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 BENCHMARKS = sorted(path.stem for path in ROOT.glob("benchmarks/[!_]*.py"))
 IMPORTED = ("charts", "ngrams", "runs", "timing", "trials")  # no command, or tests of its own
-IMPORTED += ("curves", "scale", "tour")  # no options: they take half a minute or more
+IMPORTED += ("curves", "tour")  # no options: they take half a minute or more
 SHORTEST = {  # arguments, with a finished run and its text; parts of the output
     "attention": (
         ["--sizes", "toy", "--repeats", "1"],
