@@ -179,18 +179,13 @@ function element(name, { className = "", text = "", ...attributes } = {}, childr
   return made;
 }
 
-// Return an element with a note, which opens on focus too.
-function noted(text, note) {
-  return element("span", { text, tabindex: 0, "data-note": note });
-}
-
-// Return a loss in nats; its note has the bits.
-function lossOf(nats, digits, note = "") {
-  return noted(
-    `${nats.toFixed(digits)} nats`,
+// Return a loss in nats, with a note, which opens on focus too.
+function lossOf(nats, digits, more = "") {
+  const note =
     `${(nats / Math.LN2).toFixed(digits)} bits. A loss of 0 is certainty; each nat more is ` +
-      `2.7 times less likely.${note}`,
-  );
+    `2.7 times less likely.${more}`;
+  const text = `${nats.toFixed(digits)} nats`;
+  return element("span", { text, tabindex: 0, "data-note": note });
 }
 
 // A text on the page, one element per character, colored by loss. An item has the id of a character
@@ -269,17 +264,21 @@ class TextView {
 
   // Select character i, or deselect it if it is selected.
   select(i) {
-    const { box, spans } = this;
+    const { spans } = this;
     spans[this.selected]?.classList.remove("selected");
     this.selected = i === this.selected ? null : i;
     if (this.selected === null) return;
     spans[i].classList.add("selected");
-    const [outer, inner] = [box.getBoundingClientRect(), spans[i].getBoundingClientRect()];
-    if (inner.top < outer.top || inner.bottom > outer.bottom) {
-      box.scrollTop += inner.top - outer.top - box.clientHeight / 2;
-    }
+    this.reveal(i);
     this.onShow(i);
     this.onSelect(i);
+  }
+
+  // Scroll the box until character i is in view.
+  reveal(i) {
+    const [outer, inner] = [this.box, this.spans[i]].map((each) => each.getBoundingClientRect());
+    if (inner.top >= outer.top && inner.bottom <= outer.bottom) return;
+    this.box.scrollTop += inner.top - outer.top - this.box.clientHeight / 2;
   }
 
   // Select the character that an arrow key, Home or End leads to; Escape deselects.
@@ -330,13 +329,12 @@ class TextView {
 function showWhy(panel, vocabulary, item, choose) {
   const name = quoted(vocabulary[item.id]);
   if (item.nats === undefined) {
-    const text = `${name} was given: the model did not predict it.`;
-    panel.replaceChildren(element("p", { text }));
-    return;
+    return panel.replaceChildren(`${name} was given: the model did not predict it.`);
   }
   const p = Math.exp(-item.nats);
-  const note = `Number ${count(item.rank)} of the likeliest here, before temperature and filters.`;
-  const parts = [noted(percent(p), note), ", loss ", lossOf(item.nats, 2)];
+  const note = `Rank ${count(item.rank)}. Percentages are those before temperature and filters.`;
+  const chance = element("span", { text: percent(p), tabindex: 0, "data-note": note });
+  const parts = [chance, ", loss ", lossOf(item.nats, 2)];
   const heading = element("p", { text: `${name}: probability ` }, parts);
   const rows = [...item.top];
   if (!rows.some(([id]) => id === item.id)) rows.push([item.id, p]);
@@ -356,7 +354,7 @@ function showWhy(panel, vocabulary, item, choose) {
 }
 
 // Show the likeliest next characters after each layer, and the probability of the one taken there.
-function showLens(panel, vocabulary, lens, id) {
+function showLens(vocabulary, lens, id) {
   const rows = lens.map(({ nats, top }, layer) => {
     const chips = top.map(([other, share]) => {
       const character = vocabulary[other];
@@ -375,14 +373,8 @@ function showLens(panel, vocabulary, lens, id) {
       element("td", { text: percent(Math.exp(-nats)) }),
     ]);
   });
-  const head = ["Layer", "Likeliest next", quoted(vocabulary[id])];
-  const columns = head.map((text) => element("th", { scope: "col", text }));
-  panel.replaceChildren(
-    element("table", {}, [
-      element("thead", {}, [element("tr", {}, columns)]),
-      element("tbody", {}, rows),
-    ]),
-  );
+  $("taken").textContent = quoted(vocabulary[id]);
+  $("lens").replaceChildren(...rows);
 }
 
 // Return the ids of characters, or show which are unknown, with a button to remove them.
@@ -461,8 +453,8 @@ function showHeads(ask, { n_layer: layers, n_head: H }) {
   for (let layer = 0; layer < layers; layer++) {
     const row = Array.from({ length: H }, (_, head) => {
       const [n, label] = [layer * H + head, `layer ${layer + 1} head ${head + 1}`];
-      const button = element("button", { text: head + 1, "aria-label": label });
-      button.setAttribute("aria-pressed", true);
+      const attributes = { "aria-label": label, "aria-pressed": true };
+      const button = element("button", { text: head + 1, ...attributes });
       button.addEventListener("click", () => {
         const on = heads.off.delete(n);
         if (!on) heads.off.add(n);
@@ -503,7 +495,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   };
   const look = (i) => {
     inspect(view.items.map(({ id }) => id), i, (lens) => {
-      showLens($("lens"), vocabulary, lens, view.items[i].id);
+      showLens(vocabulary, lens, view.items[i].id);
     });
   };
 
@@ -511,11 +503,10 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   const view = new TextView($("text"), vocabulary, options);
 
   const settings = () => {
-    const wrong = names.find((name) => !$(name).checkValidity() || $(name).value === "");
+    const wrong = names.find((name) => !$(name).checkValidity());
     if (!wrong) return Object.fromEntries(names.map((name) => [name, Number($(name).value)]));
     $("settings").open = true;
     $(wrong).reportValidity();
-    $(wrong).focus();
     return null;
   };
 
@@ -554,7 +545,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const text = view.items.map(({ id }) => id);
     const judged = view.items.map(({ nats }) => nats !== undefined);
     const first = judged.indexOf(true);
-    let from = windowStartIn(text, text.length, config) + 1;
+    let from = answers ? given : windowStartIn(text, text.length, config) + 1; // no question
     if (first >= 0) from = before ? first : judged.lastIndexOf(true) + 1;
     writing = until > text.length;
     const message = { ids: text, from, end: until, settings: chosen, pace, answer: answers };
@@ -567,6 +558,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
       if (shown >= report.from && shown < report.from + report.items.length) why(shown);
       if (before && report.from + report.items.length >= before.length) sayChange();
       if (alive && view.selected === null) selectSurprise();
+      if (alive && report.done) view.reveal(view.selected);
       update();
     });
     update();
@@ -653,9 +645,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     write(view.items.length + 1);
   });
   $("restart").addEventListener("click", () => {
-    pause();
     clear();
-    update();
+    pause();
   });
   $("copy").addEventListener("click", async () => {
     const text = view.items.filter((_, i) => !view.spans[i].hidden);
@@ -674,7 +665,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 
   const update = () => {
     const written = view.items;
-    view.markWindow(windowStartIn(written.map(({ id }) => id), written.length, config));
+    const start = windowStartIn(written.map(({ id }) => id), written.length, config);
+    view.markWindow(answers ? 0 : start); // no question follows an answer
     const label = written.length && !afresh() ? "Continue" : answers ? "Answer" : "Write";
     $("write").textContent = writing ? "Pause" : label;
     $("status").setAttribute("aria-busy", writing); // read out when it is complete
@@ -721,8 +713,8 @@ function showAttention(ask, vocabulary, config, heads) {
     };
     const rows = Array.from({ length: H }, (_, h) => {
       const [n, label] = [first + h, `Show head ${h + 1}`];
-      const button = element("button", { text: h + 1, "aria-label": label });
-      button.setAttribute("aria-pressed", h === head);
+      const attributes = { "aria-label": label, "aria-pressed": h === head };
+      const button = element("button", { text: h + 1, ...attributes });
       button.addEventListener("click", () => {
         head = h;
         draw();
