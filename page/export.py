@@ -55,7 +55,7 @@ def write_page(
         "unknown": UNK if rare else None,  # what a rare character of a scored text becomes
         "shapes": shapes,
         "check": expected_logits(model),
-        "prompt": prompt or getattr(saved.data, "question", ""),
+        "prompt": prompt or saved.data.question,
         "settings": {name: getattr(options, name) for name in SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
         "about": model_summary(saved, model),
