@@ -11,6 +11,7 @@ nanoGPT: https://github.com/karpathy/nanoGPT
 
 import argparse
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from common.console import (
     script,
     shell_command,
 )
-from common.errors import CheckpointError
+from common.errors import CheckpointError, ConfigError
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from data.text import read_text
@@ -76,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
     vocabulary = "".join(sorted(set(read_text(options.vocabulary, "utf-8"))))
     saved = read_nanogpt(options.ckpt, vocabulary)
     with run_dir.only_writer(options.out_dir):
-        run_dir.check_run_dir(options.out_dir, source=None, overwrite=False)
+        if run_dir.holds_run(options.out_dir):
+            raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
         if note := run_dir.prepare_run_dir(options.out_dir, None, saved.config):
             print_note(note)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
@@ -89,7 +91,10 @@ def main(argv: list[str] | None = None) -> int:
 def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
     """Read a ckpt.pt of nanoGPT; raise CheckpointError if its model does not fit."""
     with checkpoint_errors(path):
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except UnpicklingError:  # whose message says how to run what is in the file
+            raise CheckpointError("not a checkpoint of nanoGPT; nothing in it was run") from None
         args, tensors = content["model_args"], our_tensors(content["model"])
         if args["vocab_size"] != len(vocabulary):
             raise CheckpointError(
