@@ -5,8 +5,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,26 +39,6 @@ def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None
         content = bytearray(size if only_first is None else min(size, only_first))
         del content[file.readinto(content) :]
     return content
-
-
-@contextmanager
-def atomic_file(path: Path, shared: bool = False) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` when the block ends without an exception.
-
-    Until then its name is that of `path` with `.tmp`. If several processes may write to the same
-    `path`, it is `shared`, and each has a temporary name of its own.
-    """
-    new = unfinished(path)
-    if shared:
-        new = new.with_name(f"{new.name}.{os.urandom(8).hex()}")
-    try:
-        with open(new, "wb") as file:
-            yield file
-            _sync(file)
-        _replace(new, path)
-    finally:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
