@@ -46,7 +46,6 @@ SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
-  python sample.py --ckpt out/seed-1 --ckpt out/seed-2 --score book.txt
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6 --seed=7
 """
 PAGE = b"<title>Hornbook</title>"  # in the first bytes of every page that --html writes
