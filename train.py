@@ -248,6 +248,7 @@ def fit_to_minutes(
 def resume(command: Command, run: Run, saved: Checkpoint) -> None:
     """Put the run into the state of a checkpoint, and print what has changed since."""
     checkpoints.restore(saved, run)
+    saved.tensors.clear()  # they have been copied: frees their memory
     run.options = saved.options | command.options.keys()
     info(f"resuming from {saved.path} at step {run.progress.step:,}")
     found = differences.run_differences(saved, run)
