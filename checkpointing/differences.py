@@ -1,4 +1,4 @@
-"""What differs between a checkpoint and the run that is to continue from it, and what that means.
+"""Differences between a checkpoint and the run that continues from it, and what each one means.
 
 The names are those of the settings, "model.n_layer"; the text's digests, "data.sha256"; and the
 facts of the environment, "threads".

@@ -51,7 +51,7 @@ def report(error: BaseException) -> int:
         install = f"{program('python')} -m pip install -r requirements.txt"
         line = f"{error}; install the packages: {install}"
     elif is_out_of_memory(error):
-        line = "out of memory; choose a smaller batch_size, block_size or model, or free some"
+        line = "out of memory; choose a smaller batch_size, block_size or model"
     elif isinstance(error, OSError):
         reason = error.strerror or error
         line = f"{error.filename}: {reason}" if error.filename else reason

@@ -1,1 +1,1 @@
-"""What a run writes besides its checkpoints: the log, and the pictures in it."""
+"""The output of a run besides its checkpoints: the log, and the pictures in it."""
