@@ -19,7 +19,6 @@ if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import dataclasses
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -88,12 +87,11 @@ class StopStrings:
 
 
 class Session:
-    """The loaded model with its tokenizer, the options, and how much has been drawn."""
+    """The loaded model with its tokenizer, and the options."""
 
     def __init__(self, options: SampleConfig):
         self.options = options
         self.runtime = select_runtime(options.device, options.dtype)
-        self.drawn, self.seconds = 0, 0.0  # number of characters drawn, and the time it took
         self.truncated = 0  # samples that max_new_tokens cut off
 
         # load the checkpoint, into the layout and kernel that the options name
@@ -177,7 +175,6 @@ class Session:
             self.model.to(self.runtime.dtype),
             sampler,
             cache=options.cache,
-            window=options.window,
             notify=print_note,
         )
 
@@ -200,10 +197,7 @@ class Session:
     def generate(self, generation: Generation, stops: Sequence[StopStrings]) -> Iterator[list[str]]:
         """Draw characters until all samples have ended; yield what each adds to the output."""
         for _ in range(self.options.max_new_tokens):
-            began = time.perf_counter()
             characters = self.tokenizer.decode(generation.step())  # one for each sample
-            self.seconds += time.perf_counter() - began
-            self.drawn += sum(not stop.reached for stop in stops)
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
             if all(stop.reached for stop in stops):
                 return
@@ -406,9 +400,6 @@ def main(command: SampleCommand) -> int:
             f"{session.truncated:,} items were cut at --max_new_tokens={options.max_new_tokens:,} "
             "characters; raise it to see their ends"
         )
-    if options.stats:
-        rate = session.drawn / max(session.seconds, 1e-9)
-        print_note(f"{session.drawn:,} characters, {rate:,.0f} per second")
     return 0
 
 

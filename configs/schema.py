@@ -303,105 +303,53 @@ class SampleConfig(Checked):
     ckpt: str = setting(MISSING, "checkpoint file, or run folder; required")
     prompt: str = setting(
         "",
-        "text to continue, in which \\n is a newline, \\t a tab, \\r a carriage return and \\\\ a "
-        "backslash; FILE:path reads it unchanged from a file, - from standard input",
+        "text to continue (\\n: newline); FILE:path reads a file, - standard input",
         aliases=("start",),
     )
     num_samples: int = setting(1, "number of samples", "[1, 1e12]")
-    sample: int | None = setting(
-        None,
-        "draw only the sample with this number, counted from 1: the same text as among the others",
-        "[1, 1e12]",
-    )
+    sample: int | None = setting(None, "draw only sample N of this seed", "[1, 1e12]")
     max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
     temperature: float | str = setting(
         "auto",
-        "softmax temperature: lower is more conservative; 0: greedy; "
-        f"auto: {DEFAULT_TEMPERATURE:g}, or 0 for a model trained with data.answer_after",
+        f"lower: more conservative; 0: greedy; auto: {DEFAULT_TEMPERATURE:g}, or 0 for answers",
         "[0, 1e6]",
         choices=("auto",),
     )
-    top_k: int = setting(
-        0, "sample from the k likeliest characters, and ties of the k-th; 0: off", "[0, 1e9]"
-    )
+    top_k: int = setting(0, "sample from the k likeliest characters; 0: off", "[0, 1e9]")
     top_p: float = setting(
-        1.0,
-        "nucleus sampling: only the likeliest characters with this total probability; 1: off",
-        "(0, 1]",
+        1.0, "nucleus sampling: from the likeliest with this total probability; 1: off", "(0, 1]"
     )
     min_p: float = setting(
-        0.0, "drop characters below this fraction of the highest probability; 0: off", "[0, 1)"
+        0.0, "drop characters below this fraction of the highest probability", "[0, 1)"
     )
     stop: tuple[str, ...] = setting(
-        (),
-        "stop string: the sample ends where the model generates it, without printing it; escapes "
-        "as in --prompt; may be repeated",
-        repeatable=True,
+        (), "end a sample where the model writes this text; may be repeated", repeatable=True
     )
-    novel: str | None = setting(
-        None,
-        "for a model of a list: text file, such as the training text; print samples 1, 2, 3, ... "
-        "that are not among its items, none twice, until there are num_samples",
-    )
+    novel: str | None = setting(None, "lists: print only items that are not in this file")
     unknown: str = setting(
         "error",
-        "characters that are not in the vocabulary: refuse the text, or skip them",
+        "characters that the vocabulary lacks: refuse the text, or skip them",
         choices=("error", "skip"),
     )
     seed: int = setting(1337, "seed of all random numbers", SEEDS)
-    interactive: bool = setting(
-        False,
-        "take turns writing: the line that you type is added to the text, and the model continues",
-    )
-    score: str | None = setting(
-        None, "only print the model's loss on the text in this file, in nats and bits"
-    )
-    html: str | None = setting(
-        None,
-        "only write the model to this file as a web page, with these sampling options as its "
-        "defaults",
-    )
-    stats: bool = setting(False, "print characters per second to standard error")
-    window: str = setting(
-        "stepped",
-        "for texts longer than the context: with stepped, the model sees half a context to a whole "
-        "one; with exact always a whole one, recomputed for every character",
-        choices=("stepped", "exact"),
-    )
+    interactive: bool = setting(False, "take turns: you type a line, the model continues")
+    score: str | None = setting(None, "print only the model's loss on the text in this file")
+    html: str | None = setting(None, "write only this file: the model as a web page")
     device: str = setting("auto", "device; auto: cuda, else mps, else cpu", choices=DEVICES)
     dtype: str = setting(
         "float32", "dtype of the weights (with --score: of autocast)", choices=DTYPES
     )
-    attention: str = setting(
-        "saved", "weight layout to convert the attention to", choices=("saved", *LAYOUTS)
-    )
+    attention: str = setting("saved", "weight layout of the attention", choices=("saved", *LAYOUTS))
     kernel: str = setting("saved", "attention kernel", choices=("saved", *KERNELS))
     cache: bool = setting(
-        True,
-        "use the KV cache: faster; in float32 the same text, in bfloat16 it may differ",
-        aliases=("no_cache",),
+        True, "use the KV cache: faster, and in float32 the same text", aliases=("no_cache",)
     )
 
     def __post_init__(self):
         super().__post_init__()
-        if self.sample and 1 < self.num_samples < self.sample:
-            raise ConfigError(
-                f"--sample {self.sample} is not one of --num_samples {self.num_samples}; leave out "
-                "--num_samples"
-            )
-        values = vars(self) | {"num_samples": self.num_samples > 1, "prompt=-": self.prompt == "-"}
-        for exclusive in (
-            ("novel", "interactive", "html", "score"),  # what to do instead of printing samples
-            ("novel", "sample"),
-            ("score", "prompt"),
-            ("interactive", "num_samples"),
-            ("interactive", "prompt=-"),  # both read standard input
-        ):
-            chosen = [name for name in exclusive if values[name]]
-            if len(chosen) > 1:
-                raise ConfigError(
-                    f"--{chosen[0]} and --{chosen[1]} contradict each other; give one of them"
-                )
+        modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
+        if len(modes) > 1:
+            raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:

@@ -26,21 +26,16 @@ COMPARED_TOKENS = 16
 TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
 
 
-def window_start(n: int, block_size: int, window: str = "stepped") -> int:
+def window_start(n: int, block_size: int) -> int:
     """Return where the model's window starts in a text of `n` characters: 0 as long as it fits.
 
-    `stepped`: the smallest multiple of block_size // 2 from which the rest of the text fits into
-    block_size. The window moves by half of block_size at a time. The KV cache is recomputed only
-    when it moves, so the average cost of a character stays bounded:
+    Afterwards it is the smallest multiple of block_size // 2 from which the rest of the text fits
+    into block_size. The window moves by half of block_size at a time. The KV cache is recomputed
+    only when it moves, so the average cost of a character stays bounded:
 
         block_size 8:  n        7  8  9 10 11 12 13 14 15 16 17
                        start    0  0  4  4  4  4  8  8  8  8 12
-
-    `exact`: the last block_size characters, as in nanoGPT. Every character moves the window, and
-    the whole window is recomputed.
     """
-    if window == "exact":
-        return max(0, n - block_size)
     hop = max(1, block_size // 2)
     hops = math.ceil((n - block_size) / hop)
     return max(0, hops * hop)
@@ -149,11 +144,10 @@ class Generation:
         sampler: Sampler,
         *,
         cache: bool = True,
-        window: str = "stepped",
         notify: Callable[[str], None] | None = None,
     ):
         self.model, self.sampler = model.eval(), sampler
-        self.cache, self.window = cache, window
+        self.cache = cache
         self.length = 0  # length of the texts, with what lies before the window
         self.start = 0  # where the window starts in the texts
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
@@ -181,7 +175,7 @@ class Generation:
     def _append(self, ids: np.ndarray) -> None:
         self.length += ids.shape[1]
         # keep what the window shows of the longer text
-        start = window_start(self.length, self.model.config.block_size, self.window)
+        start = window_start(self.length, self.model.config.block_size)
         self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
         # a window that has moved is read again: its tokens have other positions
         if start != self.start:
@@ -254,10 +248,9 @@ def generate(
     max_new_tokens: int,
     *,
     cache: bool = True,
-    window: str = "stepped",
 ) -> Iterator[Tensor]:
     """Continue `prompt` (B, T) by max_new_tokens ids per row, yielding (B,) after each step."""
-    generation = Generation(model, sampler, cache=cache, window=window)
+    generation = Generation(model, sampler, cache=cache)
     generation.append(prompt.cpu().numpy())
     for _ in range(max_new_tokens):
         yield torch.from_numpy(generation.step())

@@ -56,23 +56,21 @@ def test_the_window_depends_only_on_the_length_and_never_exceeds_block_size(bloc
         start = window_start(n, block_size)
         assert start % hop == 0 and 0 < n - start <= block_size
         assert start == 0 if n <= block_size else n - (start - hop) > block_size
-        assert window_start(n, block_size, "exact") == max(0, n - block_size)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("window", ["stepped", "exact"])
-def test_generated_text_equals_a_plain_loop_over_gpt_forward(temperature, window):
+def test_generated_text_equals_a_plain_loop_over_gpt_forward(temperature):
     model, prompt = build().eval(), prompts(2, 3)
     expected, sampler = prompt, Sampler(5, range(2), temperature=temperature)
     sampler.advance(3)
     for n in range(3, 3 + 5 * SMALL.block_size):
-        start = window_start(n, SMALL.block_size, window)
+        start = window_start(n, SMALL.block_size)
         with torch.no_grad():
             ids = sampler(model(expected[:, start:])[:, -1].numpy())
         expected = torch.cat([expected, torch.from_numpy(ids)[:, None]], dim=1)
     for cache in (True, False):
         again = Sampler(5, range(2), temperature=temperature)
-        result = generate_ids(model, prompt, again, 40, cache=cache, window=window)
+        result = generate_ids(model, prompt, again, 40, cache=cache)
         assert torch.equal(result, expected[:, 3:])
 
 

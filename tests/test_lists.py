@@ -400,7 +400,7 @@ def test_answer_after_cannot_change_on_resume_and_with_init_from_the_separator_c
 
 def test_novel_is_refused_where_it_means_nothing(names, smoke, capsys):
     text, run = names
-    for option in ("--sample=1", "--html=x.html", f"--score={text}", "--interactive"):
+    for option in ("--html=x.html", f"--score={text}", "--interactive"):
         assert exit_code(sample_main, [f"--ckpt={run}", f"--novel={text}", option]) == 2
         assert "contradict each other" in capsys.readouterr().err
     assert exit_code(sample_main, [f"--ckpt={smoke}", f"--novel={text}"]) == 2

@@ -43,9 +43,7 @@ ROWS = [  # row of faults.md, arguments, exit code, words of the line on standar
     ("D20", ["--prompt=a\udcff"], 2, "'--prompt=a\\udcff' is not UTF-8"),
     ("C1", [f"--ckpt={'x' * 300}"], 4, "xxx"),
     ("-", ["--score=no/such/file"], 3, "no/such/file: "),
-    ("-", ["--interactive", "--num-samples=2"], 2, "contradict"),
     ("-", ["--stop=caf\xe9"], 2, "--stop 'caf\xe9' can never appear", "'\xe9' (U+00E9)"),
-    ("-", ["--sample=3", "--num-samples=2"], 2, "--sample 3 is not one of --num_samples 2"),
 ]  # fmt: skip
 
 
@@ -135,12 +133,6 @@ def test_cache_layout_and_kernel_do_not_change_the_text(sample_output):
     assert len(texts) == 1
 
 
-def test_the_exact_window_differs_only_beyond_block_size(sample_output):
-    rules = ("--window=stepped", "--window=exact")
-    stepped, exact = (sample_output("--prompt=So ", "--max-new-tokens=200", rule) for rule in rules)
-    assert stepped[:64] == exact[:64] and stepped != exact
-
-
 def test_no_cache_creates_no_kv_cache(sample_output, monkeypatch):
     monkeypatch.setattr(KVCache, "__init__", None)
     sample_output("--prompt=Now", "--max-new-tokens=5", "--no-cache")
@@ -167,11 +159,6 @@ def test_a_sample_alone_is_the_sample_of_its_number_among_others(sample_output):
     heading = "---------- sample 2 ----------\n"
     assert sample_output(*options, "--num-samples=3", "--sample=2") == heading + texts[1]
     assert sample_output(*options) == texts[0]
-
-
-def test_stats_prints_characters_per_second(sample_output, smoke, capsys):
-    sample_main([f"--ckpt={smoke}", "--stats", "--max-new-tokens=20", "--num-samples=2"])
-    assert re.fullmatch(r"40 characters, [\d,]+ per second\n", capsys.readouterr().err)
 
 
 # ------------------------------------------------------------------------------------- stop strings

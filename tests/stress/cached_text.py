@@ -90,14 +90,12 @@ def random_cases(cases: int, **fixed) -> dict[str, float]:
     for case in range(cases):
         rng = random.Random(case)
         model, rows = random_model(rng, **fixed).double(), rng.choice([1, 1, 2, 5])
-        sampler, window = random_sampler(rng, rows), rng.choice(["stepped", "stepped", "exact"])
+        sampler = random_sampler(rng, rows)
         block_size = model.config.block_size
         prompt = np.array(
             [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 3 * block_size))]] * rows
         )
-        texts = [
-            Generation(model, sampler(), cache=cache, window=window) for cache in (True, False)
-        ]
+        texts = [Generation(model, sampler(), cache=cache) for cache in (True, False)]
         for text in texts:
             text.append(prompt)
         different, largest = compare(*texts, characters := rng.randint(1, 10 * block_size))
