@@ -16,10 +16,6 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from checkpointing import checkpoint as checkpoints
-from checkpointing import run_dir
-from checkpointing.checkpoint import BEST, Checkpoint, TextInfo
-from checkpointing.file_format import checkpoint_errors
 from common.console import (
     path_word,
     prepare_console,
@@ -33,6 +29,10 @@ from common.errors import CheckpointError, ConfigError
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig
 from data.text import read_text
+from run import checkpoint as checkpoints
+from run.checkpoint import BEST, Checkpoint, TextInfo
+from run.file_format import checkpoint_errors
+from run.folder import holds_run, only_writer, prepare_folder
 
 GPT2 = {  # settings of the architecture
     "positions": "learned",
@@ -76,10 +76,10 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     vocabulary = "".join(sorted(set(read_text(options.vocabulary, "utf-8"))))
     saved = read_nanogpt(options.ckpt, vocabulary)
-    with run_dir.only_writer(options.out_dir):
-        if run_dir.holds_run(options.out_dir):
+    with only_writer(options.out_dir):
+        if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        if note := run_dir.prepare_run_dir(options.out_dir, None, saved.config):
+        if note := prepare_folder(options.out_dir, None, saved.config):
             print_note(note)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
     folder = path_word(options.out_dir)

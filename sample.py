@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 
-from checkpointing import checkpoint as checkpoints
 from common.console import print_error, print_note, print_result, print_text
 from common.errors import ConfigError, DataError, UserError
 from configs.fields import brief, error_context
@@ -34,8 +33,9 @@ from data.items import ItemFormat
 from data.text import read_text
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.generate import Generation, Sampler
-from model.runtime import select_runtime
 from page.export import write_page
+from run import checkpoint as checkpoints
+from training.device import select_runtime
 from training.evaluate import (
     BITS_PER_NAT,
     batch_size_for,

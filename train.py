@@ -23,20 +23,25 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from checkpointing import checkpoint as checkpoints
-from checkpointing import differences, run_dir
-from checkpointing.checkpoint import Checkpoint
-from checkpointing.run_dir import CheckpointManager, only_writer
 from common.errors import ConfigError, NonFiniteError, first_few
 from common.stop import Interrupted, Stop
 from configs.schema import Config
 from data.corpus import Corpus, load_corpus
 from data.tokenizer import describe
-from model.runtime import Runtime, available_devices, select_runtime
+from run import checkpoint as checkpoints
+from run import differences
+from run.checkpoint import Checkpoint
+from run.folder import (
+    CheckpointManager,
+    check_folder,
+    holds_run,
+    only_writer,
+    prepare_folder,
+)
 from run.log import Log, info
+from training.device import Runtime, available_devices, keep_freed_memory, select_runtime
 from training.distributed import World
 from training.duration import fit_to_time, measure_speed
-from training.environment import keep_freed_memory
 from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
@@ -68,7 +73,10 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> N
     """Train a run in its folder, and print what to do with the result."""
     folder, is_main = Path(command.out_dir), run.world.is_main
     if is_main:
-        prepare_folder(folder, run, saved)
+        # up to here nothing in the folder has been changed
+        note = prepare_folder(folder, saved and saved.path, run.asked)
+        if note:
+            info(note)
     with closing(Log(run, folder if is_main else None)) as log:
         log.start(new_model=not (saved or command.init_from))
         # a run resumed from last.safetensors need not save this state again
@@ -176,13 +184,13 @@ def find_saved(command: Command) -> Checkpoint | None:
     folder, saved = Path(command.out_dir), None
     if command.resume and command.resume != "auto":
         saved = load(command.resume, "last")
-    elif command.resume and run_dir.holds_run(folder):
+    elif command.resume and holds_run(folder):
         saved = load(folder, "last")
     elif command.resume:
-        beside = [f"{path}" for path in sorted(folder.parent.glob("*")) if run_dir.holds_run(path)]
+        beside = [f"{path}" for path in sorted(folder.parent.glob("*")) if holds_run(path)]
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
-    run_dir.check_run_dir(folder, saved and saved.path, command.overwrite)
+    check_folder(folder, saved and saved.path, command.overwrite)
     return saved
 
 
@@ -274,16 +282,6 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     if all(getattr(train, name) == getattr(parent.config.train, name) for name in rates):
         lower = " ".join(f"--{name}={FINE_TUNING * getattr(train, name):g}" for name in rates)
         info(f"note: on two texts, lower learning rates were best for fine-tuning: {lower}")
-
-
-def prepare_folder(folder: Path, run: Run, saved: Checkpoint | None) -> None:
-    """Remove what an earlier run left in the folder, unless this run resumes it; write config.yaml.
-
-    Up to here nothing in the folder has been changed.
-    """
-    source = saved and saved.path
-    if note := run_dir.prepare_run_dir(folder, source, run.asked):
-        info(note)
 
 
 def after_divergence(command: Command) -> str:

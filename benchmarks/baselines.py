@@ -27,12 +27,12 @@ import numpy as np
 import torch
 
 from benchmarks.ngrams import NgramModel
-from checkpointing import checkpoint
 from configs.schema import DataConfig
 from data.batches import Split, evaluation_windows
 from data.corpus import Corpus, load_corpus
-from model import runtime
 from model.gpt import GPT
+from run import checkpoint
+from training import device
 from training.evaluate import batch_size_for, cross_entropy, exact_loss, window_losses
 
 TEXT = Path(__file__).parent.parent / "data" / "tinyshakespeare" / "input.txt"
@@ -69,7 +69,7 @@ def overlapping_loss(model: GPT, ids: np.ndarray) -> float:
     Except in the first window, only the second half of each is counted: there, a prediction has at
     least block_size / 2 characters of context.
     """
-    float32, T = runtime.select_runtime("cpu", "float32"), model.config.block_size
+    float32, T = device.select_runtime("cpu", "float32"), model.config.block_size
     half = max(1, T // 2)
     windows = evaluation_windows(Split(ids, ((0, min(T + 1, len(ids))),)), T, 1)
     first = window_losses(model, windows, float32)
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> None:
     vocabulary = corpus.tokenizer.vocabulary
     train, val = corpus.train.ids, corpus.val.ids
     models = {name: load_model(name, corpus) for name in options.ckpt}
-    float32 = runtime.select_runtime("cpu", "float32")
+    float32 = device.select_runtime("cpu", "float32")
 
     def fixed() -> Iterator[tuple[str, float]]:
         for order in range(1, LONGEST_NGRAM + 1):

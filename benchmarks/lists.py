@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from checkpointing.checkpoint import METRICS
+from run.checkpoint import METRICS
 
 ROOT = Path(__file__).parent.parent
 MAKEMORE_SEED, TEST_ITEMS = 3407, 1000

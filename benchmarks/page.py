@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from playwright.sync_api import Page, sync_playwright
 
-from checkpointing.checkpoint import Checkpoint, TextInfo
 from configs.command import parse_train
 from configs.schema import SampleConfig
 from model.gpt import GPT
 from model.parameters import parameter_count
 from page.export import write_page
+from run.checkpoint import Checkpoint, TextInfo
 
 CONFIG = "configs/shakespeare.yaml"
 VOCABULARY = "".join(map(chr, range(ord("A"), ord("A") + 65)))

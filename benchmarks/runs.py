@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from checkpointing import checkpoint
 from configs.schema import Config
+from run import checkpoint
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ import torch
 from benchmarks.decode import VOCAB_SIZE, build_nanogpt
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig, TrainConfig
-from model import runtime
 from model.gpt import GPT
 from model.parameters import parameter_count
-from training.environment import keep_freed_memory
+from training import device
+from training.device import keep_freed_memory
 from training.evaluate import cross_entropy
 from training.optimizers import build
 
@@ -59,7 +59,7 @@ def training_step(
     config: ModelConfig, batch_size: int, optimizer: str = "adamw"
 ) -> Callable[[], float]:
     """Return a call that makes one step like training/step.py and returns the loss."""
-    selected, model = runtime.select_runtime("cpu", "auto"), GPT(config, VOCAB_SIZE)
+    selected, model = device.select_runtime("cpu", "auto"), GPT(config, VOCAB_SIZE)
     optimizers = build(model, TrainConfig(optimizer=optimizer), selected.dtype)
     x, y = torch.randint(VOCAB_SIZE, (2, batch_size, config.block_size))
 
@@ -147,7 +147,7 @@ def measure_utilization(repeats: int) -> None:
 
     The FLOP of the optimizer, such as Newton-Schulz in Muon, do not count.
     """
-    dtype = runtime.select_runtime("cpu", "auto").dtype
+    dtype = device.select_runtime("cpu", "auto").dtype
     for name, (config, batch_size) in MODERN_SHAPES.items():
         flop = flops_per_token(GPT(config, VOCAB_SIZE)) * batch_size * config.block_size
         for optimizer in ("adamw", "muon"):
@@ -182,7 +182,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     print(
-        f"{torch.get_num_threads()} thread(s), {runtime.select_runtime('cpu', 'auto')}, "
+        f"{torch.get_num_threads()} thread(s), {device.select_runtime('cpu', 'auto')}, "
         f"torch {torch.__version__}"
     )
     compare_with_nanogpt(options.nanogpt, options.steps)

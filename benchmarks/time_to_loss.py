@@ -28,7 +28,7 @@ from benchmarks.decode import load_nanogpt_module
 from benchmarks.runs import read_loss_curve, seconds_in_steps, train
 from benchmarks.timing import ratios
 from data.batches import Split, evaluation_windows
-from model import runtime
+from training import device
 from training.evaluate import exact_loss
 
 NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
@@ -115,7 +115,7 @@ def nanogpt_loss(folder: Path, saved: dict) -> float:
     model.load_state_dict(weights)
     ids = np.fromfile(folder / "data/shakespeare_char/val.bin", np.uint16)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), model.config.block_size, 64)
-    return exact_loss(NanoGPTLogits(model), windows, runtime.select_runtime("cpu", "float32"))
+    return exact_loss(NanoGPTLogits(model), windows, device.select_runtime("cpu", "float32"))
 
 
 class NanoGPTLogits(torch.nn.Module):

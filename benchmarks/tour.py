@@ -15,7 +15,6 @@ from PIL.Image import Image
 
 from benchmarks import charts
 from benchmarks.runs import LossCurve, read_loss_curve, train
-from checkpointing import checkpoint
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import DataConfig
@@ -24,8 +23,8 @@ from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.inspect import attention_maps
-from model.runtime import select_runtime
-from run import pictures
+from run import checkpoint, pictures
+from training.device import select_runtime
 from training.evaluate import cross_entropy, window_losses
 from training.optimizers import orthogonalize
 from training.schedule import lr_multiplier

@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.runs import LossCurve, read_loss_curve
-from checkpointing.run_dir import holds_run
 from common.console import prepare_console, print_result, print_text, program, script, shell_command
 from common.errors import ConfigError, ResourceError, UserError
 from common.files import write_atomic
@@ -38,6 +37,7 @@ from configs.command import Command, CommandLineOptions, parse_train
 from configs.fields import Checked, setting, settings_of, value_type
 from configs.options import command_help, options_of, parse_arguments
 from configs.schema import Config, flat_settings, from_dict
+from run.folder import holds_run
 
 try:
     from benchmarks import charts

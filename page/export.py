@@ -25,7 +25,7 @@ from model.gpt import GPT
 from model.parameters import load_tensors, named_slices, parameter_count
 
 if TYPE_CHECKING:
-    from checkpointing.checkpoint import Checkpoint
+    from run.checkpoint import Checkpoint
 
 FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit

@@ -1,1 +1,5 @@
-"""The output of a run besides its checkpoints: the log, and the pictures in it."""
+"""What a run writes: checkpoints, its folder, the log. `load_model` loads a model for Python."""
+
+from run.checkpoint import load_model
+
+__all__ = ["load_model"]

@@ -20,7 +20,6 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter, summary
 from tqdm import tqdm
 
-from checkpointing.checkpoint import METRICS
 from common.console import escape, path_word, printable, program, script, shell_command
 from configs.command import Command
 from configs.fields import with_escapes
@@ -28,6 +27,7 @@ from configs.schema import flat_settings
 from data.summary import length_advice, size_advice
 from model.parameters import parameter_count
 from run import pictures
+from run.checkpoint import METRICS
 from training import health
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
 from training.state import Run

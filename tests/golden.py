@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from configs.schema import LAYOUTS
-from model import runtime
 from tests.runs import scalars, train
-from training.environment import environment_of
+from training import device
+from training.device import environment_of
 
 RECORDED = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 RECORD = Path(__file__).with_name("golden_losses.json")
@@ -60,7 +60,7 @@ def losses(name: str) -> list[float]:
 
 def environment(name: str) -> dict[str, str]:
     """Return the environment in which `losses` trains the run `name`."""
-    return environment_of(runtime.select_runtime("cpu", dtype_of(name)), world_size=1)
+    return environment_of(device.select_runtime("cpu", dtype_of(name)), world_size=1)
 
 
 def dtype_of(name: str) -> str:

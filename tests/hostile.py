@@ -1,8 +1,8 @@
 """Strings that break careless pages, and a checkpoint full of them."""
 
-from checkpointing.checkpoint import TextInfo
 from configs.schema import ModelConfig
 from model.gpt import GPT
+from run.checkpoint import TextInfo
 from tests.variants import save_model
 
 HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0\U0001f600"

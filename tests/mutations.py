@@ -144,8 +144,8 @@ MUTATIONS = (
         "max_norm = math.inf"),
     Mutation("same_dropout_every_step", "dropout removes the same features all the time",
         "training/step.py", "test_changed_settings",
-        "environment.step_seed(run.config.seed, progress.step, self.world.rank)",
-        "environment.step_seed(run.config.seed, 0, self.world.rank)", hard=True),
+        "step_seed(run.config.seed, progress.step, self.world.rank)",
+        "step_seed(run.config.seed, 0, self.world.rank)", hard=True),
     Mutation("cooldown_ends_early", "the last step of a trapezoid has no learning rate left",
         "training/schedule.py", "test_schedule",
         "fraction_left = (train.max_iters - step) /",
@@ -166,7 +166,7 @@ MUTATIONS = (
         "training/state.py", "test_evaluation test_failures",
         "finite = math.isfinite(val_loss) and math.isfinite(train_loss)",
         "finite = True", hard=True),
-    # ----------------------------------------------------------- checkpointing/, and common/files
+    # ----------------------------------------------------------- run/, and common/files
     Mutation("prev_is_lost", "a damaged last.safetensors has nothing to fall back to",
         "common/files.py", "test_files test_run_folder test_checkpoint",
         "_replace(old, previous)",
@@ -181,11 +181,11 @@ MUTATIONS = (
         "    file.flush()\n    os.fsync(file.fileno())",
         "    file.flush()", hard=True),
     Mutation("digest_of_the_first_megabyte", "a damaged byte in a large checkpoint loads silently",
-        "checkpointing/file_format.py", "test_file_format test_checkpoint",
+        "run/file_format.py", "test_file_format test_checkpoint",
         "sha256.update(memoryview(content)[DIGEST.stop :])",
         "sha256.update(memoryview(content)[DIGEST.stop : 2**20])", hard=True),
     Mutation("last_before_best", "a kill between both leaves a best loss that was never saved",
-        "checkpointing/run_dir.py", "test_run_folder test_checkpoint test_failures",
+        "run/folder.py", "test_run_folder test_checkpoint test_failures",
         """\
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
@@ -203,15 +203,15 @@ MUTATIONS = (
                 self.unsaved_best = None
 """, hard=True),
     Mutation("old_run_replaced_unasked", "a second start destroys the run of the first",
-        "checkpointing/run_dir.py", "test_run_folder",
+        "run/folder.py", "test_run_folder",
         "if holds_run(folder) and not overwrite and not is_in(source, folder):",
         "if holds_run(folder) and overwrite is None and not is_in(source, folder):"),
     Mutation("own_settings_replaced", "a config.yaml that a person wrote is overwritten",
-        "checkpointing/run_dir.py", "test_run_folder",
+        "run/folder.py", "test_run_folder",
         "if path.exists() and not path.read_bytes().startswith(WRITTEN_BY):",
         "if False:"),
     Mutation("best_of_another_split_kept", "a best loss on easier text blocks every later best",
-        "checkpointing/checkpoint.py", "test_changed_settings test_checkpoint test_resume",
+        "run/checkpoint.py", "test_changed_settings test_checkpoint test_resume",
         "(text.sha256, config.data.val_fraction)",
         "(text.sha256,)", hard=True),
     # ----------------------------------------------------------------------------------- configs/
@@ -233,7 +233,7 @@ MUTATIONS = (
         'else "utf-8"',
         'else None'),
     Mutation("two_writers", "two runs write to one folder",
-        "checkpointing/run_dir.py", "test_run_folder",
+        "run/folder.py", "test_run_folder",
         "        lock.acquire()\n",
         "        pass\n"),
     Mutation("nohup_is_undone", "a run under nohup ends when the connection does",

@@ -23,19 +23,18 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util.tensor_util import make_ndarray
 
-from checkpointing import file_format
-from checkpointing.checkpoint import BEST, LAST, SECTIONS
-from checkpointing.run_dir import holds_run
 from common.errors import UserError
 from common.files import write_atomic
 from configs.command import CommandLineOptions
 from configs.fields import value_type
 from configs.options import options_of
 from configs.schema import Config, TrainConfig
-from model import runtime
+from run import file_format
+from run.checkpoint import BEST, LAST, SECTIONS
+from run.folder import holds_run
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
-from training import evaluate, schedule
+from training import device, evaluate, schedule
 
 STEPS = 24
 SMALL = [
@@ -356,8 +355,8 @@ def _rank(
 def in_float64(_: int) -> None:
     """Compute in float64 what the settings call float32, so that only summation order differs."""
     torch.set_default_dtype(torch.float64)
-    runtime.DTYPES["float32"] = torch.float64
-    runtime.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
+    device.DTYPES["float32"] = torch.float64
+    device.Runtime.autocast = lambda _: torch.autocast("cpu", enabled=False)
     torch.Tensor.float = torch.Tensor.double
     loss = evaluate.cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.int64))
     assert loss.dtype == torch.float64

@@ -12,12 +12,12 @@ import pytest
 import torch
 from playwright.sync_api import sync_playwright
 
-from checkpointing import checkpoint
 from configs.schema import Config, DataConfig
 from data.tokenizer import CharTokenizer
 from model.generate import window_start
 from model.gpt import MLP
 from model.inspect import attention_maps, heads_off, logit_lens
+from run import checkpoint
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
 from tests.test_page import random_model

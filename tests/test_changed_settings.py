@@ -9,21 +9,20 @@ from unittest import mock
 import pytest
 import torch
 
-from checkpointing.checkpoint import load
-from checkpointing.differences import FIXED_IN_A_RUN, SEEN_BEFORE
-from checkpointing.run_dir import CheckpointManager
 from common.errors import CheckpointError
 from common.stop import Stop
 from configs.command import parse_train as parse
 from configs.fields import settings_of
 from configs.schema import Config
-from model import runtime
 from model.attention import KERNELS, LAYOUTS
+from run.checkpoint import load
+from run.differences import FIXED_IN_A_RUN, SEEN_BEFORE
+from run.folder import CheckpointManager
 from run.log import Log
 from tests.conftest import ROOT
 from tests.runs import contents, merged, train, write_checkpoint
 from train import build
-from training import schedule
+from training import device, schedule
 from training.distributed import World
 from training.evaluate import evaluate
 from training.step import TrainStep
@@ -33,7 +32,7 @@ BASE = {
     "warmup_iters": 2, "eval_interval": 10, "sample_chars": 5, "device": "cpu",
     "dtype": "float32", "schedule": "trapezoid", "optimizer": "muon",
 }  # fmt: skip
-BEST_DEVICE = runtime.select_runtime("auto", "auto").device
+BEST_DEVICE = device.select_runtime("auto", "auto").device
 FIXED = {  # settings of the model that its weights depend on, and another value of each
     "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 4, "positions": "rope",
     "token_shifts": 1, "norm": "rmsnorm", "mlp": "relu2", "bias": True,

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing import checkpoint as checkpoints
-from checkpointing.checkpoint import BEST, LAST, PREV
 from common.console import escape
 from common.errors import CheckpointError, NonFiniteError
 from common.files import write_atomic
@@ -23,10 +21,12 @@ from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import Split
 from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
-from model.runtime import select_runtime
+from run import checkpoint as checkpoints
+from run.checkpoint import BEST, LAST, PREV
 from tests.commands import sample_main, train_main
 from tests.conftest import ROOT, printed
 from tests.runs import contents, equal, write_checkpoint
+from training.device import select_runtime
 from training.state import Run
 
 VOCABULARY = "\n abc"

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import convert
-from checkpointing import load_model
 from common.errors import CheckpointError, UserError
+from run import load_model
 from tests.conftest import printed
 from tests.runs import train
 

@@ -7,7 +7,7 @@ import torch
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from model.runtime import select_runtime
+from training.device import select_runtime
 from training.evaluate import exact_loss
 
 CPU = select_runtime("cpu", "float32")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpointing.checkpoint import BEST, LAST, SETTINGS_FILE
 from common import files
 from common.console import program
+from run.checkpoint import BEST, LAST, SETTINGS_FILE
 from tests.runs import (
     STEPS,
     contents,

@@ -12,9 +12,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from checkpointing import file_format
 from common.errors import CheckpointError
 from common.files import write_atomic
+from run import file_format
 from tests.conftest import printed
 from tests.runs import equal
 

@@ -7,9 +7,9 @@ import stat
 import pytest
 import torch
 
-from checkpointing import file_format
 from common import files
 from common.errors import CheckpointError, ResourceError
+from run import file_format
 from tests.conftest import file_size_limit
 from tests.runs import raised
 from tests.stress.kills import FAULTS, Killed, System

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing import checkpoint
 from common.errors import ConfigError, DataError
 from common.stop import Stop
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
@@ -17,8 +16,8 @@ from data.batches import IGNORED, Batches, evaluation_windows
 from data.corpus import load_corpus
 from data.items import ItemFormat, digest, divide
 from model.generate import Sampler, generate
-from model.runtime import select_runtime
 from page.export import refresh
+from run import checkpoint
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT, printed
 from tests.node import run_node
@@ -26,6 +25,7 @@ from tests.runs import in_float64, merged, run_ranks, scalars
 from tests.test_page import given_of
 from tests.test_sample import Input
 from training import optimizers
+from training.device import select_runtime
 from training.evaluate import draw_answers, evaluate, window_losses, wrong_segments
 from training.state import Run
 from training.step import TrainStep

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from checkpointing import load_model
+from run import load_model
 from tests.commands import sample_main
 
 

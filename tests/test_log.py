@@ -23,14 +23,12 @@ from tensorboard.compat.tensorflow_stub.io import gfile
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 from tensorboard.plugins.hparams import metadata as hparams
 
-from checkpointing import load_model
-from checkpointing.checkpoint import LAST, METRICS
 from configs.fields import settings_of
 from configs.schema import Config
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
-from model.runtime import select_runtime
-from run import log
+from run import load_model, log
+from run.checkpoint import LAST, METRICS
 from tests.commands import train_main
 from tests.conftest import ROOT
 from tests.runs import (
@@ -46,6 +44,7 @@ from tests.runs import (
     stop_at,
     train,
 )
+from training.device import select_runtime
 from training.evaluate import window_losses
 
 SCALARS = {

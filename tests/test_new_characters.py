@@ -5,12 +5,12 @@ import shutil
 import pytest
 import torch
 
-from checkpointing import checkpoint as checkpoints
 from common.errors import UserError
 from configs.command import parse_train
 from configs.schema import ModelConfig
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
+from run import checkpoint as checkpoints
 from tests.runs import small_run_args, train
 from tests.variants import checkpoint_of, noisy
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from checkpointing import checkpoint
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import generate, gpt
 from model.gpt import GPT, Block
 from model.parameters import named_slices
+from run import checkpoint
 from tests.runs import same_runs, small_run_args, stop_at, train
 from tests.variants import concatenated
 from training.optimizers import Muon, build, orthogonalize

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing import checkpoint
 from common.errors import ConfigError, UserError
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
@@ -22,13 +21,14 @@ from model.generate import Sampler, window_start
 from model.gpt import GPT
 from model.inspect import attention_maps
 from model.parameters import named_slices, parameter_count
-from model.runtime import select_runtime
 from page import export
+from run import checkpoint
 from tests.commands import exit_code, sample_main
 from tests.conftest import ROOT
 from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
 from tests.variants import CHOICES
+from training.device import select_runtime
 from training.evaluate import exact_loss
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from checkpointing.checkpoint import LAST
 from common.console import program
+from run.checkpoint import LAST
 from tests.runs import (
     ENVIRONMENT,
     ROOT,
@@ -29,7 +29,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from training import environment
+from training import device
 from training.distributed import World
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -108,7 +108,7 @@ def test_gradients_are_averaged_once_per_step_with_gradient_accumulation(one_ste
 
 
 def test_each_step_and_rank_has_its_own_dropout_seed():
-    seeds = {environment.step_seed(1, step, rank) for step in range(9) for rank in range(9)}
+    seeds = {device.step_seed(1, step, rank) for step in range(9) for rank in range(9)}
     assert len(seeds) == 81
 
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.trials import parse_trials
-from checkpointing.differences import check_settings
 from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
-from model.runtime import select_runtime
+from run.differences import check_settings
 from tests.conftest import ROOT
+from training.device import select_runtime
 from training.resolve import resolve
 
 DOCUMENTS = sorted(

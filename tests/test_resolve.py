@@ -5,11 +5,11 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from checkpointing import load_model
-from checkpointing.checkpoint import load
 from configs.schema import Config, ModelConfig, TrainConfig
-from model.runtime import Runtime
+from run import load_model
+from run.checkpoint import load
 from tests.runs import same_runs, train
+from training.device import Runtime
 from training.resolve import resolve
 
 CPU = Runtime(torch.device("cpu"), torch.float32, "")

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from checkpointing.checkpoint import BEST, LAST, PREV
 from common import files
 from common.files import write_atomic
+from run.checkpoint import BEST, LAST, PREV
 from tests.commands import sample_main
 from tests.runs import (
     DIVERGING,

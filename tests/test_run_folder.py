@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from checkpointing import run_dir
-from checkpointing.checkpoint import text_info
-from checkpointing.run_dir import write_settings
 from common.console import path_word, program, script, shell_command
 from configs.command import parse_sample_options, parse_train
 from configs.schema import Config
+from run import folder as run_folder
+from run.checkpoint import text_info
+from run.folder import write_settings
 from tests.conftest import ROOT
 from tests.runs import (
     SMALL,
@@ -71,11 +71,11 @@ def test_of_two_simultaneous_starts_one_trains_and_the_other_is_refused(options,
 
 
 def test_a_killed_holder_leaves_no_lock(tmp_path):
-    code = "from checkpointing.run_dir import only_writer; import os, sys, pathlib, signal\n"
+    code = "from run.folder import only_writer; import os, sys, pathlib, signal\n"
     code += "with only_writer(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT)
     assert killed.returncode == -9 and (tmp_path / ".lock").exists()
-    with run_dir.only_writer(tmp_path):
+    with run_folder.only_writer(tmp_path):
         pass
 
 
@@ -83,7 +83,7 @@ def test_a_killed_holder_leaves_no_lock(tmp_path):
 def test_a_file_system_without_locks_is_a_note(number, tmp_path, monkeypatch, capsys):
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setattr(fcntl, "flock", raised(OSError(number, os.strerror(number))))
-    with run_dir.only_writer(tmp_path):
+    with run_folder.only_writer(tmp_path):
         assert "this file system has no locks" in capsys.readouterr().err
 
 

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sample
-from checkpointing import checkpoint
 from common.console import escape
 from common.errors import UserError
 from configs.fields import unescape
 from data.batches import Split, evaluation_windows
 from data.tokenizer import CharTokenizer
-from model import runtime
 from model.kv_cache import KVCache
+from run import checkpoint
 from tests.commands import sample_main
 from tests.conftest import ROOT, printed
+from training import device
 from training.evaluate import exact_loss
 
 ROWS = [  # row of faults.md, arguments, exit code, words of the line on standard error
@@ -285,7 +285,7 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
     ids = CharTokenizer(saved.vocabulary).encode(text)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), 64, 7)
     model = checkpoint.build_model(saved)
-    nats = exact_loss(model, windows, runtime.select_runtime("cpu", "float32"))
+    nats = exact_loss(model, windows, device.select_runtime("cpu", "float32"))
     line = (
         f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} "
         f"predictions\n"

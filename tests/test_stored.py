@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import checkpoint as checkpoints
-from checkpointing import load_model
-from checkpointing.checkpoint import LAST
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import Config
 from configs.strict_yaml import to_yaml
+from run import checkpoint as checkpoints
+from run import load_model
+from run.checkpoint import LAST
 from tests.conftest import ROOT
 from tests.runs import scalars, stop_at, train
 

@@ -14,7 +14,6 @@ LEVELS = [
     {"configs"},
     {"model", "data"},
     {"training"},
-    {"checkpointing"},
     {"run"},
     {"page"},
     {"train", "sample", "convert"},
@@ -69,8 +68,8 @@ def test_importing_a_package_runs_no_code(package):
     tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
     assert ast.get_docstring(tree)
     code = [ast.unparse(node) for node in tree.body[1:]]
-    load_model = ["from checkpointing.checkpoint import load_model", "__all__ = ['load_model']"]
-    assert code == (load_model if package == "checkpointing" else [])
+    load_model = ["from run.checkpoint import load_model", "__all__ = ['load_model']"]
+    assert code == (load_model if package == "run" else [])
 
 
 def test_common_does_not_import_torch():

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import trials
-from checkpointing.checkpoint import METRICS
 from common.errors import UserError
+from run.checkpoint import METRICS
 from run.log import HEADER
 from tests.conftest import ROOT
 from tests.runs import merged, small_run_args

@@ -6,12 +6,12 @@ import dataclasses
 
 import torch
 
-from checkpointing.checkpoint import Checkpoint, to_bytes
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import Config
 from model.gpt import GPT
 from model.parameters import copy_slices, load_tensors, named_slices
+from run.checkpoint import Checkpoint, to_bytes
 
 CHOICES = {
     "positions": ("learned", "rope"),

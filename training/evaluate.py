@@ -22,7 +22,7 @@ from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.inspect import attention_maps
-from model.runtime import Runtime
+from training.device import Runtime
 from training.state import Run
 
 BITS_PER_NAT = 1 / math.log(2)

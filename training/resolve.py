@@ -11,7 +11,7 @@ from configs.schema import (
     MIN_LOGIT_SCALE,
     Config,
 )
-from model.runtime import Runtime, dtype_name
+from training.device import Runtime, dtype_name
 
 Section = TypeVar("Section")
 

@@ -12,8 +12,8 @@ from configs.schema import Config
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
-from model.runtime import Runtime
 from training import optimizers
+from training.device import Runtime
 from training.distributed import SINGLE_PROCESS, World
 from training.resolve import resolve
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from common.errors import NonFiniteError
-from training import environment, optimizers, schedule
+from training import optimizers, schedule
+from training.device import compile_errors, step_seed
 from training.evaluate import cross_entropy
 from training.state import Run
 
@@ -55,7 +56,7 @@ class TrainStep:
         run, train, progress = self.run, self.run.config.train, self.run.progress
 
         # dropout and learning rate are functions of the step, so a resume need not restore them
-        torch.manual_seed(environment.step_seed(run.config.seed, progress.step, self.world.rank))
+        torch.manual_seed(step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
         # forward and backward, one micro-batch after another; they are numbered through the run
@@ -63,7 +64,7 @@ class TrainStep:
         micro_batches = range(first, first + train.gradient_accumulation_steps)
         # the loss is a mean over all tokens that count; a step of a list may have none
         tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
-        with environment.compile_errors() if run.config.compile else nullcontext():
+        with compile_errors() if run.config.compile else nullcontext():
             loss = self._forward_backward(micro_batches, tokens)
         loss = self.world.mean(loss)
 

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing import checkpoint
 from common.errors import CheckpointError
 from data.batches import Split
 from data.tokenizer import CharTokenizer
-from model.runtime import select_runtime
+from run import checkpoint
 from tests.conftest import printed
 from tests.runs import small_run_args, start, train
 from tests.stress import main
 from tests.test_convert import HOSTILE, archive_of
 from tests.test_file_format import OTHER_FILES, file_with_header
+from training.device import select_runtime
 from training.state import Run
 
 

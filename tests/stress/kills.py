@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import checkpoint
-from checkpointing.checkpoint import LAST
 from common import files
+from run import checkpoint
+from run.checkpoint import LAST
 from tests.runs import (
     contents,
     count_checkpoints,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from common.errors import ResourceError
-from model import runtime
 from tests.runs import contents, raised
+from training.device import select_runtime
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_an_unavailable_device_is_rejected_with_the_available_ones(
 ):
     simulate_devices(*has)
     with pytest.raises(ResourceError, match=f"^device: {message}") as caught:
-        runtime.select_runtime(device, "auto")
+        select_runtime(device, "auto")
     assert caught.value.exit_code == 5
 
 
@@ -53,7 +53,7 @@ def test_a_run_prints_the_kernel_that_auto_stands_for_and_stores_auto(train_run,
 )
 def test_auto_selects_the_fastest_available_device(simulate_devices, has, expected):
     simulate_devices(*has)
-    assert runtime.select_runtime("auto", "float32").device.type == expected
+    assert select_runtime("auto", "float32").device.type == expected
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_auto_selects_bfloat16_only_with_fast_native_instructions(
     simulate_devices, monkeypatch, vendor, instructions, dtype, torch_lists_capabilities
 ):
     simulate_devices("cuda")
-    monkeypatch.setattr(runtime, "cpu_info", {"vendor_id": vendor}.get)
+    monkeypatch.setattr("training.device.cpu_info", {"vendor_id": vendor}.get)
     if torch_lists_capabilities:
         capabilities = dict.fromkeys(instructions, True)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
@@ -82,17 +82,17 @@ def test_auto_selects_bfloat16_only_with_fast_native_instructions(
             monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda answer=answer: answer)
         if "bf16" in instructions:  # torch before 2.11 cannot report the instructions of Arm
             dtype = torch.float32
-    assert runtime.select_runtime("cpu", "auto").dtype == dtype
+    assert select_runtime("cpu", "auto").dtype == dtype
     # the simulated GPU only emulates bfloat16
-    assert runtime.select_runtime("cuda", "auto").dtype == torch.float32
-    assert runtime.select_runtime("cpu", "float32").dtype == torch.float32
+    assert select_runtime("cuda", "auto").dtype == torch.float32
+    assert select_runtime("cpu", "float32").dtype == torch.float32
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_freed_memory_is_reused_by_the_next_step():
     script = """
 import resource, torch
-from training.environment import keep_freed_memory
+from training.device import keep_freed_memory
 keep_freed_memory()
 def step():
     return sum(each.sum() for each in [torch.ones(2**21) for _ in range(6)])  # 48 MB

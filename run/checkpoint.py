@@ -15,15 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpointing import file_format
 from common.errors import CheckpointError, NonFiniteError, first_few
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from model.parameters import copy_slices, load_tensors, named_slices
-from model.runtime import select_runtime
-from training.environment import environment_of
+from run import file_format
+from training.device import environment_of, select_runtime
 from training.resolve import resolve
 from training.state import Progress, Run
 
@@ -164,7 +163,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
     """Load the model of a checkpoint or a run folder, with its tokenizer, to use it in Python.
 
         import torch
-        from checkpointing import load_model
+        from run import load_model
         from model.generate import Sampler, generate
         from model.inspect import attention_maps
 

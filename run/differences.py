@@ -6,12 +6,12 @@ facts of the environment, "threads".
 
 from collections.abc import Mapping
 
-from checkpointing.checkpoint import Checkpoint, text_info
 from common.console import shorten
 from common.errors import CheckpointError
 from configs.fields import settings_of
 from configs.schema import Config, flat_settings
-from training.environment import environment_of
+from run.checkpoint import Checkpoint, text_info
+from training.device import environment_of
 from training.resolve import resolve
 from training.state import Run
 

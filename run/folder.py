@@ -14,19 +14,19 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from checkpointing import checkpoint as checkpoints
-from checkpointing.checkpoint import (
+from common import files
+from common.console import print_note
+from common.errors import ConfigError, ResourceError, RunInUseError
+from configs.schema import Config
+from configs.strict_yaml import to_yaml
+from run import checkpoint as checkpoints
+from run.checkpoint import (
     BEST,
     LAST,
     METRICS,
     PREV,
     SETTINGS_FILE,
 )
-from common import files
-from common.console import print_note
-from common.errors import ConfigError, ResourceError, RunInUseError
-from configs.schema import Config
-from configs.strict_yaml import to_yaml
 from training.state import Progress, Run
 
 NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # what a file system without locks answers
@@ -120,7 +120,7 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
-def check_run_dir(folder: Path, source: Path | None, overwrite: bool) -> None:
+def check_folder(folder: Path, source: Path | None, overwrite: bool) -> None:
     """Raise ConfigError if a start would replace a run that it was not told to; change nothing.
 
     `source` is the checkpoint that the start resumes from, if there is one.
@@ -137,7 +137,7 @@ def is_in(source: Path | None, folder: Path) -> bool:
     return source is not None and source.parent.resolve() == folder.resolve()
 
 
-def prepare_run_dir(folder: Path, source: Path | None, config: Config) -> str | None:
+def prepare_folder(folder: Path, source: Path | None, config: Config) -> str | None:
     """Write config.yaml; remove what an earlier run left, unless it is resumed from `source`.
 
     These are the first changes in the folder: a start that fails earlier leaves it as it was.
