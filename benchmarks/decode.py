@@ -25,7 +25,7 @@ from model.decode import Decoder
 from model.generate import Generation, Sampler, forward
 from model.gpt import GPT
 from model.kv_cache import new_caches
-from model.parameters import parameter_count
+from model.parameters import named_slices, parameter_count
 
 VOCAB_SIZE = 65
 SHAPES = {
@@ -118,7 +118,7 @@ def build_hugging_face(config: ModelConfig) -> torch.nn.Module:
 def nanogpt_weights(model: GPT) -> dict[str, torch.Tensor]:
     """Return a copy of every parameter under nanoGPT's name."""
     slices_of = {}
-    for name, slices in model.named_slices().items():
+    for name, slices in named_slices(model).items():
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(ours, theirs)
         slices_of.setdefault(f"{name}.weight", []).extend(slices)
