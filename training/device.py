@@ -87,7 +87,7 @@ def _cpu_is_fast_in_bfloat16() -> bool:
     """Return whether the CPU has AMX, Arm's BF16, or AVX512-BF16 and is not made by Intel.
 
     On the Intel CPU without AMX that we measured, bfloat16 matrix products take twice as long as
-    float32 ones (docs/log.md). Arm CPUs have not been measured.
+    float32 ones. Arm CPUs have not been measured.
     """
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
