@@ -117,7 +117,8 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> None:
             return
 
         # one optimization step; raises NonFiniteError, before the update, if the run has diverged
-        log.step(train_step())
+        if result := train_step():
+            log.step(result)
 
 
 # --------------------------------------------------------------------------------- building the run

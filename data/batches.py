@@ -76,20 +76,21 @@ class Batches:
 
     Row r of batch i is window i * batch_size + r of an endless sequence of epochs. In each epoch, a
     text is cut after its first o predictions, o from 1 to `block_size` at random, and then after
-    every `block_size`. An item of a list is cut in the same way; one that fits is one window.
+    every `block_size`. So its first and its last window may be shorter, and the last one empty.
 
-    Windows at both ends may be shorter, and the last one may be empty: then `y` ends with IGNORED.
-    So every epoch has the same number of windows, `windows_per_epoch`.
+    An item of a list that fits is one window. A longer one is cut like a text, but only where it
+    has as few windows as it needs. Each epoch has the same number, `windows_per_epoch`.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
         segments = np.array(split.segments, dtype=np.int64)
         self._starts, self._predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
-        # the first cut may be after a single prediction: then this many windows cover the rest
-        cut = -(-(self._predictions - 1) // block_size) + 1
-        counts = np.where(self._predictions > block_size, cut, 1)
-        self._first_window = np.cumsum(counts) - counts  # index of each segment's first window
-        self.windows_per_epoch = int(counts.sum())
+        # windows of each segment: as few as it needs; a text has one more, to be cut anywhere
+        self._counts = -(-self._predictions // block_size)
+        if not split.items and self._counts[0] > 1:
+            self._counts += 1
+        self._first_window = np.cumsum(self._counts) - self._counts  # its index in an epoch
+        self.windows_per_epoch = int(self._counts.sum())
         self._split, self._counted_through = split, None
         if split.targets is not None:  # how many targets count, up to and including each
             self._counted_through = np.cumsum(split.targets != IGNORED)
@@ -127,10 +128,12 @@ class Batches:
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first_window, window, side="right") - 1
         number = window - self._first_window[segment]
-        # where this epoch first cuts the segment; ~key: independent of the order
+        # where this epoch first cuts the segment: not so early that the windows after it cannot
+        # reach the end; ~key: independent of the order
         b, predictions = self._block_size, self._predictions[segment]
-        random = splitmix(~key, segment.astype(np.uint64)) % np.uint64(b)
-        first_cut = np.where(predictions > b, 1 + random.astype(np.int64), b)
+        earliest = np.maximum(1, predictions - (self._counts[segment] - 1) * b)
+        random = splitmix(~key, segment.astype(np.uint64)) % (b + 1 - earliest).astype(np.uint64)
+        first_cut = earliest + random.astype(np.int64)
         # a window is what lies between two cuts
         start, end = (np.clip(first_cut + n * b, 0, predictions) for n in (number - 1, number))
         return self._starts[segment] + start, end - start

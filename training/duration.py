@@ -29,16 +29,18 @@ class Speed:
 def measure_speed(trial: Run, seconds: float) -> Speed:
     """Time some steps and an evaluation of a run that the caller discards afterwards.
 
-    `seconds` is the time that the real run may take. All ranks time as many steps as rank 0.
+    `seconds` is the time that the real run may take.
     """
     step = TrainStep(trial)
     for _ in range(WARMUP_STEPS):
         step()
-    count = max(MIN_TIMED_STEPS, int(TIMED_FRACTION * seconds / step().seconds))
-    count = trial.world.broadcast(count)
-    step_began = time.monotonic()
-    for _ in range(count):
+    # all ranks must agree on the number of steps
+    step_began, count = time.monotonic(), 0
+    while count < MIN_TIMED_STEPS or trial.world.any(
+        time.monotonic() - step_began < TIMED_FRACTION * seconds
+    ):
         step()
+        count += 1
     evaluation_began = time.monotonic()
     evaluate(trial, Stop())
     evaluation = time.monotonic() - evaluation_began

@@ -46,8 +46,8 @@ class TrainStep:
         self.network = self.world.wrap_ddp(run.model)
         self.forward = torch.compile(self.network) if run.config.compile else self.network
 
-    def __call__(self) -> StepResult:
-        """Make one update.
+    def __call__(self) -> StepResult | None:
+        """Make one update. Without a target that counts for the loss: make none, and return None.
 
         Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
         finite, and ResourceError if torch.compile fails.
@@ -55,15 +55,20 @@ class TrainStep:
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
 
+        # micro-batches are numbered through the run
+        first = progress.step * train.gradient_accumulation_steps
+        micro_batches = range(first, first + train.gradient_accumulation_steps)
+        # with batch_size 1, a step may have nothing but an empty window, or a part of a question
+        tokens = sum(map(run.batches.predictions, micro_batches))
+        if tokens == 0:
+            progress.step += 1
+            return None
+
         # dropout and learning rate are functions of the step, so a resume need not restore them
         torch.manual_seed(step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
-        # forward and backward, one micro-batch after another; they are numbered through the run
-        first = progress.step * train.gradient_accumulation_steps
-        micro_batches = range(first, first + train.gradient_accumulation_steps)
-        # the loss is a mean over all tokens that count; a step of a list may have none
-        tokens = max(1, sum(map(run.batches.predictions, micro_batches)))
+        # forward and backward, one micro-batch after another
         with compile_errors() if run.config.compile else nullcontext():
             loss = self._forward_backward(micro_batches, tokens)
         loss = self.world.mean(loss)
