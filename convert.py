@@ -19,7 +19,6 @@ from torch import Tensor
 from common.console import (
     path_word,
     prepare_console,
-    print_note,
     print_result,
     program,
     script,
@@ -79,8 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     with only_writer(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        if note := prepare_folder(options.out_dir, None, saved.config):
-            print_note(note)
+        prepare_folder(options.out_dir, None, saved.config)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
     folder = path_word(options.out_dir)
     command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])

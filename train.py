@@ -18,9 +18,9 @@ if __name__ == "__main__":
     # imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-import time
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from common.errors import ConfigError, NonFiniteError, first_few
@@ -39,9 +39,9 @@ from run.folder import (
     prepare_folder,
 )
 from run.log import Log, info
-from training.device import Runtime, available_devices, keep_freed_memory, select_runtime
+from training.device import available_devices, keep_freed_memory, select_runtime
 from training.distributed import World
-from training.duration import fit_to_time, measure_speed
+from training.duration import fit_to_minutes
 from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
@@ -58,126 +58,34 @@ def main(command: Command) -> int:
         # no other command may write to the run folder meanwhile
         only_writer(folder) if world.is_main else nullcontext(),
     ):
-        run, saved = build(command, world)
+        run, resumed_from = build(command, world)
 
-        # From here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops.
+        # from here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops
         with Stop(verbose=world.is_main) as stop:
             try:
-                train(command, run, saved, stop)
+                return train(command, run, resumed_from, stop)
             except NonFiniteError as error:
-                raise NonFiniteError(f"{error}; {after_divergence(command)}") from None
-    return stop.exit_code
-
-
-def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> None:
-    """Train a run in its folder, and print what to do with the result."""
-    folder, is_main = Path(command.out_dir), run.world.is_main
-    if is_main:
-        # up to here nothing in the folder has been changed
-        note = prepare_folder(folder, saved and saved.path, run.asked)
-        if note:
-            info(note)
-    with closing(Log(run, folder if is_main else None)) as log:
-        log.start(new_model=not (saved or command.init_from))
-        # a run resumed from last.safetensors need not save this state again
-        resumed_from_last = saved and saved.path == folder / checkpoints.LAST
-        saved_progress = run.progress if resumed_from_last else None
-        manager = CheckpointManager(folder, info, saved_progress)
-        loop(run, stop, log, manager)
-
-    if stop.requested:
-        to_resume = command.resume_command()
-        info(f"stopped and saved at step {run.progress.step:,}; to resume:", f"  {to_resume}")
-    else:
-        log.end(command)
-
-
-def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> None:
-    """Train until the last step, or until the run is asked to stop."""
-    world, max_iters = run.world, run.config.train.max_iters
-    train_step = TrainStep(run)
-    while True:
-        # once in a while, and at the end: evaluate
-        improved = False
-        if run.evaluation_due and not stop.requested:
-            with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
-                result = evaluate(run, stop)
-                improved = result.improved
-                log.evaluation(result)
-
-        # if one process is asked to stop, all of them stop at this step
-        if world.any(stop.requested):
-            stop.request()
-        done = stop.requested or run.out_of_patience or run.progress.step >= max_iters
-
-        # save all that a resume needs, from step 0 on; the best weights have their own file
-        if world.is_main:
-            manager.save(run, as_best=improved, final=done)
-        if done:
-            return
-
-        # one optimization step; raises NonFiniteError, before the update, if the run has diverged
-        if result := train_step():
-            log.step(result)
+                last = f"the last checkpoint is {folder / checkpoints.LAST}"
+                advice = "resume it with a lower learning rate"
+                raise NonFiniteError(f"{error}; {last}; {advice}") from None
 
 
 # --------------------------------------------------------------------------------- building the run
 
 
-def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
-    """Build the run of a command: a new one, or one in the state of a checkpoint, also returned."""
-    # where do the weights come from: an earlier state of this run, another model, or the seed?
+def build(command: Command, world: World) -> tuple[Run, Path | None]:
+    """Build the run of a command: a new one, or that of a checkpoint, whose path is returned."""
     saved = find_saved(command)
-    parent = None
-    if command.init_from and not saved:
-        parent = load(command.init_from, "best")
-    source = saved or parent
-
-    # the settings, as they were asked; those of the checkpoint come first
-    asked = resumed_settings(command, saved) if saved else command.new_settings()
-    if source:
-        differences.check_settings(source, asked, resume=saved is not None)
-
-    # the device, and the other processes
-    runtime = select_runtime(asked.device, asked.dtype)
-    world.connect(runtime.device)
-    world.rows(asked.train.batch_size)  # raises ConfigError unless it can be divided among them
-
-    # the text, in the vocabulary of the weights
-    with world.one_rank_first():
-        corpus = read_text(command, asked, saved, source)
-
-    # how long?
-    if command.minutes and saved:
-        info(f"--minutes: the run keeps its {asked.train.max_iters:,} steps")
-    elif command.minutes:
-        asked = fit_to_minutes(command, asked, corpus, runtime, world)
-
-    # the run itself; all processes must have the same one
-    run = Run(asked, corpus, runtime, world)
-    if saved:
-        resume(command, run, saved)
-    else:
-        run.options = frozenset(command.options)
-        if parent:
-            fine_tune(run, parent)
+    run = build_resumed(command, saved, world) if saved else build_new(command, world)
     world.require_equal(
         {
-            "max_iters": asked.train.max_iters,
-            "text": (corpus.sha256, corpus.val_sha256),
+            "max_iters": run.asked.train.max_iters,
+            "text": (run.corpus.sha256, run.corpus.val_sha256),
             "dtype": run.config.dtype,
             "step": run.progress.step,
         }
     )
-    return run, saved
-
-
-def load(path: str | Path, prefer: str) -> Checkpoint:
-    """Load a checkpoint, of a run folder the preferred one; print which one if that is damaged."""
-    saved, note = checkpoints.find(Path(path), prefer)
-    if note:
-        info(note)
-    return saved
+    return run, saved and saved.path
 
 
 def find_saved(command: Command) -> Checkpoint | None:
@@ -188,11 +96,101 @@ def find_saved(command: Command) -> Checkpoint | None:
     elif command.resume and holds_run(folder):
         saved = load(folder, "last")
     elif command.resume:
+        # is --out_dir misspelled?
         beside = [f"{path}" for path in sorted(folder.parent.glob("*")) if holds_run(path)]
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
     check_folder(folder, saved and saved.path, command.overwrite)
     return saved
+
+
+def load(path: str | Path, prefer: str) -> Checkpoint:
+    """Load a checkpoint, of a run folder the preferred one; print which one if that is damaged."""
+    saved, note = checkpoints.find(Path(path), prefer)
+    if note:
+        info(note)
+    return saved
+
+
+def build_new(command: Command, world: World) -> Run:
+    """Build a new run, with weights from the seed or from another model (--init_from)."""
+    asked = command.new_settings()
+    parent = load(command.init_from, "best") if command.init_from else None
+    if parent:
+        differences.check_settings(parent, asked, resume=False)
+
+    # the device, and the other processes
+    runtime = select_runtime(asked.device, asked.dtype)
+    world.connect(runtime.device)
+
+    # the text, in the vocabulary of the weights
+    with world.one_rank_first():
+        corpus = load_corpus(
+            asked.data,
+            vocabulary=parent.vocabulary if parent else None,
+            add_characters=command.new_characters == "add",
+            name_unused="data.sources" in command.options,
+        )
+
+    # how long?
+    make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
+    if command.minutes:
+        asked, speed = fit_to_minutes(command.minutes, command.started, asked, make_run)
+        steps = f"{asked.train.max_iters:,} steps of {speed.step:.3f} s"
+        evaluations = f"evaluations of {speed.evaluation:.1f} s"
+        info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
+
+    # the run itself
+    run = make_run(asked)
+    run.options = frozenset(command.options)
+    if parent:
+        fine_tune(run, parent)
+    return run
+
+
+def fine_tune(run: Run, parent: Checkpoint) -> None:
+    """Give a new run the weights of another model; print what its user should know."""
+    checkpoints.load_weights(parent, run.model)
+    if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
+        info(f"{len(new):,} characters are new: {first_few(map(describe, new))}")
+    if differences.may_have_seen_validation(parent, run):
+        info(differences.SEEN_BEFORE)
+
+    # suggest lower learning rates, unless the user has changed them
+    now, before = run.asked.train, parent.config.train
+    rates = ["learning_rate", *["muon_learning_rate"] * (now.optimizer == "muon")]
+    if all(getattr(now, name) == getattr(before, name) for name in rates):
+        lower = " ".join(f"--{name}={FINE_TUNING * getattr(now, name):g}" for name in rates)
+        info(f"note: on two texts, lower learning rates were best for fine-tuning: {lower}")
+
+
+def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
+    """Build a run in the state of a checkpoint, and print what has changed since."""
+    # the settings of the run, overridden by options; the config file only names the folder
+    asked = resumed_settings(command, saved)
+    differences.check_settings(saved, asked, resume=True)
+    if command.minutes:
+        info(f"--minutes: the run keeps its {asked.train.max_iters:,} steps")
+
+    # the device, the other processes, the text
+    runtime = select_runtime(asked.device, asked.dtype)
+    world.connect(runtime.device)
+    with world.one_rank_first():
+        corpus = resumed_text(command, saved, asked)
+
+    # the run itself
+    run = Run(asked, corpus, runtime, world)
+    run.options = saved.options | command.options.keys()
+    checkpoints.restore(saved, run)
+    info(f"resuming from {saved.path} at step {run.progress.step:,}")
+
+    # is it still the same run?
+    found = differences.run_differences(saved, run)
+    if found.keys() & differences.FORGET_BEST:
+        run.progress.forget_best()
+    if lines := differences.said(found):
+        info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
+    return run
 
 
 def resumed_settings(command: Command, saved: Checkpoint) -> Config:
@@ -212,85 +210,73 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
     return asked
 
 
-def read_text(
-    command: Command, asked: Config, saved: Checkpoint | None, source: Checkpoint | None
-) -> Corpus:
-    """Read the text; that of a resumed run is where it was, or where the config file says."""
-    data, digests = asked.data, (None, None)
+def resumed_text(command: Command, saved: Checkpoint, asked: Config) -> Corpus:
+    """Read the text of a resumed run: it is where it was, or where the config file says."""
+    data = asked.data
     for name in ("sources", "val_sources"):
-        if saved and f"data.{name}" not in command.options:
+        if f"data.{name}" not in command.options:  # else it is only there
             places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
             data = replace(data, **{name: tuple(dict.fromkeys(places))})
-    if saved and not command.allow_data_change:
-        digests = (saved.data.sha256, saved.data.val_sha256)
+    same_text = (saved.data.sha256, saved.data.val_sha256)
     return load_corpus(
         data,
-        sha256s=digests,
-        vocabulary=source.vocabulary if source else None,
-        add_characters=command.new_characters == "add",
+        sha256s=(None, None) if command.allow_data_change else same_text,
+        vocabulary=saved.vocabulary,
         name_unused="data.sources" in command.options,
     )
 
 
-def fit_to_minutes(
-    command: Command, asked: Config, corpus: Corpus, runtime: Runtime, world: World
-) -> Config:
-    """Time a few steps of a trial run; return the settings of the longest run in --minutes."""
-    # Dropout slows a step, and only long runs have it: time with it. A million steps: the trial
-    # never comes to the end of its schedule.
-    model = replace(asked.model, dropout=0.1) if asked.model.dropout == "auto" else asked.model
-    train = replace(asked.train, max_iters=10**6)
-    began, seconds = time.monotonic(), 60 * command.minutes
-    trial = Run(replace(asked, model=model, train=train), corpus, runtime, world)
-    build_seconds = time.monotonic() - began  # the real run has to be built too
-    speed = measure_speed(trial, seconds)
-    del trial  # frees its memory
-    left = seconds - (time.monotonic() - command.started) - build_seconds
-    fitted = world.broadcast(fit_to_time(asked.train, speed, left))
-    info(
-        f"--minutes={command.minutes:g}: {fitted.max_iters:,} steps of {speed.step:.3f} s, and "
-        f"evaluations of {speed.evaluation:.1f} s"
-    )
-    return replace(asked, train=fitted)
+# -------------------------------------------------------------------------------- training the run
 
 
-def resume(command: Command, run: Run, saved: Checkpoint) -> None:
-    """Put the run into the state of a checkpoint, and print what has changed since."""
-    checkpoints.restore(saved, run)
-    saved.tensors.clear()  # they have been copied: frees their memory
-    run.options = saved.options | command.options.keys()
-    info(f"resuming from {saved.path} at step {run.progress.step:,}")
-    found = differences.run_differences(saved, run)
-    lines = differences.said(found)
-    if found.keys() & differences.FORGET_BEST:
-        run.progress.forget_best()
-        lines.append("earlier validation losses are not comparable: the best loss is reset")
-    if found.keys() & {"data.sha256", "data.val_sha256"}:
-        lines.append(differences.SEEN_BEFORE)
-    if lines:
-        info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
+def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> int:
+    """Train a run in its folder; print what to do with the result; return the exit code."""
+    folder, is_main = Path(command.out_dir), run.world.is_main
+    # up to here, nothing in the folder has been changed
+    if is_main:
+        prepare_folder(folder, resumed_from, run.asked)
+
+    with closing(Log(run, folder if is_main else None)) as log:
+        log.start(new_model=not (resumed_from or command.init_from))
+        # a run resumed from last.safetensors need not save this state again
+        in_last = resumed_from == folder / checkpoints.LAST
+        manager = CheckpointManager(folder, info, run.progress if in_last else None)
+        exit_code = loop(run, stop, log, manager)
+
+    if exit_code:
+        stopped = f"stopped and saved at step {run.progress.step:,}; to resume:"
+        info(stopped, f"  {command.resume_command()}")
+    else:
+        log.end(command)
+    return exit_code
 
 
-def fine_tune(run: Run, parent: Checkpoint) -> None:
-    """Give a new run the weights of another model (--init_from)."""
-    checkpoints.load_weights(parent, run.model)
-    corpus, train = run.corpus, run.asked.train
-    if new := corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
-        info(f"{len(new):,} characters are new: {first_few(map(describe, new))}")
-    if differences.may_have_seen_validation(parent, run):
-        info(differences.SEEN_BEFORE)
-    rates = ["learning_rate", *["muon_learning_rate"] * (train.optimizer == "muon")]
-    if all(getattr(train, name) == getattr(parent.config.train, name) for name in rates):
-        lower = " ".join(f"--{name}={FINE_TUNING * getattr(train, name):g}" for name in rates)
-        info(f"note: on two texts, lower learning rates were best for fine-tuning: {lower}")
+def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
+    """Train until the last step, or until the run is asked to stop; return the exit code."""
+    world, max_iters = run.world, run.config.train.max_iters
+    train_step = TrainStep(run)
+    while True:
+        # once in a while, and at the end: evaluate
+        improved = False
+        if run.evaluation_due and not stop.requested:
+            with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
+                result = evaluate(run, stop)
+                improved = result.improved
+                log.evaluation(result)
 
+        # if one process is asked to stop, all of them stop at this step, with its exit code
+        exit_code = world.max(stop.exit_code)
+        done = exit_code > 0 or run.out_of_patience or run.progress.step >= max_iters
 
-def after_divergence(command: Command) -> str:
-    """Return which checkpoint is left, and what to do."""
-    paths = [Path(command.out_dir) / name for name in checkpoints.FALLBACK["last"]]
-    if path := next(filter(Path.exists, paths), None):
-        return f"the last checkpoint is {path}; resume it with a lower learning rate"
-    return "there is no checkpoint yet; lower the learning rate"
+        # save all that a resume needs, from step 0 on; the best weights have their own file
+        if world.is_main:
+            manager.save(run, as_best=improved, final=done)
+        if done:
+            return exit_code
+
+        # one optimization step; raises NonFiniteError, before the update, if the run has diverged
+        if result := train_step():  # None: nothing in it counted
+            log.step(result)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,11 @@ class Stop:
 
     def __init__(self, verbose: bool = True):
         self.verbose = verbose  # say that a signal has been received
-        self.requested, self.exit_code = False, 0
+        self.exit_code = 0  # of the first signal
+
+    @property
+    def requested(self) -> bool:
+        return self.exit_code > 0
 
     def __enter__(self) -> Self:
         self._before = {}
@@ -39,10 +43,6 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def request(self, exit_code: int = 0) -> None:
-        """Ask the run to stop, and to end with this exit code; an earlier one stays."""
-        self.requested, self.exit_code = True, self.exit_code or exit_code
-
     def interruptible(self, items: Iterable) -> Iterator:
         """Yield the items; raise Interrupted between two of them if a stop is requested."""
         for item in items:
@@ -51,7 +51,7 @@ class Stop:
             yield item
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self.request(EXIT_CODES[signal.Signals(number).name])
+        self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
         if signal.SIGINT in self._before:  # the next Ctrl-C leaves at once
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         if self.verbose:

@@ -107,8 +107,13 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
 
 
 def said(found: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Return a line for each difference that is worth one."""
-    return [_line(name, *found[name]) for name in found if name not in NOT_SAID]
+    """Return a line for each difference that is worth one, and for what follows from them."""
+    lines = [_line(name, *found[name]) for name in found if name not in NOT_SAID]
+    if found.keys() & FORGET_BEST:
+        lines.append("earlier validation losses are not comparable: the best loss is reset")
+    if found.keys() & {"data.sha256", "data.val_sha256"}:
+        lines.append(SEEN_BEFORE)
+    return lines
 
 
 def _line(name: str, then: object, now: object) -> str:

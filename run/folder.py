@@ -51,7 +51,8 @@ class CheckpointManager:
     ):
         self.folder, self.notify = folder, notify
         self.saved_progress = saved_progress and replace(saved_progress)
-        self.saved_at = time.monotonic()
+        # of the last save, even if that failed; None: a start begins with one
+        self.tried_at = time.monotonic() if saved_progress else None
         self.unsaved_best: bytearray | None = None
 
     def save(self, run: Run, *, as_best: bool, final: bool) -> None:
@@ -63,6 +64,7 @@ class CheckpointManager:
         as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
         if not (as_best or as_last):
             return
+        self.tried_at = time.monotonic()
         content = checkpoints.to_bytes(checkpoints.capture(run))
         if as_best:
             self.unsaved_best = content
@@ -73,18 +75,19 @@ class CheckpointManager:
             if as_last:
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
                 self.saved_progress = replace(run.progress)
-                self.saved_at = time.monotonic()
         except ResourceError as error:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
 
     def _is_due(self, run: Run) -> bool:
-        """Return whether `save_interval` asks for a save: at the start, then in this interval."""
+        """Return whether to save last.safetensors: at the start, then as `save_interval` says."""
         progress, interval = run.progress, run.config.train.save_interval
+        if self.tried_at is None:
+            return True
         if interval == "auto":
             evaluated = progress.step == progress.last_eval_step
-            return evaluated or time.monotonic() - self.saved_at > AUTO_SAVE_SECONDS
+            return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS
         return progress.step % interval == 0
 
 
@@ -137,30 +140,29 @@ def is_in(source: Path | None, folder: Path) -> bool:
     return source is not None and source.parent.resolve() == folder.resolve()
 
 
-def prepare_folder(folder: Path, source: Path | None, config: Config) -> str | None:
+def prepare_folder(folder: Path, source: Path | None, config: Config) -> None:
     """Write config.yaml; remove what an earlier run left, unless it is resumed from `source`.
 
     These are the first changes in the folder: a start that fails earlier leaves it as it was.
-    Returns the note of `write_settings`. Raises OSError or ResourceError.
+    Raises OSError or ResourceError.
     """
-    note = write_settings(folder, config)
+    write_settings(folder, config)
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
     if not is_in(source, folder):
         earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
-    return note
 
 
-def write_settings(folder: Path, config: Config) -> str | None:
+def write_settings(folder: Path, config: Config) -> None:
     """Write all settings of a run to config.yaml, to read; a resume takes them from the checkpoint.
 
-    A file that train.py has not written is left unchanged; a note is returned then.
+    A file that train.py has not written is left unchanged, with a note.
     """
     path = folder / SETTINGS_FILE
     if path.exists() and not path.read_bytes().startswith(WRITTEN_BY):
-        return f"note: {path} was not written by train.py; it is left unchanged"
+        print_note(f"note: {path} was not written by train.py; it is left unchanged")
+        return
     header = WRITTEN_BY + b": all settings of this run. The next run in this folder replaces it.\n"
     files.write_atomic(path, header + to_yaml(config).encode())
-    return None

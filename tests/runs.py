@@ -57,6 +57,7 @@ PHASES = {  # a function that only one phase of a run uses
     "evaluate": ("training.evaluate", "window_losses"),
     "sample": ("training.evaluate", "generate"),
     "save": ("os", "fsync"),
+    "agree": ("torch.distributed", "all_reduce"),  # of several ranks, on whether to stop
 }
 CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143, "SIGINT twice": 130}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}

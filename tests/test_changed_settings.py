@@ -59,7 +59,7 @@ def due(run, name):
 
 def save_due(run):
     run.progress.step = 5
-    return CheckpointManager(None, print, None)._is_due(run)
+    return CheckpointManager(None, print, run.progress)._is_due(run)
 
 
 def texts(run):

@@ -83,7 +83,7 @@ def test_minutes_time_one_trial_with_the_dropout_of_a_long_run(options, tmp_path
         trials.append(trial.config.model.dropout)
         return Speed(step=0.1, evaluation=0)
 
-    monkeypatch.setattr("train.measure_speed", measure_speed)
+    monkeypatch.setattr("training.duration.measure_speed", measure_speed)
     words = [*options, "--dropout=auto", "--minutes=0.1", f"--out_dir={tmp_path / 'run'}"]
     code, output = train(*words)
     assert code == 0 and trials == [0.1] and 45 < chosen(output) <= 57
@@ -94,7 +94,9 @@ def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_i
     options, tmp_path, monkeypatch
 ):
     stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
-    monkeypatch.setattr("train.measure_speed", lambda *_: Speed(step=0.1, evaluation=0.6))
+    monkeypatch.setattr(
+        "training.duration.measure_speed", lambda *_: Speed(step=0.1, evaluation=0.6)
+    )
     with monkeypatch.context() as patch:
         send_at("step", "SIGTERM", 20, patch.setattr)
         code, output = train(*options, "--minutes=0.2", f"--out_dir={stopped}")

@@ -198,6 +198,8 @@ def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
         ("evaluate", 2, 1, [6]),
         ("sample", 2, 0, [12]),
         ("save", 7, 0, range(24)),
+        # after it has told the others that it goes on: it says so at the next step
+        ("agree", 11, 1, [6]),
     ],
 )
 def test_a_signal_to_one_rank_stops_all_at_this_step_and_resuming_is_bit_exact(
@@ -207,7 +209,7 @@ def test_a_signal_to_one_rank_stops_all_at_this_step_and_resuming_is_bit_exact(
     arguments = [*options, f"--out_dir={run}"]
     each = partial(signal_rank, phase, call, target)
     stopped = run_ranks(tmp_path, arguments, arguments, each=each)
-    assert stopped[target][0] == 143
+    assert [code for code, *_ in stopped] == [143, 143]
     command = f"{shlex.quote(program('torchrun'))} --nproc_per_node=2 train.py "
     assert f"{command}configs/smoke.yaml --out_dir={run} --resume\n" in stopped[0][1]
     assert step_of(run) in steps

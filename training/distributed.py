@@ -134,20 +134,20 @@ class World:
         """
         return nullcontext() if enabled or self.size == 1 else network.no_sync()
 
-    def any(self, flag: bool) -> bool:
-        """Return whether any rank passes True."""
-        return self._sum(float(flag)) > 0
+    def max(self, value: int) -> int:
+        """Return the largest of the ranks' values."""
+        return int(self._all_reduce(value, distributed.ReduceOp.MAX))
 
     def mean(self, value: float) -> float:
         """Return the mean of the ranks' values."""
-        return self._sum(value) / self.size
+        return self._all_reduce(value, distributed.ReduceOp.SUM) / self.size
 
-    def _sum(self, value: float) -> float:
+    def _all_reduce(self, value: float, operation: distributed.ReduceOp) -> float:
         if self.size == 1:
             return value
-        total = torch.tensor(value, dtype=torch.float64, device=self.device)
-        distributed.all_reduce(total)
-        return total.item()
+        result = torch.tensor(value, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(result, operation)
+        return result.item()
 
 
 SINGLE_PROCESS = World()

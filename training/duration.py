@@ -2,10 +2,11 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from common.stop import Stop
-from configs.schema import TrainConfig
+from configs.schema import Config, TrainConfig
 from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
@@ -26,8 +27,32 @@ class Speed:
     evaluation: float
 
 
+def fit_to_minutes(
+    minutes: float, began: float, asked: Config, make_run: Callable[[Config], Run]
+) -> tuple[Config, Speed]:
+    """Return the settings of the longest run that ends `minutes` after `began`, and its speed.
+
+    `began` is a time of `time.monotonic`; `make_run` builds a run of some settings. All ranks get
+    what rank 0 has measured.
+    """
+    # Dropout slows a step, and only long runs have it: time with it. A million steps: the trial
+    # never comes to the end of its schedule.
+    model, train = asked.model, replace(asked.train, max_iters=10**6)
+    if model.dropout == "auto":
+        model = replace(model, dropout=0.1)
+    build_began = time.monotonic()
+    trial = make_run(replace(asked, model=model, train=train))
+    build_seconds = time.monotonic() - build_began  # the real run has to be built too
+
+    speed, world = measure_speed(trial, 60 * minutes), trial.world
+    del trial  # frees its memory
+    left = began + 60 * minutes - time.monotonic() - build_seconds
+    fitted = replace(asked, train=fit_to_time(asked.train, speed, left))
+    return world.broadcast((fitted, speed))
+
+
 def measure_speed(trial: Run, seconds: float) -> Speed:
-    """Time some steps and an evaluation of a run that the caller discards afterwards.
+    """Time some steps and an evaluation of a run that is discarded afterwards.
 
     `seconds` is the time that the real run may take.
     """

@@ -74,6 +74,7 @@ class Run:
     ):
         train = asked.train
         self.corpus, self.runtime, self.world = corpus, runtime, world
+        self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
         # batch i is micro-batch i of the run, counted over all steps
         self.batches = Batches(corpus.train, asked.model.block_size, train.batch_size, asked.seed)
         self.planned_epochs = self.batches.epochs(

@@ -40,8 +40,6 @@ class TrainStep:
 
     def __init__(self, run: Run):
         self.run, self.world = run, run.world
-        # the rows of each micro-batch that this rank computes
-        self.rows = self.world.rows(run.config.train.batch_size)
         # `run.model`, in DDP if there are several ranks; `forward` may be compiled
         self.network = self.world.wrap_ddp(run.model)
         self.forward = torch.compile(self.network) if run.config.compile else self.network
@@ -95,7 +93,7 @@ class TrainStep:
         run, loss = self.run, 0.0
         run.model.train()  # an evaluation may have switched it
         for i in micro_batches:
-            x, y = run.batches(i, self.rows)  # (B, T)
+            x, y = run.batches(i, run.rows)  # (B, T)
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
             # the ranks average their gradients once, in the last micro-batch
             is_last = i == micro_batches[-1]
