@@ -54,22 +54,25 @@ def fit_to_minutes(
 def measure_speed(trial: Run, seconds: float) -> Speed:
     """Time some steps and an evaluation of a run that is discarded afterwards.
 
-    `seconds` is the time that the real run may take.
+    `seconds` is the time that the real run may take. All ranks time as many steps as rank 0.
     """
-    step = TrainStep(trial)
-    for _ in range(WARMUP_STEPS):
-        step()
-    # all ranks must agree on the number of steps
-    step_began, count = time.monotonic(), 0
-    while count < MIN_TIMED_STEPS or trial.world.any(
-        time.monotonic() - step_began < TIMED_FRACTION * seconds
-    ):
-        step()
-        count += 1
+    train_step = TrainStep(trial)
+
+    def seconds_per_step(count: int) -> float:
+        began = time.monotonic()
+        for _ in range(count):
+            train_step()
+        return (time.monotonic() - began) / count
+
+    # a few steps tell how many can be timed
+    seconds_per_step(WARMUP_STEPS)
+    count = int(TIMED_FRACTION * seconds / seconds_per_step(MIN_TIMED_STEPS))
+    count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
+    step = seconds_per_step(count)
+
     evaluation_began = time.monotonic()
     evaluate(trial, Stop())
-    evaluation = time.monotonic() - evaluation_began
-    return Speed((evaluation_began - step_began) / count, evaluation)
+    return Speed(step, time.monotonic() - evaluation_began)
 
 
 def fit_to_time(train: TrainConfig, speed: Speed, seconds: float) -> TrainConfig:
