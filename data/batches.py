@@ -6,7 +6,7 @@ at a time. So shuffling a text of any size takes no memory, and a resumed run, o
 processes, sees the same batches.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
 
@@ -54,10 +54,12 @@ class Split:
         """
         total = sum(end - start - 1 for start, end in self.segments)
         if self.items:
+            # whole items: as many as have that many predictions on average
             count = max(1, round(len(self.items) * predictions / total))
             chosen = np.linspace(0, len(self.items) - 1, count).astype(int)
             pieces = tuple(self.items[i] for i in chosen)
         else:
+            # windows, the first at the beginning of the text, the last at its end
             length = min(block_size, total)
             count = max(1, round(predictions / length))
             starts = np.linspace(0, total - length, count).astype(int).tolist()
@@ -83,19 +85,24 @@ class Batches:
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
+        self._split, self._block_size, self._batch_size = split, block_size, batch_size
+        self._seed = np.array([seed], dtype=np.uint64)
+
+        # windows of each segment: as few as it needs; a text has one more, to be cut anywhere
         segments = np.array(split.segments, dtype=np.int64)
         self._starts, self._predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
-        # windows of each segment: as few as it needs; a text has one more, to be cut anywhere
         self._counts = -(-self._predictions // block_size)
         if not split.items and self._counts[0] > 1:
             self._counts += 1
-        self._first_window = np.cumsum(self._counts) - self._counts  # its index in an epoch
+
+        # an epoch has the windows of the first segment, then those of the second ...
+        self._first_window = np.cumsum(self._counts) - self._counts
         self.windows_per_epoch = int(self._counts.sum())
-        self._split, self._counted_through = split, None
-        if split.targets is not None:  # how many targets count, up to and including each
+
+        # with answers: how many targets count, up to and including each
+        self._counted_through = None
+        if split.targets is not None:
             self._counted_through = np.cumsum(split.targets != IGNORED)
-        self._block_size, self._batch_size = block_size, batch_size
-        self._seed = np.array([seed], dtype=np.uint64)
 
     def __call__(self, i: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Return (x, y) of batch i, or only some of its rows: those that one process trains on."""
@@ -119,21 +126,24 @@ class Batches:
 
     def _windows(self, i: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the start and the number of predictions of each window of batch i."""
-        # the numbers of its windows in the endless sequence: an epoch, and a place in its order
+        # the numbers of its rows in the endless sequence: an epoch, and a place in its order
         first = i * self._batch_size
         numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
         epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
+
         # which window comes at that place, in which segment it lies, and its number there
         key = splitmix(self._seed, epoch)
         window = permute(index, self.windows_per_epoch, key).astype(np.int64)
         segment = np.searchsorted(self._first_window, window, side="right") - 1
         number = window - self._first_window[segment]
+
         # where this epoch first cuts the segment: not so early that the windows after it cannot
         # reach the end; ~key: independent of the order
         b, predictions = self._block_size, self._predictions[segment]
         earliest = np.maximum(1, predictions - (self._counts[segment] - 1) * b)
         random = splitmix(~key, segment.astype(np.uint64)) % (b + 1 - earliest).astype(np.uint64)
         first_cut = earliest + random.astype(np.int64)
+
         # a window is what lies between two cuts
         start, end = (np.clip(first_cut + n * b, 0, predictions) for n in (number - 1, number))
         return self._starts[segment] + start, end - start
@@ -142,47 +152,39 @@ class Batches:
 def evaluation_windows(
     split: Split, block_size: int, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield windows that have every prediction of a split exactly once: batches (x, y) of int64.
+    """Yield the windows of an evaluation, as batches (x, y) of int64.
 
-    A segment of n characters has n - 1 predictions. It is cut into windows of `block_size`
-    predictions that do not overlap; the last one may be shorter. The windows of a batch have the
-    same length, so its shape is at most (batch_size, block_size); the longest windows come first.
+    The windows of a batch have the same length, so no batch has padding, and its shape is at most
+    (batch_size, block_size).
     """
-    starts, predictions, full, rest = windows_of(split, block_size)
-    windows_through = np.cumsum(full)  # full windows up to and including each segment
-
-    def full_window_starts(numbers: np.ndarray) -> np.ndarray:
-        segment = np.searchsorted(windows_through, numbers, side="right")
-        number_in_segment = numbers - (windows_through[segment] - full[segment])
-        return starts[segment] + number_in_segment * block_size
-
-    def batched(length: int, count: int, starts_of: Callable[[np.ndarray], np.ndarray]):
-        for i in range(0, count, batch_size):
-            batch = starts_of(np.arange(i, min(i + batch_size, count))).tolist()
-            windows = [split.window(start, length) for start in batch]
+    _, starts, lengths = windows_of(split, block_size)
+    # the longest first: if they fit into the memory, all do
+    for length in np.unique(lengths)[::-1].tolist():
+        same_length = starts[lengths == length].tolist()
+        for i in range(0, len(same_length), batch_size):
+            windows = [split.window(start, length) for start in same_length[i : i + batch_size]]
             x, y = (np.stack(part).astype(np.int64) for part in zip(*windows, strict=True))
             yield x, y
 
-    if windows_through[-1]:
-        yield from batched(block_size, int(windows_through[-1]), full_window_starts)
-    for length in sorted(set(rest.tolist()) - {0}, reverse=True):
-        last_window_starts = (starts + predictions - rest)[rest == length]
-        yield from batched(length, len(last_window_starts), last_window_starts.__getitem__)
 
+def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut a split for an evaluation: return segment, start and length of each window.
 
-def evaluated_segments(split: Split, block_size: int) -> np.ndarray:
-    """Return the index of the segment of each window, in the order of `evaluation_windows`."""
-    _, _, full, rest = windows_of(split, block_size)
-    lengths = sorted(set(rest.tolist()) - {0}, reverse=True)
-    last_windows = [np.flatnonzero(rest == length) for length in lengths]
-    return np.concatenate([np.repeat(np.arange(len(full)), full), *last_windows])
-
-
-def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, ...]:
-    """Return, of each segment: its start, its predictions, its full windows, and what is left."""
+    The windows do not overlap and have every prediction once. The last one of a segment may be
+    shorter than `block_size`. The longest windows come first.
+    """
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
-    return starts, predictions, *np.divmod(predictions, block_size)
+    counts = -(-predictions // block_size)
+
+    # the segment of each window, and its number there, counted from 0
+    segment = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(len(segment)) - (np.cumsum(counts) - counts)[segment]
+    lengths = np.minimum(block_size, predictions[segment] - number * block_size)
+
+    longest_first = np.argsort(-lengths, kind="stable")
+    windows = segment, starts[segment] + number * block_size, lengths
+    return tuple(values[longest_first] for values in windows)
 
 
 def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
@@ -197,12 +199,15 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     two indices end in the same cell. A result of n or more is permuted again until it is below n
     (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
     """
+    # the grid: as square as possible, with n cells or a few more
     rows = np.uint64(isqrt(n - 1) + 1)
     columns = np.uint64(-(-n // int(rows)))
     row, column = np.divmod(index, columns)
     for i in range(ROUNDS):
         row = (row + splitmix(key + np.uint64(2 * i), column)) % rows
         column = (column + splitmix(key + np.uint64(2 * i + 1), row)) % columns
+
+    # a cell beyond n: walk on
     result = row * columns + column
     beyond = result >= n
     if beyond.any():

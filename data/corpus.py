@@ -11,7 +11,7 @@ import numpy as np
 from common.errors import CheckpointError, DataError, counted, first_few
 from configs.schema import DataConfig
 from data.batches import Split
-from data.items import ItemFormat, divide, load_items
+from data.items import ItemFormat, split_list, train_val
 from data.summary import summarize
 from data.text import find_text
 from data.tokenizer import UNK, CharTokenizer, count_characters, describe
@@ -54,10 +54,9 @@ def load_corpus(
 ) -> Corpus:
     """Load the first available source and encode it into training and validation ids.
 
-    A resumed run passes the `sha256s` of its text and of its validation text: only these texts are
-    used, wherever they are in the lists. With `vocabulary` (a run that starts from saved
-    weights), the text is encoded with that vocabulary; `add_characters` adds the text's other
-    characters to it. With `name_unused`, a note names the sources after the one that is used.
+    A resumed run passes the `sha256s` of its text and of its validation text, and gets these texts
+    or an error. A run that starts from saved weights passes their `vocabulary`; `add_characters`
+    adds what it lacks. With `name_unused`, a note names the sources after the one that is used.
 
     Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
     text with these SHA-256s is missing or the vocabulary lacks characters of the text.
@@ -79,23 +78,26 @@ def load_corpus(
     # the characters give the vocabulary, and that the ids
     text_counts = list(map(count_characters, files))
     counts = sum(text_counts, Counter())
-    tokenizer = _tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
+    tokenizer = tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
     encode = partial(tokenizer.encode, map_unknown=data.min_count > 1)
 
     # one part to train on, one to validate on
     validates, question, item_lines = "", "", []
     if item_format:
-        train, val, question, item_lines = load_items(texts, item_format, data.val_fraction, encode)
+        train, val, question, item_lines = split_list(texts, item_format, data.val_fraction, encode)
     elif data.val_sources:
-        train, val = (Split(np.concatenate(list(map(encode, part)))) for part in files)
+        train, val = (join(part, encode) for part in files)
     else:
-        train, val, validates = train_val(files[0], data.val_fraction, encode)
+        train, val, validates = split_text(files[0], data.val_fraction, encode)
     for name, part in (("training", train), ("validation", val)):
         if len(part) < 2:
             raise DataError(
                 f"{texts[-1].path}: {counted(len(part), 'character')} of {name} text; at least 2 "
                 "are needed, the second to be predicted from the first; use a longer text"
             )
+
+    # what the start prints about it
+    summary = summarize(texts, text_counts, tokenizer.vocabulary, train, val, validates)
     return Corpus(
         name=texts[0].name,
         sha256=texts[0].sha256,
@@ -104,40 +106,42 @@ def load_corpus(
         tokenizer=tokenizer,
         train=train,
         val=val,
-        summary=[
-            *summarize(texts, text_counts, tokenizer.vocabulary, train, val, validates),
-            *item_lines,
-        ],
+        summary=summary + item_lines,
         item_format=item_format,
         question=question,
     )
 
 
-def train_val(
-    files: Sequence[str], fraction: float, encode: Callable[[str], np.ndarray]
+def split_text(
+    files: Sequence[str], val_fraction: float, encode: Callable[[str], np.ndarray]
 ) -> tuple[Split, Split, str]:
-    """Divide a text into a part to train on and one to validate on; also say which validates.
+    """Split a text into training and validation ids; also say which part validates.
 
     Of MIN_FILES files or more, whole files validate, unless their lengths are so unequal that these
-    have less than half or more than twice the `fraction` of the characters. Otherwise it is the end
-    of each file: its last `fraction`, rounded up.
+    have less than half or more than twice `val_fraction` of the characters. Otherwise the end of
+    each file validates: its last `val_fraction`, rounded up.
     """
-    whole = divide(files, fraction) if len(files) >= MIN_FILES else ([], [])
-    share = sum(map(len, whole[1])) / sum(map(len, files))
-    if 0.5 <= share / fraction <= 2:
-        train, val = (list(map(encode, part)) for part in whole)
-        validates = f"{len(val):,} of {len(files):,} files"
-    else:
-        ids = list(map(encode, files))
-        cuts = [int(len(file) * (1 - fraction)) for file in files]
-        train = [file[:cut] for file, cut in zip(ids, cuts, strict=True)]
-        val = [file[cut:] for file, cut in zip(ids, cuts, strict=True)]
-        of_each = f" of each of {len(files):,} files" if len(files) > 1 else ""
-        validates = f"the last {100 * fraction:g}%{of_each}"
-    return Split(np.concatenate(train)), Split(np.concatenate(val)), validates
+    # whole files, if that is fair
+    if len(files) >= MIN_FILES:
+        train, val = train_val(files, val_fraction)
+        share = sum(map(len, val)) / sum(map(len, files))
+        if 0.5 <= share / val_fraction <= 2:
+            return join(train, encode), join(val, encode), f"{len(val):,} of {len(files):,} files"
+
+    # or the end of each
+    cuts = [int(len(file) * (1 - val_fraction)) for file in files]
+    train = [file[:cut] for file, cut in zip(files, cuts, strict=True)]
+    val = [file[cut:] for file, cut in zip(files, cuts, strict=True)]
+    of_each = f" of each of {len(files):,} files" if len(files) > 1 else ""
+    return join(train, encode), join(val, encode), f"the last {100 * val_fraction:g}%{of_each}"
 
 
-def _tokenizer_for(
+def join(files: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
+    """Encode some files, one after the other, into one split."""
+    return Split(np.concatenate(list(map(encode, files))))
+
+
+def tokenizer_for(
     counts: Counter[str], path: Path, min_count: int, vocabulary: str | None, add_characters: bool
 ) -> CharTokenizer:
     """Build the tokenizer of a text.
@@ -145,20 +149,27 @@ def _tokenizer_for(
     A given vocabulary must contain the text's characters; `add_characters` appends those it lacks,
     so that no id changes.
     """
+    # characters that are too rare to learn become one
+    frequent = {character for character, count in counts.items() if count >= min_count}
+    if len(frequent) < len(counts):
+        frequent |= {UNK}
+
+    # is there anything to learn?
     if not counts:
         raise DataError(f"{path}: the text is empty; use a longer text")
-    own = {character for character, count in counts.items() if count >= min_count}
-    if len(own) < len(counts):
-        own |= {UNK}
-    if len(own) == 1:
+    if len(frequent) == 1:
         often = " that occurs at least data.min_count times" if min_count > 1 else ""
         raise DataError(
-            f"{path}: nothing to learn: {describe(*own)} is the only character{often}; "
+            f"{path}: nothing to learn: {describe(*frequent)} is the only character{often}; "
             "use another text"
         )
-    missing = sorted(own - set(vocabulary or ""))
+
+    # a new vocabulary, or the given one, with new characters at its end
+    missing = sorted(frequent - set(vocabulary or ""))
     if vocabulary is None or add_characters:
         return CharTokenizer((vocabulary or "") + "".join(missing))
+
+    # without new characters, the rare ones may be mapped to UNK
     if missing and not (min_count > 1 and UNK in vocabulary):
         raise CheckpointError(
             f"{path}: {len(missing)} of its characters are not in the checkpoint's "

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,18 +42,31 @@ class ItemFormat:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
-    def items_of(self, path: Path | str, files: Sequence[str]) -> list[str]:
-        """Return the items of some files: the end of a file ends an item.
+    def pieces_of(self, files: Sequence[str]) -> list[str]:
+        """Return what stands between the separators; the end of a file ends a piece too."""
+        return [piece for file in files for piece in file.split(self.separator)]
 
-        Newlines at both ends of an item are removed: files have empty lines between items. Those
-        without a visible character are left out. Raises DataError for one without `answer_after`.
+    def items_of(self, path: Path | str, files: Sequence[str]) -> list[str]:
+        """Return the items of some files: the pieces with a visible character, trimmed.
+
+        Raises DataError if one has no `answer_after`.
         """
-        self._check_answers(path, files)
-        pieces = chain.from_iterable(file.split(self.separator) for file in files)
-        return [self.trim(piece) for piece in pieces if piece.strip()]
+        pieces = [piece for piece in self.pieces_of(files) if piece.strip()]
+        # every text contains "": without answers, no item lacks them
+        lacking = [item for item in pieces if self.answer_after not in item.lstrip("\n")]
+        if lacking:
+            raise DataError(
+                f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
+                f"{counted(len(lacking), 'item')}, first: {brief(lacking[0])}; "
+                "correct or remove them"
+            )
+        return list(map(self.trim, pieces))
 
     def trim(self, item: str) -> str:
-        """Remove the newlines at both ends of an item, except those that end its question."""
+        """Remove the newlines at both ends of an item, except those that end its question.
+
+        Files have empty lines between items, or a line end before an end-of-text marker.
+        """
         item = item.lstrip("\n")
         question = self.question(item)
         return question + item[len(question) :].rstrip("\n")
@@ -62,54 +75,43 @@ class ItemFormat:
         """Return the item through `answer_after`; "" if items have no answers."""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
-    def _check_answers(self, path: Path | str, contents: Sequence[str]) -> None:
-        """Raise DataError if an item of these files has no `answer_after`."""
-        count, first = 0, ""
-        for content in contents:
-            line = 1
-            for item in content.split(self.separator):
-                if item.strip() and self.answer_after not in item.lstrip("\n"):
-                    first = first or f"{brief(item)}, line {line:,}"
-                    count += 1
-                line += (item + self.separator).count("\n")
-        if count:
-            raise DataError(
-                f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
-                f"{counted(count, 'item')}, first: {first}; correct or remove them"
-            )
-
     def as_split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
         """Encode items into a split.
 
         With `answer_after`, only the answers and the ends of the items count for the loss.
         """
+        # the items, one after the other, with a separator before the first too
         ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
         lengths = (len(item) + len(self.separator) for item in items)
-        ends = list(accumulate(lengths, initial=len(self.separator)))
-        spans = tuple((end - 1, next_end) for end, next_end in pairwise(ends))
+        starts = list(accumulate(lengths, initial=len(self.separator)))
+
+        # each begins one character early, with the end of the separator before it
+        segments = tuple((start - 1, end) for start, end in pairwise(starts))
         if not self.answer_after:
-            return Split(ids, spans)
+            return Split(ids, segments)
+
+        # questions do not count: they cannot be guessed
         targets = ids.astype(np.int32)
-        for item, start in zip(items, ends, strict=False):
+        for item, start in zip(items, starts, strict=False):
             targets[start : start + len(self.question(item))] = IGNORED
-        return Split(ids, spans, targets)
+        return Split(ids, segments, targets)
 
 
-def load_items(
+def split_list(
     texts: Sequence[Text],
     item_format: ItemFormat,
     val_fraction: float,
     encode: Callable[[str], np.ndarray],
 ) -> tuple[Split, Split, str, list[str]]:
-    """Cut a text, and the validation text if there is one, into items; split and encode them.
+    """Split a list into training and validation ids; its validation text may be another list.
 
     Also return the question of an item that validates, and lines for the user. Raises DataError for
-    a text in which the separator does not occur, or whose items have no answers or cannot be split.
+    a text in which the separator does not occur, or with too few items.
     """
     # the items of each text
-    parts = [read_items(text, item_format) for text in texts]
+    lists = [read_items(text, item_format) for text in texts]
     needed = 1 if len(texts) == 2 else 2
-    for text, items in zip(texts, parts, strict=True):
+    for text, items in zip(texts, lists, strict=True):
         if len(set(items)) < needed:
             raise DataError(
                 f"{text.path}: {len(set(items))} distinct items; at least {needed} are "
@@ -117,15 +119,17 @@ def load_items(
             )
 
     # all items of the second text validate, or some of the only one
-    train, val = parts if len(parts) > 1 else divide(parts[0], val_fraction)
+    train, val = lists if len(lists) == 2 else train_val(lists[0], val_fraction)
     items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
+
+    # what the user should know
     lines = [
         f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
         f"{max(lengths):,}"
     ]
     lines += trimming_notes(texts, item_format)
-    if len(parts) > 1 and (known := len(set(val) & set(train))):
+    if len(lists) == 2 and (known := len(set(val) & set(train))):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
@@ -137,7 +141,7 @@ def load_items(
 def read_items(text: Text, item_format: ItemFormat) -> list[str]:
     """Return the items of a text, in the order of their digests, which is a fair shuffle.
 
-    Raises DataError as `load_items` does.
+    Raises DataError if the separator does not occur, or an item has no `answer_after`.
     """
     if not any(item_format.separator in file for file in text.files):
         raise DataError(
@@ -149,29 +153,28 @@ def read_items(text: Text, item_format: ItemFormat) -> list[str]:
 
 def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[str]:
     """Yield how many items had newlines at their ends, and how many had no visible character."""
-    files = chain.from_iterable(text.files for text in texts)
-    pieces = list(chain.from_iterable(file.split(item_format.separator) for file in files))
+    pieces = [piece for text in texts for piece in item_format.pieces_of(text.files)]
     if trimmed := sum(item_format.trim(piece) != piece for piece in pieces if piece.strip()):
         yield f"note: newlines removed at the ends of {counted(trimmed, 'item')}"
     if blank := sum(piece.strip("\n") != "" and not piece.strip() for piece in pieces):
         yield f"note: {counted(blank, 'item')} without a visible character left out"
 
 
-def divide(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Divide items into those to train on and those to validate on.
+def train_val(pieces: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
+    """Divide items, or whole files, into those to train on and those to validate on.
 
-    An item alone decides: it is for validation if its SHA-256, as a fraction of the largest, is
-    below `val_fraction`. So equal items stay together, and no other item, seed or machine matters.
-    If all are on one side, the one nearest to the limit changes sides.
+    A piece alone decides: it is for validation if its SHA-256, as a fraction of the largest, is
+    below `val_fraction`. So equal pieces stay together, and no other piece, seed or machine
+    matters. If all are on one side, the one nearest to the limit changes sides.
     """
-    ordered = sorted(map(digest, set(items)))
-    count = sum(int.from_bytes(each) < val_fraction * 2**256 for each in ordered)
+    ordered = sorted(map(digest, set(pieces)))
+    count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in ordered)
     last = ordered[max(1, min(count, len(ordered) - 1)) - 1]
-    train = [item for item in items if digest(item) > last]
-    val = [item for item in items if digest(item) <= last]
+    train = [piece for piece in pieces if digest(piece) > last]
+    val = [piece for piece in pieces if digest(piece) <= last]
     return train, val
 
 
-def digest(item: str) -> bytes:
-    """Return the SHA-256 of an item."""
-    return sha256(item.encode()).digest()
+def digest(piece: str) -> bytes:
+    """Return the SHA-256 of an item or a file."""
+    return sha256(piece.encode()).digest()

@@ -37,15 +37,16 @@ def summarize(
     """
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
+
     # the rarest characters show what does not belong into a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
-        *map(_describe, ("text        ", "validation  "), texts, text_counts),
+        *map(text_line, ("text        ", "validation  "), texts, text_counts),
         f"split       {len(train):,} characters to train on, "
         f"{len(val):,} ({share:.1%}) to validate on{validates and ': '}{validates}",
-        f"rarest      {', '.join(f'{describe(c)} {_times(counts[c])}' for c in rarest)}",
+        f"rarest      {', '.join(f'{describe(c)} {times(counts[c])}' for c in rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
-        *(f"note: {note}" for note in _notes(counts, vocabulary, train, val)),
+        *(f"note: {note}" for note in unusual(counts, vocabulary, train, val)),
     ]
 
 
@@ -54,6 +55,7 @@ def size_advice(parameters: int, characters: int) -> str | None:
     preset, _, (low, high) = next(row for row in PRESETS if characters <= row[1])
     if low <= parameters <= high:
         return None
+
     if parameters > high:
         size, result = "many", "memorizes the text"
     else:
@@ -67,11 +69,13 @@ def size_advice(parameters: int, characters: int) -> str | None:
 def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     """Return a note if items are longer than the context, or the training text is shorter."""
     items, longest = train.items + val.items, len(train) - 1
+
     if longer := sum(end - start - 1 > block_size for start, end in items):
         return (
             f"note: block_size {block_size} is too short for {counted(longer, 'item')}: the model "
             "never sees such an item, with its end, as a whole"
         )
+
     if not items and longest < block_size:
         return (
             f"note: the training text is shorter than the context, block_size {block_size}: each "
@@ -80,29 +84,36 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     return None
 
 
-def _describe(label: str, text: Text, counts: Counter[str]) -> str:
-    """Return the line about a text: where it is, and its size."""
+def text_line(label: str, text: Text, counts: Counter[str]) -> str:
+    """Return a line about a text: where it is, and its size."""
     files = f"{len(text.files):,} files, " if len(text.files) > 1 else ""
     return f"{label}{text.path}: {files}{counts.total():,} characters, {len(counts):,} distinct"
 
 
-def _notes(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
+def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
+    # characters that no one types: a program's output, or the wrong encoding
     if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n"]:
-        names = first_few(f"U+{ord(c):04X} {_times(counts[c])}" for c in sorted(controls))
+        names = first_few(f"U+{ord(c):04X} {times(counts[c])}" for c in sorted(controls))
         yield f"control characters kept: {names}"
+
+    # characters that data.min_count or a checkpoint's vocabulary leaves out
     if rare := sorted(counts.keys() - set(vocabulary)):
-        times = _times(sum(counts[c] for c in rare))
+        total = times(sum(counts[c] for c in rare))
         yield (
-            f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}, {times} in all: "
+            f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}, {total} in all: "
             f"{first_few(map(describe, rare))}"
         )
-    in_train, in_val = (_count(split, len(vocabulary)) for split in (train, val))
+
+    # characters that the model cannot know when it is tested
+    in_train, in_val = (count_ids(split, len(vocabulary)) for split in (train, val))
     if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
         names = first_few(describe(vocabulary[i]) for i in unseen)
-        times = _times(int(in_val[unseen].sum()))
-        yield f"{counted(len(unseen), 'character')} only in the validation text, {times}: {names}"
-    if known := _known_pieces(train, val):
+        total = times(int(in_val[unseen].sum()))
+        yield f"{counted(len(unseen), 'character')} only in the validation text, {total}: {names}"
+
+    # text that it knows when it is tested
+    if known := known_pieces(train, val):
         yield (
             f"{known} of {PIECES} pieces of the validation text, of {PIECE_LENGTH} characters "
             "each, are in the training text too, so the validation loss is too low; is something "
@@ -110,7 +121,7 @@ def _notes(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> I
         )
 
 
-def _count(split: Split, vocab_size: int) -> np.ndarray:
+def count_ids(split: Split, vocab_size: int) -> np.ndarray:
     """Count each id in a split: (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(split), SLICE):
@@ -118,7 +129,7 @@ def _count(split: Split, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def _known_pieces(train: Split, val: Split) -> int:
+def known_pieces(train: Split, val: Split) -> int:
     """Return how many of PIECES pieces of a validation text also stand in the training text."""
     last = len(val) - PIECE_LENGTH
     if last < 0 or train.items:  # equal items are never on both sides
@@ -128,5 +139,5 @@ def _known_pieces(train: Split, val: Split) -> int:
     return sum(val.ids[start : start + PIECE_LENGTH].tobytes() in text for start in starts)
 
 
-def _times(count: int) -> str:
+def times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"

@@ -89,6 +89,7 @@ def find_text(
     sources, unavailable = getattr(data, setting), []
     # a resumed run searches this machine before it downloads anything
     for source in sorted(sources, key=lambda s: wanted is not None and is_address(s)):
+        # is it there, and is it the right one?
         try:
             text = read_source(source, data.encoding)
             if wanted not in (None, text.sha256):
@@ -96,18 +97,22 @@ def find_text(
         except Unavailable as reason:
             unavailable.append(f"{source.partition('#sha256=')[0]} ({reason})")
             continue
+
+        # found: what should the user know about the others?
         notes, first = [], name_of(path_of(sources[0]))
         if text.name != first:
             notes.append(f"losses on {text.name} and {first} are not comparable")
         if unavailable:
             notes.append(f"not available: {', '.join(unavailable)}")
-        others = [s for s in sources if s != source and any(map(files_at, places_of(s)))]
-        if others and name_unused:
+        unused = [s for s in sources if name_unused and s != source and is_there(s)]
+        if unused:
             notes.append(
-                f"not used: {first_few(others)}; of several sources, the first that is available "
+                f"not used: {first_few(unused)}; of several sources, the first that is available "
                 "is the text; to train on all, name their folder, or a pattern such as '*.txt'"
             )
         return replace(text, notes=notes)
+
+    # none is left
     reasons = ", ".join(unavailable)
     if wanted:
         raise CheckpointError(
@@ -164,6 +169,10 @@ def places_of(source: str) -> tuple[Path, Path]:
     return path, ROOT / path
 
 
+def is_there(source: str) -> bool:
+    return any(map(files_at, places_of(source)))
+
+
 def name_of(path: Path) -> str:
     """Return a name for messages: the folder of an `input.txt`, a pattern, or the file's own."""
     if is_pattern(path):
@@ -195,6 +204,8 @@ def files_at(path: Path) -> list[Path]:
             )
     else:
         files = [path] if os.path.lexists(path) else []
+
+    # one order on every system, and each file once
     once = {}
     for file in sorted(files, key=lambda file: file.parts):
         once.setdefault(file.resolve(), file)
@@ -233,6 +244,7 @@ def decode(content: bytes, path: Path, encoding: str, remedy: str = NAME_THE_ENC
     try:
         return universal_newlines(content.decode(encoding))
     except UnicodeDecodeError as error:
+        # where, and how much of it: damage is little, a wrong encoding is much
         start = len(content) - len(error.object) + error.start  # its object may lack the mark
         line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
         intact = content.decode(encoding, "ignore").encode(encoding)
@@ -250,10 +262,13 @@ def download(address: str) -> Path:
     The file appears once its content is complete and has the right SHA-256. Raises Unavailable.
     """
     path = path_of(address)
+    # all that is not an address is a path, and nothing is there
     if not (match := ADDRESS.fullmatch(address)):
         missing = "nothing matches" if is_pattern(path) else "no such file or folder"
         raise Unavailable(missing)
     url, _, _, sha256 = match.groups()
+
+    # get it, in one piece, and check that it is the text that the recipe was measured on
     try:
         with urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310 - an ADDRESS begins with https
             content = response.read()

@@ -14,7 +14,7 @@ from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from configs.strict_yaml import read_config
 from data.batches import IGNORED, Batches, evaluation_windows
 from data.corpus import load_corpus
-from data.items import ItemFormat, digest, divide
+from data.items import ItemFormat, digest, train_val
 from model.generate import Sampler, generate
 from page.export import refresh
 from run import checkpoint
@@ -118,10 +118,10 @@ def test_the_end_of_a_file_ends_an_item(tmp_path):
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
 def test_an_item_alone_decides_whether_it_validates(fraction):
     items = [str(number % 150) for number in range(200)]
-    train, val = divide(items, fraction)
+    train, val = train_val(items, fraction)
     assert sorted(train + val) == sorted(items) and not set(train) & set(val) and train and val
-    assert set(divide(items[::-1], fraction)[1]) == set(val)
-    more_train, more_val = divide([*items, "another"], fraction)
+    assert set(train_val(items[::-1], fraction)[1]) == set(val)
+    more_train, more_val = train_val([*items, "another"], fraction)
     assert set(train) <= set(more_train) and set(val) <= set(more_val)
     assert max(map(digest, val)) < min(map(digest, train))
 

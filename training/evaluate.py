@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from common.stop import Stop
 from configs.schema import DEFAULT_TEMPERATURE
-from data.batches import IGNORED, Split, evaluated_segments, evaluation_windows
+from data.batches import IGNORED, Split, evaluation_windows, windows_of
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.inspect import attention_maps
@@ -186,8 +186,8 @@ def window_losses(
 
 def wrong_segments(split: Split, block_size: int, right: np.ndarray) -> np.ndarray:
     """Return the indices of the segments with a window that is not right."""
-    segment_of_window = evaluated_segments(split, block_size)
-    return np.unique(segment_of_window[~right])
+    segments, _, _ = windows_of(split, block_size)
+    return np.unique(segments[~right])
 
 
 def exact_loss(
