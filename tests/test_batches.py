@@ -1,22 +1,18 @@
-"""Batches: every window once per epoch, in an order that depends only on the seed and the step."""
+"""Batches: each character once an epoch, in an order that depends on the seed and the step."""
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from data.batches import IGNORED, Batches, Split, evaluation_windows, permute, splitmix
+from data.batches import IGNORED, Batches, Split, evaluation_windows, permute, splitmix, windows_of
 
-SHAPES = [  # lengths of the items, or of a text alone; block_size, batch_size
-    (1000, 16, 4),
-    (1000, 16, 100),  # a batch larger than an epoch
-    (17, 16, 3),  # one window
-    (18, 16, 1),  # the last window may be empty
-    (40, 1, 7),
-    ([9, 17, 18, 33, 34, 50, 66, 80, 2], 16, 5),  # items of 1 to 5 contexts
-]
+SPLITS = st.integers(2, 120) | st.lists(st.integers(2, 90), min_size=1, max_size=5)
+SIZES = st.integers(1, 20)
 
 
 def split_of(lengths):
-    """Build a split whose id at each position is the position; items are apart."""
+    """Build a split whose id at each position is the position: a text, or items that are apart."""
     if isinstance(lengths, int):
         return Split(np.arange(lengths, dtype=np.uint16))
     items, start = [], 5
@@ -37,14 +33,9 @@ def window_starts(batches, steps):
 
 
 def epochs(batches, count):
-    """Return the targets of each of the first `count` epochs, of batches with a batch_size of 1."""
+    """Return the range of batches of each of the first `count` epochs, with a batch_size of 1."""
     n = batches.windows_per_epoch
-    return [
-        np.concatenate([batches(i)[1][0] for i in range(e * n, e * n + n)]) for e in range(count)
-    ]
-
-
-# The permutation
+    return [range(e * n, e * n + n) for e in range(count)]
 
 
 @pytest.mark.parametrize("sizes", [range(1, 2001), [10**6, 2**20, 10**6 + 3]])
@@ -55,107 +46,96 @@ def test_permute_is_a_permutation(sizes):
         assert np.array_equal(np.sort(image), np.arange(n)), n
 
 
-# Training batches
+# ----------------------------------------------------------------------------------------- training
 
 
-@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_y_is_x_one_character_later(lengths, block_size, batch_size):
-    batches = Batches(split_of(lengths), block_size, batch_size, seed=1)
-    for step in range(20):
-        x, y = batches(step)
-        assert x.shape == y.shape == (batch_size, block_size)
-        assert x.dtype == y.dtype == np.int64
-        assert x.flags.c_contiguous and y.flags.c_contiguous
-        for row in range(batch_size):
-            n = np.count_nonzero(y[row] != IGNORED)
-            assert np.array_equal(x[row, :n], x[row, 0] + np.arange(n))
-            assert np.array_equal(y[row, :n], x[row, :n] + 1)
-            assert not x[row, n:].any() and (y[row, n:] == IGNORED).all()
-
-
-@pytest.mark.parametrize(("lengths", "block_size", "_"), SHAPES)
-def test_every_epoch_predicts_every_character_exactly_once(lengths, block_size, _):
+@settings(max_examples=40, deadline=None)
+@given(SPLITS, SIZES, st.integers(0, 9))
+@example(17, 16, 0)  # one window
+@example(18, 16, 0)  # the last window may be empty
+@example([9, 17, 18, 33, 34, 50, 66, 80, 2], 16, 0)  # items of 1 to 5 contexts
+def test_every_epoch_predicts_every_character_exactly_once(lengths, block_size, seed):
     split = split_of(lengths)
-    for targets in epochs(Batches(split, block_size, 1, seed=3), 30):
-        assert sorted(targets[targets != IGNORED]) == targets_of(split)
+    batches = Batches(split, block_size, 1, seed)
+    for steps in epochs(batches, 3):
+        targets = []
+        for step in steps:
+            (x,), (y,) = batches(step)
+            assert len(x) == len(y) == block_size and x.dtype == y.dtype == np.int64
+            n = np.count_nonzero(y != IGNORED)
+            assert n == batches.predictions(step)
+            # y is x one character later, and padding comes last
+            assert np.array_equal(x[:n], x[0] + np.arange(n)) and np.array_equal(y[:n], x[:n] + 1)
+            assert not x[n:].any() and (y[n:] == IGNORED).all()
+            targets.extend(y[:n].tolist())
+        assert sorted(targets) == targets_of(split)
+    assert batches.epochs(3 * len(steps)) == 3
 
 
-def test_items_are_cut_into_as_few_windows_as_they_need_none_empty_each_epoch_elsewhere():
+def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
+    batches = Batches(split_of(300), 16, 1, seed=4)
+    order, cuts = set(), set()
+    for steps in epochs(batches, 100):
+        starts = window_starts(batches, steps)
+        order.add(tuple(np.argsort(starts)))
+        cuts.add(int(np.sort(starts[starts > 0])[0]))
+    assert len(order) == 100 and cuts == set(range(1, 17))
+
+
+def test_items_are_cut_anywhere_into_as_few_windows_as_they_need_and_none_is_empty():
     batches = Batches(split_of([26, 42]), block_size=16, batch_size=1, seed=2)
     assert batches.windows_per_epoch == 2 + 3
-    assert all(batches.predictions(i) for i in range(500))
+    assert all(batches.predictions(step) for step in range(500))
     cuts = set(window_starts(batches, range(500)).tolist())
     assert cuts == {5, *range(5 + 9, 5 + 17), 41, *range(41 + 9, 41 + 17), *range(41 + 25, 41 + 33)}
 
 
-def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
-    batches = Batches(split_of(1000), 16, 1, seed=4)
-    order, cuts = set(), set()
-    for epoch in range(200):
-        n = batches.windows_per_epoch
-        starts = window_starts(batches, range(epoch * n, epoch * n + n))
-        order.add(tuple(np.argsort(starts)))
-        cuts.add(int(np.sort(starts[starts > 0])[0]))
-    assert len(order) == 200 and cuts == set(range(1, 17))
-
-
 def test_two_items_are_cut_at_independent_places():
-    split = split_of([100, 100])
-    batches, cuts = Batches(split, 16, 1, seed=5), []
-    n = batches.windows_per_epoch
-    for epoch in range(500):
-        starts = window_starts(batches, range(epoch * n, epoch * n + n))
-        inside = [starts[(a < starts) & (starts < b)].min() - a for a, b in split.items]
-        cuts.append(inside)
-    assert abs(np.corrcoef(np.array(cuts).T)[0, 1]) < 0.2
+    split, cuts = split_of([100, 100]), []
+    batches = Batches(split, 16, 1, seed=5)
+    for steps in epochs(batches, 200):
+        starts = window_starts(batches, steps)
+        cuts.append([starts[(a < starts) & (starts < b)].min() - a for a, b in split.items])
+    assert abs(np.corrcoef(np.array(cuts).T)[0, 1]) < 0.3
 
 
-@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_predictions_and_epochs_count_what_is_read(lengths, block_size, batch_size):
-    split = split_of(lengths)
-    batches = Batches(split, block_size, batch_size, seed=6)
-    read = 0
-    for step in range(4 * batches.windows_per_epoch):  # whole epochs
-        count = np.count_nonzero(batches(step)[1] != IGNORED)
-        assert batches.predictions(step) == count
-        read += count
-    assert batches.epochs(step + 1) == pytest.approx(read / len(targets_of(split)), rel=1e-12)
-
-
-def test_a_batch_depends_only_on_the_seed_and_the_step():
+def test_a_batch_depends_only_on_the_seed_and_the_step_and_not_on_the_batch_size():
     split = split_of([1000, 200])
-    in_order = Batches(split, 16, 8, seed=7)
-    expected = [in_order(step) for step in range(50)]
-    shuffled = Batches(split, 16, 8, seed=7)
-    for step in [49, 0, 3, 3, *reversed(range(50))]:
-        assert np.array_equal(shuffled(step), expected[step])
-    assert not np.array_equal(Batches(split, 16, 8, seed=8)(0), expected[0])
+    expected = window_starts(Batches(split, 16, 6, seed=9), range(40)).reshape(30, 8)
+    batches = Batches(split, 16, 8, seed=9)
+    for step in [29, 0, 3, 3, *reversed(range(30))]:
+        assert np.array_equal(batches(step)[0][:, 0], expected[step])
+        assert np.array_equal(batches(step, slice(2, 5))[0], batches(step)[0][2:5])
+    assert not np.array_equal(Batches(split, 16, 8, seed=8)(0)[0][:, 0], expected[0])
 
 
-def test_the_batch_order_never_changes():
-    # A run saved by an earlier version must resume with the same batches.
-    batches = Batches(split_of([1000, 200]), 16, 8, seed=1337)
-    assert batches(0)[0][:, 0].tolist() == [623, 1136, 1088, 911, 79, 255, 511, 463]
-    assert batches(10**6)[0][:, 0].tolist() == [948, 68, 452, 868, 100, 324, 164, 116]
+@pytest.mark.parametrize(
+    ("lengths", "first", "millionth"),
+    [
+        (
+            [1000, 200],
+            [623, 1136, 1088, 911, 79, 255, 511, 463],
+            [948, 68, 452, 868, 100, 324, 164, 116],
+        ),
+        (1200, [624, 1136, 1088, 912, 80, 256, 512, 464], [935, 55, 439, 855, 87, 311, 151, 103]),
+    ],
+)
+def test_the_batch_order_never_changes(lengths, first, millionth):
+    # a run saved by an earlier version must resume with the same batches
+    batches = Batches(split_of(lengths), 16, 8, seed=1337)
+    assert batches(0)[0][:, 0].tolist() == first
+    assert batches(10**6)[0][:, 0].tolist() == millionth
 
 
-def test_batch_size_only_changes_the_grouping_of_the_windows():
-    split = split_of([1000, 200])
-    assert np.array_equal(
-        window_starts(Batches(split, 16, 6, seed=9), range(40)),
-        window_starts(Batches(split, 16, 8, seed=9), range(30)),
-    )
+# --------------------------------------------------------------------------------------- evaluation
 
 
-# Evaluation
-
-
-@pytest.mark.parametrize(("lengths", "block_size", "batch_size"), SHAPES)
-def test_evaluation_predicts_every_character_but_the_first_of_a_file_once(
+@settings(max_examples=40, deadline=None)
+@given(SPLITS, SIZES, SIZES)
+def test_evaluation_predicts_every_character_but_the_first_of_a_segment_once(
     lengths, block_size, batch_size
 ):
-    split = split_of(lengths)
-    targets = []
+    split, targets = split_of(lengths), []
     for x, y in evaluation_windows(split, block_size, batch_size):
         assert x.shape == y.shape and x.shape[0] <= batch_size and x.shape[1] <= block_size
         assert x.dtype == y.dtype == np.int64
@@ -165,10 +145,14 @@ def test_evaluation_predicts_every_character_but_the_first_of_a_file_once(
     assert np.sort(np.concatenate(targets)).tolist() == targets_of(split)
 
 
-def test_evaluation_windows_follow_one_another_from_the_beginning_of_a_file_the_longest_first():
-    batches = evaluation_windows(split_of([40, 35]), block_size=16, batch_size=3)
+def test_evaluation_windows_are_the_longest_first_in_the_order_of_windows_of():
+    split = split_of([40, 35])
+    batches = evaluation_windows(split, block_size=16, batch_size=3)
     windows = [(x[:, 0].tolist(), x.shape[1]) for x, _ in batches]
     assert windows == [([5, 21, 55], 16), ([71], 16), ([37], 7), ([87], 2)]
+    segments, starts, lengths = (part.tolist() for part in windows_of(split, block_size=16))
+    assert segments == [0, 0, 1, 1, 0, 1] and starts == [5, 21, 55, 71, 37, 87]
+    assert lengths == [16, 16, 16, 16, 7, 2]
 
 
 @pytest.mark.parametrize("lengths", [1000, 1001, 10, [40, 35, 10] * 20])
@@ -176,20 +160,17 @@ def test_spread_takes_whole_windows_of_a_text_or_whole_items_from_its_start_to_i
     split = split_of(lengths)
     for wanted in (0, 100, 500):
         part = split.spread(wanted, block_size=16)
-        lengths_of = {end - start - 1 for start, end in part.items}
-        assert part.ids is split.ids and part.items == split.spread(wanted, block_size=16).items
+        assert part.ids is split.ids
         if split.items:
             assert set(part.items) <= set(split.items)
         else:
-            assert lengths_of == {min(16, len(split) - 1)}
+            sizes = {end - start - 1 for start, end in part.items}
+            assert sizes == {min(16, len(split) - 1)}
         predictions = len(targets_of(part))
         assert predictions >= 1 and (len(split) < 20 or abs(predictions - wanted) <= 40), wanted
         if wanted:
             assert part.items[0][0] == split.segments[0][0]
             assert part.items[-1][1] == split.segments[-1][1]
-
-
-# Examples in docstrings
 
 
 def test_the_examples_in_the_docstrings_are_correct():

@@ -19,12 +19,7 @@ def test_ids_are_indices_in_the_sorted_characters_of_a_text_and_decode_inverts_e
     ids = tokenizer.encode(text)
     assert ids.tolist() == [sorted(set(text)).index(c) for c in text]
     assert tokenizer.decode(ids) == tokenizer.decode(ids.tolist()) == text
-
-
-def test_an_empty_text_has_no_ids():
-    tokenizer = CharTokenizer("ab")
-    assert len(tokenizer.encode("")) == 0
-    assert tokenizer.decode([]) == ""
+    assert len(tokenizer.encode("")) == 0 and tokenizer.decode([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -34,8 +29,7 @@ def test_an_empty_text_has_no_ids():
 def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
     text = "".join(map(chr, range(0x10000, 0x10000 + size)))
     ids = CharTokenizer.from_text(text).encode(text)
-    assert ids.dtype == dtype
-    assert np.array_equal(ids, np.arange(size))
+    assert ids.dtype == dtype and np.array_equal(ids, np.arange(size))
 
 
 @pytest.mark.parametrize(
@@ -51,20 +45,12 @@ def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
 def test_the_error_names_the_first_unknown_character_and_its_position(text, message):
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer.from_text("hello ").encode(text)
-    assert printed(raised.value).startswith(
+    assert raised.value.exit_code == 2 and printed(raised.value).startswith(
         f"not in the vocabulary: {message}; the 5 known characters are:  ehlo; "
     )
-    assert raised.value.exit_code == 2
 
 
-def test_a_long_vocabulary_is_shortened_and_escaped_in_the_message():
-    with pytest.raises(UnknownCharacter) as raised:
-        CharTokenizer("".join(map(chr, range(9, 5000)))).encode("\0")
-    message = printed(raised.value)
-    assert "the 4991 known characters are: " + r"\t\n\x0b" in message and len(message) < 400
-
-
-@pytest.mark.parametrize("vocabulary", ["", "aa", "aba", "a\udc80"])
+@pytest.mark.parametrize("vocabulary", ["", "aba", "a\udc80"])
 def test_an_invalid_vocabulary_is_rejected(vocabulary):
     with pytest.raises(ValueError):
         CharTokenizer(vocabulary)

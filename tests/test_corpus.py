@@ -1,0 +1,120 @@
+"""Corpora: the vocabulary, and which part of a text validates."""
+
+from pathlib import Path
+
+import pytest
+
+import data
+from common.errors import CheckpointError, DataError
+from tests.commands import train_main
+from tests.conftest import ROOT
+from tests.texts import TEXT, error_message, load, parts_of, write
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Change to an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_file_is_split_into_its_beginning_and_its_end_and_encoded():
+    corpus = load(write("book.txt", TEXT + "Ω"))
+    assert corpus.tokenizer.vocabulary == "".join(sorted({*TEXT, "Ω"}))
+    train, val = parts_of(corpus)
+    assert train + val == TEXT + "Ω" and len(train) == len(TEXT + "Ω") * 9 // 10
+    assert corpus.characters == len(TEXT) + 1
+
+
+@pytest.mark.parametrize(
+    ("length", "fraction", "val"),
+    [(20, 0.1, 2), (21, 0.1, 3), (12_345, 0.1, 1235), (1000, 0.3, 300), (1000, 0.001, 1)],
+)
+def test_of_a_folder_of_few_files_the_end_of_each_validates(length, fraction, val):
+    first, second = "a" * (length - 1) + "\n", "b" * (length - 1)
+    write("folder/a.txt", first), write("folder/b.txt", second), write("folder/c.txt", "")
+    corpus = load("folder", val_fraction=fraction)
+    # they are joined: one that does not end in a newline gets one
+    cut, second = length - val, second + "\n"
+    assert parts_of(corpus) == [first[:cut] + second[:cut], first[cut:] + second[cut:]]
+    assert corpus.train.segments == ((0, 2 * cut),)
+    assert corpus.summary[1].endswith(f"the last {100 * fraction:g}% of each of 3 files")
+
+
+def test_of_twenty_files_or_more_whole_ones_validate_unless_their_lengths_are_too_unequal():
+    poems = [f"Poem {number}.\n" * 40 for number in range(60)]
+    for number, poem in enumerate([*poems, poems[0]]):  # two are equal
+        write(f"poems/{number:02}.txt", poem)
+    corpus = load("poems")
+    train, val = (set(part.splitlines()) for part in parts_of(corpus))
+    assert len(train) + len(val) == 60 and not train & val
+    assert 3 <= len(val) <= 12 and corpus.summary[1].endswith(f" {len(val)} of 61 files")
+    # one has most of the text, or there are 19
+    write("poems/60.txt", "A long one. " * 10_000)
+    assert load("poems").summary[1].endswith("the last 10% of each of 61 files")
+    assert load("poems/0*.txt").summary[1].endswith("the last 10% of each of 10 files")
+
+
+def test_a_pattern_of_notes_shorter_than_the_context_trains_and_other_sources_are_named(capsys):
+    for number in range(12):
+        write(f"notes/{number}.md", f"A line of note {number}.\n" * 5)
+    words = ["--data.sources=notes/**/*.md", f"--data.sources={write('other.txt')}"]
+    words += ["--out_dir=run", "--max_iters=1", "--dtype=float32"]
+    assert train_main([str(ROOT / "configs/mytext_small.yaml"), *words]) == 0
+    output = capsys.readouterr().out
+    assert "to validate on: the last 10% of each of 12 files\n" in output
+    assert "note: not used: other.txt; " in output
+
+
+def test_val_sources_gives_a_separate_validation_text():
+    write("books/a.txt", "aaab" * 50), write("books/b.txt", "abab" * 50)
+    write("val.txt", "abac" * 20)
+    corpus = load("books", val_sources=["missing.txt", "val.txt"])
+    assert parts_of(corpus) == ["aaab" * 50 + "\n" + "abab" * 50 + "\n", "abac" * 20]
+    assert corpus.tokenizer.vocabulary == "\nabc"
+    assert corpus.val_sha256 == load("val.txt").sha256 and corpus.sha256 == load("books").sha256
+    assert "note: not available: missing.txt (no such file or folder)" in corpus.summary
+    changed = {"val_sources": ["val.txt"], "sha256s": (None, corpus.sha256)}
+    message = error_message(CheckpointError, "books", **changed)
+    assert message.startswith("data.val_sources: the text has changed since the checkpoint")
+
+
+@pytest.mark.parametrize("source", ["folder/a.txt", "folder"])
+def test_the_training_text_is_refused_as_validation_text(source):
+    write("folder/a.txt")
+    message = error_message(DataError, source, val_sources=["*/a.txt"])
+    assert message.startswith("data.val_sources: ") and "the same text as data.sources" in message
+
+
+def test_rare_characters_are_mapped_to_unk():
+    corpus = load(write("book.txt", TEXT + "é🙂🙂éx\ufffd"), min_count=3)
+    assert "".join(parts_of(corpus)) == TEXT + "\ufffd" * 6
+    vocabulary = corpus.tokenizer.vocabulary
+    assert vocabulary == "".join(sorted({*TEXT, "\ufffd"}))
+    # a resumed run, and a text without rare characters
+    resumed = load("book.txt", min_count=3, vocabulary=vocabulary)
+    assert parts_of(resumed) == parts_of(corpus)
+    assert "\ufffd" not in load(write("book.txt"), min_count=2).tokenizer.vocabulary
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "expected"),
+    [
+        ("o" * 1000, {}, "nothing to learn: 'o' (U+006F) is the only character; "),
+        ("o" * 1000, {"vocabulary": "no"}, "nothing to learn: 'o' (U+006F)"),
+        (TEXT, {"min_count": 10**6}, "nothing to learn: '\ufffd' (U+FFFD) is the only character"),
+        ("", {}, "the text is empty; use a longer text"),
+        ("abcdefghi", {}, "1 character of validation text; at least 2 are needed"),
+    ],
+)
+def test_a_text_without_anything_to_predict_is_refused(content, settings, expected):
+    message = error_message(DataError, write("book.txt", content), **settings)
+    assert message.startswith(f"book.txt: {expected}")
+
+
+def test_the_plays_match_the_counts_in_their_readme():
+    plays = Path(data.__file__).parent / "plays"
+    corpus = load(str(plays))
+    counts = (
+        f"{corpus.characters:,} characters, all ASCII, {len(corpus.tokenizer)} of them distinct"
+    )
+    assert counts in (plays / "README.md").read_text()

@@ -1,0 +1,140 @@
+"""Items of a list: what they are, which of them validate, and what of them counts."""
+
+import re
+
+import numpy as np
+import pytest
+
+from common.errors import ConfigError, DataError
+from configs.schema import DataConfig
+from configs.strict_yaml import read_config
+from data.batches import IGNORED, Batches
+from data.items import ItemFormat, digest, train_val
+from tests.conftest import ROOT
+from tests.texts import error_message, load, segments_of, write
+
+NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Change to an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def all_segments(corpus) -> list[str]:
+    return segments_of(corpus.train, corpus.val, of=corpus)
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", ";", "--"])
+@pytest.mark.parametrize("last", [True, False])
+def test_each_item_is_a_segment_with_its_end_and_none_sees_another(separator, last):
+    items = separator.join(["", *NAMES[:5], "", " ", *NAMES[5:]]) + separator * last
+    corpus = load(write("list.txt", items), separator=separator)
+    assert all_segments(corpus) == sorted(separator[-1] + name + separator for name in NAMES)
+    assert "11 distinct; median length 3 characters, longest 9" in corpus.summary[-2]
+    assert corpus.summary[-1] == "note: 1 item without a visible character left out"
+
+
+def test_the_end_of_a_file_ends_an_item():
+    write("lists/a.txt", "one\ntwo"), write("lists/b.txt", "three\nfour\n")
+    corpus = load("lists", separator="\\n")
+    assert all_segments(corpus) == ["\nfour\n", "\none\n", "\nthree\n", "\ntwo\n"]
+
+
+TUNES = [f"X:{number}\nK:G\nGABc|" for number in range(9)]
+STORIES = [f"Once there was a fox.\n\nIt ate {number} hens." for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("items", "between", "end", "separator"),
+    [
+        (TUNES, "\n\n\n", "\n", "\n\n"),  # parted by two blank lines
+        (STORIES, "\n<|endoftext|>\n", "\n<|endoftext|>", "<|endoftext|>"),
+        (STORIES, "\n<|endoftext|>\n", "\n<|endoftext|>\n", "<|endoftext|>"),
+    ],
+)
+def test_newlines_around_an_item_are_removed(items, between, end, separator):
+    corpus = load(write("list.txt", between.join(items) + end), separator=separator)
+    assert all_segments(corpus) == sorted(separator[-1] + item + separator for item in items)
+    assert re.fullmatch("note: newlines removed at the ends of [89] items", corpus.summary[-1])
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
+def test_an_item_alone_decides_whether_it_validates(fraction):
+    items = [str(number % 150) for number in range(200)]
+    train, val = train_val(items, fraction)
+    assert sorted(train + val) == sorted(items) and not set(train) & set(val) and train and val
+    assert set(train_val(items[::-1], fraction)[1]) == set(val)
+    more_train, more_val = train_val([*items, "another"], fraction)
+    assert set(train) <= set(more_train) and set(val) <= set(more_val)
+    assert max(map(digest, val)) < min(map(digest, train))
+
+
+def test_items_of_val_sources_all_validate_and_known_ones_are_counted():
+    write("names.txt", "\n".join(NAMES)), write("held.txt", "bo\nzoe\n")
+    corpus = load("names.txt", separator="\\n", val_sources=["held.txt"])
+    assert segments_of(corpus.val, of=corpus) == ["\nbo\n", "\nzoe\n"]
+    assert len(corpus.train.segments) == len(NAMES)
+    assert corpus.summary[-1].startswith(
+        "note: 1 of 2 distinct validation items are in the training"
+    )
+
+
+def test_only_the_answer_and_the_end_of_an_item_count():
+    corpus = load(write("list.txt", "a=bc\n\nda=\n=f\n"), separator="\\n\\n", answer_after="=")
+    counted = [
+        corpus.tokenizer.decode([i for i in split.targets[start + 1 : end] if i != IGNORED])
+        for split in (corpus.train, corpus.val)
+        for start, end in split.segments
+    ]
+    assert sorted(counted) == ["\n=f\n\n", "bc\n\n"]
+    assert corpus.question in ("a=", "da=")
+    batches = Batches(corpus.train, block_size=3, batch_size=2, seed=0)
+    for i in range(20):
+        assert batches.predictions(i) == np.count_nonzero(batches(i)[1] != IGNORED)
+
+
+@pytest.mark.parametrize("written", ["\\n", "\n", "'\\n'", '"\\n"'])
+def test_a_separator_is_the_same_in_yaml_and_as_an_option(written):
+    if written[0] in "'\"":
+        write("config.yaml", f"data:\n  separator: {written}\n  answer_after: '\\\\'\n")
+        settings = read_config("config.yaml").items()
+        data = DataConfig(**{key.removeprefix("data."): value for key, value in settings})
+    else:
+        data = DataConfig(separator=written, answer_after="\\\\")
+    assert (data.separator, data.answer_after) == ("\\n", "\\\\")
+    assert DataConfig(**vars(data)) == data  # as a checkpoint reads it
+    assert ItemFormat.of(data) == ItemFormat("\n", "\\")
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ("abc", {}, r"the separator '\n' never occurs in the text; correct data.separator"),
+        ("ab\nab\n", {}, "1 distinct items; at least 2 are needed"),
+        ("abab", {"separator": "ab"}, "0 distinct items"),
+        (
+            "1=2\nx\n\ny\n",
+            {"answer_after": "="},
+            "data.answer_after '=' is missing in 2 items, first: 'x'; correct or remove them",
+        ),
+    ],
+)
+def test_a_text_without_items_to_learn_is_refused(content, settings, message):
+    settings = {"separator": "\\n"} | settings
+    assert message in error_message(DataError, write("list.txt", content), **settings)
+
+
+def test_answer_after_needs_a_separator():
+    with pytest.raises(ConfigError, match=r"answer_after '=' needs .*separator"):
+        DataConfig(answer_after="=")
+
+
+@pytest.mark.parametrize(("name", "step"), [("addition", -1), ("addition_plain", 1)])
+def test_the_bundled_sums_are_right_and_reversed_or_plain(name, step):
+    lines = (ROOT / "data" / "lists" / f"{name}.txt").read_text().splitlines()
+    assert len(set(lines)) == 10_000
+    for line in lines:
+        a, b, answer = re.fullmatch(r"(\d+)\+(\d+)=(\d+)", line).groups()
+        assert int(a) + int(b) == int(answer[::step])

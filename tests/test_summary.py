@@ -1,0 +1,66 @@
+"""The summary of a text: what the start prints, and notes on what is unusual."""
+
+import pytest
+
+from common.console import printable
+from data.summary import length_advice, size_advice
+from tests.texts import load, write
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Change to an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_summary_lists_counts_split_rarest_characters_and_notes():
+    write("folder/a.txt", "hello\x01 world\n" * 50 + "é\x85öö"), write("folder/b.txt", "Ωω\n" * 100)
+    write("val.txt", "Ωω\n" * 9 + "ß")
+    alone = load("folder", val_fraction=0.05, min_count=2)
+    assert printable(alone.summary).split("\n") == [
+        "text        folder: 2 files, 955 characters, 15 distinct",
+        "split       907 characters to train on, 48 (5.0%) to validate on: "
+        "the last 5% of each of 2 files",
+        r"rarest      '\x85' (U+0085) once, 'é' (U+00E9) once, 'ö' (U+00F6) 2 times",
+        "note: control characters kept: U+0001 50 times, U+0085 once",
+        "note: 2 rare characters mapped to '\ufffd' (U+FFFD), 2 times in all: "
+        r"'\x85' (U+0085), 'é' (U+00E9)",
+        "note: 2 characters only in the validation text, 4 times: 'ö' (U+00F6), '\ufffd' (U+FFFD)",
+    ]
+    other = load("folder", val_sources=["val.txt"]).summary
+    assert other[1] == "validation  val.txt: 28 characters, 4 distinct"
+    assert other[-1] == "note: 1 character only in the validation text, once: 'ß' (U+00DF)"
+
+
+def test_validation_text_that_stands_in_the_training_text_too_is_noted():
+    lines = [f"Line {number}, and {number * 37 % 101}.\n" for number in range(2000)]
+    assert not any("twice" in line for line in load(write("once.txt", "".join(lines))).summary)
+    note = load(write("book.txt", "".join(lines) * 2)).summary[-1]
+    assert note.startswith("note: 20 of 20 pieces of the validation text, of 200 characters each,")
+    assert note.endswith("the validation loss is too low; is something there twice?")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "characters", "preset"),
+    [
+        (3_000_000, 50_000, "mytext_small"),
+        (10_000, 2_000_000, "mytext"),
+        (20_000_000, 1_000_000, "mytext"),
+        (500_000, 40_000_000, "mytext_gpu"),
+        (800_000, 1_115_394, None),
+        (10_700_000, 1_115_394, None),
+    ],
+)
+def test_a_model_of_unsuitable_size_gets_advice_with_a_preset(parameters, characters, preset):
+    line = size_advice(parameters, characters)
+    assert line is None if preset is None else line.endswith(f"; use configs/{preset}.yaml")
+
+
+def test_a_text_shorter_than_the_context_and_items_longer_than_it_are_noted():
+    text = load(write("book.txt", "abcdefghijklmnopqrst"))
+    assert "--block_size=17 is enough" in length_advice(text.train, text.val, block_size=64)
+    assert length_advice(text.train, text.val, block_size=17) is None
+    # the longest have 8 and 9 characters, with their ends
+    items = load(write("names.txt", "ada\nevelina\neve-mari\n"), separator="\\n")
+    assert "block_size 7 is too short for 2 items: " in length_advice(items.train, items.val, 7)
+    assert length_advice(items.train, items.val, block_size=9) is None

@@ -1,0 +1,335 @@
+"""Texts: where they are found, how their bytes are read, and downloads."""
+
+import errno
+import os
+import threading
+from hashlib import sha256
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.request import HTTPSHandler
+
+import pytest
+
+from common.errors import CheckpointError, ConfigError, DataError
+from configs.schema import DataConfig
+from data import text
+from data.text import find_text
+from tests.texts import TEXT, error_message, write
+
+OTHER = "another text\n" * 20
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Change to an empty working folder; nothing is beside the code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(text, "ROOT", tmp_path / "no code here")
+    return tmp_path
+
+
+def find(*sources: str, wanted: str | None = None, **settings) -> text.Text:
+    return find_text(DataConfig(sources=sources, **settings), "sources", wanted, name_unused=True)
+
+
+def digest(content: str) -> str:
+    return sha256(content.encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------ what is found
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "files"),
+    [
+        ("books/a.TXT", "a.TXT", "a"),
+        ("books", "books", "ab"),  # no notes, hidden files or folders; a link is the same file
+        ("books/**/**/*.txt", "books/**/**/*.txt", "bc"),
+        ("books/[cm]*", "books/[cm]*", "m"),
+        ("books/draft[1]*.md", "draft[1]*.md", "m"),
+        ("books/more/../more/input.txt", "more", "c"),
+        (".", "here", "h"),
+    ],
+)
+def test_a_source_is_a_file_a_folder_or_a_pattern(source, name, files, folder, monkeypatch):
+    write("here/books/b.txt", "b"), write("here/books/a.TXT", "a"), write("here/h.txt", "h")
+    write("here/books/.hidden.txt", "x"), write("here/books/more/input.txt", "c")
+    write("here/books/draft[1]*.md", "m"), write("here/books/draft1.md", "x")
+    os.symlink("b.txt", "here/books/link.txt"), os.symlink("draft[1]*.md", "here/books/m.md")
+    monkeypatch.chdir("here")
+    found = find(source)
+    assert (found.name, "".join(found.files)) == (name, files)
+
+
+def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
+    monkeypatch.setattr(text, "ROOT", folder / "code")
+    write("code/data/book.txt", "beside the code"), write("code/data/a/b.md", "pattern")
+    assert find("data/book.txt").files == ["beside the code"]
+    assert find("data/**/*.md").files == ["pattern"]
+    assert find(write("data/book.txt", "here")).files == ["here"]
+
+
+def test_the_first_available_source_is_used_and_notes_name_the_others():
+    write("b/input.txt"), write("c.txt", OTHER)
+    found = find("a.txt", "b/input.txt", "c.txt", "d.txt")
+    assert found.name == "b"
+    assert found.notes[:2] == [
+        "losses on b and a.txt are not comparable",
+        "not available: a.txt (no such file or folder)",
+    ]
+    assert found.notes[2].startswith("not used: c.txt; ")
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("books/austin.txt", "no such file or folder); did you mean books/austen.txt?"),
+        ("nowhere/a\x1b.txt", "no such file or folder); name an existing file, folder or address"),
+        ("books/*.md", "nothing matches); name an existing file, folder or address"),
+    ],
+)
+def test_without_an_available_source_the_nearest_name_is_suggested(source, hint):
+    write("books/austen.txt")
+    message = error_message(DataError, "a.txt", source)
+    assert message.startswith(
+        "data.sources: no text is available: a.txt (no such file or folder), "
+    )
+    assert message.endswith(hint)
+
+
+STRANGE = {  # what "strange.txt" is: how to make it, and the message
+    "a dangling link": (lambda: os.symlink("nowhere", "strange.txt"), "No such file or directory"),
+    "a folder without text": (lambda: write("strange.txt/README.md"), "contains no text"),
+    "empty": (lambda: write("strange.txt", b"\xef\xbb\xbf"), "the text is empty"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_an_invalid_source_is_an_error_even_if_another_source_follows(name):
+    make, expected = STRANGE[name]
+    make()
+    message = error_message(DataError, "strange.txt", write("other.txt"))
+    assert message.startswith("strange.txt: ") and expected in message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "a\0b",
+        "http://example.org/corpus/input.txt#sha256=" + "0" * 64,
+        "https://example.org/corpus/input.txt",
+        "https://example.org/corpus/input.txt#sha256=123",
+        "https://example.org/.git/input.txt#sha256=" + "0" * 64,
+    ],
+)
+def test_a_malformed_source_is_rejected_by_the_settings(source):
+    with pytest.raises(ConfigError, match=r"^sources"):
+        DataConfig(sources=("book.txt", source))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.txt"])
+def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
+    sources = [write("a.txt", OTHER), write("b.txt"), write("c.txt", "a third text\n")]
+    wanted = find(name).sha256
+    assert find("missing.txt", *sources, wanted=wanted).name == name
+    message = error_message(CheckpointError, *sources, sha256s=(digest("x"), None))
+    assert message.startswith("data.sources: the text has changed since the checkpoint")
+
+
+def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
+    def digest_of(*contents, names="abc", **settings):
+        for name, content in zip(names, contents, strict=False):
+            write(f"{names}{len(contents)}/{name}.txt", content)
+        return find(f"{names}{len(contents)}", **settings).sha256
+
+    assert digest_of("abc") == digest("abc")
+    assert digest_of("abc", "de") == digest_of("abc", "de", names="xyz")
+    others = [("ab", "cde"), ("de", "abc"), ("abc", "de", ""), ("abcde",)]
+    assert digest_of("abc", "de") not in [digest_of(*contents) for contents in others]
+    # the same characters as other bytes
+    line = "naïve\ncafé\n"
+    same = [line.replace("\n", "\r\n"), "\ufeff" + line, ("\ufeff" + line).encode("utf-16-le")]
+    assert {digest_of(content) for content in same} == {digest(line)}
+    assert digest_of(line.encode("cp1252"), encoding="cp1252") == digest(line)
+
+
+# ------------------------------------------------------------------------------------ what is read
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_byte_order_mark_selects_the_encoding_and_only_the_first_is_removed(encoding):
+    line = "\ufeffΝαι, 🙂!\n"
+    write("book.txt", f"\ufeff{line}".encode(encoding))
+    assert find("book.txt", encoding="cp1252").files == [line]
+
+
+def test_without_a_byte_order_mark_the_encoding_is_the_setting():
+    write("book.txt", "天地玄黄，宇宙".encode("gb18030"))
+    assert find("book.txt", encoding="gb18030").files == ["天地玄黄，宇宙"]
+
+
+def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
+    write("book.txt", "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\r\r\n")
+    assert find("book.txt").files == [Path("book.txt").read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "expected"),
+    [
+        (b"a\r\nb\rcaf\xe9 \xe0\xe8\n", "utf-8", "UTF-8 at byte 8 (line 3); 3 of 13 bytes"),
+        (b"\xef\xbb\xbfone\ntwo\nthree \xff", "utf-8", "UTF-8 at byte 17 (line 3); 1 of 18 bytes"),
+        (b"abc\xe2\x82", "utf-8", "UTF-8 at byte 3 (line 1); 2 of 5 bytes"),  # cut in a character
+        ("\ufeffa\nbc".encode("utf-16-le") + b"x", "utf-8", "UTF-16 at byte 10 (line 2); 1 of 11"),
+        ("いろは\n".encode() + b"\xff", "shift-jis", "SHIFT-JIS at byte "),
+    ],
+)
+def test_bytes_in_another_encoding_are_reported_with_place_count_and_remedies(
+    content, encoding, expected
+):
+    message = error_message(DataError, write("book.txt", content), encoding=encoding)
+    assert message.startswith(f"book.txt: not {expected}")
+    # none is guessed; each family has an example
+    assert (
+        "--data.encoding=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
+        "shift-jis (Japanese), euc-kr (Korean)"
+    ) in message
+    assert "the file is damaged: iconv -c -f " in message
+
+
+# Downloads, from a local server that uses plain HTTP although the addresses are https
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers /BEHAVIOUR/... as the method with that name does."""
+
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        getattr(self, self.path.split("/")[1])()
+
+    def respond(self, content, length=None, code=200):
+        self.send_response(code)
+        self.send_header("Content-Length", str(length or len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def complete(self):
+        self.respond(TEXT.encode())
+
+    def missing(self):
+        self.respond(b"not here", code=404)
+
+    def portal(self):
+        self.respond(b"<html>Please log in to use this network</html>")
+
+    def partial(self):
+        self.respond(TEXT.encode()[:-10], length=len(TEXT))
+
+    def nonsense(self):
+        self.wfile.write(b"\0\1\2" * 5000 + b"\r\n\r\n")
+
+    def stalled(self):
+        self.respond(TEXT.encode()[:100], length=len(TEXT))
+        self.server.closing.wait(20)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(
+        HTTPSHandler, "https_open", lambda self, request: self.do_open(HTTPConnection, request)
+    )
+    monkeypatch.setenv("no_proxy", "*")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads, server.requests, server.closing = True, [], threading.Event()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.closing.set()
+        server.shutdown()
+
+
+def address(server, behaviour: str) -> str:
+    place = f"127.0.0.1:{server.server_port}/{behaviour}/corpus/input.txt"
+    return f"https://{place}#sha256={digest(TEXT)}"
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://a.org/shakespeare/input.txt", "shakespeare"),
+        ("https://a.org/master/war.and.peace.txt", "war.and.peace"),
+    ],
+)
+def test_a_download_is_stored_under_the_name_of_its_file_or_of_the_folder_of_an_input(url, name):
+    assert text.path_of(f"{url}#sha256={'0A' * 32}") == Path("data", name, "input.txt")
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
+    server, folder, writable, monkeypatch
+):
+    monkeypatch.setattr(text, "ROOT", folder / "code")
+    (folder / "code" / "data").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: writable)
+    for source in (
+        address(server, "complete"),
+        address(server, "missing"),
+        "data/corpus/input.txt",
+    ):
+        found = find(source)
+        assert found.files == [TEXT] and found.name == "corpus"
+    stored = "code/data/corpus/input.txt" if writable else "data/corpus/input.txt"
+    assert files_in(folder) == [stored] and len(server.requests) == 1
+
+
+FAILURES = {  # behaviour of the server: reason in the note
+    "missing": "HTTP Error 404: Not Found",
+    "portal": "wrong SHA-256: 46 bytes with ",
+    "partial": "",  # the system's words
+    "nonsense": "\0\1\2",
+    "stalled": "timed out",
+}
+
+
+@pytest.mark.parametrize("behaviour", FAILURES)
+def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
+    behaviour, server, folder, monkeypatch
+):
+    monkeypatch.setattr(text, "TIMEOUT", 0.5)
+    found = find(address(server, behaviour), write("plays/a.txt"))
+    assert found.name == "a.txt" and files_in(folder) == ["plays/a.txt"]
+    comparable, reason = found.notes
+    assert comparable == "losses on a.txt and corpus are not comparable"
+    assert f"/{behaviour}/corpus/input.txt (" in reason and FAILURES[behaviour] in reason
+    assert "()" not in reason and len(reason) < 300
+
+
+def test_without_another_source_the_error_gives_the_reason_of_the_system(server):
+    url = address(server, "complete")
+    server.shutdown()
+    server.server_close()
+    refused = f"[Errno {errno.ECONNREFUSED}] {os.strerror(errno.ECONNREFUSED)}"
+    assert f"/corpus/input.txt ({refused}); " in error_message(DataError, url)
+
+
+def test_a_download_that_cannot_be_stored_leaves_no_files(server, folder, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    message = error_message(DataError, address(server, "complete"))
+    assert "cannot be stored at data/corpus/input.txt: No space left on device" in message
+    assert files_in(folder) == []
+
+
+def test_a_resumed_run_tries_downloads_last(server):
+    source = address(server, "complete")
+    assert find(source, write("mine.txt", OTHER), wanted=digest(OTHER)).name == "mine.txt"
+    assert server.requests == []
+    assert find("mine.txt", source, wanted=digest(TEXT)).name == "corpus"
