@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib
+try:
+    import matplotlib
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}; pip install -r requirements-dev.txt") from None
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 BLUE, RED, GREEN, GREY = "#285ea3", "#b5402a", "#2e7d4f", "#888888"
 WIDTH = 6.25  # inches: 600 px at 96 px per inch
@@ -55,15 +57,6 @@ def log_x(axes: Axes, ticks: list[float]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def fit_scale(axis: Axis) -> None:
-    """Make an axis logarithmic if one of its values is more than ten times another."""
-    low, high = axis.get_data_interval()
-    if high > 10 * low > 0:
-        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-        axis.set_major_formatter(LogFormatter())
-        axis.set_minor_formatter(LogFormatter())
 
 
 def color_of(number: int, count: int) -> tuple[float, ...]:

@@ -16,8 +16,8 @@ from benchmarks.runs import LossCurve, read_loss_curve, read_metrics, train
 PICTURE = Path(__file__).parent.parent / "docs" / "curves.svg"
 PLAYS = sorted((Path(__file__).parent.parent / "data" / "plays").glob("*.txt"))
 STEPS, LIMITS = 200, (1, 5)  # of both axes
-FIXED = ["--dtype=float32", "--kernel=sdpa", "--cooldown_iters=auto",
-         "--eval_interval=10", "--log=scalars", "--log_interval=2"]  # fmt: skip
+FIXED = ["--dtype=float32", "--kernel=sdpa", "--eval_interval=10", "--log=scalars",
+         "--log_interval=2"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def train_example(folder: Path, example: Example) -> Losses:
     val_text.write_text(PLAYS[0].read_text(encoding="utf-8")[:15_000], encoding="utf-8")
     texts = [f"--data.sources={train_text}", f"--val_sources={val_text}"]
     lengths = [f"--max_iters={example.steps}", f"--warmup_iters={example.steps // 20}"]
+    lengths += [f"--cooldown_iters={2 * example.steps // 5}"]
     train(folder, "configs/fast.yaml", *texts, *FIXED, *lengths, *example.options)
     curve = read_loss_curve(folder)
     best = curve.val_loss.argmin()
@@ -109,7 +110,7 @@ def draw(runs: list[Losses], path: Path) -> None:
         figure.legend(lines, names, loc="outside lower center", ncols=3)
 
 
-def main() -> None:
+def main(_: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         runs = [train_example(Path(name) / str(i), example) for i, example in enumerate(EXAMPLES)]
         draw(runs, PICTURE)

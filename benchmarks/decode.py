@@ -7,18 +7,20 @@ with one thread and with all; ours with all, NumPy with one, as in sample.py.
 """
 
 import argparse
-import importlib.util
-import resource
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
 
+try:
+    from transformers import GPT2Config, GPT2LMHeadModel
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}; pip install -r requirements-dev.txt") from None
+
+from benchmarks.nanogpt import SHAPES, VOCAB_SIZE, build_nanogpt, shape
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
 from model.decode import Decoder
@@ -27,13 +29,7 @@ from model.gpt import GPT
 from model.kv_cache import new_caches
 from model.parameters import named_slices, parameter_count
 
-VOCAB_SIZE = 65
-SHAPES = {
-    "small": ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=64),
-    "baby": ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256),
-}
 TEMPERATURE = 0.8
-BATCH_SIZE = 64  # samples
 GPT2_NAMES = {  # a part of a parameter's name here -> in nanoGPT and Hugging Face
     "token_embedding": "transformer.wte",
     "position_embedding": "transformer.wpe",
@@ -50,17 +46,13 @@ GPT2_NAMES = {  # a part of a parameter's name here -> in nanoGPT and Hugging Fa
 }
 
 
-def prepare_generation(
-    model: GPT, prompt_length: int, characters: int, batch_size: int = 1, **options
-) -> Callable:
-    """Return a call that generates `characters` after a prompt, for each sample of the batch.
+def prepare_generation(model: GPT, prompt_length: int, characters: int) -> Callable:
+    """Return a call that generates `characters` after a prompt.
 
-    After a prompt of block_size characters, the call starts past the window. `options` go to
-    `Generation`.
+    After a prompt of block_size characters, the call starts past the window.
     """
-    sampler = Sampler(1, range(batch_size), temperature=TEMPERATURE)
-    generation = Generation(model, sampler, **options)
-    generation.append(np.zeros((batch_size, prompt_length), np.int64))
+    generation = Generation(model, Sampler(1, temperature=TEMPERATURE))
+    generation.append(np.zeros((1, prompt_length), np.int64))
     if prompt_length == model.config.block_size:
         generation.step()
 
@@ -88,26 +80,8 @@ def setups_by_threads(name: str, call: Callable) -> dict[str, Callable]:
 # ------------------------------------------------------------------------ nanoGPT and Hugging Face
 
 
-def load_nanogpt_module(folder: Path) -> ModuleType:
-    """Import the model.py of a nanoGPT checkout."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def build_nanogpt(folder: Path, config: ModelConfig) -> torch.nn.Module:
-    """Build the model of a nanoGPT checkout, without biases, in the sizes of a config."""
-    module = load_nanogpt_module(folder)
-    names = ("block_size", "n_layer", "n_head", "n_embd", "dropout")
-    settings = {name: getattr(config, name) for name in names}
-    return module.GPT(module.GPTConfig(vocab_size=VOCAB_SIZE, bias=False, **settings))
-
-
 def build_hugging_face(config: ModelConfig) -> torch.nn.Module:
     """Build GPT-2 of `transformers`; its biases, which the models here lack, are zeros."""
-    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and few importers need it
-
     sizes = {"n_layer": config.n_layer, "n_head": config.n_head, "n_embd": config.n_embd}
     sizes |= {"n_positions": config.block_size, "vocab_size": VOCAB_SIZE}
     no_tokens = {"bos_token_id": None, "eos_token_id": None}
@@ -207,76 +181,14 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
             print(line)
 
 
-def measure_batch(model: GPT, repeats: int) -> None:
-    """Print the speed of a batch of samples against one sample."""
-    characters = min(64, model.config.block_size - 1)
-    setups = {
-        "one": partial(prepare_generation, model, 1, characters),
-        "batch": partial(prepare_generation, model, 1, characters, BATCH_SIZE),
-    }
-    seconds = time_interleaved(setups, repeats)
-    one_speed = characters / statistics.median(seconds["one"])
-    batch_speed = BATCH_SIZE * characters / statistics.median(seconds["batch"])
-    speedup = BATCH_SIZE * median_ratio(seconds["one"], seconds["batch"])
-    print(
-        f"  1 sample {one_speed:,.0f} characters/s, {BATCH_SIZE} samples "
-        f"{batch_speed:,.0f} characters/s, {speedup:.1f} times as many"
-    )
-
-
-def measure_long_text(model: GPT, repeats: int) -> None:
-    """Print the cost of the tenth block_size characters against the second, and memory growth."""
-    block_size, ratios, growth = model.config.block_size, [], 0
-    for _ in range(repeats):
-        generate, seconds = prepare_generation(model, block_size, block_size), []
-        for i in range(9):
-            began, before = time.perf_counter(), peak_memory()
-            generate()
-            seconds.append(time.perf_counter() - began)
-            if i > 0:
-                growth += peak_memory() - before
-        ratios.append(seconds[-1] / seconds[0])
-    print(
-        f"  characters 9 to 10 x block_size take {statistics.median(ratios):.2f} times as long as "
-        f"1 to 2 x block_size; peak memory grew by {growth} kB"
-    )
-
-
-def peak_memory() -> int:
-    """Return the peak resident memory of this process so far, in kB on Linux."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def measure_bandwidth(model: GPT, repeats: int) -> None:
-    """Print the time to read all weights once, which each character needs, against a whole step."""
-    weights = torch.ones(sum(parameter.numel() for parameter in model.parameters()))
-    characters = model.config.block_size - 1
-
-    def read_weights() -> None:
-        for _ in range(characters):
-            weights.sum()
-
-    setups = {
-        "step": partial(prepare_generation, model, 1, characters),
-        "read": lambda: read_weights,
-    }
-    seconds = time_interleaved(setups, repeats)
-    bandwidth = 4 * weights.numel() * characters / statistics.median(seconds["read"])  # bytes/s
-    fraction = median_ratio(seconds["read"], seconds["step"])
-    print(
-        f"  reading all weights, at {bandwidth / 1e9:.0f} GB/s, takes {fraction:.0%} of the time "
-        "per character"
-    )
-
-
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--nanogpt", type=Path, help="folder of a checkout of nanoGPT")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     for name in options.shapes:
-        config = SHAPES[name]
+        config = shape(name, kernel="sdpa", dropout=0.0, attention_dropout=0.0)
         model = GPT(config, VOCAB_SIZE, seed=1).eval()
         print(
             f"{name}: {config.n_layer} layers, {config.n_head} heads, n_embd {config.n_embd}, "
@@ -284,8 +196,6 @@ def main() -> None:
             f"{torch.get_num_threads()} thread(s)"
         )
         compare_speed(model, options.nanogpt, options.repeats)
-        for measure in (measure_batch, measure_long_text, measure_bandwidth):
-            measure(model, options.repeats)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ same names with its default settings, until its test loss has not improved for 2
 """
 
 import argparse
-import csv
 import random
 import re
 import statistics
@@ -26,9 +25,9 @@ from pathlib import Path
 
 import torch
 
-from run.checkpoint import METRICS
+from benchmarks.runs import read_metrics, train
 
-ROOT = Path(__file__).parent.parent
+NAMES, ADDITION = "configs/names.yaml", "configs/addition.yaml"
 MAKEMORE_SEED, TEST_ITEMS = 3407, 1000
 PATIENCE = 4  # evaluations of makemore, one every 500 steps
 NAMES_ELSEWHERE = "about 1.92 (makemore's README)"
@@ -57,27 +56,23 @@ def sums_split(base: int, is_reversed: bool) -> tuple[list[str], list[str]]:
     return lines[:-TEST_ITEMS], lines[-TEST_ITEMS:]
 
 
-def train(config: str, *options: str) -> tuple[list[dict[str, str]], float]:
+def run_recipe(config: str, *options: str) -> tuple[list[dict[str, str]], float]:
     """Run train.py; return the rows of its evaluations and the minutes of the whole command."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", f"configs/{config}.yaml", *options]
-        began = time.monotonic()
-        subprocess.run(
-            [*command, f"--out_dir={folder}/run"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
-        )
+    with tempfile.TemporaryDirectory() as name:
+        folder, began = Path(name, "run"), time.monotonic()
+        train(folder, config, *options)
         minutes = (time.monotonic() - began) / 60
-        with open(Path(folder, "run", METRICS), newline="") as file:
-            return [row for row in csv.DictReader(file) if row["val_loss"]], minutes
+        return [row for row in read_metrics(folder) if row["val_loss"]], minutes
 
 
-def train_on(split: tuple[list[str], list[str]], config: str, *options: str):
-    """Run train.py on training and validation items; return what `train` returns."""
+def run_on(split: tuple[list[str], list[str]], config: str, *options: str):
+    """Run train.py on training and validation items; return what `run_recipe` returns."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("train.txt", "val.txt")]
         for path, items in zip(paths, split, strict=True):
             path.write_text("\n".join(items) + "\n")
         sources = (f"--data.sources={paths[0]}", f"--data.val_sources={paths[1]}")
-        return train(config, *sources, *options)
+        return run_recipe(config, *sources, *options)
 
 
 def train_makemore(folder: Path, names: Path) -> tuple[float, float]:
@@ -106,13 +101,15 @@ def print_row(
     print(f"| {task} | {mean:{form}} | {spread} | {minutes:.1f} | {published} |", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("names", type=Path, help="makemore's names.txt")
     parser.add_argument("--makemore", type=Path, metavar="FOLDER", help="a clone of makemore")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--options", nargs="*", default=[], help="for train.py, in all runs")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
+    if not options.names.is_file():
+        parser.error(f"{options.names} is not a file; makemore has it: names.txt")
     names = options.names.read_text().split()
     print("| task | ours | lowest to highest | minutes | published |")
     print("| --- | ---: | ---: | ---: | --- |")
@@ -131,10 +128,10 @@ def main(arguments: list[str] | None = None) -> None:
         "names, makemore's split",
         "val_loss",
         NAMES_ELSEWHERE,
-        lambda *w: train_on(split, "names", *w),
+        lambda *words: run_on(split, NAMES, *words),
     )
     own = f"--data.sources={options.names.absolute()}"
-    row("names, none on both sides", "val_loss", "-", lambda *words: train("names", own, *words))
+    row("names, none on both sides", "val_loss", "-", lambda *words: run_recipe(NAMES, own, *words))
     if options.makemore:
         loss, minutes = train_makemore(options.makemore, options.names)
         print(
@@ -145,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
         pairs = sums_split(base, is_reversed)
         row(
             f"sums of {digits} digits, {order}", "exact_match", published,
-            lambda *words, pairs=pairs: train_on(pairs, "addition", *words),
+            lambda *words, pairs=pairs: run_on(pairs, ADDITION, *words),
         )  # fmt: skip
 
 

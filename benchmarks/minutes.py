@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import charts
-from benchmarks.time_to_loss import TrainingResult, run_nanogpt_training, run_training
+from benchmarks.time_to_loss import TrainingResult, nanogpt_text, run_nanogpt_training, run_training
 
 MINUTES = (0.5, 1, 2, 5, 10, 30)
 TICKS = (0.4, 1, 2, 5, 10, 20, 40)  # of the picture, minutes
@@ -96,17 +96,15 @@ def draw(runs: Runs, path: Path) -> None:
         axes.legend(loc="upper right")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("results", type=Path, help="JSON Lines file of the runs; may not exist yet")
     nanogpt_help = "folder of a checkout of nanoGPT, which is trained for 1, 5 and 30 minutes"
     parser.add_argument("--nanogpt", type=Path, help=nanogpt_help)
     parser.add_argument("--minutes", type=float, nargs="+", choices=MINUTES, default=MINUTES)
     parser.add_argument("--configs", nargs="*", choices=CONFIGS, default=CONFIGS)
-    options = parser.parse_args(arguments)
-    text = []
-    if options.nanogpt:
-        text = [f"--data.sources={options.nanogpt.resolve()}/data/shakespeare_char/input.txt"]
+    options = parser.parse_args(argv)
+    text = [nanogpt_text(options.nanogpt)] if options.nanogpt else []
 
     def run_ours(config: str, option: str) -> TrainingResult:
         return run_training(config, option, *text)

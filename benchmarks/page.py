@@ -14,7 +14,11 @@ import time
 from pathlib import Path
 
 import torch
-from playwright.sync_api import Page, sync_playwright
+
+try:
+    from playwright.sync_api import Page, sync_playwright
+except ModuleNotFoundError as error:
+    raise SystemExit(f"error: {error}; pip install -r requirements-dev.txt") from None
 
 from configs.command import parse_train
 from configs.schema import SampleConfig
@@ -22,6 +26,8 @@ from model.gpt import GPT
 from model.parameters import parameter_count
 from page.export import write_page
 from run.checkpoint import Checkpoint, TextInfo
+from training.device import select_runtime
+from training.resolve import resolve
 
 CONFIG = "configs/shakespeare.yaml"
 VOCABULARY = "".join(map(chr, range(ord("A"), ord("A") + 65)))
@@ -34,11 +40,12 @@ FINISHED = "document.querySelector('#write').textContent === 'Continue'"
 def export_random_model(path: Path) -> GPT:
     """Write the page of a model with random weights; return the model."""
     config = parse_train([CONFIG]).new_settings()
+    config = resolve(config, select_runtime("cpu", "float32"), epochs=1)
     model = GPT(config.model, len(VOCABULARY), seed=1)
     for block in model.blocks:  # zero at the start of training
         torch.nn.init.normal_(block.mlp.down.weight, std=0.02)
     saved = Checkpoint(config, VOCABULARY, {}, TextInfo("random"))
-    options = SampleConfig(ckpt=("none",), html=str(path), temperature=0.8)
+    options = SampleConfig(ckpt="none", html=str(path), temperature=0.8)
     size = write_page(path, saved, model, options, "")
     print(
         f"{CONFIG}: {parameter_count(model):,} parameters, context {config.model.block_size}, "
@@ -59,10 +66,10 @@ def characters_per_second(page: Page, prompt: str, length: int) -> int:
     return int(re.search(ITS_RATE, page.inner_text("#status"))[1].replace(",", ""))
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "page.html"
         block_size = export_random_model(path).config.block_size

@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.decode import load_nanogpt_module
+from benchmarks.nanogpt import load_nanogpt_module, nanogpt_file
 from benchmarks.runs import read_loss_curve, seconds_in_steps, train
 from benchmarks.timing import ratios
 from data.batches import Split, evaluation_windows
-from training import device
+from training.device import select_runtime
 from training.evaluate import exact_loss
 
 NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
@@ -44,7 +44,9 @@ NANOGPT_OPTIONS = {  # nanoGPT's README, "I only have a macbook"
     "compile": False,  # which is faster at this size
 }
 NANOGPT_STEPS = 2000
+FAST = ["configs/fast.yaml"]
 SHORTENED = [
+    "configs/shakespeare.yaml",
     "--block_size=128",
     "--batch_size=16",
     "--n_layer=2",
@@ -104,6 +106,13 @@ def run_nanogpt_training(folder: Path, max_iters: int = NANOGPT_STEPS) -> Traini
     return TrainingResult(seconds, step_seconds, nanogpt_loss(folder, saved))
 
 
+def nanogpt_text(folder: Path) -> str:
+    """Return the option for the text in a nanoGPT checkout; exit if it is not prepared."""
+    for name in ("train.bin", "val.bin", "input.txt"):
+        path = nanogpt_file(folder, f"data/shakespeare_char/{name}")
+    return f"--data.sources={path.resolve()}"
+
+
 def nanogpt_loss(folder: Path, saved: dict) -> float:
     """Return the exact validation loss of a nanoGPT checkpoint, in nats per character."""
     module = load_nanogpt_module(folder)
@@ -115,7 +124,7 @@ def nanogpt_loss(folder: Path, saved: dict) -> float:
     model.load_state_dict(weights)
     ids = np.fromfile(folder / "data/shakespeare_char/val.bin", np.uint16)
     windows = evaluation_windows(Split(ids, ((0, len(ids)),)), model.config.block_size, 64)
-    return exact_loss(NanoGPTLogits(model), windows, device.select_runtime("cpu", "float32"))
+    return exact_loss(NanoGPTLogits(model), windows, select_runtime("cpu", "float32"))
 
 
 class NanoGPTLogits(torch.nn.Module):
@@ -149,18 +158,17 @@ def print_comparison(results: dict[str, list[TrainingResult]]) -> None:
     print(f"mean losses: {', '.join(losses)}")
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     checkout = "folder of a checkout of nanoGPT"
     parser.add_argument("--nanogpt", type=Path, required=True, help=checkout)
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    text = f"--data.sources={options.nanogpt.resolve()}/data/shakespeare_char/input.txt"
-    shakespeare = ["configs/shakespeare.yaml", *SHORTENED]
+    options = parser.parse_args(argv)
+    text = nanogpt_text(options.nanogpt)
     recipes = {
         "nanoGPT": lambda seed: run_nanogpt_training(options.nanogpt),
-        "fast.yaml": lambda seed: run_training("configs/fast.yaml", text, seed),
-        "shakespeare.yaml, shortened": lambda seed: run_training(*shakespeare, text, seed),
+        "fast.yaml": lambda seed: run_training(*FAST, text, seed),
+        "shakespeare.yaml, shortened": lambda seed: run_training(*SHORTENED, text, seed),
     }
     results = {name: [] for name in recipes}
     for seed in range(options.repeats):

@@ -94,7 +94,7 @@ def schedules(path: Path) -> None:
     """Draw the learning rate over three runs with the same number of steps."""
     with charts.picture(path, height=2.6) as axes:
         for schedule, color in SCHEDULES.items():
-            options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=auto"]
+            options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=400"]
             options.append(f"--schedule={schedule}")
             settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).new_settings().train
             steps = np.arange(0, settings.max_iters, 4)
@@ -183,7 +183,7 @@ def draw_heads(model: GPT, corpus: Corpus) -> Image:
     return pictures.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
 
 
-def main() -> None:
+def main(_: list[str] | None = None) -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,59 +1,143 @@
-"""Every benchmark is imported, and runs in its shortest form.
+"""Every benchmark runs, here in its shortest form; what it lacks is named in one line.
 
 benchmarks/trials.py, which compares settings for users, has tests of its own.
 """
 
 import importlib
 import re
+import subprocess
+import sys
 
 import pytest
 
+from benchmarks import curves, lists, runs, time_to_loss, tour
 from configs.schema import KERNELS, LAYOUTS
-from tests.conftest import ROOT
+from tests.conftest import CHROMIUM, ROOT
+from tests.runs import train
 
-BENCHMARKS = sorted(path.stem for path in ROOT.glob("benchmarks/[!_]*.py"))
-IMPORTED = ("charts", "ngrams", "runs", "timing", "trials")  # no command, or tests of its own
-IMPORTED += ("curves", "tour")  # no options: they take half a minute or more
-SHORTEST = {  # arguments, with a finished run and its text; parts of the output
+NO_COMMANDS = {"charts", "nanogpt", "ngrams", "runs", "timing"}
+LOSS = r"\d\.\d{4}"
+SHORTEST = {  # arguments, and what is printed
     "attention": (
-        ["--sizes", "toy", "--repeats", "1"],
-        [
-            rf"^\| {layout} \| {kernel} \|( \d+\.\d\d \|){{3}}"
-            for layout in LAYOUTS
-            for kernel in KERNELS
-        ],
+        ["--sizes=toy", "--repeats=1"],
+        [rf"^\| {layout} \| {kernel} \|( \d+\.\d\d \|){{3}}"
+         for layout in LAYOUTS for kernel in KERNELS],
     ),
     "baselines": (
         ["RUN", "--text=TEXT"],
-        [
-            r"^\| fixed models \|",
-            *(rf"^\| modified Kneser-Ney, order {n} \| \d\.\d{{4}} \|$" for n in range(1, 9)),
-            r"^\| overlapping windows \|",
-            r"^\| .*run \| \d\.\d{4} \|$",
-            r"^\| .*run, dynamic evaluation \| \d\.\d{4} \|$",
-        ],
+        [*(rf"^\| modified Kneser-Ney, order {n} \| {LOSS} \|$" for n in range(1, 9)),
+         rf"^\| .*run \| {LOSS} \|$"],
     ),
-}
+    "curves": ([], [r"^Good: best .* at step 2, last ", r"^Too little text: best "]),
+    "decode": (
+        ["--shapes=small", "--repeats=1"],
+        [r"logits of Hugging Face and GPT.forward: differences up to (0.0e.00|\S+e-0[67])$",
+         r"inside the window: Hugging Face, threads: 1 +[\d,]+ characters/s  ours is [\d.]+ times",
+         r"past the window: ours +[\d,]+ characters/s"],
+    ),
+    "lists": (
+        ["NAMES", "--seeds", "1", "2"],
+        [rf"^\| names, makemore's split \| {LOSS} \| {LOSS} to {LOSS} \| \d\.\d \| about 1.92",
+         rf"^\| names, none on both sides \| {LOSS} ",
+         r"^\| sums of 2 digits, plain \| \d\.\d\d% "],
+    ),
+    "minutes": (
+        ["RESULTS", "--configs"], [rf"^\| shakespeare.yaml \| 5 \| \d+\.\d\d \| {LOSS} \|$"],
+    ),
+    "page": (["--repeats=1"], [r"past the window: \d+ characters/s"]),
+    "throughput": (["--steps=1"], [r"^small  ours +[\d,]+ characters/s", r"^baby   ours "]),
+    "time_to_loss": (
+        ["--nanogpt=NANOGPT", "--repeats=1"],
+        [r"^fast.yaml, training: [\d.]+ times as fast", rf"^mean losses: nanoGPT 1.88.*{LOSS}$"],
+    ),
+    "tour": ([], [rf"^--data.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_runs_in_its_shortest_form(name, train_run, tmp_path, monkeypatch, capsys):
-    """Where that takes more than about 5 seconds, it prints its help."""
-    if name == "page":
-        pytest.importorskip("playwright")
+@pytest.fixture
+def paths(tmp_path, train_run):
+    """What the words of SHORTEST stand for."""
+    data = tmp_path / "nanogpt" / "data" / "shakespeare_char"
+    data.mkdir(parents=True)
+    for name in ("input.txt", "train.bin", "val.bin"):
+        (data / name).write_text(f"The {name} of this test.\n" * 100)
+    names = [f"{first}{second}" for first in "abcdefgh" * 20 for second in "aeiouxyz"]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    (tmp_path / "results").write_text((ROOT / "docs" / "minutes_amx.jsonl").read_text())
+    train_run()
+    return {
+        "RUN": f"{tmp_path}/run",
+        "TEXT": f"{tmp_path}/text.txt",
+        "NAMES": f"{tmp_path}/names.txt",
+        "RESULTS": f"{tmp_path}/results",
+        "NANOGPT": f"{tmp_path}/nanogpt",
+    }
+
+
+@pytest.fixture
+def shortest(tmp_path, monkeypatch):
+    """Two steps of every training, in this process; pictures and models to another folder."""
+
+    def train_two_steps(folder, config, *options):
+        lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=auto", "--log_interval=1"]
+        small = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--eval_interval=1"]
+        code, output = train(config, *options, *lengths, *small, f"--out_dir={folder}")
+        assert code == 0, output
+
+    for module in (runs, curves, lists, time_to_loss, tour):
+        monkeypatch.setattr(module, "train", train_two_steps)
+    result = time_to_loss.TrainingResult(100.0, 90.0, 1.88)
+    monkeypatch.setattr(time_to_loss, "run_nanogpt_training", lambda folder: result)
+    monkeypatch.setattr(curves, "PICTURE", tmp_path / "curves.svg")
+    monkeypatch.setattr(tour, "PICTURES", tmp_path / "pictures")
+    monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
+    monkeypatch.setattr("benchmarks.page.CONFIG", "configs/smoke.yaml")
+
+
+@pytest.mark.parametrize("name", SHORTEST)
+def test_every_benchmark_runs_in_its_shortest_form(name, paths, shortest, monkeypatch, capsys):
+    if name == "page" and not CHROMIUM:
+        pytest.skip("no Chromium")
     benchmark = importlib.import_module(f"benchmarks.{name}")
-    if name in IMPORTED:
-        return
-    words, expected = SHORTEST.get(name, (["--help"], [rf"^usage: {name} "]))
-    if "RUN" in words:
-        assert train_run()[0] == 0
-    paths = {"RUN": f"{tmp_path}/run", "--text=TEXT": f"--text={tmp_path}/text.txt"}
-    monkeypatch.setattr("sys.argv", [name, *(paths.get(word, word) for word in words)])
+    monkeypatch.chdir(ROOT)
     capsys.readouterr()
-    try:
-        benchmark.main()
-    except SystemExit as end:  # after --help
-        assert end.code == 0
+    words, expected = SHORTEST[name]
+    words = [re.sub("[A-Z]{3,}", lambda found: paths[found[0]], word) for word in words]
+    benchmark.main(words)
     printed = capsys.readouterr().out
     for part in expected:
         assert re.search(part, printed, re.MULTILINE), f"{part}\n{printed}"
+
+
+def test_the_table_above_has_every_benchmark():
+    names = {path.stem for path in ROOT.glob("benchmarks/[!_]*.py")}
+    assert names - NO_COMMANDS - {"trials"} == set(SHORTEST)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("time_to_loss --nanogpt=FOLDER", r"FOLDER\S+train.bin is missing; python \S+prepare.py"),
+        ("throughput --nanogpt=FOLDER", r"FOLDER\S+model.py is missing; git clone"),
+        ("lists FOLDER", "names.txt"),
+    ],
+)
+def test_what_a_benchmark_lacks_is_named_in_one_line(words, message, tmp_path):
+    folder = str(tmp_path)
+    command = [sys.executable, "-m", *f"benchmarks.{words}".replace("FOLDER", folder).split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode and "Traceback" not in done.stderr
+    assert re.search(f"error: .*{message.replace('FOLDER', folder)}", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "name, package", [("minutes", "matplotlib"), ("decode", "transformers"), ("page", "playwright")]
+)
+def test_a_package_that_a_benchmark_lacks_is_named_in_one_line(name, package, monkeypatch):
+    for module in ("charts", name):
+        monkeypatch.delitem(sys.modules, f"benchmarks.{module}", raising=False)
+        monkeypatch.delattr(f"benchmarks.{module}", raising=False)
+    for module in (package, f"{package}.sync_api"):
+        monkeypatch.setitem(sys.modules, module, None)  # which import takes for missing
+    with pytest.raises(SystemExit, match=f"^error: .*{package}.*requirements-dev.txt$"):
+        importlib.import_module(f"benchmarks.{name}")
