@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.nanogpt import VOCAB_SIZE, build_nanogpt, shape
+from benchmarks.nanogpt import SHAPES, VOCAB_SIZE, build_nanogpt, shape
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig, TrainConfig
 from model.gpt import GPT
@@ -75,10 +75,10 @@ def time_steps(steps: dict[str, Callable], repeats: int) -> dict[str, list[float
     return {name: each[WARMUP:] for name, each in seconds.items()}
 
 
-def compare_with_nanogpt(folder: Path | None, repeats: int) -> None:
-    """Print the training speed of ours and nanoGPT in each of its shapes."""
-    for name, batch_size in BATCH_SIZES.items():
-        config = shape(name, kernel="batched", attention_dropout=0.0)
+def compare_with_nanogpt(names: list[str], folder: Path | None, repeats: int) -> None:
+    """Print the training speed of ours and nanoGPT in its shapes of these names."""
+    for name in names:
+        config, batch_size = shape(name, kernel="batched", attention_dropout=0.0), BATCH_SIZES[name]
         steps = {"ours": training_step(config, batch_size)}
         if folder:
             for compiled in (False, True):
@@ -98,13 +98,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--nanogpt", type=Path, help="folder of a checkout of nanoGPT")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args(argv)
     keep_freed_memory()
     print(
         f"{torch.get_num_threads()} thread(s), {select_runtime('cpu', 'auto')}, "
         f"torch {torch.__version__}"
     )
-    compare_with_nanogpt(options.nanogpt, options.steps)
+    compare_with_nanogpt(options.shapes, options.nanogpt, options.steps)
 
 
 if __name__ == "__main__":
