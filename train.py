@@ -97,7 +97,7 @@ def find_saved(command: Command) -> Checkpoint | None:
         saved = load(folder, "last")
     elif command.resume:
         # is --out_dir misspelled?
-        beside = [f"{path}" for path in sorted(folder.parent.glob("*")) if holds_run(path)]
+        beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
     check_folder(folder, saved and saved.path, command.overwrite)

@@ -155,7 +155,12 @@ class SampleCommand:
     """A checked command line of sample.py."""
 
     options: SampleConfig
-    prompt: str
+    prompt: str  # the text
+
+    @property
+    def prompt_is_file(self) -> bool:
+        """Whether the prompt is from a file or from standard input."""
+        return self.options.prompt == "-" or self.options.prompt.startswith("FILE:")
 
 
 # ----------------------------------------------------------------------------------------- train.py

@@ -72,10 +72,19 @@ class CharTokenizer:
         return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
+        where = f"not in the vocabulary: {describe(text[position])} at position {position}"
+        # a letter with its accent is one code point in NFC, two in NFD: does the other form fit?
+        letter = text[max(0, position - 1) : position + 1]
+        for form in ("NFC", "NFD"):
+            if set(unicodedata.normalize(form, letter)) <= set(self.vocabulary):
+                return UnknownCharacter(
+                    f"{where}; the vocabulary has its other Unicode form; normalize the text to "
+                    f"{form}"
+                )
         vocabulary = self.vocabulary[:100] + "..." * (len(self) > 100)
         return UnknownCharacter(
-            f"not in the vocabulary: {describe(text[position])} at position {position}; "
-            f"the {len(self)} known characters are: {vocabulary}; remove or replace that character"
+            f"{where}; the {len(self)} known characters are: {vocabulary}; remove or replace that "
+            "character"
         )
 
 

@@ -275,7 +275,7 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
     In a folder, `prefer` selects last.safetensors or best.safetensors; if that file is missing or
     damaged, another checkpoint in the folder is loaded instead, and the note says so. A single
     checkpoint is loaded or refused. Raises CheckpointError, which names the newest undamaged
-    checkpoint of the folder, if there is one.
+    checkpoint of the folder, if there is one, or for a wrong path the runs that are there.
     """
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
@@ -289,7 +289,15 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
             return saved, note
     if newest := _newest_undamaged(choices[0].parent, tried=choices):
         faults.append(f"the newest undamaged checkpoint there is {newest}")
+    elif not any(map(os.path.exists, choices)):
+        runs = runs_in(path) or runs_in(path.parent) or runs_in(Path("out"))
+        faults = [f"{path}: no checkpoint; runs that are there: {_names(runs)}"]
     raise CheckpointError("; ".join(faults))
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the run folders in a folder: those with a checkpoint."""
+    return sorted({str(file.parent) for file in folder.glob(f"*/*{SUFFIX}")})
 
 
 def _newest_undamaged(folder: Path, tried: Sequence[Path]) -> Path | None:

@@ -165,12 +165,15 @@ def test_a_damaged_file_given_by_name_is_rejected_with_the_newest_undamaged_one(
     assert message.endswith(f"; the newest undamaged checkpoint there is {folder / BEST}")
 
 
-@pytest.mark.parametrize("name", ["empty", "typo", "typo/last.safetensors"])
-def test_a_missing_checkpoint_is_rejected(name, tmp_path):
-    (tmp_path / "empty").mkdir()
-    message = error_message(checkpoints.find, tmp_path / name, "last")
-    assert message.startswith(str(tmp_path / name))
-    assert message.endswith(": no such file or directory")
+@pytest.mark.parametrize("path", ["out", "out/empty", "out/typo", "run", "out/typo/best"])
+def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
+    path, folder, tmp_path, monkeypatch
+):
+    (tmp_path / "out" / "empty").mkdir(parents=True)
+    folder.rename(tmp_path / "out" / "run")
+    monkeypatch.chdir(tmp_path)
+    message = error_message(checkpoints.find, Path(path), "last")
+    assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
 def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped(

@@ -81,7 +81,7 @@ INVALID_SAMPLE = [
     (["--ckpt=x", "--no-cache=true"], "--no-cache: takes no value"),
     (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"', "--help"),
     (["--ckpt=x", "--html=x", "--score=y"], "--score and --html contradict"),
-    (["--ckpt=x", "--html=x", "--interactive"], "--interactive and --html contradict"),
+    (["--ckpt=x", "--novel=y", "--interactive"], "--novel and --interactive contradict"),
     (["--ckpt=x", "--ckpt=y"], "duplicate option 'ckpt' ('--ckpt=x' and '--ckpt=y')"),
 ]  # fmt: skip
 

@@ -50,6 +50,16 @@ def test_the_error_names_the_first_unknown_character_and_its_position(text, mess
     )
 
 
+@pytest.mark.parametrize(
+    "vocabulary, text, form", [("cafe\u0301", "caf\xe9", "NFD"), ("caf\xe9e", "cafe\u0301", "NFC")]
+)
+def test_the_error_says_that_the_vocabulary_has_the_other_unicode_form(vocabulary, text, form):
+    with pytest.raises(UnknownCharacter) as raised:
+        CharTokenizer(vocabulary).encode(text)
+    hint = f"; the vocabulary has its other Unicode form; normalize the text to {form}"
+    assert printed(raised.value).endswith(hint)
+
+
 @pytest.mark.parametrize("vocabulary", ["", "aba", "a\udc80"])
 def test_an_invalid_vocabulary_is_rejected(vocabulary):
     with pytest.raises(ValueError):

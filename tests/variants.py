@@ -72,7 +72,7 @@ def checkpoint_of(model, vocabulary, config=None, **more):
     return Checkpoint(config or Config(model=model.config), vocabulary, tensors, **more)
 
 
-def save_model(path, model, vocabulary, **more):
+def save_model(path, model, vocabulary, config=None, **more):
     """Write the checkpoint of a model that was not trained; return its path."""
-    write_atomic(path, to_bytes(checkpoint_of(model, vocabulary, **more)))
+    write_atomic(path, to_bytes(checkpoint_of(model, vocabulary, config, **more)))
     return path
