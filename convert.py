@@ -26,23 +26,25 @@ from common.console import (
 )
 from common.errors import CheckpointError, ConfigError
 from common.files import write_atomic
-from configs.schema import Config, ModelConfig
+from configs.schema import Config, ModelConfig, TrainConfig
 from data.text import read_text
 from run import checkpoint as checkpoints
 from run.checkpoint import BEST, Checkpoint, TextInfo
 from run.file_format import checkpoint_errors
 from run.folder import holds_run, only_writer, prepare_folder
 
-GPT2 = {  # settings of the architecture
+GPT2 = {  # the settings of nanoGPT's architecture
     "positions": "learned",
     "token_shifts": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,
     "residual_init": "scaled",
+    "tied": True,
     "logit_softcap": 0.0,
     "logit_scale": 1.0,
 }
+ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", min_lr_ratio=0.1)
 SIZES = (
     "n_layer",
     "n_head",
@@ -100,8 +102,9 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
                 "distinct characters; only a character-level model can be imported, with the text "
                 "that it was trained on"
             )
-        model = ModelConfig(**GPT2, **{name: args[name] for name in SIZES}, tied=True)
-    saved = Checkpoint(Config(model=model), vocabulary, tensors, TextInfo(str(path)), path=path)
+        model = ModelConfig(**GPT2, **{name: args[name] for name in SIZES})
+    config = Config(model=model, train=ADAMW)
+    saved = Checkpoint(config, vocabulary, tensors, TextInfo(str(path)), path=path)
     checkpoints.build_model(saved)  # checks the tensors
     return saved
 

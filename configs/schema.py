@@ -136,9 +136,9 @@ class ModelConfig(Checked):
     n_head: int = setting(4, "number of attention heads per block", "[1, 65536]")
     n_embd: int = setting(128, "embedding size: the width of the residual stream", "[1, 65536]")
     block_size: int = setting(64, "context length, in characters", "[1, 1048576]")
-    positions: str = setting("learned", "position encoding", choices=("learned", "rope"))
+    positions: str = setting("rope", "position encoding", choices=("learned", "rope"))
     token_shifts: int = setting(
-        0,
+        2,
         "number of previous characters, each embedded by a table of its own and added to the token "
         "embedding",
         "[0, 64]",
@@ -147,11 +147,11 @@ class ModelConfig(Checked):
         "layernorm", "normalization before each branch", choices=("layernorm", "rmsnorm")
     )
     mlp: str = setting(
-        "gelu", "activation function of the MLP", choices=("gelu", "relu2", "swiglu")
+        "relu2", "activation function of the MLP", choices=("gelu", "relu2", "swiglu")
     )
     bias: bool = setting(False, "biases in linear layers and LayerNorm")
-    tied: bool = setting(True, "tie the output matrix (lm_head) to the token embedding")
-    qk_norm: bool = setting(False, "RMS-normalize queries and keys")
+    tied: bool = setting(False, "tie the output matrix (lm_head) to the token embedding")
+    qk_norm: bool = setting(True, "RMS-normalize queries and keys")
     dropout: float | str = setting(
         0.0,
         "dropout probability, on embeddings and residual branches; auto: the more epochs, the "
@@ -161,7 +161,7 @@ class ModelConfig(Checked):
     )
     attention_dropout: float = setting(0.0, "dropout probability, on attention weights", "[0, 1)")
     logit_softcap: float = setting(
-        0.0, "soft-cap logits at this value: cap * tanh(logits / cap); 0: off", "[0, 1000]"
+        15.0, "soft-cap logits at this value: cap * tanh(logits / cap); 0: off", "[0, 1000]"
     )
     logit_scale: float | str = setting(
         1.0,
@@ -171,7 +171,7 @@ class ModelConfig(Checked):
         choices=("auto",),
     )
     residual_init: str = setting(
-        "scaled",
+        "zero",
         "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2); "
         "zero: each block starts as the identity",
         choices=("scaled", "zero"),
@@ -212,24 +212,24 @@ class TrainConfig(Checked):
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", "[1, 1000000]")
     max_iters: int = setting(2000, "number of iterations (optimization steps)", "[1, 1e9]")
     optimizer: str = setting(
-        "adamw",
+        "muon",
         "muon: Muon for the matrices in the blocks, AdamW for the rest",
         choices=("adamw", "muon"),
     )
-    learning_rate: float = setting(1e-3, "peak learning rate of AdamW", "(0, 10]")
+    learning_rate: float = setting(0.02, "peak learning rate of AdamW", "(0, 10]")
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", "(0, 10]")
     min_lr_ratio: float = setting(
-        0.1, "learning rate at the end, as a fraction of the peak", "[0, 1]"
+        0.0, "learning rate at the end, as a fraction of the peak", "[0, 1]"
     )
     beta1: float = setting(0.9, "AdamW beta1: decay rate of the first moment", "[0, 1)")
     beta2: float = setting(0.99, "AdamW beta2: decay rate of the second moment", "[0, 1)")
-    muon_momentum: float = setting(0.95, "momentum of Muon", "[0, 1)")
+    muon_momentum: float = setting(0.9, "momentum of Muon", "[0, 1)")
     weight_decay: float = setting(
         0.1, "decoupled weight decay, on matrices and embeddings", "[0, 100]"
     )
     grad_clip: float = setting(1.0, "clip the gradient norm to this value; 0: off", "[0, 1e6]")
     schedule: str = setting(
-        "cosine", "learning-rate schedule", choices=("cosine", "trapezoid", "constant")
+        "trapezoid", "learning-rate schedule", choices=("cosine", "trapezoid", "constant")
     )
     warmup_iters: int | str = setting(
         "auto", "iterations of linear warm-up; auto: max_iters / 70", "[0, 1e9]", choices=("auto",)

@@ -14,15 +14,16 @@ import torch
 from torch._subclasses import FakeTensorMode  # the only simulation of a device that PyTorch has
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
+from convert import GPT2
 from model.attention import MultiHeadAttention
 from model.gpt import GPT
 from model.inspect import attention_maps
 from model.kv_cache import new_caches
 
-SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8, token_shifts=2, bias=True)
+SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8, bias=True)
 VARIANTS = (
-    {"positions": "learned", "mlp": "gelu", "dropout": 0.1},
-    {"positions": "rope", "mlp": "swiglu", "tied": False, "qk_norm": True, "norm": "rmsnorm"},
+    GPT2 | {"dropout": 0.1},
+    {"mlp": "swiglu", "norm": "rmsnorm"},
 )
 V = 11
 

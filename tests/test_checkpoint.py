@@ -30,8 +30,8 @@ from training.device import select_runtime
 from training.state import Run
 
 VOCABULARY = "\n abc"
-CONFIG = Config(model=ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4, bias=True))
-MUON = dataclasses.replace(CONFIG, train=TrainConfig(optimizer="muon"))
+MUON = Config(model=ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4, bias=True))
+CONFIG = dataclasses.replace(MUON, train=TrainConfig(optimizer="adamw"))
 TEXT = {"name": "plays", "sha256": "0" * 64, "val_sha256": None, "characters": 1000}
 TRAIN = Split(np.arange(40) % len(VOCABULARY), ((0, 40),))
 CORPUS = SimpleNamespace(tokenizer=CharTokenizer(VOCABULARY), train=TRAIN, question="", **TEXT)

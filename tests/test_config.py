@@ -16,6 +16,7 @@ from configs.schema import (
     Config,
     DataConfig,
     estimate_parameters,
+    flat_settings,
     from_dict,
     to_dict,
 )
@@ -251,6 +252,29 @@ def test_every_shipped_config_loads_and_equals_its_printed_form(path, tmp_path):
     config = parse_train([str(path)]).new_settings()
     assert parse_train([write(tmp_path, to_yaml(config))]).new_settings() == config
     assert from_dict(to_dict(config)) == config
+
+
+def test_a_config_of_a_text_and_sizes_has_the_architecture_and_optimizer_of_the_main_recipe(
+    tmp_path,
+):
+    sizes = "model: {n_layer: 6, n_head: 6, n_embd: 384, block_size: 256}"
+    lengths = "train: {batch_size: 64, max_iters: 5000}"
+    file = write(tmp_path, f"data: {{sources: book.txt}}\n{sizes}\n{lengths}\n")
+    own = parse_train([file]).new_settings()
+    main = parse_train([str(ROOT / "configs/shakespeare.yaml")]).new_settings()
+    for section in ("model", "train"):
+        found, expected = vars(getattr(own, section)), vars(getattr(main, section))
+        assert {name for name in found if found[name] != expected[name]} <= {
+            *("n_layer", "n_head", "n_embd", "block_size", "kernel", "dropout", "logit_scale"),
+            *("batch_size", "max_iters", "eval_interval"),
+        }
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_recipe_says_only_what_differs_from_the_defaults(path):
+    if not path.stem.startswith("nanogpt"):  # those say nanoGPT's values in full
+        said, defaults = parse_train([str(path)]).file, flat_settings(Config())
+        assert [name for name in said if name in defaults and said[name] == defaults[name]] == []
 
 
 def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):

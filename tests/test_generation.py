@@ -183,7 +183,7 @@ def test_the_decoder_is_used_only_for_one_small_float32_sample_with_a_cache(monk
         (build().float(), 1, {"cache": False}, 0),
         (build().bfloat16(), 1, {}, 0),
         (build(block_size=1).float(), 1, {}, 0),
-        (build(n_layer=20, n_embd=130).float(), 1, {}, 0),  # 4.06 million parameters
+        (build(n_layer=20, n_head=1, n_embd=130).float(), 1, {}, 0),  # 4.06 million parameters
     ):
         steps.clear()
         generate_ids(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)

@@ -10,6 +10,7 @@ import torch
 
 from configs.command import parse_train
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
+from convert import GPT2
 from model.dropout import dropout
 from model.gpt import GPT
 from model.inspect import heads_off, logit_lens
@@ -18,7 +19,7 @@ from model.parameters import named_slices, parameter_count
 from tests.conftest import ROOT
 from tests.variants import CHOICES, RECIPES, choices_of, concatenated, noisy
 
-SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8)
+SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, **GPT2)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
 VARIANTS = [
     dict(zip(ALL_CHOICES, values, strict=True))
@@ -87,7 +88,7 @@ def test_initial_weights_depend_only_on_the_seed(number):
 
 def test_initialization_is_that_of_gpt2():
     sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 64}
-    model = GPT(ModelConfig(**sizes, token_shifts=1, tied=False), 65)
+    model = GPT(ModelConfig(**sizes, **GPT2 | {"token_shifts": 1, "tied": False}), 65)
     weights = [model.token_embedding.weight, model.position_embedding.weight, model.lm_head.weight]
     weights += [embedding.weight for embedding in model.previous_embeddings]
     weights += [block.mlp.up.weight for block in model.blocks]

@@ -11,13 +11,15 @@ import torch
 from torch.nn import functional as F
 
 from configs.schema import ModelConfig, TrainConfig
+from convert import GPT2
 from model.attention import KERNELS, LAYOUTS
 from model.gpt import GPT
 from model.parameters import named_slices
 from tests.variants import concatenated, copy_optimizers, in_layout
 from training.optimizers import build
 
-CLASSIC = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8, bias=True, kernel="batched")
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
+CLASSIC = ModelConfig(**SIZES, **GPT2, bias=True, kernel="batched")
 CONFIGS = {
     "classic": CLASSIC,
     "modern": dataclasses.replace(

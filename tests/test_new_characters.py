@@ -8,6 +8,7 @@ import torch
 from common.errors import UserError
 from configs.command import parse_train
 from configs.schema import ModelConfig
+from convert import GPT2
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from run import checkpoint as checkpoints
@@ -15,12 +16,10 @@ from tests.runs import small_run_args, train
 from tests.variants import checkpoint_of, noisy
 
 OLD, NEW = "\n abdyz", "\n abdyz!c\xe9\U0001f600"  # an old id stays the same
-MODERN = {"positions": "rope", "token_shifts": 2, "norm": "rmsnorm", "mlp": "relu2"}
-MODERN |= {"qk_norm": True, "logit_softcap": 15.0}
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16}
 MODELS = {
-    "classic, tied": ModelConfig(**SIZE, bias=True),
-    "modern, untied": ModelConfig(**SIZE, **MODERN, tied=False, attention="heads"),
+    "classic, tied": ModelConfig(**SIZE, **GPT2, bias=True),
+    "modern, untied": ModelConfig(**SIZE, norm="rmsnorm", attention="heads"),
 }
 
 

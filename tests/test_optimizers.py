@@ -15,7 +15,8 @@ from tests.runs import same_runs, small_run_args, stop_at, train
 from tests.variants import concatenated
 from training.optimizers import Muon, build, orthogonalize
 
-MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, bias=True, token_shifts=1)
+SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
+MODEL = ModelConfig(**SIZES, positions="learned", bias=True)
 VOCABULARY = 11
 
 every_optimizer = pytest.mark.parametrize("optimizer", ["adamw", "muon"])

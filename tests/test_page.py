@@ -53,7 +53,8 @@ return nats / counted;
 
 def random_model(scale=1.0, seed=0, vocab_size=V, **choices):
     """A model with no parameter at its neutral value: biases are not 0, norm weights not 1."""
-    model = GPT(ModelConfig(logit_scale=0.8, **SIZES | choices), vocab_size, seed).eval()
+    settings = SIZES | {"residual_init": "scaled", "logit_scale": 0.8} | choices
+    model = GPT(ModelConfig(**settings), vocab_size, seed).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -18,7 +18,7 @@ CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
 def test_attention_maps_are_the_weights_that_the_kernels_apply(layout, kernel):
     """Call the kernels with the identity matrix as values, so that they return their weights."""
     model = GPT(
-        ModelConfig(**CONFIG, attention=layout, kernel=kernel, positions="rope", qk_norm=True), 7
+        ModelConfig(**CONFIG, attention=layout, kernel=kernel, residual_init="scaled"), 7
     ).eval()
     ids, recorded = torch.randint(7, (8,), generator=torch.Generator().manual_seed(1)), []
     for block in model.blocks:
