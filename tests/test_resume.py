@@ -263,7 +263,7 @@ def test_the_text_of_a_resumed_run_is_found_without_saying_it_again(options, tmp
     config.write_text(recipe)
     code, output = train(*words)
     assert code == 4 and "the text has changed since the checkpoint" in output
-    config.write_text(recipe.replace("data/plays", str(moved)))
+    config.write_text(f"{recipe}data: {{sources: {moved}}}\n")
     assert train(*words)[0] == 0 and step_of(run) == STEPS
 
 
