@@ -95,14 +95,14 @@ def rows_of(run):
 
 def test_scalars_have_the_values_that_their_tags_promise(runs):
     logged = {tag: dict(points) for tag, points in scalars(runs[0] / "whole").items()}
-    train = contents(runs[0] / "whole" / LAST)["config"]["train"]
+    settings = contents(runs[0] / "whole" / LAST)["config"]["train"]
     gap = logged["val/loss"][24] - logged["val/train_loss"][24]
     assert logged["val/gap"][24] == pytest.approx(gap, rel=1e-3)
     assert logged["val/bpc"][24] == pytest.approx(logged["val/loss"][24] / math.log(2))
     assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 / 339, rel=1e-3)
-    learning_rate = pytest.approx(train["learning_rate"])
+    learning_rate = pytest.approx(settings["learning_rate"])
     assert logged["train/lr"][5] == logged["train/lr/vectors"][5] == learning_rate
-    assert logged["train/lr/hidden"][5] == pytest.approx(train["muon_learning_rate"])
+    assert logged["train/lr/hidden"][5] == pytest.approx(settings["muon_learning_rate"])
 
 
 def test_the_loss_at_a_position_is_the_mean_over_the_windows_of_the_validation_text(runs):
