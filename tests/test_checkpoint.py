@@ -5,8 +5,6 @@ checkpoint of the folder.
 import dataclasses
 import math
 import os
-import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from common.console import escape
 from common.errors import CheckpointError, NonFiniteError
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig, TrainConfig
@@ -23,8 +20,7 @@ from data.tokenizer import CharTokenizer
 from model.attention import LAYOUTS
 from run import checkpoint as checkpoints
 from run.checkpoint import BEST, LAST, PREV
-from tests.commands import sample_main, train_main
-from tests.conftest import ROOT, printed
+from tests.conftest import printed
 from tests.runs import contents, equal, write_checkpoint
 from training.device import select_runtime
 from training.state import Run
@@ -176,60 +172,17 @@ def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
-def test_no_path_or_url_in_a_checkpoint_is_opened_and_its_text_is_printed_escaped(
-    smoke, tmp_path, capsys, monkeypatch
-):
-    folder, canary = shutil.copytree(smoke, tmp_path / "run"), tmp_path / "canary.txt"
-    canary.write_text("never read " * 100)
-    url = f"https://canary.invalid/a/b#sha256={'0' * 64}"
-    for path in folder.glob("*.safetensors"):
-        forged = contents(path)
-        forged["config"]["out_dir"] = str(canary.with_name("canary"))
-        forged["config"]["data"]["sources"] = [str(canary), url]
-        forged["data"]["name"] = forged["environment"]["device_name"] = f"{canary}\x1b[2J\u202e"
-        forged["environment"] |= {"cpu_capability": str(canary), "python": f"../{canary.name}"}
-        write_checkpoint(path, forged)
-
-    opened, recording = [], True
-
-    def record(event, arguments):  # every file opened, connection, subprocess and import
-        if recording:
-            opened.append(f"{event} {arguments}")
-
-    sys.addaudithook(record)
-    monkeypatch.chdir(ROOT)
-    words = ["configs/smoke.yaml", "--dtype=float32"]
-    new = [f"--out_dir={tmp_path / 'new'}", "--max_iters=1", "--warmup_iters=0"]
-    try:
-        assert sample_main([f"--ckpt={folder}", "--max-new-tokens=5"]) == 0
-        assert train_main([*words, *new, f"--init_from={folder}"]) == 0
-    finally:
-        recording = False
-    assert any("last.safetensors" in event for event in opened)
-    assert [event for event in opened if "canary" in event] == []
-    output = "".join(capsys.readouterr())
-    assert escape(output, keep="\n\t") == output
-
-
 # ------------------------------------------------------------------------------ invalid checkpoints
 
 
 INVALID = "its content is invalid"
-STEP = "must be an integer in [0, 1e15], but is"
 WRONG_PARTS = [  # the part, its new value or what changes in it, and words of the message
     ("config", None, f"{INVALID} (KeyError: 'config')"),
-    ("environment", None, f"{INVALID} (KeyError: 'environment')"),
     ("config", {"model": {"n_heads": 2}}, "config: unknown key 'n_heads'; did you mean n_head?"),
     ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer in [1, 512], but"),
     ("vocabulary", "aba", f"{INVALID} (ValueError: "),
-    ("vocabulary", "", f"{INVALID} (ValueError: "),
-    ("vocabulary", "a\ud800", f"{INVALID} (UnicodeEncodeError: "),
-    ("data", [], "data: must be a mapping of names to values"),
     ("data", {"sha256": 7}, "data: sha256 must be a string, "),
-    ("progress", {"x": 1}, "progress: unknown key 'x'; allowed"),
-    ("progress", {"step": -1}, f"progress: step {STEP} -1"),
-    ("progress", {"evals_since_best": 1.5}, f"progress: evals_since_best {STEP} 1.5"),
-    ("progress", {"best_loss": -1.0}, "progress: best_loss must be a number in [0, inf), but is"),
+    ("progress", {"step": -1}, "progress: step must be an integer in [0, 1e15], but is -1"),
     ("progress", {"best_step": 2}, "progress: best_step 2, last_eval_step 0 and step 3 contradict"),
 ]
 
@@ -268,11 +221,8 @@ WRONG_TENSORS = {
         lambda t, n: t.update({n: torch.zeros(8, 32)}),
         "{n} is float32 (8, 32), its config describes float32 (32, 8)",
     ),
-    "int": (lambda t, n: t.update({n: t[n].long()}), "{n} is int64 (32, 8), its config describes"),
-    "half": (lambda t, n: t.update({n: t[n].bfloat16()}), "{n} is bfloat16 (32, 8)"),
-    "complex": (lambda t, n: t.update({n: t[n].cfloat()}), "{n} is complex64 (32, 8)"),
+    "dtype": (lambda t, n: t.update({n: t[n].bfloat16()}), "{n} is bfloat16 (32, 8)"),
     "NaN": (lambda t, n: t[n][3, 4].fill_(math.nan), "not finite: {n}"),
-    "infinite": (lambda t, n: t[n][0, 0].fill_(-math.inf), "not finite: {n}"),
 }
 
 
@@ -287,10 +237,3 @@ def test_an_invalid_tensor_is_rejected_by_name(case, role):
         message = error_message(call, saved)
         named = name if call is restore else NAME
         assert message.startswith("checkpoint: ") and expected.format(n=named) in message
-
-
-@pytest.mark.parametrize("wrong", [torch.tensor([math.nan]), torch.tensor(3.0), torch.tensor([3])])
-def test_an_invalid_adamw_step_count_is_rejected(wrong):
-    saved = trained_checkpoint()
-    saved.tensors["adamw_steps"] = wrong
-    assert "adamw_steps" in error_message(restore, saved)

@@ -133,25 +133,16 @@ def test_a_folder_that_the_file_system_cannot_sync_is_no_failure(folder, monkeyp
         save(folder, 4)
 
 
-def test_a_replace_that_is_denied_for_a_moment_is_tried_again(folder, monkeypatch):
-    replace, denied = os.replace, []
-
-    def denied_twice(new, path):
-        if denied.count(path) < 2:
-            denied.append(path)
-            raise PermissionError(errno.EACCES, "Permission denied")
-        replace(new, path)
-
-    monkeypatch.setattr(os, "replace", denied_twice)
-    save(folder, 3)
-    assert [step_of(folder / name) for name in NAMES] == [3, 2]
-    assert denied == 2 * [folder / LAST] + 2 * [folder / PREV]
-
-
-def test_a_replace_that_is_denied_for_two_seconds_fails(folder, monkeypatch):
-    waited = []
-    monkeypatch.setattr(files.time, "sleep", waited.append)
-    monkeypatch.setattr(os, "replace", raised(PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(ResourceError, match=r"not saved \(Permission denied\)"):
+def test_a_replace_that_is_denied_is_tried_again_for_two_seconds(folder, monkeypatch):
+    waited, denied = [], PermissionError(errno.EACCES, "Permission denied")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", raised(denied))
+        patch.setattr(files.time, "sleep", lambda _: patch.undo())  # it is allowed again
         save(folder, 3)
-    assert sum(waited) == pytest.approx(2) and step_of(folder / LAST) == 2
+    assert [step_of(folder / name) for name in NAMES] == [3, 2]
+
+    monkeypatch.setattr(files.time, "sleep", waited.append)
+    monkeypatch.setattr(os, "replace", raised(denied))
+    with pytest.raises(ResourceError, match=r"not saved \(Permission denied\)"):
+        save(folder, 4)
+    assert sum(waited) == pytest.approx(2) and step_of(folder / LAST) == 3

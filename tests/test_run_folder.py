@@ -206,61 +206,22 @@ def test_a_start_that_fails_changes_nothing_and_leaves_at_most_a_folder_with_its
 # ----------------------------------------------------------------------------------------- commands
 
 
-HOSTILE = [
-    "with space", "$HOME", "`id`", ";id", "$(id)", "it's", 'say "hi"', "*", "[a]", " leading",
-    "trailing ", "a&b", "a|b", "a>b", "back\\slash", "!x", "#x", "~", "-x", "--resume", "a=b",
-    "{a,b}", "ünï🙂", "auto", "null", "%PATH%",
-]  # fmt: skip
-
-
-@pytest.fixture
-def shell(tmp_path_factory, monkeypatch):
-    """A shell in which python, torchrun and tensorboard print their arguments."""
-    folder = tmp_path_factory.mktemp("bin")
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(sys, "executable", str(folder / "python"))  # for program()
-    for name in ("python", "torchrun", "tensorboard"):
-        (folder / name).write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"; printf '\\1'\n")
-        (folder / name).chmod(0o755)
-
-    def run(commands, cwd):
-        """Run the commands; return the arguments that each program got."""
-        words = ["sh", "-c", "\n".join(commands)]
-        done = subprocess.run(words, cwd=cwd, capture_output=True, check=True)
-        calls = done.stdout.decode().split("\1")[:-1]
-        assert len(calls) == len(commands)
-        return [call.split("\0")[:-1] for call in calls]
-
-    return run
-
-
-@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
-@pytest.mark.parametrize("absolute", [True, False])
-def test_every_printed_command_means_the_folder_that_it_names(
-    absolute, tmp_path, shell, monkeypatch
-):
+@pytest.mark.skipif(os.name == "nt", reason="POSIX words")
+@pytest.mark.parametrize("name", ["with space", "$HOME", "it's", "~", "-x", "auto", "ünï🙂"])
+def test_every_printed_command_means_the_folder_that_it_names(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in HOSTILE:
-        folder = (tmp_path if absolute else Path()) / name
-        folder.mkdir()
-        write_settings(folder, Config())
-        word = path_word(folder)
-        start = parse_train([path_word(folder / "config.yaml"), f"--out_dir={word}", "--seed=4"])
-        commands = [
-            start.resume_command("--seed=5"),
-            shell_command([program("python"), script("sample.py"), "--ckpt", word]),
-            shell_command([program("tensorboard"), "--logdir", word]),
-        ]
-        (train_script, *resumed), (sample_script, *sampled), (_, logdir) = shell(commands, tmp_path)
-        scripts = [str(ROOT / name) for name in ("train.py", "sample.py")]
-        assert [train_script, sample_script] == scripts
-        command = parse_train(resumed)
-        assert Path(command.config_file).parent.samefile(folder)
-        assert command.resume == "auto" and command.options["seed"] == 5
-        shown = os.path.expanduser(logdir)  # as TensorBoard does
-        for path in (command.out_dir, parse_sample_options(sampled).ckpt, shown):
-            assert os.path.samefile(path, folder), folder
-        assert logdir[0] != "-"
+    Path(name).mkdir()
+    write_settings(Path(name), Config())
+    word = path_word(name)
+    start = parse_train([path_word(f"{name}/config.yaml"), f"--out_dir={word}", "--seed=4"])
+    _, train_script, *resumed = shlex.split(start.resume_command("--seed=5"))
+    assert train_script == str(ROOT / "train.py")
+    command = parse_train(resumed)
+    assert Path(command.config_file).parent.samefile(name)
+    assert command.resume == "auto" and command.options["seed"] == 5
+    sample = shlex.split(shell_command([program("python"), script("sample.py"), "--ckpt", word]))
+    for path in (command.out_dir, parse_sample_options(sample[2:]).ckpt, os.path.expanduser(word)):
+        assert os.path.samefile(path, name)
 
 
 def test_a_printed_command_starts_with_the_python_that_is_running(tmp_path, monkeypatch):
