@@ -1,14 +1,22 @@
-"""The command lines of train.py and sample.py, checked before torch is imported.
+"""The command lines of train.py and sample.py: config files, options, --help and the prompt.
 
-That import takes seconds, so whatever can be found out without it is reported first.
+All of it is checked before torch is imported. That takes seconds, and a mistake is reported first.
+
+Config files are YAML, but each value is the string in the file, parsed by the type of its setting:
+nothing is guessed (`010`, `on`, `1:30`).
 """
 
+import dataclasses
 import os
+import re
 import sys
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.console import (
     path_word,
@@ -18,18 +26,25 @@ from common.console import (
     script,
     shell_command,
 )
-from common.errors import ConfigError
+from common.errors import ConfigError, did_you_mean
+from common.files import beside_code
 from configs.fields import (
     Checked,
     brief,
+    describe_allowed,
+    describe_limits,
     error_context,
+    parse_value,
     setting,
     settings_of,
     unescape,
     universal_newlines,
+    value_type,
 )
-from configs.options import command_help, parse_arguments
-from configs.schema import Config, SampleConfig, from_dict
+from configs.schema import Config, SampleConfig, from_dict, suggest_setting, to_dict
+
+if TYPE_CHECKING:
+    import yaml  # a command imports it where it needs it: a missing package is one line then
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -38,16 +53,25 @@ usage: python train.py CONFIG [--section.key=value ...]
   python train.py configs/mytext.yaml --data.sources=book.txt
   python train.py configs/shakespeare.yaml --max_iters=2000 --learning_rate=5e-4
   python train.py configs/shakespeare.yaml --resume
-  torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml --train.log=scalars
+  torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml
 
-torchrun rejects --log as ambiguous, because its own options begin with --log: write --train.log.
+torchrun rejects --log as ambiguous: write --train.log.
+In a config file, a setting of data, model or train stands below that word.
 """
 SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
-  python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6 --seed=7
+  python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6
 """
+NOTES = """
+A name here has its default after =. --key value is the same as --key=value, and
+a dash as an underscore; --key alone is --key=true. Repeat an option that takes
+several texts.
+"""
+SETTINGS = settings_of(Config)  # by full name
+SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
+MAX_FAULTS = 5  # wrong settings of a file that are reported at once
 PAGE = b"<title>Hornbook</title>"  # in the first bytes of every page that --html writes
 
 
@@ -57,24 +81,13 @@ class CommandLineOptions(Checked):
 
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
-        None,
-        "resume the run in out_dir with its settings, or from --resume=PATH; if there is none, "
-        "start one",
-        bare_value="auto",
+        None, "resume the run in out_dir, or --resume=PATH", bare_value="auto"
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
-    init_from: str | None = setting(
-        None, "checkpoint to take the initial weights and the vocabulary from"
-    )
-    new_characters: str = setting(
-        "refuse",
-        "with --init_from: what to do with characters that the checkpoint's vocabulary lacks",
-        choices=("refuse", "add"),
-    )
-    minutes: float | None = setting(
-        None, "minutes that the run should take: time some steps, then choose max_iters", "(0, 1e6]"
-    )
+    init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
+    new_characters: str = setting("refuse", "with --init_from, new characters", ("refuse", "add"))
+    minutes: float | None = setting(None, "choose max_iters to take this long", more_than=0)
 
     def __post_init__(self):
         super().__post_init__()
@@ -95,9 +108,9 @@ class Command(CommandLineOptions):
     """
 
     config_file: str = ""
-    file: Mapping[str, object] = field(default_factory=dict)
-    options: Mapping[str, object] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)  # before torch is imported
+    file: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    started: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
 
     @property
     def out_dir(self) -> str:
@@ -177,8 +190,6 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     if "--help" in argv or "-h" in argv:
         print_text(train_help())
         raise SystemExit(0)
-    from configs.strict_yaml import read_config, to_yaml  # only here: PyYAML may be missing
-
     words, options = parse_arguments(argv, CommandLineOptions, Config)
     if "minutes" in options and "train.max_iters" in options:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
@@ -267,3 +278,222 @@ def parse_sample_options(argv: Sequence[str]) -> SampleConfig:
 def sample_help() -> str:
     """Return what `python sample.py --help` prints."""
     return command_help(SAMPLE_USAGE, SampleConfig)
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+def parse_arguments(argv: Sequence[str], *sections: type) -> tuple[list[str], dict[str, object]]:
+    """Return the arguments that are not options, and the values of the options by full name.
+
+    Of an option that is given twice the last value counts; the values of a list are collected.
+
+    argparse would not do: `--resume[=PATH]` must not take the next argument, and an error must be
+    one line that names the nearest option.
+    """
+    options = options_of(*sections)
+    words, values, rest = [], {}, iter(argv)
+    for word in rest:
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        option, equals, text = word.partition("=")
+        key = option.removeprefix("--").replace("-", "_")
+        if key not in options:
+            known = {name: f"--{name}" for name in (*options, "help")}
+            hint = suggest_setting(key, known, "--help lists all")
+            raise ConfigError(f"unknown option {brief(option)}; {hint}")
+        name, field = options[key]
+        with error_context(option):
+            if not equals:
+                text = bare_value(field) or next(rest, None)
+            if text is None or (not equals and text.startswith("--")):
+                raise ConfigError(
+                    f"has no value; it must be {describe_allowed(field)}; write {option}=VALUE"
+                )
+            value = parse_value(field, text)
+        values[name] = values.get(name, ()) + value if value_type(field) is tuple else value
+    return words, values
+
+
+def options_of(*sections: type) -> dict[str, tuple[str, Field]]:
+    """Return the full name and the setting for every name of an option.
+
+    A setting has its full name, `model.n_layer`, and the last part alone if no other has that too.
+    """
+    settings = {name: field for section in sections for name, field in settings_of(section).items()}
+    keys = Counter(field.name for field in settings.values())
+    options = {}
+    for name, field in settings.items():
+        options[name] = (name, field)
+        if keys[field.name] == 1:
+            options[field.name] = (name, field)
+    return options
+
+
+def bare_value(field: Field) -> str:
+    """Return the value of an option that is given without one, or "" if it needs one."""
+    return "true" if value_type(field) is bool else field.metadata["bare_value"]
+
+
+def command_help(usage: str, *sections: type) -> str:
+    """Return what a command with the settings of these sections prints for --help."""
+    return usage + "".join(map(_help, sections)) + NOTES
+
+
+def _help(section: type, prefix: str = "") -> str:
+    """Describe the settings of a section, then the sections in it."""
+    lines = ["", prefix + section.__doc__.splitlines()[0]]
+    for field in fields(section):
+        if field.metadata:
+            option = f"  --{field.name}{_default(field.default)} "
+            meaning, indent = field.metadata["meaning"] + _range(field), " " * 28
+            lines += textwrap.wrap(
+                meaning, 80, initial_indent=f"{option:28}", subsequent_indent=indent
+            )
+    inner = [
+        _help(field.type, f"{field.name}: ")
+        for field in fields(section)
+        if is_dataclass(field.type)
+    ]
+    return "\n".join(lines) + "\n" + "".join(inner)
+
+
+def _default(value: object) -> str:
+    if value in (None, MISSING, "", ()):
+        return ""
+    text = ", ".join(value) if isinstance(value, tuple) else str(value)
+    return "=" + (text.lower() if isinstance(value, bool) else text)
+
+
+def _range(field: Field) -> str:
+    """Return what follows the meaning: the choices of a name, or the limits of a number."""
+    choices, limits = field.metadata["choices"], describe_limits(field)
+    if value_type(field) is str and choices:
+        return f": {', '.join(choices)}"
+    return f"; {limits}" if limits else ""
+
+
+# ------------------------------------------------------------------------------------- config files
+
+
+def read_config(path: str) -> dict[str, object]:
+    """Return the checked settings in a config file by full name: `model.n_layer`.
+
+    Raises ConfigError with a line for each of the first MAX_FAULTS wrong settings.
+    """
+    with error_context(path):
+        settings, faults = {}, []
+        for section, key, value, line in _entries(_compose(_read(path))):
+            try:
+                with error_context(f"line {line}"):
+                    settings[section + key] = _parse_setting(section, key, value)
+            except ConfigError as error:
+                faults.append(str(error))
+        if faults:
+            raise ConfigError(*faults[:MAX_FAULTS])
+        return settings
+
+
+def to_yaml(config: Config) -> str:
+    """Return the complete settings as YAML that `read_config` reads back."""
+    import yaml
+
+    options = {"sort_keys": False, "width": 100}
+    text = yaml.safe_dump(to_dict(config), allow_unicode=True, **options)
+    if text.replace("\n", "").isprintable():
+        return text
+    return yaml.safe_dump(to_dict(config), allow_unicode=False, **options)  # with escapes
+
+
+def _read(path: str) -> str:
+    """Return the text of a config file, which may also be beside the code."""
+    file = beside_code(Path(path))
+    if file.is_dir():
+        nearby = ", ".join(_configs_in(file))
+        raise ConfigError(f"is a folder; give a config file, such as {nearby}")
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        names = {Path(name).stem: name for name in _configs_in(file.parent, Path("configs"))}
+        hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
+        raise ConfigError(f"no such config; {hint}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
+
+
+def _configs_in(*folders: Path) -> list[str]:
+    """Return the configs in the folders, or, if there are none, the README's."""
+    found = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    return found or ["configs/shakespeare.yaml"]
+
+
+def _compose(text: str) -> "yaml.MappingNode":
+    """Parse YAML into nodes with lines, whose scalars are strings: nothing is constructed."""
+    import yaml
+
+    try:
+        events = list(yaml.parse(text, Loader=yaml.SafeLoader))
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1
+        raise ConfigError(f"line {line}: {error.problem}; {_hint(text)}") from None
+    except Exception as error:  # PyYAML raises others too, such as a ValueError for "\\Uffffffff"
+        raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {_hint(text)}") from None
+    for event in events:
+        if getattr(event, "anchor", None) or getattr(event, "tag", None):
+            line = event.start_mark.line + 1
+            raise ConfigError(
+                f"line {line}: tags, anchors and aliases are not supported; write the value out"
+            )
+    if root is None:
+        raise ConfigError("is empty; give at least one setting")
+    if root.id != "mapping":
+        raise ConfigError(f"must be lines of key: value; {_hint(text)}")
+    return root
+
+
+def _hint(text: str) -> str:
+    """Return what to do about a text that is not YAML: often a colon lacks its space, `lr:0.1`."""
+    found = re.search(r"^ *(\w+):[^\s/]", text, re.MULTILINE)
+    if found:
+        return f"write a space after {brief(found[1] + ':')}"
+    return "check the indentation (spaces only), colons, quotes and brackets up to there"
+
+
+def _entries(
+    mapping: "yaml.MappingNode", section: str = ""
+) -> Iterator[tuple[str, str, object, int]]:
+    """Yield the section, such as `model.`, the key, the value and the line of each entry."""
+    lines = {}
+    for key_node, value_node in mapping.value:
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key in lines:
+            raise ConfigError(
+                f"line {line}: duplicate key {brief(key)}, as in line {lines[key]}; keep one"
+            )
+        lines[key] = line
+        if section + key in SECTIONS and value_node.id == "mapping":
+            yield from _entries(value_node, f"{key}.")
+        else:
+            yield section, key, _value(value_node), line
+
+
+def _value(node: "yaml.Node") -> object:
+    """Return a node as a string, a list, or a mapping (empty: no setting is one)."""
+    if node.id == "sequence":
+        return [_value(item) for item in node.value]
+    return node.value if node.id == "scalar" else {}
+
+
+def _parse_setting(section: str, key: str, value: object) -> object:
+    """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
+    name = section + key
+    if name in SECTIONS:
+        raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
+    if name not in SETTINGS or "." in key:
+        names = {name: name for name in SECTIONS}
+        names |= {field.name: name for name, field in SETTINGS.items()}
+        hint = suggest_setting(key, names, "python train.py --help lists all")
+        raise ConfigError(f"unknown key {brief(key)}; {hint}")
+    return parse_value(SETTINGS[name], value)

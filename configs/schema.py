@@ -4,8 +4,6 @@ Config files, command lines, `--help` and checkpoints all use these frozen datac
 setting is one line here. Nothing here imports torch, so a wrong setting is reported at once.
 """
 
-import codecs
-import os
 import re
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 
@@ -18,7 +16,7 @@ ADDRESS = re.compile(
 )
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
 OTHER_NAMES = {
@@ -39,16 +37,15 @@ OTHER_NAMES = {
     "dataset": "sources", "torch_compile": "compile", "checkpoint": "ckpt", "model_path": "ckpt",
     "max_length": "max_new_tokens", "max_tokens": "max_new_tokens", "length": "max_new_tokens",
     "n_samples": "num_samples", "num_return_sequences": "num_samples", "topk": "top_k",
-    "topp": "top_p",
+    "topp": "top_p", "start": "prompt",
 }  # fmt: skip
-SEEDS = "[0, 4294967295]"
+MAX_SEED = 2**32 - 1
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 # for dropout auto: (epochs, dropout probability of a run of that many epochs or more)
 DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2), (16, 0.3))
 # for logit_scale auto: what each epoch takes off 1, and the lower limit
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
-MAX_ROTARY_ANGLES = 2**23  # bounds the memory for the tables of RoPE
 
 
 @dataclass(frozen=True)
@@ -57,37 +54,20 @@ class DataConfig(Checked):
 
     sources: tuple[str, ...] = setting(
         ("data/plays",),
-        "texts in order of preference; the first one available is used: a file, a folder of .txt "
-        "files, a pattern such as 'books/**/*.md', or https://...#sha256=<64 hex digits>",
+        "file, folder of .txt files, 'notes/**/*.md' or https://...#sha256=HEX; of several, the "
+        "first found",
     )
-    encoding: str = setting(
-        "utf-8", "encoding of files without a byte order mark; any Python text codec"
-    )
-    min_count: int = setting(
-        1,
-        "map characters that occur fewer times than this to U+FFFD; with --init_from, map instead "
-        "those that the checkpoint's vocabulary lacks",
-        "[1, 1e9]",
-    )
-    val_sources: tuple[str, ...] = setting(
-        (), "validation texts, in the format of sources; none: the end of each source file"
-    )
+    encoding: str = setting("utf-8", "encoding of files without a byte order mark")
+    min_count: int = setting(1, "map rarer characters to U+FFFD", at_least=1)
+    val_sources: tuple[str, ...] = setting((), "texts to validate on (none = a part of sources)")
     val_fraction: float = setting(
         0.1,
-        "fraction of each file, at its end, to validate on; of the distinct items of a list, those "
-        "with the lowest SHA-256",
-        "(0, 1)",
+        "the end of each file, or this share of files or items, validates",
+        more_than=0,
+        less_than=1,
     )
-    separator: str = setting(
-        "",
-        "text that ends an item of a list, with the escapes of --prompt: \\n for names, \\n\\n for "
-        "recipes; each item is learned alone; none: the text is one piece",
-    )
-    answer_after: str = setting(
-        "",
-        "with separator: text that ends the question of an item, such as =; only what follows "
-        "counts for the loss",
-    )
+    separator: str = setting("", "lists: what ends an item, such as '\\n' for names")
+    answer_after: str = setting("", "with separator: what ends a question, such as '='")
 
     def __post_init__(self):
         super().__post_init__()
@@ -109,73 +89,47 @@ class DataConfig(Checked):
 
     def _check_encoding(self):
         try:
-            "\n".encode(self.encoding)  # refuses codecs that are not for text
-            codec = codecs.lookup(self.encoding)
-        except (LookupError, UnicodeError):
-            codec = None
-        if not codec or not codec.incrementaldecoder or codec.name in ("utf-16", "utf-32"):
+            "".encode(self.encoding)
+        except LookupError:
             raise ConfigError(
-                f"encoding: {brief(self.encoding)} does not work without a byte order mark; use a "
-                "Python text codec such as utf-8, utf-16-le, cp1252, gb18030 or shift-jis; a file "
-                "with a byte order mark needs none"
-            )
+                f"encoding: Python has no text encoding {brief(self.encoding)}; use for example "
+                "utf-8, utf-16-le, cp1252, gb18030 or shift-jis"
+            ) from None
 
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The model: its architecture, and how it is computed. The vocabulary comes from the text."""
+    """The architecture, and how it is computed."""
 
-    attention: str = setting("fused", "weight layout of the attention", choices=LAYOUTS)
-    kernel: str = setting(
-        "sdpa",
-        "attention kernel; auto: batched in bfloat16 on a CPU up to a context of "
-        f"{MAX_BATCHED_CONTEXT:,}, otherwise sdpa",
-        choices=("auto", *KERNELS),
-    )
-    n_layer: int = setting(4, "number of blocks", "[1, 512]")
-    n_head: int = setting(4, "number of attention heads per block", "[1, 65536]")
-    n_embd: int = setting(128, "embedding size: the width of the residual stream", "[1, 65536]")
-    block_size: int = setting(64, "context length, in characters", "[1, 1048576]")
-    positions: str = setting("rope", "position encoding", choices=("learned", "rope"))
-    token_shifts: int = setting(
-        2,
-        "number of previous characters, each embedded by a table of its own and added to the token "
-        "embedding",
-        "[0, 64]",
-    )
-    norm: str = setting(
-        "layernorm", "normalization before each branch", choices=("layernorm", "rmsnorm")
-    )
-    mlp: str = setting(
-        "relu2", "activation function of the MLP", choices=("gelu", "relu2", "swiglu")
-    )
+    attention: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
+    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
+    n_layer: int = setting(4, "number of blocks", at_least=1)
+    n_head: int = setting(4, "number of attention heads in a block", at_least=1)
+    n_embd: int = setting(128, "width of the residual stream", at_least=1)
+    block_size: int = setting(64, "context length, in characters", at_least=1)
+    positions: str = setting("rope", "position encoding", ("learned", "rope"))
+    token_shifts: int = setting(2, "also embed this many previous characters", at_least=0)
+    norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"))
+    mlp: str = setting("relu2", "activation function of the MLP", ("gelu", "relu2", "swiglu"))
     bias: bool = setting(False, "biases in linear layers and LayerNorm")
-    tied: bool = setting(False, "tie the output matrix (lm_head) to the token embedding")
+    tied: bool = setting(False, "tie lm_head to the token embedding")
     qk_norm: bool = setting(True, "RMS-normalize queries and keys")
     dropout: float | str = setting(
         0.0,
-        "dropout probability, on embeddings and residual branches; auto: the more epochs, the "
-        "higher: " + ", ".join(f"{p:g} from {epochs}" for epochs, p in DROPOUT_BY_EPOCHS),
-        "[0, 1)",
-        choices=("auto",),
+        "dropout on embeddings and branches (auto = by epochs)",
+        ("auto",),
+        at_least=0,
+        less_than=1,
     )
-    attention_dropout: float = setting(0.0, "dropout probability, on attention weights", "[0, 1)")
-    logit_softcap: float = setting(
-        15.0, "soft-cap logits at this value: cap * tanh(logits / cap); 0: off", "[0, 1000]"
-    )
+    attention_dropout: float = setting(0.0, "dropout on attention weights", at_least=0, less_than=1)
+    logit_softcap: float = setting(15.0, "soft-cap logits at this value (0 = off)", at_least=0)
     logit_scale: float | str = setting(
         1.0,
-        "multiply the logits by this number, except in training: below 1, the model is less "
-        f"confident; auto: max({MIN_LOGIT_SCALE:g}, 1 - {LOGIT_SCALE_DROP:g} * planned epochs)",
-        "(0, 10]",
-        choices=("auto",),
+        "multiply logits, except in training (auto = by epochs)",
+        ("auto",),
+        more_than=0,
     )
-    residual_init: str = setting(
-        "zero",
-        "initialization of each branch's last matrix: scaled: N(0, (0.02 / sqrt(2 n_layer))^2); "
-        "zero: each block starts as the identity",
-        choices=("scaled", "zero"),
-    )
+    residual_init: str = setting("zero", "init of each branch's last matrix", ("scaled", "zero"))
 
     def __post_init__(self):
         super().__post_init__()
@@ -193,77 +147,46 @@ class ModelConfig(Checked):
                 f"(n_embd {self.n_embd} / n_head {self.n_head}); choose an even head size, "
                 "or positions learned"
             )
-        angles = self.block_size * head_size
-        if self.positions == "rope" and angles > MAX_ROTARY_ANGLES:
-            raise ConfigError(
-                f"positions rope needs a table of block_size {self.block_size} * head size "
-                f"{head_size} = {angles:,} angles; allowed: {MAX_ROTARY_ANGLES:,}; "
-                "reduce block_size, or choose positions learned"
-            )
 
 
 @dataclass(frozen=True)
 class TrainConfig(Checked):
     """Training, evaluation and logging."""
 
-    batch_size: int = setting(
-        12, "windows of text per micro-batch, in total over all processes", "[1, 1000000]"
-    )
-    gradient_accumulation_steps: int = setting(1, "micro-batches per step", "[1, 1000000]")
-    max_iters: int = setting(2000, "number of iterations (optimization steps)", "[1, 1e9]")
-    optimizer: str = setting(
-        "muon",
-        "muon: Muon for the matrices in the blocks, AdamW for the rest",
-        choices=("adamw", "muon"),
-    )
-    learning_rate: float = setting(0.02, "peak learning rate of AdamW", "(0, 10]")
-    muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", "(0, 10]")
-    min_lr_ratio: float = setting(
-        0.0, "learning rate at the end, as a fraction of the peak", "[0, 1]"
-    )
-    beta1: float = setting(0.9, "AdamW beta1: decay rate of the first moment", "[0, 1)")
-    beta2: float = setting(0.99, "AdamW beta2: decay rate of the second moment", "[0, 1)")
-    muon_momentum: float = setting(0.9, "momentum of Muon", "[0, 1)")
-    weight_decay: float = setting(
-        0.1, "decoupled weight decay, on matrices and embeddings", "[0, 100]"
-    )
-    grad_clip: float = setting(1.0, "clip the gradient norm to this value; 0: off", "[0, 1e6]")
-    schedule: str = setting(
-        "trapezoid", "learning-rate schedule", choices=("cosine", "trapezoid", "constant")
-    )
+    batch_size: int = setting(12, "windows per micro-batch, all ranks", at_least=1)
+    gradient_accumulation_steps: int = setting(1, "micro-batches per step", at_least=1)
+    max_iters: int = setting(2000, "number of optimization steps", at_least=1)
+    optimizer: str = setting("muon", "optimizer of the blocks' matrices", ("adamw", "muon"))
+    learning_rate: float = setting(0.02, "peak learning rate of AdamW", more_than=0)
+    muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
+    min_lr_ratio: float = setting(0.0, "final / peak learning rate", at_least=0, at_most=1)
+    beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
+    beta2: float = setting(0.99, "beta2 of AdamW", at_least=0, less_than=1)
+    muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)
+    weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
+    grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
+    schedule: str = setting("trapezoid", "after the warm-up", ("cosine", "trapezoid", "constant"))
     warmup_iters: int | str = setting(
-        "auto", "iterations of linear warm-up; auto: max_iters / 70", "[0, 1e9]", choices=("auto",)
+        "auto", "warm-up steps (auto = max_iters / 70)", ("auto",), at_least=0
     )
     cooldown_iters: int | str = setting(
-        "auto",
-        "trapezoid: iterations of linear cooldown, at the end; auto: 6/7 of max_iters",
-        "[0, 1e9]",
-        choices=("auto",),
+        "auto", "cooldown steps (auto = 6/7 max_iters)", ("auto",), at_least=0
     )
     patience: int = setting(
-        0, "stop early after this many evaluations without a better loss; 0: off", "[0, 1e9]"
+        0, "stop after this many evaluations without a better loss (0 = never)", at_least=0
     )
     eval_interval: int | str = setting(
-        "auto",
-        "iterations between evaluations; auto: max_iters / 10",
-        "[1, 1e9]",
-        choices=("auto",),
+        "auto", "steps between evaluations (auto = max_iters / 10)", ("auto",), at_least=1
     )
     save_interval: int | str = setting(
         "auto",
-        "iterations between checkpoints; auto: at each evaluation, and every five minutes",
-        "[1, 1e9]",
-        choices=("auto",),
+        "steps between checkpoints (auto = at each evaluation, and every 5 minutes)",
+        ("auto",),
+        at_least=1,
     )
-    log_interval: int = setting(10, "iterations between logged values", "[1, 1e9]")
-    log: str = setting(
-        "pictures",
-        "what TensorBoard gets: scalars and samples, or pictures as well",
-        choices=("scalars", "pictures"),
-    )
-    sample_chars: int = setting(
-        200, "characters of the sample at each evaluation; 0: none", "[0, 1000000]"
-    )
+    log_interval: int = setting(10, "steps between logged values", at_least=1)
+    log: str = setting("pictures", "what to log to TensorBoard", ("scalars", "pictures"))
+    sample_chars: int = setting(200, "length of logged samples (0 = none)", at_least=0)
 
     def __post_init__(self):
         super().__post_init__()
@@ -285,65 +208,51 @@ class Config(Checked):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
-    out_dir: str = setting("auto", "folder of the run; auto: out/<name of the config file>")
-    seed: int = setting(1337, "seed of all random numbers", SEEDS)
-    device: str = setting("auto", "device; auto: cuda, else mps, else cpu", choices=DEVICES)
-    dtype: str = setting(
-        "auto",
-        "dtype of matrix products; auto: bfloat16 where it is fast",
-        choices=("auto", *DTYPES),
-    )
-    compile: bool = setting(False, "use torch.compile: slow to start, then faster")
+    out_dir: str = setting("auto", "run folder (auto = out/NAME for configs/NAME.yaml)")
+    seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
+    device: str = setting("auto", "where to compute (auto = best)", DEVICES)
+    dtype: str = setting("auto", "of matmuls (auto = fastest)", ("auto", *DTYPES))
+    compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
 
 @dataclass(frozen=True)
 class SampleConfig(Checked):
     """Options of sample.py."""
 
-    ckpt: str = setting(MISSING, "checkpoint file, or run folder; required")
+    ckpt: str = setting(MISSING, "run folder or checkpoint file (required)")
     prompt: str = setting(
-        "",
-        "text to continue (\\n: newline); FILE:path reads a file, - standard input",
-        aliases=("start",),
+        "", "text to continue (\\n = newline); FILE:PATH reads a file, - standard input"
     )
-    num_samples: int = setting(1, "number of samples", "[1, 1e12]")
-    sample: int | None = setting(None, "draw only sample N of this seed", "[1, 1e12]")
-    max_new_tokens: int = setting(500, "characters to generate per sample", "[0, 1e12]")
+    num_samples: int = setting(1, "number of samples", at_least=1)
+    sample: int | None = setting(None, "draw only sample N of this seed", at_least=1)
+    max_new_tokens: int = setting(500, "characters to generate per sample", at_least=0)
     temperature: float | str = setting(
         "auto",
-        f"lower: more conservative; 0: greedy; auto: {DEFAULT_TEMPERATURE:g}, or 0 for answers",
-        "[0, 1e6]",
-        choices=("auto",),
+        f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)",
+        ("auto",),
+        at_least=0,
     )
-    top_k: int = setting(0, "sample from the k likeliest characters; 0: off", "[0, 1e9]")
+    top_k: int = setting(0, "sample from the k likeliest (0 = off)", at_least=0)
     top_p: float = setting(
-        1.0, "nucleus sampling: from the likeliest with this total probability; 1: off", "(0, 1]"
+        1.0, "sample from the likeliest with this total probability", more_than=0, at_most=1
     )
     min_p: float = setting(
-        0.0, "drop characters below this fraction of the highest probability", "[0, 1)"
+        0.0, "drop characters below this share of the likeliest", at_least=0, less_than=1
     )
     stop: tuple[str, ...] = setting(
-        (), "end a sample where the model writes this text; may be repeated", repeatable=True
+        (), "end a sample where the model writes this text; may be repeated"
     )
     novel: str | None = setting(None, "lists: print only items that are not in this file")
-    unknown: str = setting(
-        "error",
-        "characters that the vocabulary lacks: refuse the text, or skip them",
-        choices=("error", "skip"),
-    )
-    seed: int = setting(1337, "seed of all random numbers", SEEDS)
+    unknown: str = setting("error", "characters that the vocabulary lacks", ("error", "skip"))
+    seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     interactive: bool = setting(False, "take turns: you type a line, the model continues")
     score: str | None = setting(None, "print only the model's loss on the text in this file")
     html: str | None = setting(None, "write only this file: the model as a web page")
-    device: str = setting("auto", "device; auto: cuda, else mps, else cpu", choices=DEVICES)
-    dtype: str = setting(
-        "float32", "dtype of the weights (with --score: of autocast)", choices=DTYPES
-    )
-    attention: str = setting("saved", "weight layout of the attention", choices=("saved", *LAYOUTS))
-    kernel: str = setting("saved", "attention kernel", choices=("saved", *KERNELS))
-    cache: bool = setting(
-        True, "use the KV cache: faster, and in float32 the same text", aliases=("no_cache",)
-    )
+    device: str = setting("auto", "where to compute (auto = best)", DEVICES)
+    dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
+    attention: str = setting("saved", "weight layout (docs/attention.md)", ("saved", *LAYOUTS))
+    kernel: str = setting("saved", "attention kernel (docs/attention.md)", ("saved", *KERNELS))
+    cache: bool = setting(True, "KV cache: faster, and in float32 the same text")
 
     def __post_init__(self):
         super().__post_init__()
@@ -359,9 +268,9 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
     """
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
     hint = did_you_mean(meant if meant in names else key, names, otherwise)
-    if meant == "learning_rate" in names:
+    if meant == "learning_rate" and meant in names:
         hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
-    if meant == "max_iters" in names and "epochs" in key:
+    if meant == "max_iters" and meant in names and "epochs" in key:
         hint += " (max_iters counts steps, not epochs)"
     return hint
 
@@ -402,23 +311,3 @@ def from_dict(mapping: object, section: type = Config):
         for key, value in mapping.items()
     }
     return section(**values)
-
-
-def estimate_parameters(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Estimate the parameters within a few percent: 12 n_embd^2 per block, plus the embeddings."""
-    tables = (1 if model.tied else 2) + model.token_shifts
-    rows = tables * vocab_size + model.block_size * (model.positions == "learned")
-    return 12 * model.n_layer * model.n_embd**2 + rows * model.n_embd
-
-
-def check_memory(model: ModelConfig) -> None:
-    """Raise ConfigError if weights, gradients and two moments (16 bytes/parameter) do not fit."""
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return  # the memory size is unknown here
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    parameters = estimate_parameters(model)
-    if 16 * parameters > memory:
-        raise ConfigError(
-            f"a model of {parameters:,} parameters needs {16 * parameters / 1e9:,.0f} GB to train, "
-            f"and this machine has {memory / 1e9:,.0f} GB; reduce n_layer, n_embd or block_size"
-        )

@@ -41,9 +41,9 @@ class TextInfo(Checked):
 
     name: str = setting("", "for messages: plays, book.txt")
     sha256: str | None = setting(None, "of the text, as data.text.Text defines it")
-    characters: int = setting(0, "in all files together", "[0, 1e15]")
+    characters: int = setting(0, "in all files together", at_least=0)
     val_sha256: str | None = setting(None, "of the validation text, if that is a text of its own")
-    epochs: float = setting(0.0, "how often the run will have read it when it ends", "[0, 1e15]")
+    epochs: float = setting(0.0, "how often the run will have read it when it ends", at_least=0)
     question: str = setting("", "of an item that validates, if items have answers")
 
 

@@ -17,8 +17,8 @@ from filelock import FileLock, Timeout
 from common import files
 from common.console import print_note
 from common.errors import ConfigError, ResourceError, RunInUseError
+from configs.command import to_yaml
 from configs.schema import Config
-from configs.strict_yaml import to_yaml
 from run import checkpoint as checkpoints
 from run.checkpoint import (
     BEST,

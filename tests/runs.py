@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -25,10 +25,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from common.errors import UserError
 from common.files import write_atomic
-from configs.command import CommandLineOptions
-from configs.fields import value_type
-from configs.options import options_of
-from configs.schema import Config, TrainConfig
+from configs.schema import TrainConfig
 from run import file_format
 from run.checkpoint import BEST, LAST, SECTIONS
 from run.folder import holds_run
@@ -75,32 +72,15 @@ def small_run_args(folder: Path) -> list[str]:
     return [*SMALL, f"--data.sources={text}"]
 
 
-def merged(arguments: Iterable[object]) -> list[str]:
-    """Replace an option where a later one, `--key=value`, changes the same setting.
-
-    train.py refuses an option given twice. Lists, such as --data.sources, add up and are kept.
-    """
-    options, words = options_of(CommandLineOptions, Config), {}
-    for number, word in enumerate(map(str, arguments)):
-        key = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        name, field, _ = options.get(key, ("", None, ""))
-        replaces = word.startswith("--") and name and value_type(field) is not tuple
-        words[name if replaces else number] = word
-    return list(words.values())
-
-
 def train(*arguments: object) -> tuple[int, str]:
-    """Run train.py in this process; return its exit code, and its stdout with any error message.
-
-    Options may override earlier ones: they are `merged`.
-    """
+    """Run train.py in this process; return its exit code, and its stdout with any error message."""
     torch.set_num_threads(1)
     stdout = Output()
     before = Path.cwd()
     os.chdir(ROOT)
     try:
         with redirect_stdout(stdout):
-            code = train_main(merged(arguments))
+            code = train_main(list(arguments))
     except UserError as error:
         return error.exit_code, f"{stdout.getvalue()}error: {printed(error)}\n"
     except OSError as error:
@@ -126,17 +106,14 @@ def resume_if_saved(folder: Path) -> list[str]:
 
 
 def start(*arguments: object) -> subprocess.Popen:
-    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe.
-
-    Options may override earlier ones: they are `merged`.
-    """
-    return _start([sys.executable, *merged(arguments)])
+    """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
+    return _start([sys.executable, *map(str, arguments)])
 
 
 def torchrun(size: int, *arguments: object) -> subprocess.Popen:
     """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
     ranks = ["-m", "torch.distributed.run", f"--nproc_per_node={size}"]
-    return _start([sys.executable, *ranks, "train.py", *merged(arguments)])
+    return _start([sys.executable, *ranks, "train.py", *map(str, arguments)])
 
 
 def _start(words: list[str]) -> subprocess.Popen:
@@ -350,7 +327,7 @@ def _rank(
     signal.signal(signal.SIGTERM, lambda *_: None)
     if each:
         each(rank)
-    sys.exit(exit_code(train_main, merged(argv)))
+    sys.exit(exit_code(train_main, argv))
 
 
 def in_float64(_: int) -> None:

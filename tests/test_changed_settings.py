@@ -20,7 +20,7 @@ from run.differences import FIXED_IN_A_RUN, SEEN_BEFORE
 from run.folder import CheckpointManager
 from run.log import Log
 from tests.conftest import ROOT
-from tests.runs import contents, merged, train, write_checkpoint
+from tests.runs import contents, train, write_checkpoint
 from train import build
 from training import device, schedule
 from training.distributed import World
@@ -169,7 +169,7 @@ def changed_options(saved, *changes):
     changes = [re.sub(r"=(\w+\.txt)", rf"={folder}/\1", change) for change in changes]
     if any(change.startswith("--data.sources") for change in changes):
         options = [word for word in options if "sources" not in word]
-    return merged([*options, *changes])
+    return [*options, *changes]
 
 
 def run_with(saved, way, *changes):
@@ -178,7 +178,7 @@ def run_with(saved, way, *changes):
     if way == "resume":
         changes = [re.sub(r"=(\w+\.txt)", rf"={folder}/\1", change) for change in changes]
         start = [f"--out_dir={folder / 'run'}", "--resume", "--allow-data-change"]
-        words = merged([options[0], *start, "--max_iters=20", *changes])
+        words = [options[0], *start, "--max_iters=20", *changes]
     else:
         start = [f"--out_dir={folder / 'new'}", f"--init_from={folder / 'run'}"]
         words = [*changed_options(saved, *changes), *start]

@@ -179,10 +179,10 @@ INVALID = "its content is invalid"
 WRONG_PARTS = [  # the part, its new value or what changes in it, and words of the message
     ("config", None, f"{INVALID} (KeyError: 'config')"),
     ("config", {"model": {"n_heads": 2}}, "config: unknown key 'n_heads'; did you mean n_head?"),
-    ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer in [1, 512], but"),
+    ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer of at least 1, but"),
     ("vocabulary", "aba", f"{INVALID} (ValueError: "),
     ("data", {"sha256": 7}, "data: sha256 must be a string, "),
-    ("progress", {"step": -1}, "progress: step must be an integer in [0, 1e15], but is -1"),
+    ("progress", {"step": -1}, "progress: step must be an integer of at least 0, but is -1"),
     ("progress", {"best_step": 2}, "progress: best_step 2, last_eval_step 0 and step 3 contradict"),
 ]
 

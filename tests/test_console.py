@@ -14,7 +14,7 @@ from common.console import escape, print_note, print_result
 from common.errors import ConfigError, RunInUseError
 from tests.commands import exit_code
 from tests.conftest import ROOT, Command
-from tests.runs import ENVIRONMENT, merged, raised, small_run_args
+from tests.runs import ENVIRONMENT, raised, small_run_args
 
 REQUIREMENTS = re.findall(r"^\w+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
 
@@ -58,7 +58,7 @@ def controls(tmp_path_factory):
     words = [word for word in small_run_args(folder) if "--data.sources" not in word]
     lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
     arguments = [*words, *lengths, f"--data.sources={text}", f"--out_dir={run}"]
-    code, shown = on_terminal(*merged(["train.py", *arguments]))
+    code, shown = on_terminal("train.py", *arguments)
     assert code == 0
     return run, shown
 

@@ -11,8 +11,7 @@ import torch
 from nbclient import NotebookClient
 
 from benchmarks import minutes
-from configs.command import CommandLineOptions
-from configs.options import options_of
+from configs.command import CommandLineOptions, options_of
 from configs.schema import Config, SampleConfig
 from tests.conftest import ROOT, shapes
 from tests.test_structure import FILES

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import sample
 import train
 from common.console import escape
-from configs.command import CommandLineOptions
+from configs.command import MAX_FAULTS, CommandLineOptions
 from configs.fields import settings_of
 from configs.schema import Config, SampleConfig
-from configs.strict_yaml import MAX_FAULTS
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT
 

@@ -16,7 +16,7 @@ from page.export import refresh
 from run import checkpoint
 from tests.commands import exit_code, sample_main, train_main
 from tests.node import run_node
-from tests.runs import in_float64, merged, run_ranks, scalars
+from tests.runs import in_float64, run_ranks, scalars
 from tests.test_page import given_of
 from tests.test_sample import Input
 from training import optimizers
@@ -199,7 +199,7 @@ def test_items_are_printed_one_after_the_other_each_as_it_is_drawn_alone(names, 
     lines = printed.splitlines(keepends=True)
     assert len(lines) == 70 and all(line.endswith("\n") for line in lines)
     assert output(names[1], "--sample=7")[0] == lines[6]
-    assert output(names[1], "--sample=7", "--no_cache")[0] == lines[6]
+    assert output(names[1], "--sample=7", "--cache=false")[0] == lines[6]
     assert output(names[1], "--prompt=b", "--num_samples=3")[0].count("\nb") == 2
 
 
@@ -291,5 +291,5 @@ def test_answer_after_cannot_change_on_resume_and_with_init_from_the_separator_c
     assert exit_code(train_main, resume) == 4
     assert "set them back, or start a new run" in capsys.readouterr().err
     new = ["--separator=o", f"--out_dir={tmp_path / 'new'}", f"--init_from={run}"]
-    assert exit_code(train_main, merged([*options, *new])) == 0
+    assert exit_code(train_main, [*options, *new]) == 0
     assert "trained on some of this validation text" in capsys.readouterr().out

@@ -21,9 +21,8 @@ TESTS = {
         "tests/test_attention.py::test_the_settings_allow_exactly_the_layouts_and_kernels_of_the_tables",
         "tests/test_docs.py::test_the_code_of_a_tour_runs_from_beginning_to_end[attention]",
         "tests/test_golden.py::test_every_run_has_a_record_of_its_length",
-        "tests/test_command_line.py::test_an_invalid_argument_is_rejected_in_one_line",
-        "tests/test_command_line.py::test_help_lists_every_setting_with_its_description_range_and_choices",
-        "tests/test_config.py::test_an_invalid_config_is_rejected_in_one_line_that_names_the_file",
+        "tests/test_command.py::test_an_invalid_option_is_rejected_in_one_line",
+        "tests/test_command.py::test_an_invalid_config_file_is_rejected_in_one_line_that_names_it",
     ],
 }  # fmt: skip
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from common.files import write_atomic
-from configs.command import parse_train
+from configs.command import parse_train, to_yaml
 from configs.schema import Config
-from configs.strict_yaml import to_yaml
 from run import checkpoint as checkpoints
 from run import load_model
 from run.checkpoint import LAST

@@ -17,7 +17,6 @@ from training.device import Runtime
 from training.distributed import SINGLE_PROCESS, World
 from training.resolve import resolve
 
-STEP_RANGE, LOSS_RANGE = "[0, 1e15]", "[0, inf)"
 # the fields of Progress that depend on the validation text
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best")
 
@@ -30,15 +29,13 @@ class Progress(Checked):
     release on, fields may be added, never removed or renamed.
     """
 
-    step: int = setting(0, "steps done", STEP_RANGE)
-    last_eval_step: int = setting(0, "step of the last evaluation", STEP_RANGE)
+    step: int = setting(0, "steps done", at_least=0)
+    last_eval_step: int = setting(0, "step of the last evaluation", at_least=0)
     best_loss: float | None = setting(
-        None,
-        "lowest validation loss so far, nats per character; None: there is none yet",
-        LOSS_RANGE,
+        None, "lowest validation loss so far, nats per character; None: there is none", at_least=0
     )
-    best_step: int = setting(0, "step of the lowest validation loss", STEP_RANGE)
-    evals_since_best: int = setting(0, "evaluations since then", STEP_RANGE)
+    best_step: int = setting(0, "step of the lowest validation loss", at_least=0)
+    evals_since_best: int = setting(0, "evaluations since then", at_least=0)
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,0 +1,394 @@
+"""Settings on the command line and in config files: a mistake is one line, before torch."""
+
+import re
+
+import pytest
+
+from common.console import escape
+from common.errors import ConfigError
+from configs.command import (
+    CommandLineOptions,
+    options_of,
+    parse_sample_options,
+    parse_train,
+    sample_help,
+    to_yaml,
+    train_help,
+)
+from configs.fields import settings_of
+from configs.schema import LAYOUTS, Config, DataConfig, SampleConfig
+from tests.commands import exit_code, train_main
+from tests.conftest import ROOT, printed
+
+SMOKE = str(ROOT / "configs/smoke.yaml")
+SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
+
+# faults.md, section A: the content of a config file, and words of the message
+INVALID_FILES = [
+    # a config that is empty or not a mapping
+    ("# only a comment\n", "is empty; give at least one setting"),
+    ("- seed\n", "must be lines of key: value"),
+    ("model: 6\n", "line 1: model must be a mapping"),
+    (b"# caf\xe9\nseed: 1\n", "not UTF-8 at byte 5"),
+    # unknown keys
+    ("seed: 1\nmodel:\n  n_heads: 4\n", "line 3: unknown key 'n_heads'; did you mean model."),
+    ("train:\n  n_head: 4\n", "unknown key 'n_head'; did you mean model.n_head?"),
+    ("model: {hidden_size: 4}\n", "did you mean model.n_embd?"),
+    ("zzz: 4\n", "unknown key 'zzz'; python train.py --help lists all"),
+    ('"\\e[2J": 1\n', r"unknown key '\x1b[2J'"),
+    # wrong types, ranges and choices
+    ("model: {n_layer: 6.5}\n", "n_layer must be an integer of at least 1, but is 6.5"),
+    ("model: {n_layer: 0}\n", "but is 0"),
+    ("train: {learning_rate: 0}\n", "learning_rate must be a number of more than 0, but is 0.0"),
+    ("model: {dropout: 1}\n", "must be auto or a number of at least 0 and less than 1, but is 1.0"),
+    ("model: {attention: flsh}\n", f"must be one of {', '.join(LAYOUTS)}, but is 'flsh'"),
+    ("compile: yes\n", "compile must be true or false, but is 'yes'"),
+    ("seed: {a: 1}\n", "must be an integer of at least 0 and at most 4294967295, but is a mapping"),
+    ("seed: [1, 2]\n", "but is ['1', '2']"),
+    ("data: {sources: []}\n", "sources must be one string or several, but is []"),
+    ("data: {sources: http://example.org/a.txt}\n", "https://HOST/FOLDER/FILE#sha256="),
+    ("data: {encoding: utf8x}\n", "encoding: Python has no text encoding 'utf8x'"),
+    ("data: {answer_after: =}\n", "answer_after '=' needs items that end: set separator too"),
+    # what YAML reads as a number elsewhere, and no value
+    ("train: {batch_size: 1:30}\n", "must be an integer of at least 1, but is '1:30'"),
+    ("model: {dropout: on}\n", "but is 'on'"),
+    ("train: {learning_rate: .nan}\n", "but is '.nan'"),
+    ("train: {learning_rate: nan}\n", "but is nan"),
+    ("train: {grad_clip: .inf}\n", "but is '.inf'"),
+    ("train: {grad_clip: 1e400}\n", "but is inf"),
+    ("train:\n  learning_rate:\n", "line 2: learning_rate must be a number of more than 0"),
+    ("data: {sources: }\n", "sources must be one string or several, but is ['']"),
+    ("out_dir: ''\n", "out_dir must be a string, but is ''"),
+    # YAML that is refused
+    ("seed: 1\nmodel: {}\nseed: 2\n", "line 3: duplicate key 'seed', as in line 1; keep one"),
+    ("model:\n\tn_layer: 4\n", "line 2: ", "check the indentation (spaces only)"),
+    ("model:\n  n_layer:4\n  n_head: 4\n", "line 3: ", "write a space after 'n_layer:'"),
+    ("seed: 1\nmodel: {n_head: ]}\n", "line 2: ", "quotes and brackets"),
+    ("seed: 1\n---\nseed: 2\n", "line 2: but found another document"),
+    ("seed: !!python/object/apply:os.system [ls]\n", "line 1: tags, anchors and aliases are not"),
+    ("seed: 1\nout_dir: &a x\n", "line 2: tags, anchors and aliases are not supported"),
+    ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "line 1: tags, anchors and aliases"),
+    ("seed: 1 # \x1b[2J\n", "not YAML: unacceptable character #x001b"),
+    ("- " * 2000, "not YAML: maximum recursion depth exceeded"),
+    # settings that do not fit together
+    ("model: {n_embd: 384, n_head: 5}\n",
+     "n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"),
+    ("model: {positions: rope, n_embd: 12}\n", "the head size is 3", "choose an even head size"),
+    ("train: {warmup_iters: 3000, schedule: cosine}\n",
+     "warmup_iters 3000 is more than max_iters 2000; set --warmup_iters=auto"),
+    ("train: {schedule: trapezoid, max_iters: 300, warmup_iters: 9, cooldown_iters: 292}\n",
+     "warmup_iters 9 + cooldown_iters 292 is more than max_iters 300"),
+]  # fmt: skip
+
+VALUES = [  # a value is a string that the type of its setting parses
+    ("model: {n_layer: 6.0}\n", "model.n_layer", 6),
+    ("train: {learning_rate: 1e-3}\n", "train.learning_rate", 0.001),
+    ("train: {weight_decay: .5}\n", "train.weight_decay", 0.5),
+    ("train: {max_iters: 3e4}\n", "train.max_iters", 30_000),
+    ("seed: 010\n", "seed", 10),  # as Python's int() and YAML 1.2 have it; PyYAML has 8
+    ("seed: ６\n", "seed", 6),
+    ("\ufeffseed: '7'\n", "seed", 7),
+    ("out_dir: 010\n", "out_dir", "010"),
+    ("out_dir: null\n", "out_dir", "null"),
+    ('model: {"dropout": "auto"}\n', "model.dropout", "auto"),
+    ("data: {sources: book.txt}\n", "data.sources", ("book.txt",)),
+    ("data: {sources: [a, b]}\n", "data.sources", ("a", "b")),
+    ("data: {separator: '\\n'}\n", "data.separator", "\\n"),
+    ('data: {separator: "\\n"}\n', "data.separator", "\\n"),
+]
+
+TRAIN_OPTIONS = [  # arguments, setting, value
+    (["--model.n_layer=3"], "model.n_layer", 3),
+    (["--n-layer", "3"], "model.n_layer", 3),
+    (["--n_layer=4", "--model.n-layer=3"], "model.n_layer", 3),  # the last one counts
+    (["--train.max-iters=1e4"], "train.max_iters", 10_000),
+    (["--out_dir=a=b=c"], "out_dir", "a=b=c"),
+    (["--compile"], "compile", True),
+    (["--dropout=auto"], "model.dropout", "auto"),
+    (["--sources=a, b.txt", "--data.sources=[c"], "data.sources", ("a, b.txt", "[c")),
+]
+SAMPLE_OPTIONS = [
+    (["--prompt", ""], "prompt", ""),
+    (["--prompt=--help me"], "prompt", "--help me"),
+    (["--prompt", "- yes"], "prompt", "- yes"),
+    (["--temperature", "0"], "temperature", 0.0),
+    (["--stop=[", "--stop=a\\nb"], "stop", ("[", "a\nb")),
+    (["--cache=false"], "cache", False),
+    ([], "attention", "saved"),
+]
+
+INVALID_TRAIN_OPTIONS = [  # arguments after the config, and words of the message
+    (["--train.n_head=4"], "unknown option '--train.n_head'; did you mean --n_head?"),
+    (["--"], "unknown option '--'"),
+    (["--\x1b[2J=4"], r"unknown option '--\x1b[2J'"),
+    (["--epochs=3"], "did you mean --max_iters? (max_iters counts steps, not epochs)"),
+    (["--lr=1"], "did you mean --learning_rate? (with optimizer muon, also --muon_learning_rate)"),
+    (["--n_layer", "-1"], "--n_layer: n_layer must be an integer of at least 1, but is -1"),
+    (["--seed"], "--seed: has no value; it must be an integer", "write --seed=VALUE"),
+    (["--seed", "--compile"], "--seed: has no value"),
+    (["--resume="], "--resume: resume must be a string, but is ''"),
+    (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
+    (["--allow-data-change"], "--allow_data_change only applies together with --resume"),
+    (["--new-characters=add"], "--new_characters only applies together with --init_from"),
+    (["--minutes=1", "--max_iters=9"], "--minutes and --max_iters contradict each other"),
+    # --resume never takes the next argument as its value
+    (["--resume", "out/a"], "takes one config file", "'out/a']", "as in --resume=PATH"),
+    (["--out_dir=\udcff"], r"out_dir must be a string, but is '\udcff'"),
+]  # fmt: skip
+INVALID_SAMPLE_OPTIONS = [
+    ([], "--ckpt is missing; write --ckpt=VALUE: run folder or checkpoint file"),
+    (["--ckpt="], "--ckpt: ckpt must be a string, but is ''"),
+    (["--ckpt", "--prompt", "x"], "--ckpt: has no value"),
+    (["--ckpt=x", "--min_p=1"], "must be a number of at least 0 and less than 1, but is 1.0"),
+    (["--ckpt=x", "--length=9"], "unknown option '--length'; did you mean --max_new_tokens?"),
+    (["--ckpt=x", "--start=a"], "unknown option '--start'; did you mean --prompt?"),
+    (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"'),
+    (["--ckpt=x", "--novel=x", "--score=y"], "--novel and --score contradict each other"),
+]
+
+
+def write(folder, content):
+    """Write a config file; return its path."""
+    file = folder / "config.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(file)
+
+
+def error_message(*argv, parse=parse_train):
+    """Return the one line of the error for these arguments; its exit code is 2."""
+    with pytest.raises(ConfigError) as caught:
+        parse(list(argv))
+    assert caught.value.exit_code == 2
+    return printed(caught.value)
+
+
+def value_of(config, name):
+    for key in name.split("."):
+        config = getattr(config, key)
+    return config
+
+
+# ------------------------------------------------------------------------------------- config files
+
+
+@pytest.mark.parametrize("row", INVALID_FILES, ids=lambda row: repr(row[0][:40]))
+def test_an_invalid_config_file_is_rejected_in_one_line_that_names_it(row, tmp_path):
+    content, *words = row
+    file = write(tmp_path, content)
+    message = error_message(file)
+    assert message.startswith(f"{file}: ") and len(message) < 1000
+    assert all(part in message for part in words), message
+
+
+@pytest.mark.parametrize(("content", "name", "expected"), VALUES)
+def test_a_value_of_a_config_file_is_parsed_by_the_type_of_its_setting(
+    content, name, expected, tmp_path
+):
+    found = value_of(parse_train([write(tmp_path, content)]).new_settings(), name)
+    assert found == expected and type(found) is type(expected)
+
+
+def test_each_of_the_first_five_wrong_settings_of_a_file_is_a_line(tmp_path, capsys):
+    file = write(
+        tmp_path, "sead: 1\nmodel:\n  n_layer: 0\n  heads: 4\ntrain: 3\nseed: x\ncompile: yes\n"
+    )
+    assert exit_code(train_main, [file]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    faults = [
+        "line 1: unknown key 'sead'",
+        "line 3: n_layer must be",
+        "line 4: unknown key 'heads'",
+        "line 5: train must be a mapping",
+        "line 6: seed must be",
+    ]
+    for line, fault in zip(lines, faults, strict=True):
+        assert line.startswith(f"error: {file}: {fault}")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["configs/shakespear.yaml", "shakespeare", "shakespeare.yml", "config/shakespeare.yaml"],
+)
+def test_a_missing_config_is_rejected_with_the_nearest_name(wrong, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert error_message(wrong) == (
+        f"{wrong}: no such config; did you mean configs/shakespeare.yaml?"
+    )
+
+
+def test_without_a_similar_name_or_for_a_folder_the_configs_there_are_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = ", ".join(f"configs/{path.name}" for path in SHIPPED)
+    assert error_message("zzzz\x1b") == f"zzzz\\x1b: no such config; allowed: {names}"
+    assert error_message("configs") == f"configs: is a folder; give a config file, such as {names}"
+    monkeypatch.chdir(tmp_path)
+    assert error_message("zzzz") == "zzzz: no such config; allowed: configs/shakespeare.yaml"
+
+
+def test_a_config_is_looked_for_here_and_then_beside_the_code(tmp_path, monkeypatch):
+    shipped = parse_train([SMOKE]).new_settings()
+    monkeypatch.chdir(tmp_path)
+    assert parse_train(["configs/smoke.yaml"]).new_settings() == shipped
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/smoke.yaml").write_text("seed: 9\n")
+    assert parse_train(["configs/smoke.yaml"]).new_settings().seed == 9
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_print_config_prints_the_settings_as_a_config_file_with_the_same_meaning(
+    path, capsys, tmp_path
+):
+    words = [str(path), "--n_layer=5"]
+    with pytest.raises(SystemExit) as ending:
+        parse_train([*words, "--print-config"])
+    assert ending.value.code == 0
+    again = parse_train([write(tmp_path, capsys.readouterr().out)]).new_settings()
+    assert again == parse_train(words).new_settings() and again.model.n_layer == 5
+
+
+def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):
+    special = "\t\n\r\x1b\x85\xa0\u2028\u2029\u202e\ufeff\U0001f3ad#':,-"
+    for text in [*special, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
+        config = Config(out_dir=text, data=DataConfig(sources=(text, "x")))
+        assert escape(to_yaml(config), keep="\n") == to_yaml(config)
+        assert parse_train([write(tmp_path, to_yaml(config))]).new_settings() == config
+    assert "книга" in to_yaml(Config(out_dir="книга"))
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(("argv", "name", "expected"), TRAIN_OPTIONS)
+def test_every_form_of_an_option_sets_its_setting(argv, name, expected):
+    for words in ([SMOKE, *argv], [*argv, SMOKE]):
+        found = value_of(parse_train(words).new_settings(), name)
+        assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(("argv", "name", "expected"), SAMPLE_OPTIONS)
+def test_every_form_of_an_option_of_sample_py_sets_it(argv, name, expected):
+    found = getattr(parse_sample_options(["--ckpt=x", *argv]), name)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("parse", "argv", "words"),
+    [(parse_train, [SMOKE, *argv], words) for argv, *words in INVALID_TRAIN_OPTIONS]
+    + [(parse_sample_options, argv, words) for argv, *words in INVALID_SAMPLE_OPTIONS],
+)
+def test_an_invalid_option_is_rejected_in_one_line(parse, argv, words):
+    message = error_message(*argv, parse=parse)
+    assert all(part in message for part in words), message
+
+
+def test_settings_without_an_option_are_those_of_the_file_or_the_defaults():
+    plain, changed = (parse_train([SMOKE, *more]).new_settings() for more in ([], ["--n_layer=5"]))
+    assert (changed.model.n_layer, changed.model.n_embd) == (5, 64)
+    assert changed.train == plain.train and plain.seed == Config().seed
+
+
+def test_an_error_across_file_and_options_names_both():
+    message = error_message(SMOKE, "--n_head=5")
+    assert message.startswith(f"{SMOKE} and the options: n_embd 64 is not divisible")
+
+
+def test_the_ways_to_start_a_run():
+    assert parse_train([SMOKE, "--resume"]).resume == "auto"
+    assert parse_train(["--resume", SMOKE]).resume == "auto"
+    assert parse_train([SMOKE, "--resume=out/a"]).resume == "out/a"
+    assert parse_train([SMOKE, "--overwrite", "--init-from=a.pt"]).init_from == "a.pt"
+
+
+def test_out_dir_is_named_after_the_config_by_default():
+    assert parse_train([SMOKE]).out_dir == "out/smoke"
+    assert parse_train([SMOKE]).new_settings().out_dir == "out/smoke"
+    assert parse_train([SMOKE, "--out_dir=out/mine"]).out_dir == "out/mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "given"), [([], "none;"), (["a.yaml"] * 5, "['a.yaml', 'a.yaml', 'a.yaml', ...];")]
+)
+def test_exactly_one_config_file_is_required(words, given):
+    expected = f"takes one config file, such as configs/shakespeare.yaml, but is given {given}"
+    assert expected in error_message(*words)
+
+
+def typos(name):
+    """Yield `name` with each letter left out, doubled, replaced, or swapped with the next."""
+    for i in range(len(name)):
+        before, letter, after = name[:i], name[i], name[i + 1 :]
+        yield from (before + after, before + 2 * letter + after, before + "x" + after)
+        yield before + after[:1] + letter + after[1:]
+
+
+# pairs that differ by one letter
+TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}
+
+
+@pytest.mark.parametrize(
+    ("parse", "sections"),
+    [(parse_train, (CommandLineOptions, Config)), (parse_sample_options, (SampleConfig,))],
+)
+def test_the_error_for_a_mistyped_setting_suggests_the_right_one(parse, sections):
+    known = [name for section in sections for name in settings_of(section)]
+    for name in known:
+        for typo in {each for each in typos(name) if each not in known}:
+            key = name.rpartition(".")[2]
+            message = error_message(f"--{typo}=1", parse=parse)
+            meant = re.search(r"did you mean --(?:\w+\.)?(\w+)\?$", message)
+            assert meant and meant[1] in (key, TWINS.get(key)), message
+
+
+# --------------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize(
+    ("text", "sections", "screens"),
+    [(train_help(), (CommandLineOptions, Config), 2), (sample_help(), (SampleConfig,), 1)],
+)
+def test_help_has_a_line_or_two_for_each_setting_and_fits_on_its_screens(text, sections, screens):
+    assert text.isascii() and max(map(len, text.splitlines())) <= 80
+    assert text.count("\n") <= 50 * screens
+    helps = re.findall(r"^  --(\w+)(.*\n(?: {20,}.*\n)*)", text, re.MULTILINE)
+    helps = {name: " ".join(lines.split()) for name, lines in helps if lines.count("\n") <= 2}
+    for section in sections:
+        for field in settings_of(section).values():
+            words = field.metadata["choices"] + tuple(map(str, field.metadata["limits"].values()))
+            assert all(word in helps[field.name] for word in words), field.name
+            assert field.metadata["meaning"] in helps[field.name]
+
+
+def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works():
+    run = pytest.importorskip("torch.distributed.run")
+    parser, rejected = run.get_args_parser(), []
+    for name in options_of(CommandLineOptions, Config):
+        words = ["configs/smoke.yaml", f"--{name}=1"]
+        try:
+            parsed = parser.parse_args(["--nproc_per_node=2", "train.py", *words])
+            assert parsed.training_script_args == words
+        except SystemExit:
+            rejected.append(name)
+    assert rejected == ["log"]
+    assert "torchrun rejects --log as ambiguous: write --train.log." in train_help()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("train.py --help", 0),
+        ("train.py configs/smoke.yaml --print-config", 0),
+        ("train.py nowhere.yaml", 2),
+        ("train.py configs/smoke.yaml --n_laier=3", 2),
+        ("sample.py --help", 0),
+        ("sample.py --temp=1", 2),
+        ("sample.py --ckpt=x --prompt=FILE:x", 5),
+    ],
+)
+def test_help_settings_and_errors_need_neither_torch_nor_numpy(run, command, code):
+    script, *arguments = command.split()
+    probe = (
+        "import runpy, sys; sys.argv = sys.argv[1:]\n"
+        f"try: runpy.run_path('{script}', run_name='__main__')\n"
+        "finally: print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    )
+    assert run("-c", probe, script, *arguments, check=code).stdout.endswith("[]\n")

@@ -1,0 +1,71 @@
+"""The settings in a checkpoint, checked like those of a file; the recipe for each size of text."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from common.errors import ConfigError
+from configs.command import parse_train
+from configs.schema import Config, flat_settings, from_dict, to_dict
+from data.summary import PRESETS, size_advice
+from model.gpt import GPT
+from tests.conftest import ROOT, printed
+
+SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
+INVALID = [
+    None, [], "x", {"modle": {}}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None},
+    {"seed": None}, {"seed": False}, {"seed": "6"}, {"seed": 6.5}, {"seed": -1},
+    {"seed": math.nan}, {"seed": {}}, {"seed": [1]}, {"compile": 1}, {"compile": "true"},
+    {"dtype": ["auto"]}, {"dtype": "half"}, {"out_dir": 1}, {"out_dir": ""}, {"out_dir": "\ud800"},
+    {"train": {"learning_rate": math.inf}}, {"train": {"learning_rate": True}},
+    {"data": {"sources": "a"}}, {"data": {"sources": []}}, {"data": {"sources": ["a", 1]}},
+    {"data": {"val_sources": [""]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_settings_come_back_from_a_checkpoint_as_they_were(path):
+    config = parse_train([str(path)]).new_settings()
+    assert from_dict(to_dict(config)) == config
+
+
+@pytest.mark.parametrize("tree", INVALID, ids=str)
+def test_invalid_settings_in_a_checkpoint_are_refused_in_one_line(tree):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(tree)
+    assert printed(caught.value)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset[0])
+def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset):
+    name, characters, _ = preset
+    config = parse_train([str(ROOT / name)]).new_settings()
+    model = GPT(replace(config.model, kernel="sdpa", dropout=0.0, logit_scale=1.0), 100)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert size_advice(parameters, min(characters, 10**9)) is None
+    assert config.model.dropout != 0 or name == "configs/mytext_gpu.yaml"
+
+
+def test_a_config_of_a_text_and_sizes_has_the_architecture_and_optimizer_of_the_main_recipe(
+    tmp_path,
+):
+    sizes = "model: {n_layer: 6, n_head: 6, n_embd: 384, block_size: 256}"
+    lengths = "train: {batch_size: 64, max_iters: 5000}"
+    file = tmp_path / "own.yaml"
+    file.write_text(f"data: {{sources: book.txt}}\n{sizes}\n{lengths}\n")
+    own = parse_train([str(file)]).new_settings()
+    main = parse_train([str(ROOT / "configs/shakespeare.yaml")]).new_settings()
+    for section in ("model", "train"):
+        found, expected = vars(getattr(own, section)), vars(getattr(main, section))
+        assert {name for name in found if found[name] != expected[name]} <= {
+            *("n_layer", "n_head", "n_embd", "block_size", "kernel", "dropout", "logit_scale"),
+            *("batch_size", "max_iters", "eval_interval"),
+        }
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_recipe_says_only_what_differs_from_the_defaults(path):
+    if not path.stem.startswith("nanogpt"):  # those say nanoGPT's values in full
+        said, defaults = parse_train([str(path)]).file, flat_settings(Config())
+        assert [name for name in said if name in defaults and said[name] == defaults[name]] == []
