@@ -77,6 +77,7 @@ def build(command: Command, world: World) -> tuple[Run, Path | None]:
     """Build the run of a command: a new one, or that of a checkpoint, whose path is returned."""
     saved = find_saved(command)
     run = build_resumed(command, saved, world) if saved else build_new(command, world)
+    # all processes must have built the same one
     world.require_equal(
         {
             "max_iters": run.asked.train.max_iters,
@@ -85,13 +86,13 @@ def build(command: Command, world: World) -> tuple[Run, Path | None]:
             "step": run.progress.step,
         }
     )
-    return run, saved and saved.path
+    return run, saved.path if saved else None
 
 
 def find_saved(command: Command) -> Checkpoint | None:
     """Return the checkpoint to resume from; None for a new run, which must not replace another."""
     folder, saved = Path(command.out_dir), None
-    if command.resume and command.resume != "auto":
+    if command.resume and command.resume != "auto":  # --resume=PATH
         saved = load(command.resume, "last")
     elif command.resume and holds_run(folder):
         saved = load(folder, "last")
@@ -100,7 +101,7 @@ def find_saved(command: Command) -> Checkpoint | None:
         beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
-    check_folder(folder, saved and saved.path, command.overwrite)
+    check_folder(folder, saved.path if saved else None, command.overwrite)
     return saved
 
 

@@ -190,15 +190,6 @@ def test_the_settings_of_a_run_are_in_its_hparams(runs):
     assert start.hparams["train.optimizer"].string_value == "muon"
 
 
-def test_a_resume_with_other_settings_adds_them_to_the_description(train_run, tmp_path):
-    assert train_run("--max_iters=14")[0] == 0
-    time.sleep(1)
-    assert train_run("--max_iters=15", "--resume")[0] == 0
-    first, second = read_events(tmp_path / "run").Tensors("setup/run/text_summary")
-    assert (first.step, second.step) == (0, 14)
-    assert b"train.max_iters                  15\n" in second.tensor_proto.string_val[0]
-
-
 def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_path):
     assert train_run("--log=scalars")[0] == 0
     tags = read_events(tmp_path / "run").Tags()

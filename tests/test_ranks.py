@@ -9,17 +9,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from common.console import program
 from run.checkpoint import LAST
 from tests.runs import (
+    DIVERGING,
     ENVIRONMENT,
     ROOT,
     at_step,
     contents,
-    in_float64,
     run_ranks,
     same_runs,
     scalars,
@@ -61,50 +59,18 @@ def one_step(options, tmp_path):
 # ---------------------------------------------------------------- equality with a single process
 
 
-@pytest.mark.parametrize(
-    "optimizer, each, tolerance",
-    [("adamw", in_float64, 1e-12), ("muon", in_float64, 1e-12), ("muon", None, 1e-5)],
-)
-def test_two_ranks_have_the_losses_of_one_process(optimizer, each, tolerance, options, tmp_path):
-    losses = []
-    for size in (1, 2):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_ranks_have_the_losses_of_one_process(optimizer, options, tmp_path):
+    """To 1e-5 in float32: sums have another order."""
+    one, two = [], []
+    for losses, size in ((one, 1), (two, 2)):
         run = tmp_path / f"{size}"
-        words = [*options, *EQUAL, f"--optimizer={optimizer}", f"--out_dir={run}"]
-        train_ranks(tmp_path, size, *words, each=each)
-        logged = [loss for _, loss in scalars(run)["train/loss"]]  # in float32
-        losses.append((contents(run / LAST)["progress"]["best_loss"], logged))
-    (best, one), (best_of_two, two) = losses
-    assert abs(best - best_of_two) < tolerance
-    assert len(one) == STEPS and two == pytest.approx(one, abs=max(tolerance, 1e-6))
-
-
-def count_sums(folder: Path, rank: int) -> None:
-    """Write one character to a file for each all-reduce of gradients."""
-    init = DistributedDataParallel.__init__
-
-    def init_with_hook(self, *arguments, **options):
-        init(self, *arguments, **options)
-        group = self.process_group
-
-        def hook(_, bucket):
-            with open(folder / f"sums{rank}", "a") as file:
-                file.write("x")
-            work = torch.distributed.all_reduce(
-                bucket.buffer().div_(group.size()), group=group, async_op=True
-            )
-            return work.get_future().then(lambda done: done.value()[0])
-
-        self.register_comm_hook(None, hook)
-
-    DistributedDataParallel.__init__ = init_with_hook
-
-
-def test_gradients_are_averaged_once_per_step_with_gradient_accumulation(one_step, tmp_path):
-    words = [*one_step, "--gradient_accumulation_steps=4", "--max_iters=4"]
-    train_ranks(tmp_path, 2, *words, each=partial(count_sums, tmp_path))
-    before_the_first_step = 1  # see World.wrap_ddp
-    for rank in (0, 1):
-        assert len((tmp_path / f"sums{rank}").read_text()) == 4 + before_the_first_step
+        train_ranks(
+            tmp_path, size, *options, *EQUAL, f"--optimizer={optimizer}", f"--out_dir={run}"
+        )
+        losses += [loss for _, loss in scalars(run)["train/loss"]]
+        losses.append(contents(run / LAST)["progress"]["best_loss"])
+    assert len(one) == STEPS + 1 and two == pytest.approx(one, abs=1e-5)
 
 
 def test_each_step_and_rank_has_its_own_dropout_seed():
@@ -232,6 +198,12 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(options,
     assert code == 0 and step_of(run) == step + 3
     assert "\nworld_size 2 -> 1\n" in output
     assert "\nthe result will not be bit-identical to that of an uninterrupted run\n" in output
+
+
+def test_ranks_agree_without_a_word_that_the_patience_is_at_its_end(options, tmp_path):
+    run = tmp_path / "run"
+    train_ranks(tmp_path, 2, *options, *DIVERGING, "--patience=1", f"--out_dir={run}")
+    assert step_of(run) == 18
 
 
 # ------------------------------------------------------------------------------------ the launcher

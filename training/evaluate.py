@@ -169,7 +169,8 @@ def window_losses(
     Targets IGNORED do not count. The model is left in evaluation mode.
     """
     model.eval()
-    nats, counts, right = *np.zeros((2, model.config.block_size)), []
+    nats, counts = np.zeros((2, model.config.block_size))
+    right = []
     for x, y in windows:
         T = y.shape[1]
         x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
