@@ -28,7 +28,6 @@ from common.files import write_atomic
 from configs.schema import TrainConfig
 from run import file_format
 from run.checkpoint import BEST, LAST, SECTIONS
-from run.folder import holds_run
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
 from training import device, evaluate, schedule
@@ -98,11 +97,6 @@ class Output(io.StringIO):
     """Standard output as a string."""
 
     def reconfigure(self, **_: str) -> None: ...
-
-
-def resume_if_saved(folder: Path) -> list[str]:
-    """Return --resume if a folder holds a run: train.py refuses an --out_dir without one."""
-    return ["--resume"] if holds_run(folder) else []
 
 
 def start(*arguments: object) -> subprocess.Popen:

@@ -4,14 +4,12 @@ import errno
 import itertools
 import math
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
 from common import files
-from common.console import program
 from run.checkpoint import BEST, LAST, SETTINGS_FILE
 from tests.runs import (
     STEPS,
@@ -27,8 +25,6 @@ from tests.runs import (
 from training import evaluate, step
 from training.optimizers import AdamW
 
-PYTHON = shlex.quote(program("python"))  # in printed commands
-
 
 @pytest.fixture
 def run(tmp_path):
@@ -39,11 +35,6 @@ def patch_losses(patch, change):
     """Replace each training loss by `change(loss, number)`, numbered from 0; a step has two."""
     real, numbers = step.cross_entropy, iter(range(10**6))
     patch.setattr(step, "cross_entropy", lambda *arguments: change(real(*arguments), next(numbers)))
-
-
-def scale_losses(*numbers, factor=math.nan):
-    """Return a `change` for `patch_losses` that multiplies the losses of these numbers."""
-    return lambda loss, number: loss * factor if number in numbers else loss
 
 
 def last_line(output):
@@ -59,7 +50,7 @@ def test_a_non_finite_loss_ends_the_run_before_the_update_and_names_the_last_che
     factor, train_run, options, run, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch_losses(patch, scale_losses(11, factor=factor))
+        patch_losses(patch, lambda loss, number: loss * factor if number == 11 else loss)
         code, output = train_run()
     assert code == 6 and step_of(run) == 4
     assert re.fullmatch(

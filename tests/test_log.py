@@ -59,7 +59,17 @@ DENIED = PermissionError(errno.EACCES, "Permission denied")
 
 
 def kill_at_step_11(_):
-    """Make this process end by kill -9 in its step 11, counted from 0, whose last save was at 8."""
+    """Make this process end by kill -9 in its step 11, counted from 0, whose last save was at 8.
+
+    The disk is slow: without a flush, what was logged last would still be in a queue.
+    """
+    append = gfile.LocalFileSystem.append
+
+    def slow(*arguments):
+        time.sleep(0.005)
+        append(*arguments)
+
+    gfile.LocalFileSystem.append = slow
     at_step(pytest.MonkeyPatch(), KILLED_AT, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 

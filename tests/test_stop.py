@@ -13,7 +13,6 @@ from tests.runs import (
     PHASES,
     at_step,
     count_checkpoints,
-    resume_if_saved,
     same_runs,
     send_at,
     step_of,
@@ -103,7 +102,7 @@ def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
     saved, loadable_count = count_checkpoints(run)
     assert saved == loadable_count
     if phase == "load" or signals == "SIGINT twice":
-        assert train_run(*resume_if_saved(run))[0] == 0
+        assert train_run("--resume")[0] == 0
     else:
         printed = r"stopped and saved at step \d+; .*:\n  \S*python train.py (.*)\n"
         words = shlex.split(re.search(printed, output)[1])
