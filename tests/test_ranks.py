@@ -28,7 +28,6 @@ from tests.runs import (
     train,
 )
 from training import device
-from training.distributed import World
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 STEPS = 50
@@ -89,14 +88,6 @@ def test_only_rank_0_writes_files_and_prints(two_ranks):
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 25))
 
 
-def test_a_checkpoint_does_not_depend_on_the_number_of_ranks(two_ranks, train_run, tmp_path):
-    assert train_run()[0] == 0
-    one, two = (contents(run / LAST) for run in (tmp_path / "run", two_ranks[0]))
-    shapes = [{name: t.shape for name, t in each["tensors"].items()} for each in (one, two)]
-    assert shapes[0] == shapes[1]
-    assert one["environment"] | {"world_size": "2"} == two["environment"]
-
-
 DIFFERENT = [  # options of rank 1, exit code and message
     (["--max_iters=4"], 2, "error: max_iters: the processes have 1 and 4; all must be equal; .*"),
     (["--data.sources=data/plays/admiral.txt"], 2, "error: text: the processes have .* and .*"),
@@ -119,13 +110,6 @@ def test_a_batch_that_the_processes_do_not_divide_is_refused(one_step, tmp_path)
     words = [*one_step, "--batch_size=3"]
     (code, _, error), *_ = run_ranks(tmp_path / "output", words, words)
     assert code == 2 and re.match("error: batch_size 3 .* nearest above: 4", error)
-
-
-def test_the_rows_of_all_ranks_are_the_whole_batch():
-    rows = list(range(12))
-    slices = [World(rank, 4).rows(12) for rank in range(4)]
-    assert [row for each in slices for row in rows[each]] == rows
-    assert rows[World().rows(12)] == rows
 
 
 def record_sockets(folder: Path, rank: int) -> None:

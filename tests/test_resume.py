@@ -2,19 +2,21 @@
 one.
 """
 
+import gc
 import random
 import re
 
 import pytest
 import torch
 
-from run.checkpoint import BEST, LAST, PREV
+from run.checkpoint import BEST, LAST, PREV, Checkpoint
 from tests.commands import sample_main
 from tests.runs import (
     DIVERGING,
     ROOT,
     SMALL,
     STEPS,
+    at_step,
     contents,
     equal,
     same_runs,
@@ -43,6 +45,11 @@ def stopped(options, tmp_path):
     """The folder of a run that Ctrl-C has stopped in step 9."""
     stop_at(9, *options, f"--out_dir={tmp_path / 'run'}")
     return tmp_path / "run"
+
+
+def checkpoints_in_memory():
+    gc.collect()  # those of other tests
+    return [thing for thing in gc.get_objects() if type(thing) is Checkpoint]
 
 
 def resuming_line(output):
@@ -85,6 +92,12 @@ def test_a_checkpoint_of_another_folder_is_resumed_in_a_new_one(
     assert step_of(at_first) == 8  # it is saved at once, with its settings
     assert scalars(new)["train/loss"] == scalars(uninterrupted)["train/loss"][8:]
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, new)))
+
+
+def test_a_resumed_run_does_not_hold_its_checkpoint_in_memory(stopped, options, monkeypatch):
+    held = []
+    at_step(monkeypatch, 10, lambda: held.extend(checkpoints_in_memory()))
+    assert train(options[0], f"--out_dir={stopped}", "--resume")[0] == 0 and held == []
 
 
 # ---------------------------------------------------------------------------- the files that it has
