@@ -140,7 +140,7 @@ class Session:
             min_p=options.min_p,
         )
         model = self.model.to(self.runtime.dtype)
-        generation = Generation(model, sampler, cache=options.cache, notify=print_note)
+        generation = Generation(model, sampler, cache=options.cache)
 
         # an item begins where another has ended, as in training; a text needs a first character
         start = ""

@@ -3,7 +3,7 @@
 For one text on a CPU this is about twice as fast: each operation is so small that PyTorch spends
 more time around it than in it. `build_decoder` in generate.py compares the two.
 
-C n_embd, H n_head, D head size, S tokens with this one, V vocabulary
+C n_embd, H n_head, D head size, S tokens up to this one, V vocabulary
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.parameters import named_slices
 
-LAYERNORM_EPS = 1e-5
+LAYERNORM_EPS = 1e-5  # both are PyTorch's
 RMS_EPS = float(np.finfo(np.float32).eps)
 
 
@@ -27,21 +27,22 @@ class Decoder:
     def __init__(self, model: GPT):
         self.config, self.rotary = model.config, model.blocks[0].attention.rotary
         slices = named_slices(model)
-        self.weights = {name: torch.cat(slices[name]).numpy() for name in slices}
+        self.parameters = {name: torch.cat(slices[name]).numpy() for name in slices}
 
     def step(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
         """Read the last of ids (S,), after the S - 1 in the caches; return the next logits (V,)."""
-        config, weights, position = self.config, self.weights, len(ids) - 1
+        config, S = self.config, len(ids)
+        position = S - 1
         C, H, D = config.n_embd, config.n_head, config.n_embd // config.n_head
 
         # the residual stream begins with the embedding of the token
-        x = weights["token_embedding"][ids[position]].copy()  # (C,)
+        x = self.parameters["token_embedding"][ids[position]].copy()  # (C,)
         # token shifts: add those of the tokens before it
         for n in range(1, min(config.token_shifts, position) + 1):
-            x += weights[f"previous_embeddings.{n - 1}"][ids[position - n]]
+            x += self.parameters[f"previous_embeddings.{n - 1}"][ids[position - n]]
         # and that of the position, or RoPE below
         if config.positions == "learned":
-            x += weights["position_embedding"][position]
+            x += self.parameters["position_embedding"][position]
 
         for layer, cache in enumerate(caches):
             block = f"blocks.{layer}"
@@ -54,21 +55,23 @@ class Decoder:
             # QK-norm
             if config.qk_norm:
                 q, k = rms_norm(q), rms_norm(k)
-            # RoPE
+            # RoPE: rotate each pair of features, i and i + D/2, which roll swaps
             if self.rotary:
                 cos, sin = self.rotary.cos_sin[:, position].numpy()  # each (D,)
                 q = q * cos + np.roll(q, D // 2, axis=1) * sin
                 k = k * cos + np.roll(k, D // 2, axis=1) * sin
-            # store key and value
+            # store key and value in the cache, whose arrays are views of its tensors
             keys, values = cache.keys[0].numpy(), cache.values[0].numpy()  # (H, block_size, D)
-            keys[:, position], values[:, position], cache.length = k, v, position + 1
-            # scores: the query against all keys
-            scores = keys[:, : position + 1] @ q[:, :, None] / D**0.5  # (H, S, 1)
+            keys[:, position] = k
+            values[:, position] = v
+            cache.length = S
+            # scores: the query against the keys of all tokens up to this one
+            scores = keys[:, :S] @ q[:, :, None] / D**0.5  # (H, S, 1)
             # softmax
-            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            scores /= scores.sum(axis=1, keepdims=True)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
             # weighted sum of the values
-            y = scores.swapaxes(1, 2) @ values[:, : position + 1]  # (H, 1, D)
+            y = weights.swapaxes(1, 2) @ values[:, :S]  # (H, 1, D)
             # output projection, residual connection
             x += self.linear(y.reshape(C), f"{block}.attention.out_proj")
 
@@ -94,18 +97,21 @@ class Decoder:
         return config.logit_scale * logits
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        y = self.weights[name] @ x
-        bias = self.weights.get(f"{name}.bias")
+        """Apply the linear layer of this name."""
+        y = self.parameters[name] @ x
+        bias = self.parameters.get(f"{name}.bias")
         return y if bias is None else y + bias
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        """Apply the LayerNorm or RMSNorm of this name to x (C,)."""
         if self.config.norm == "rmsnorm":
-            return rms_norm(x) * self.weights[name]
+            return rms_norm(x) * self.parameters[name]
         x = x - x.sum() / len(x)
-        x = x / np.sqrt(x.dot(x) / len(x) + LAYERNORM_EPS) * self.weights[name]
-        bias = self.weights.get(f"{name}.bias")
+        x = x / np.sqrt(x.dot(x) / len(x) + LAYERNORM_EPS) * self.parameters[name]
+        bias = self.parameters.get(f"{name}.bias")
         return x if bias is None else x + bias
 
 
 def rms_norm(x: np.ndarray) -> np.ndarray:
+    """Scale each row of (..., D) to a root mean square of 1."""
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) / x.shape[-1] + RMS_EPS)

@@ -8,7 +8,8 @@ B batch, T new tokens, V vocabulary
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,9 +21,8 @@ from model.kv_cache import KVCache, new_caches
 from model.parameters import parameter_count
 
 GREEDY_BELOW = 1e-6  # temperature
-# the decoder: for weights that fit the CPU's cache, after a comparison with the model
-MAX_DECODED = 4_000_000  # parameters
-COMPARED_TOKENS = 16
+MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
+COMPARED_TOKENS = 16  # with which the decoder is compared with the model
 TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
 
 
@@ -133,28 +133,20 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 class Generation:
     """A batch of texts being written: prompts are appended, characters are drawn.
 
-    Only the current window of the texts is stored (see `window_start`). It belongs to the weights
-    of the model at its start. `cache` affects only the speed, and the rounding of the logits;
-    `notify` is for a message of `build_decoder`.
+    Only the window that the model sees is kept (see `window_start`). `cache` affects only the
+    speed, and the rounding of the logits. Do not train the model meanwhile.
     """
 
-    def __init__(
-        self,
-        model: GPT,
-        sampler: Sampler,
-        *,
-        cache: bool = True,
-        notify: Callable[[str], None] | None = None,
-    ):
-        self.model, self.sampler = model.eval(), sampler
-        self.cache = cache
-        self.length = 0  # length of the texts, with what lies before the window
-        self.start = 0  # where the window starts in the texts
+    def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
+        self.model, self.sampler, self.cache = model.eval(), sampler, cache
+        self.length = 0  # of each text, with what is before the window
+        self.start = 0  # of the window, in the text
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
-        self.read = 0  # how many tokens of the window the model has read into its caches
-        self.caches: list[KVCache] = []
-        one_text = len(self.ids) == 1
-        self.decoder = build_decoder(model, notify) if cache and one_text else None
+        self.caches = new_caches(model.config)  # the keys and values of its first tokens
+        # one text with a small model on a CPU: NumPy is faster
+        self.decoder = None
+        if cache and len(self.ids) == 1:
+            self.decoder = build_decoder(model)
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
@@ -179,39 +171,34 @@ class Generation:
         self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
         # a window that has moved is read again: its tokens have other positions
         if start != self.start:
-            self.start, self.read = start, 0
+            self.start, self.caches = start, new_caches(self.model.config)
 
     def _logits(self) -> np.ndarray:
-        """Run the model on the tokens not yet in its caches; return the next logits (B, V)."""
-        # without a cache: read the whole window for every character
+        """Run the model on the tokens that are not in the caches; return the next logits (B, V)."""
+        # without a cache: the whole window for every character
         if not self.cache:
             return forward(self.model, self.ids)
-        length = self.ids.shape[1]
-        if self.read == 0:
-            self.caches = new_caches(self.model.config)
-        if self.decoder and self.read and length == self.read + 1:
-            # the usual case for one text: read the character that was drawn last
-            logits = self.decoder.step(self.ids[0], self.caches)[None]
-        else:
-            # a prompt, an appended text, a window that has moved; several texts, a GPU
-            logits = forward(self.model, self.ids, self.caches)
-        self.read = length
-        return logits
+        # the usual case for one text: a single new token, the character that was drawn last
+        cached = self.caches[0].length
+        if self.decoder and cached > 0 and self.ids.shape[1] == cached + 1:
+            return self.decoder.step(self.ids[0], self.caches)[None]
+        # a prompt, an appended text, a window that has moved; several texts, a GPU
+        return forward(self.model, self.ids, self.caches)
 
 
 @torch.inference_mode()
-def forward(model: GPT, ids: np.ndarray, caches: list | None = None) -> np.ndarray:
+def forward(model: GPT, ids: np.ndarray, caches: Sequence[KVCache] | None = None) -> np.ndarray:
     """Run the model on ids (B, S); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
     return model(ids, caches)[:, -1].cpu().double().numpy()
 
 
-def build_decoder(model: GPT, notify: Callable[[str], None] | None = None) -> Decoder | None:
+def build_decoder(model: GPT) -> Decoder | None:
     """Build the decoder of a model; return None if it cannot take the model's place.
 
-    It is for small models in float32 on a CPU, and contexts of 2 tokens or more. It is compared
-    with the model once, on a few tokens. If their logits differ, as they do when somebody changes
-    gpt.py but not decode.py, `notify` is called with a message.
+    It is for small models in float32 on a CPU, and contexts of 2 tokens or more. First it is
+    compared with the model, on a few tokens. If their logits differ, as they do when somebody
+    changes gpt.py but not decode.py, that is a warning.
     """
     weight, block_size = next(model.parameters()), model.config.block_size
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
@@ -219,7 +206,7 @@ def build_decoder(model: GPT, notify: Callable[[str], None] | None = None) -> De
     if parameter_count(model) > MAX_DECODED:
         return None
 
-    # let both read the same tokens, the decoder the last one by itself
+    # the model reads some tokens; the decoder reads the last of them, with the others in caches
     decoder, caches = Decoder(model), new_caches(model.config)
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
@@ -233,21 +220,16 @@ def build_decoder(model: GPT, notify: Callable[[str], None] | None = None) -> De
     # use it if the logits agree up to rounding
     if difference <= TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
         return decoder
-    if notify:
-        notify(
-            f"model/decode.py does not compute what model/gpt.py does: logits differ by "
-            f"{difference:.1e}; continuing without it, more slowly"
-        )
+    warnings.warn(
+        "model/decode.py does not compute what model/gpt.py does; continuing without it, more "
+        "slowly",
+        stacklevel=2,
+    )
     return None
 
 
 def generate(
-    model: GPT,
-    prompt: Tensor,
-    sampler: Sampler,
-    max_new_tokens: int,
-    *,
-    cache: bool = True,
+    model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True
 ) -> Iterator[Tensor]:
     """Continue `prompt` (B, T) by max_new_tokens ids per row, yielding (B,) after each step."""
     generation = Generation(model, sampler, cache=cache)

