@@ -1,7 +1,7 @@
 """Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
-A `Session` loads the model and draws from it. What it is used for is one of four functions:
-`print_samples`, `take_turns`, `score` and `write_html`.
+A `Session` loads the model and draws from it. Then one of four functions does what was asked for:
+`print_samples`, `take_turns`, `score` or `write_html`.
 
 A model of a *list* was trained with data.separator, which ends each item: names, one a line. Each
 of its samples is one item.
@@ -109,14 +109,14 @@ class Session:
         """Encode the beginning of a sample; raise ConfigError if no item of a list begins so."""
         if self.item_format and self.item_format.separator in text:
             raise ConfigError(
-                f"--prompt: {brief(self.item_format.separator)} ends an item, and the model has "
+                f"prompt: {brief(self.item_format.separator)} ends an item, and the model has "
                 "never seen two; give the beginning of one item"
             )
         if self.answer_after not in text:
             question = with_escapes(self.saved.data.question)
             raise ConfigError(
-                f"--prompt: this model answers questions that end in {brief(self.answer_after)}; "
-                f"ask one, such as --prompt={brief(question)}"
+                f"prompt: this model answers questions that end in {brief(self.answer_after)}; "
+                f"ask one, such as {brief(question)}"
             )
         return self.encode(text)
 
@@ -254,7 +254,7 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
     print_note(f"--novel: {wanted:,} more were not found; raise --temperature")
 
 
-# -------------------------------------------------------------------------------------- interactive
+# --------------------------------------------------------------------------------------- take turns
 
 
 def take_turns(session: Session, prompt: str) -> None:
@@ -307,7 +307,7 @@ def end_line(text: str) -> None:
         print_text("\n")
 
 
-# ----------------------------------------------------------------------------------- score, page
+# -------------------------------------------------------------------------------- score, write a page
 
 
 def score(session: Session) -> None:

@@ -260,7 +260,7 @@ def test_what_is_no_question_is_refused_with_an_example(prompt, sums, capsys):
     question = checkpoint.load(sums[1] / checkpoint.LAST).data.question
     assert exit_code(sample_main, [f"--ckpt={sums[1]}", f"--prompt={prompt}"]) == 2
     printed = capsys.readouterr()
-    example = f"answers questions that end in '='; ask one, such as --prompt='{question}'\n"
+    example = f"answers questions that end in '='; ask one, such as '{question}'\n"
     two_items = "'\\n' ends an item, and the model has never seen two; "
     assert printed.out == "" and printed.err.count("\n") == 1
     assert (two_items if "\\n" in prompt else example) in printed.err
