@@ -1,7 +1,7 @@
 """The corpus: the first available source, encoded and split into training and validation text."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ def load_corpus(
     if item_format:
         train, val, question, item_lines = split_list(texts, item_format, data.val_fraction, encode)
     elif data.val_sources:
-        train, val = (join(part, encode) for part in files)
+        train, val = (join(map(encode, part)) for part in files)
     else:
         train, val, validates = split_text(files[0], data.val_fraction, encode)
     for name, part in (("training", train), ("validation", val)):
@@ -126,19 +126,21 @@ def split_text(
         train, val = train_val(files, val_fraction)
         share = sum(map(len, val)) / sum(map(len, files))
         if 0.5 <= share / val_fraction <= 2:
-            return join(train, encode), join(val, encode), f"{len(val):,} of {len(files):,} files"
+            validates = f"{len(val):,} of {len(files):,} files"
+            return join(map(encode, train)), join(map(encode, val)), validates
 
     # or the end of each
+    ids = list(map(encode, files))
     cuts = [int(len(file) * (1 - val_fraction)) for file in files]
-    train = [file[:cut] for file, cut in zip(files, cuts, strict=True)]
-    val = [file[cut:] for file, cut in zip(files, cuts, strict=True)]
+    train = join(file[:cut] for file, cut in zip(ids, cuts, strict=True))
+    val = join(file[cut:] for file, cut in zip(ids, cuts, strict=True))
     of_each = f" of each of {len(files):,} files" if len(files) > 1 else ""
-    return join(train, encode), join(val, encode), f"the last {100 * val_fraction:g}%{of_each}"
+    return train, val, f"the last {100 * val_fraction:g}%{of_each}"
 
 
-def join(files: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
-    """Encode some files, one after the other, into one split."""
-    return Split(np.concatenate(list(map(encode, files))))
+def join(files: Iterable[np.ndarray]) -> Split:
+    """Join the ids of some files into one split."""
+    return Split(np.concatenate(list(files)))
 
 
 def tokenizer_for(

@@ -80,15 +80,21 @@ def test_items_of_val_sources_all_validate_and_known_ones_are_counted():
     )
 
 
-def test_only_the_answer_and_the_end_of_an_item_count():
-    corpus = load(write("list.txt", "a=bc\n\nda=\n=f\n"), separator="\\n\\n", answer_after="=")
+@pytest.mark.parametrize(
+    ("text", "answer_after", "answers"),
+    [
+        ("a=bc\n\nda=\n=f\n", "=", ["\n=f\n\n", "bc\n\n"]),
+        ("a\nx\n\n\nb\n", "\n", ["\n\n", "x\n\n"]),
+    ],
+)
+def test_only_the_answer_and_the_end_of_an_item_count(text, answer_after, answers):
+    corpus = load(write("list.txt", text), separator="\\n\\n", answer_after=answer_after)
     counted = [
         corpus.tokenizer.decode([i for i in split.targets[start + 1 : end] if i != IGNORED])
         for split in (corpus.train, corpus.val)
         for start, end in split.segments
     ]
-    assert sorted(counted) == ["\n=f\n\n", "bc\n\n"]
-    assert corpus.question in ("a=", "da=")
+    assert sorted(counted) == answers
     batches = Batches(corpus.train, block_size=3, batch_size=2, seed=0)
     for i in range(20):
         assert batches.predictions(i) == np.count_nonzero(batches(i)[1] != IGNORED)
