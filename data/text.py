@@ -87,8 +87,7 @@ def find_text(
     Raises DataError if no source is available, CheckpointError if none has the wanted SHA-256.
     """
     sources, unavailable = getattr(data, setting), []
-    # a resumed run searches this machine before it downloads anything
-    for source in sorted(sources, key=lambda s: wanted is not None and is_address(s)):
+    for source in sources:
         # is it there, and is it the right one?
         try:
             text = read_source(source, data.encoding)
@@ -145,10 +144,6 @@ def read_source(source: str, encoding: str) -> Text:
             "fix that, or name another source"
         ) from error
     return Text(name_of(path), place, decoded)
-
-
-def is_address(source: str) -> bool:
-    return ADDRESS.fullmatch(source) is not None
 
 
 def path_of(source: str) -> Path:
