@@ -103,7 +103,7 @@ def find_text(
             notes.append(f"losses on {text.name} and {first} are not comparable")
         if unavailable:
             notes.append(f"not available: {', '.join(unavailable)}")
-        unused = [s for s in sources if name_unused and s != source and is_there(s)]
+        unused = [s for s in sources if name_unused and s != source and place_of(s)]
         if unused:
             notes.append(
                 f"not used: {first_few(unused)}; of several sources, the first that is available "
@@ -131,19 +131,14 @@ def read_source(source: str, encoding: str) -> Text:
     """
     path = path_of(source)
     try:
-        for place in places_of(source):
-            if files := files_at(place):
-                break
-        else:
-            place = download(source)
-            files = [place]
-        decoded = [decode(file.read_bytes(), file, encoding) for file in files]
+        place = place_of(source) or download(source)
+        files = [decode(file.read_bytes(), file, encoding) for file in files_at(place)]
     except OSError as error:
         raise DataError(
             f"{error.filename or path}: cannot be read: {error.strerror}; "
             "fix that, or name another source"
         ) from error
-    return Text(name_of(path), place, decoded)
+    return Text(name_of(path), place, files)
 
 
 def path_of(source: str) -> Path:
@@ -158,14 +153,10 @@ def path_of(source: str) -> Path:
     return Path("data", folder if stem == "input" else stem, "input.txt")
 
 
-def places_of(source: str) -> tuple[Path, Path]:
-    """Return where a source is looked for: under the current folder, then beside the code."""
+def place_of(source: str) -> Path | None:
+    """Return where a source is: under the current folder, else beside the code, else nowhere."""
     path = path_of(source)
-    return path, ROOT / path
-
-
-def is_there(source: str) -> bool:
-    return any(map(files_at, places_of(source)))
+    return next((place for place in (path, ROOT / path) if files_at(place)), None)
 
 
 def name_of(path: Path) -> str:
