@@ -14,7 +14,7 @@ import convert
 from common.errors import CheckpointError, UserError
 from run import load_model
 from tests.conftest import printed
-from tests.runs import train
+from tests.runs import contents, train
 
 TEXT = "".join(random.Random(0).choices("\n !,.aAbBcdefghio\xe9\u2028\U0001f600", k=600))
 CHARACTERS = sorted(set(TEXT))
@@ -139,6 +139,8 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
     code, output = train(*options, f"--init_from={run}", f"--out_dir={files / 'more'}")
     assert code == 0, output
+    settings = contents(files / "more" / "last.safetensors")["config"]["train"]
+    assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(*options, f"--out_dir={run}", "--resume")
     assert code == 4 and "an imported model, which has no optimizer state" in output
 

@@ -12,6 +12,10 @@ from data.summary import PRESETS, size_advice
 from model.gpt import GPT
 from tests.conftest import ROOT, printed
 
+MODERN = {
+    "positions": "rope", "token_shifts": 2, "mlp": "relu2", "qk_norm": True, "tied": False,
+    "residual_init": "zero", "logit_softcap": 15, "optimizer": "muon", "schedule": "trapezoid",
+}  # fmt: skip
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 INVALID = [
     None, [], "x", {"modle": {}}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None},
@@ -56,6 +60,7 @@ def test_a_config_of_a_text_and_sizes_has_the_architecture_and_optimizer_of_the_
     file.write_text(f"data: {{sources: book.txt}}\n{sizes}\n{lengths}\n")
     own = parse_train([str(file)]).new_settings()
     main = parse_train([str(ROOT / "configs/shakespeare.yaml")]).new_settings()
+    assert MODERN.items() <= vars(own.model).items() | vars(own.train).items()
     for section in ("model", "train"):
         found, expected = vars(getattr(own, section)), vars(getattr(main, section))
         assert {name for name in found if found[name] != expected[name]} <= {
