@@ -3,19 +3,16 @@
 import json
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 
 import playwright
 
 from page import export
 
-DRIVER = Path(playwright.__file__).parent / "driver"
-NODE = next(path for path in (DRIVER / "node", DRIVER / "node.exe") if path.exists())
-MODEL_OF = """
-const modelOf = ({ config, weights, shapes }) =>
-  new GPT(config, decodeWeights(weights, shapes));
-"""
+NODE = next((Path(playwright.__file__).parent / "driver").glob("node*"))
+MODEL_OF = (
+    "const modelOf = (page) => new GPT(page.config, decodeWeights(page.weights, page.shapes));"
+)
 
 
 def run_node(code: str, given: object) -> object:
@@ -23,20 +20,12 @@ def run_node(code: str, given: object) -> object:
 
     `modelOf(page)` is the model of a page.
     """
-    scripts = export.read("model.js") + export.read("app.js") + MODEL_OF
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / name for name in ("main.js", "given.json", "found.json")]
-        main = (
-            f"{scripts}\nconst files = require('fs');"
-            "const given = JSON.parse(files.readFileSync(process.argv[2]));"
-            f"const found = (() => {{ {code} }})();"
-            "files.writeFileSync(process.argv[3], JSON.stringify(found));"
-        )
-        files[0].write_text(main, encoding="utf-8")
-        files[1].write_text(json.dumps(given), encoding="utf-8")
-        done = subprocess.run([NODE, *files], capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return json.loads(files[2].read_text(encoding="utf-8"))
+    source = export.read("model.js") + export.read("app.js") + MODEL_OF
+    source += f"const given = {json.dumps(given)};"
+    source += f"console.log(JSON.stringify((() => {{ {code} }})()));"
+    done = subprocess.run([NODE, "-"], input=source, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
 
 
 def parts_of(page: str) -> dict[str, str]:

@@ -4,28 +4,24 @@ requested and nothing reaches the console.
 
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from configs.schema import Config, DataConfig
-from data.tokenizer import CharTokenizer
 from model.generate import window_start
-from model.gpt import MLP
 from model.inspect import attention_maps, heads_off, logit_lens
 from run import checkpoint
+from run.checkpoint import TextInfo
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
 from tests.test_page import random_model
 from tests.variants import RECIPES, choices_of, save_model
 
-WAIT = 60  # seconds
-SPANS = "Array.from(document.querySelectorAll('#text span'))"  # the characters of the text
-SELECTED = f"{SPANS}.findIndex((span) => span.classList.contains('selected'))"
+expect.set_options(timeout=60_000)
 PERSIAN = "سلام دنیا\nزبان‌های ایرانی\n"
 TEXTS = {  # with the recipe of the model
     "persian": ("shakespeare", PERSIAN),
@@ -46,137 +42,78 @@ def browser():
         browser.close()
 
 
+@pytest.fixture
+def open_page(browser):
+    """A function that opens a page, which may request only its file.
+
+    The text that it writes by itself is thrown away, and its settings are open, unless `alive`. It
+    may not log anything nor say that it has failed, unless `broken`.
+    """
+    opened = []
+
+    def open_page(path, alive=False, broken=False, script="", **options):
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
+        page, logged, requested = context.new_page(), [], []
+        page.on("console", lambda message: logged.append(message.text))
+        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.on("request", lambda request: requested.append(request.url))
+        page.add_init_script(script)
+        page.goto(path.as_uri())
+        if not alive:
+            page.click("#restart")
+            page.click("summary")
+        opened.append((page, path, broken, logged, requested))
+        return page
+
+    yield open_page
+    for page, path, broken, logged, requested in opened:
+        assert broken or (logged == [] and page.is_hidden("#failure"))
+        assert [url for url in requested if "blob:" not in url] == [path.as_uri()]
+        page.context.close()
+
+
 @pytest.fixture(scope="module")
 def smoke_page(smoke, tmp_path_factory):
-    """The page of the trained model, whose context is 64."""
+    """The file of the page of the trained model, whose context is 64."""
     path = tmp_path_factory.mktemp("pages") / "smoke.html"
     sample_main([f"--ckpt={smoke}", f"--html={path}", "--prompt=KING", "--max-new-tokens=150"])
     return path
 
 
-class Tab:
-    """An open page, with all that it requested and logged.
-
-    Unless `alive`, the text that it writes by itself is thrown away, and its settings are open.
-    """
-
-    def __init__(self, browser, path: Path, alive=False, script="", **options):
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
-        context.set_default_timeout(1000 * WAIT)
-        self.page, self.logged, self.requested = context.new_page(), [], []
-        self.page.on("console", lambda message: self.logged.append(message.text))
-        self.page.on("pageerror", lambda error: self.logged.append(str(error)))
-        self.page.on("request", lambda request: self.requested.append(request.url))
-        self.page.add_init_script(script)
-        self.page.goto(path.as_uri())
-        if not alive:
-            self.page.click("#restart")
-            self.page.click("summary")
-
-    def __getattr__(self, name):
-        return getattr(self.page, name)
-
-    def until(self, expression: str):
-        """Wait for an expression to be true: here, as the page allows no evaluation there."""
-        end = time.monotonic() + WAIT
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < end, f"not within {WAIT} s: {expression}"
-            self.page.wait_for_timeout(20)
-
-    def until_says(self, box: str, words: str):
-        self.until(f"document.querySelector('{box}').textContent.includes('{words}')")
-
-    def until_inspected(self):
-        self.until("document.querySelector('#attention').ariaBusy === 'false'")
-
-    def text(self) -> str:
-        """The text that the page shows, without its marks."""
-        return self.page.text_content("#text")
-
-    def write(self):
-        """Write the whole text."""
-        self.page.click("#write")
-        self.until_says("#write", "Continue")
-
-    def write_until(self, length: int):
-        """Begin to write a text of 10,000 characters; return when it is longer than `length`."""
-        self.page.fill("#max_new_tokens", "10000")
-        self.page.click("#write")
-        self.until(f"{SPANS}.length > {length}")
-
-    def select(self, i: int, box: str = "#text"):
-        self.page.locator(f"{box} span").nth(i).click()
-
-    def press(self, *keys: str) -> int:
-        """Press keys in the text; return the position that is selected then."""
-        self.page.focus("#text")
-        for key in keys:
-            self.page.keyboard.press(key)
-        return self.page.evaluate(SELECTED)
-
-    def losses(self, box: str = "#text") -> list[float]:
-        """The losses that color the characters of a box, but for its first one."""
-        return self.page.evaluate(
-            f"Array.from(document.querySelectorAll('{box} span'))"
-            ".map((span) => Number(span.style.getPropertyValue('--loss'))).slice(1)"
-        )
+@pytest.fixture
+def page(open_page, smoke_page):
+    return open_page(smoke_page)
 
 
 @pytest.fixture
-def open_tab(browser):
-    """A function that opens a page; no page may log anything or request more than its file."""
-    tabs = []
-
-    def open_tab(path, **options):
-        tabs.append((path.as_uri(), Tab(browser, path, **options)))
-        return tabs[-1][1]
-
-    yield open_tab
-    for address, tab in tabs:
-        assert tab.logged == []
-        assert [url for url in tab.requested if "blob:" not in url] == [address]
-        tab.context.close()
-
-
-@pytest.fixture
-def tab(open_tab, smoke_page):
-    return open_tab(smoke_page)
-
-
-@pytest.fixture
-def open_model(open_tab, tmp_path):
+def open_model(open_page, tmp_path):
     """A function that opens the page of a random model with the characters of a text.
 
-    It returns the tab, the model and its checkpoint.
+    It returns the page, the model and its checkpoint.
     """
 
     def open_model(
-        text, prompt, recipe="shakespeare", block_size=8, data=None, length=20, **options
+        text, prompt="", recipe="shakespeare", length=20, question="", block_size=8, **data
     ):
         vocabulary = "".join(sorted(set(text)))
         choices = choices_of(recipe) | {"block_size": block_size}
-        model = random_model(10.0, vocab_size=len(vocabulary), **choices)
-        config = Config(model=model.config, data=DataConfig(**data or {}))
-        path = save_model(tmp_path / "model.safetensors", model, vocabulary, config=config)
-        page = tmp_path / "page.html"
+        model = random_model(vocab_size=len(vocabulary), **choices)
+        config = Config(model=model.config, data=DataConfig(**data))
+        saved = {"config": config, "data": TextInfo(question=question)}
+        ckpt = save_model(tmp_path / "model.safetensors", model, vocabulary, **saved)
+        file = tmp_path / "page.html"
         words = [f"--prompt={prompt}", f"--max-new-tokens={length}"]
-        sample_main([f"--ckpt={path}", f"--html={page}", *words])
-        return open_tab(page, **options), model, path
+        sample_main([f"--ckpt={ckpt}", f"--html={file}", *words])
+        return open_page(file, alive=bool(question)), model, ckpt
 
     return open_model
-
-
-@pytest.fixture(scope="module")
-def trained(smoke):
-    saved = checkpoint.load(smoke / "best.safetensors")
-    return checkpoint.build_model(saved).eval(), CharTokenizer(saved.vocabulary)
 
 
 @pytest.fixture
 def printed(smoke, capsys):
     """A function that calls sample.py; it returns what that prints."""
 
-    def printed(*words: str, ckpt: Path = smoke) -> str:
+    def printed(*words, ckpt=smoke):
         capsys.readouterr()
         assert sample_main([f"--ckpt={ckpt}", "--device=cpu", *words]) == 0
         return capsys.readouterr().out.removesuffix("\n")
@@ -186,85 +123,136 @@ def printed(smoke, capsys):
 
 @pytest.fixture
 def continued(printed):
-    """A function that continues a text to so many characters, with sample.py's first settings."""
+    """A function that continues a text to so many characters, as sample.py does."""
     return lambda text, length: printed(
         f"--prompt={text}", f"--max-new-tokens={length - len(text)}"
     )
+
+
+@pytest.fixture(scope="module")
+def trained(smoke):
+    saved = checkpoint.load(smoke / "best.safetensors")
+    return checkpoint.build_model(saved).eval(), saved.vocabulary
+
+
+def wait_for(page, box, words):
+    expect(page.locator(box)).to_contain_text(words)
+
+
+def write(page):
+    """Write the whole text."""
+    page.click("#write")
+    wait_for(page, "#write", "Continue")
+
+
+def write_until(page, length):
+    """Begin to write a text of 10,000 characters; return when it is longer than `length`."""
+    page.fill("#max_new_tokens", "10000")
+    page.click("#write")
+    page.locator("#text span").nth(length).wait_for()
+
+
+def inspect(page, i):
+    """Select a character; wait until what the model attended to is shown."""
+    page.locator("#text span").nth(i).click()
+    expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+
+
+def text_of(page, box="#text"):
+    return page.text_content(box)
+
+
+def marked(page, name):
+    """Return the positions of the characters of the text that have a mark."""
+    code = "(all, name) => [...all.keys()].filter((i) => all[i].classList.contains(name))"
+    return page.locator("#text span").evaluate_all(code, name)
+
+
+def press(page, *keys):
+    """Press keys in the text; return the position that is selected then, if any."""
+    page.focus("#text")
+    for key in keys:
+        page.keyboard.press(key)
+    return next(iter(marked(page, "selected")), None)
+
+
+def colors(page, box="#text", name="--loss"):
+    """Return the numbers that color the characters of a box."""
+    code = "(all, name) => all.map((span) => Number(span.style.getPropertyValue(name)))"
+    return page.locator(f"{box} span").evaluate_all(code, name)
+
+
+def after_each_layer(model, vocabulary, text, n):
+    """Return the probabilities (L, V) of character n of a text after each layer."""
+    window = text[window_start(n, model.config.block_size) : n]
+    ids = torch.tensor([vocabulary.index(character) for character in window])
+    return logit_lens(model, ids)[:, -1].double().softmax(-1)
+
+
+def percent(p):
+    return f"{100 * p:.{3 if p < 0.001 else 1}f}\xa0%"
 
 
 # ------------------------------------------------------------------------------------------ opening
 
 
 def test_a_first_visitor_reads_two_sentences_and_a_text_that_writes_itself(
-    open_tab, smoke_page, continued
+    open_page, smoke_page, continued
 ):
-    opened = open_tab(smoke_page, alive=True)
-    opened.until("document.querySelector('#text .selected')")
-    opened.until_inspected()
-    assert len(opened.inner_text("header").split()) < 40
-    shown = opened.inner_text("main section:first-of-type")
-    assert len(shown.split()) < 80 + len(opened.text().split())
-    assert "bits" not in opened.inner_text("main")  # one unit; the other is in the notes
+    page = open_page(smoke_page, alive=True)
+    expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+    assert len(page.inner_text("header").split()) < 40
+    words = page.inner_text("main section:first-of-type").split()
+    assert len(words) < 80 + len(text_of(page).split())
+    assert "bits" not in page.inner_text("main")  # one unit; the other is in the notes
+    # the first surprise is selected
+    surprises = [i for i, loss in enumerate(colors(page)) if loss > np.log(10)]
+    assert marked(page, "selected") == [i for i in surprises if i >= 4][:1]
     # at a pace that one can follow, until one takes over
-    assert "characters/s" not in opened.text_content("#status")
-    assert opened.text_content("#write") == "Pause" and 4 < len(opened.text()) < 154
-    losses = opened.losses()[3:]  # of those that it drew; the first surprise is selected
-    surprise = next(i for i, loss in enumerate(losses) if loss > np.log(10))
-    assert opened.evaluate(SELECTED) == 4 + surprise
-    assert opened.locator("#lens tr").count() == 2
-    opened.keyboard.press("Shift")
-    assert opened.text_content("#write") == "Continue"
-    length = len(opened.text())
-    opened.wait_for_timeout(200)
-    assert len(opened.text()) == length
-    opened.write()
-    assert opened.text() == continued("KING", 154)
+    assert "characters/s" not in page.inner_text("#status")
+    page.keyboard.press("Shift")
+    wait_for(page, "#write", "Continue")
+    length = len(text_of(page))
+    page.wait_for_timeout(200)
+    assert len(text_of(page)) == length < 154
+    write(page)
+    assert text_of(page) == continued("KING", 154)
 
 
-def test_with_reduced_motion_the_whole_text_is_written_at_once(open_tab, smoke_page, continued):
-    opened = open_tab(smoke_page, alive=True, reduced_motion="reduce")
-    opened.until_says("#write", "Continue")
-    assert opened.text() == continued("KING", 154)
-    rate = re.search(r"([\d,]+) characters/s", opened.text_content("#status"))[1]
+def test_with_reduced_motion_the_whole_text_is_written_at_once(open_page, smoke_page, continued):
+    page = open_page(smoke_page, alive=True, reduced_motion="reduce")
+    wait_for(page, "#write", "Continue")
+    assert text_of(page) == continued("KING", 154)
+    rate = re.search(r"([\d,]+) characters/s", page.inner_text("#status"))[1]
     assert int(rate.replace(",", "")) > 40
-    place, box = (opened.locator(f"#text{each}").bounding_box() for each in (" .selected", ""))
-    assert box["y"] < place["y"] < box["y"] + box["height"]  # it is in view again
+    expect(page.locator("#text .selected")).to_be_in_viewport()
 
 
-def test_a_page_that_is_not_pythons_model_says_so(open_tab, smoke, tmp_path, monkeypatch):
-    sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'plain.html'}"])
-    mlp, gate = MLP.forward, lambda x: 1 + 0.1 * x[..., :1].tanh()
-    monkeypatch.setattr(MLP, "forward", lambda layer, x: gate(x) * mlp(layer, x))
-    sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'gated.html'}"])
-    gated, plain = (open_tab(tmp_path / name, alive=True) for name in ("gated.html", "plain.html"))
-    gated.until("!document.querySelector('#failure').hidden")
-    assert "is not the model that was trained" in gated.text_content("#failure")
-    assert "page/model.js must compute what model/gpt.py does" in gated.text_content("#failure")
-    plain.write()
-    plain.wait_for_timeout(500)
-    assert not plain.is_visible("#failure")
-
-
-def test_a_page_whose_model_has_other_parameters_names_the_file_to_change(
-    open_tab, smoke_page, tmp_path
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ('"logit_scale": [0-9.]+', '"logit_scale": 0.9', "is not the model that was trained"),
+        (r'\["final_norm"', '["last_norm"', "page/model.js cannot run this model: "),
+    ],
+)
+def test_a_page_that_is_not_pythons_model_says_so(
+    open_page, smoke_page, tmp_path, right, wrong, words
 ):
-    page = tmp_path / "other.html"
-    text = smoke_page.read_text(encoding="utf-8").replace('["final_norm", ', '["last_norm", ')
-    page.write_text(text, encoding="utf-8")
-    tab = open_tab(page, alive=True)
-    tab.until("!document.querySelector('#failure').hidden")
-    assert tab.text_content("#failure").startswith("page/model.js cannot run this model: ")
-    tab.logged.clear()  # of the browser's own report
+    text, changes = re.subn(right, wrong, smoke_page.read_text(encoding="utf-8"))
+    assert changes == 1
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    page = open_page(tmp_path / "page.html", alive=True, broken=True)
+    wait_for(page, "#failure", words)
+    wait_for(page, "#failure", "page/model.js")
 
 
 @pytest.mark.parametrize("missing", ["Array.prototype.at", "self.Worker", ""])
-def test_without_what_it_needs_the_page_says_so(open_tab, smoke_page, missing):
+def test_without_what_it_needs_the_page_says_so(open_page, smoke_page, missing):
     options = {"script": f"delete {missing}"} if missing else {"java_script_enabled": False}
-    opened = open_tab(smoke_page, alive=True, **options)
-    said = opened.inner_text("body").split("\n")[-1]
-    assert "needs no network, but JavaScript and a browser of 2022" in said
-    assert not opened.is_visible("main")
-    opened.logged.clear()  # what was missing
+    page = open_page(smoke_page, alive=True, broken=True, **options)
+    last = page.inner_text("body").split("\n")[-1]
+    assert "needs no network, but JavaScript and a browser of 2022" in last
+    assert page.is_hidden("main")
 
 
 # -------------------------------------------------------------------------------------------- texts
@@ -273,398 +261,332 @@ def test_without_what_it_needs_the_page_says_so(open_tab, smoke_page, missing):
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_text_is_written_and_scored_as_by_sample_py(open_model, printed, tmp_path, name):
     recipe, text = TEXTS[name]
-    opened, _, ckpt = open_model(text.replace("\r\n", "\n"), "", recipe, length=40)
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    opened.fill("#prompt", text)
-    opened.write()
-    prompt = f"--prompt=FILE:{tmp_path / 'text.txt'}"
-    assert opened.text() == printed(prompt, "--max-new-tokens=40", ckpt=ckpt)
-    opened.fill("#score-text", text)
-    opened.click("#score")
-    opened.until_says("#score", "Score")
-    nats = re.match(r"\S+ nats", printed(f"--score={tmp_path / 'text.txt'}", ckpt=ckpt))[0]
-    assert opened.text_content("#score-result").startswith(f"{nats} per character, over ")
+    page, _, ckpt = open_model(text.replace("\r\n", "\n"), recipe=recipe, length=40)
+    file = tmp_path / "text.txt"
+    file.write_bytes(text.encode())
+    page.fill("#prompt", text)
+    write(page)
+    expected = printed(f"--prompt=FILE:{file}", "--max-new-tokens=40", ckpt=ckpt)
+    assert text_of(page) == expected
+    page.fill("#score-text", text)
+    page.click("#score")
+    nats = re.match(r"\S+ nats", printed(f"--score={file}", ckpt=ckpt))[0]
+    wait_for(page, "#score-result", f"{nats} per character, over {len(expected) - 41} predictions")
 
 
 def test_characters_that_cannot_be_seen_have_visible_names(open_model):
     blank = "\u00a0\u3000\u00ad\u200d\ufe0f\u0301\U000e0067"
-    opened, *_ = open_model(f"\n a{blank}", f"a{blank}a", block_size=16, length=1)
-    opened.write()
+    page, *_ = open_model(f"\n a{blank}", f"a{blank}a", length=1, block_size=16)
+    write(page)
     names = {f"U+{ord(c):04X}" for c in blank}
-    dd = opened.locator("dd").all_inner_texts()
-    assert names < set(" ".join(dd).split())
-    for i, c in enumerate(blank):
-        opened.press("Home", *["ArrowRight"] * (i + 1))
-        opened.until_inspected()
-        assert f"U+{ord(c):04X}: probability" in opened.inner_text("#why")
-        for box in ("#why li span:first-child", "#lens td span"):
-            for shown in opened.locator(box).all_inner_texts():
-                assert shown in {*names, "a", "newline", "space", "↵", "␣"}
-    assert opened.evaluate(
-        "Array.from(document.querySelectorAll('#why li span:first-child, #lens td span'))"
-        ".every((span) => span.getBoundingClientRect().width > 0)"
-    )
+    assert names < set(" ".join(page.locator("dd").all_inner_texts()).split())
+    for i, c in enumerate(blank, 1):
+        press(page, "Home", *["ArrowRight"] * i)
+        wait_for(page, "#why", f"U+{ord(c):04X}: probability")
+        wait_for(page, "#read", f"Characters read before U+{ord(c):04X}")
+        shown = page.locator("#why li span:first-child, #lens td span").all_inner_texts()
+        assert set(shown) <= {*names, "a", "newline", "space", "↵", "␣"}
 
 
 def test_each_line_has_its_own_direction_and_arrows_move_as_one_sees_it(open_model):
     lines = f"abc (d)\n{PERSIAN}x"
-    opened, *_ = open_model(lines, lines, length=1)
-    opened.write()
-    for box in ("#text", "#window"):
-        opened.press("End")
-        opened.until_inspected()
-        directions = opened.evaluate(
-            f"Array.from(document.querySelectorAll('{box} div'))"
-            ".map((line) => getComputedStyle(line).direction)"
-        )
-        if box == "#text":
-            assert directions[:4] == ["ltr", "rtl", "rtl", "ltr"]
-        else:
-            assert "rtl" in directions
+    page, *_ = open_model(lines, lines, length=1)
+    write(page)
     persian = lines.index(PERSIAN)
-    assert opened.press("Home", "ArrowRight", "ArrowRight") == 2
-    assert opened.press("ArrowLeft") == 1
-    assert opened.press("ArrowDown") in range(persian, persian + 10)
-    opened.press("Escape", "Home", *["ArrowRight"] * 7)  # the end of the first line
-    assert opened.press("ArrowRight") == persian
-    assert opened.press("ArrowLeft", "ArrowLeft") == persian + 2
-    assert opened.press("ArrowRight") == persian + 1
-    assert opened.press("ArrowRight", "ArrowRight") == persian - 1
-    # the letters of a word join: a line is as wide as the same text in one element
-    widths = opened.evaluate(
-        """() => {
-        const line = document.querySelectorAll('#text div')[1];
-        line.style.fontFamily = 'sans-serif'; // letters of different widths
-        const range = document.createRange();
-        const width = () => range.getBoundingClientRect().width;
-        range.setStart(line, 0);
-        range.setEnd(line, line.children.length - 1); // without the newline
-        const apart = width();
-        line.textContent = line.textContent.trimEnd();
-        range.selectNodeContents(line);
-        return [apart, width()];
-    }"""
+    assert press(page, "Home", "ArrowRight", "ArrowRight") == 2
+    assert press(page, "ArrowLeft") == 1
+    assert press(page, "ArrowDown") in range(persian, persian + 10)
+    assert press(page, "Escape", "Home", *["ArrowRight"] * 8) == persian
+    assert press(page, "ArrowLeft", "ArrowLeft") == persian + 2
+    assert press(page, "ArrowRight") == persian + 1
+    assert press(page, "ArrowRight", "ArrowRight") == persian - 1
+    press(page, "End")
+    expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+    direction = "(lines) => lines.map((line) => getComputedStyle(line).direction)"
+    text, window = (
+        page.locator(f"{box} div").evaluate_all(direction) for box in ("#text", "#window")
     )
-    assert widths[0] == pytest.approx(widths[1], rel=0.005)
+    assert text[:4] == ["ltr", "rtl", "rtl", "ltr"] and "rtl" in window
+    # the letters of a word join: a line is as wide as the same text in one element
+    apart, joined = (
+        page.locator("#text div")
+        .nth(1)
+        .evaluate(
+            """(line) => {
+          line.style.fontFamily = 'sans-serif'; // letters of different widths
+          const range = document.createRange();
+          const width = () => range.getBoundingClientRect().width;
+          range.setStart(line, 0);
+          range.setEnd(line, line.children.length - 1); // without the newline
+          const apart = width();
+          line.textContent = line.textContent.trimEnd();
+          range.selectNodeContents(line);
+          return [apart, width()];
+        }"""
+        )
+    )
+    assert apart == pytest.approx(joined, rel=0.005)
 
 
 @pytest.mark.parametrize("separator", ["\\n", "\\n\\n", "=="])
 def test_the_page_of_a_list_writes_one_item_after_another(open_model, printed, separator):
-    data = {"separator": separator}
-    opened, _, ckpt = open_model("\n=a", "", data=data, length=300)
-    opened.write()
-    assert opened.evaluate(f"{SPANS}[0].hidden")  # the end of the item before: no empty first line
+    page, _, ckpt = open_model("\n=a", length=300, separator=separator)
+    write(page)
+    assert page.locator("#text span").first.is_hidden()  # the end of the item before
     end = separator.replace("\\n", "\n")
-    items = opened.text()[1:].split(end)
+    items = text_of(page)[1:].split(end)
     assert len(items) > 3 and (items[0] + end).removesuffix("\n") == printed(ckpt=ckpt)
 
 
 def test_a_model_of_answers_opens_with_its_question_and_answers_others(open_model, printed):
-    data = {"separator": "\\n", "answer_after": "="}
-    opened, _, ckpt = open_model("\n=012", "10=", data=data, length=200, alive=True)
-    opened.until_says("#write", "Answer")
-    answer = printed("--prompt=10=", ckpt=ckpt)
-    assert opened.text() == f"\n{answer}\n" != "\n10=\n"
-    assert "It answers questions" in opened.inner_text("header")
-    assert not any(opened.losses()[:3]) and any(opened.losses()[3:])  # of the answer alone
-    assert opened.locator("#text .before-window").count() == 0
-    opened.fill("#prompt", "22")
-    opened.click("#write")
-    assert opened.inner_text("#prompt-error") == "A question ends with “=”."
-    opened.fill("#prompt", "22=")
-    opened.keyboard.press("Enter")
-    opened.until_says("#write", "Answer")
-    assert opened.text() == "\n" + printed("--prompt=22=", ckpt=ckpt) + "\n"
+    page, _, ckpt = open_model(
+        "\n=012", length=200, question="12=", separator="\\n", answer_after="="
+    )
+    wait_for(page, "#write", "Answer")
+    assert text_of(page) == f"\n{printed('--prompt=12=', ckpt=ckpt)}\n" != "\n12=\n"
+    assert "It answers questions" in page.inner_text("header")
+    assert not any(colors(page)[:4]) and any(colors(page)[4:])  # of the answer alone
+    assert marked(page, "before-window") == []
+    page.fill("#prompt", "21")
+    page.click("#write")
+    assert page.inner_text("#prompt-error") == "A question ends with “=”."
+    page.fill("#prompt", "21=")
+    page.keyboard.press("Enter")
+    wait_for(page, "#text", "21=")
+    wait_for(page, "#write", "Answer")
+    assert text_of(page) == f"\n{printed('--prompt=21=', ckpt=ckpt)}\n"
 
 
 # -------------------------------------------------------------------------------------------- write
 
 
-def test_it_writes_what_sample_py_writes_past_the_window(tab, continued):
-    tab.write()
-    assert tab.text() == continued("KING", 154)
-    status = tab.text_content("#status")
-    assert status.startswith("154 characters · ") and "characters/s · mean loss" in status
-    names = tab.evaluate(f"{SPANS}.map((span) => span.className)")
-    for mark, places in (
-        ("window-start", [96]),
-        ("before-window", [*range(96)]),
-        ("given", [*range(4)]),
-    ):
-        assert [i for i, name in enumerate(names) if mark in name] == places
-
-
-def test_it_pauses_continues_steps_and_starts_over(tab, continued):
-    tab.write_until(40)
-    assert tab.text_content("#write") == "Pause"
-    tab.click("#write")
-    length = len(tab.text())
-    tab.wait_for_timeout(300)
-    assert len(tab.text()) == length < 10_000
-    tab.click("#step")
-    tab.until(f"{SPANS}.length === {length + 1}")
-    tab.write_until(length + 40)
-    tab.click("#write")
-    text = tab.text()
-    assert text == continued("KING", len(text))
-    tab.click("#restart")
-    assert tab.text() == "" and tab.text_content("#write") == "Write"
-    tab.click("#step")
-    tab.until(f"{SPANS}.length === 5")
-    assert tab.text() == text[:5]
-
-
-def test_an_empty_prompt_begins_as_in_sample_py(tab, continued):
-    tab.fill("#prompt", "")
-    tab.fill("#max_new_tokens", "30")
-    tab.write()
-    assert tab.text() == continued("\n", 31)
-    assert tab.evaluate(f"{SPANS}[0].hidden")
-
-
-def test_unknown_characters_are_named_and_removed_on_request(tab):
-    tab.fill("#prompt", "KI\xe9N\u202eG\xe9")
-    tab.click("#write")
-    assert tab.inner_text("#prompt-error").startswith(
-        "The model has never read ‘\xe9’ (U+00E9), U+202E."
+def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
+    open_page, smoke_page, continued
+):
+    page = open_page(smoke_page, permissions=["clipboard-read", "clipboard-write"])
+    write(page)
+    assert text_of(page) == continued("KING", 154)
+    assert re.fullmatch(
+        r"154 characters · [\d,]+ characters/s · mean loss [\d.]+ nats", page.inner_text("#status")
     )
-    assert tab.text() == ""
-    tab.click("#prompt-error button")
-    assert tab.input_value("#prompt") == "KING" and not tab.is_visible("#prompt-error")
+    assert marked(page, "given") == [*range(4)]
+    assert marked(page, "before-window") == [*range(96)] and marked(page, "window-start") == [96]
+    page.click("#copy")
+    wait_for(page, "#status", "Copied 154")
+    assert page.evaluate("navigator.clipboard.readText()") == text_of(page)
 
 
-def test_the_text_is_copied_without_its_marks(open_tab, smoke_page):
-    opened = open_tab(smoke_page, permissions=["clipboard-read", "clipboard-write"])
-    opened.write()
-    opened.click("#copy")
-    opened.until_says("#status", "Copied 154")
-    assert opened.evaluate("navigator.clipboard.readText()") == opened.text()
+def test_it_pauses_continues_steps_and_starts_over_and_nothing_moves(page, continued):
+    places = "(sections) => sections.map((section) => section.offsetTop)"
+    before = page.locator("section").evaluate_all(places)
+    write_until(page, 400)
+    assert page.locator("section").evaluate_all(places) == before
+    page.click("#write")
+    length = len(text_of(page))
+    page.wait_for_timeout(300)
+    assert len(text_of(page)) == length < 10_000
+    page.click("#step")
+    expect(page.locator("#text span")).to_have_count(length + 1)
+    write_until(page, length + 40)
+    page.click("#write")
+    text = text_of(page)
+    assert text == continued("KING", len(text))
+    page.click("#restart")
+    assert text_of(page) == "" and page.inner_text("#write") == "Write"
+    page.click("#step")
+    expect(page.locator("#text span")).to_have_count(5)
+    assert text_of(page) == text[:5]
 
 
-def test_nothing_moves_while_it_writes(tab):
-    places = "Array.from(document.querySelectorAll('section')).map((s) => s.offsetTop).join()"
-    before = tab.evaluate(places)
-    tab.write_until(1500)
-    assert tab.evaluate(places) == before
+def test_an_empty_prompt_begins_as_in_sample_py(page, continued):
+    page.fill("#prompt", "")
+    write(page)
+    assert text_of(page) == continued("\n", 151)
+    assert page.locator("#text span").first.is_hidden()
+
+
+def test_unknown_characters_are_named_and_removed_on_request(page):
+    page.fill("#prompt", "KI\xe9N\u202eG\xe9")
+    page.click("#write")
+    wait_for(page, "#prompt-error", "The model has never read ‘\xe9’ (U+00E9), U+202E.")
+    assert text_of(page) == ""
+    page.click("#prompt-error button")
+    assert page.input_value("#prompt") == "KING" and page.is_hidden("#prompt-error")
 
 
 # ---------------------------------------------------------------------------------------------- why
 
 
-def test_each_character_shows_its_probability_and_the_likeliest_instead(tab, trained):
-    tab.write()
-    (model, tokenizer), text, losses = trained, tab.text(), tab.losses()
-    ids = tokenizer.encode(text[:64]).astype(np.int64)
-    with torch.inference_mode():
-        rows = model(torch.from_numpy(ids)[None])[0].double().softmax(-1)
-    ranks = set()
+def test_each_character_shows_its_probability_and_the_likeliest_instead(page, trained):
+    model, vocabulary = trained
+    write(page)
+    text, ranks = text_of(page), set()
     for n in (10, 20, 30, 40, 50, 60):
-        probs, p = rows[n - 1], rows[n - 1, ids[n]].item()
-        order = probs.argsort(descending=True).tolist()
-        ranks.add(rank := order.index(ids[n]) + 1)
-        tab.locator("#text span").nth(n).hover()
-        why = f"probability {100 * p:.1f}\xa0%, loss {-np.log(p):.2f} nats"
-        assert why in tab.inner_text("#why")
-        assert losses[n - 1] == pytest.approx(-np.log(p), abs=1e-3)
-        shares = tab.locator("#why .share").all_inner_texts()
-        shown = order[:5] if rank <= 5 else [*order[:5], ids[n]]
-        assert shares == [f"{100 * probs[i]:.1f}\xa0%" for i in shown]
-        assert tab.locator("#why .taken").count() == 1
+        id, probs = vocabulary.index(text[n]), after_each_layer(model, vocabulary, text, n)[-1]
+        order, loss = probs.argsort(descending=True).tolist(), -probs[id].log().item()
+        ranks.add(rank := order.index(id) + 1)
+        page.locator("#text span").nth(n).hover()
+        wait_for(page, "#why p", f"probability {percent(probs[id])}, loss {loss:.2f} nats")
+        assert colors(page)[n] == pytest.approx(loss, abs=1e-3)
+        shown = order[:5] if rank <= 5 else [*order[:5], id]
+        shares = page.locator("#why .share").all_inner_texts()
+        assert shares == [percent(probs[i]) for i in shown]
         # what explains a number opens where it stands, for the keyboard too
-        note = tab.locator("#why p span").first
+        note = page.locator("#why p span").first
         note.focus()
-        shown = note.evaluate("(span) => getComputedStyle(span, '::after').content")
-        assert shown.startswith(f'"Rank {rank}. ') and "before temperature" in shown
+        content = note.evaluate("(span) => getComputedStyle(span, '::after').content")
+        assert content.startswith(f'"Rank {rank}. ')
     assert min(ranks) == 1 and max(ranks) > 5
 
 
-def test_another_character_continues_the_text_with_the_same_random_numbers(tab, continued):
-    tab.write()
-    text = tab.text()
-    tab.select(40)
-    button = tab.locator("#why button:not([disabled])").first
+def test_another_character_continues_the_text_with_the_same_random_numbers(page, continued):
+    write(page)
+    text = text_of(page)
+    inspect(page, 40)
+    button = page.locator("#why button:not([disabled])").first
     name = button.locator("span").first.inner_text()
     character = {"newline": "\n", "space": " "}.get(name, name)
     button.click()
-    tab.until_says("#write", "Continue")
-    assert character != text[40] and tab.text() == continued(text[:40] + character, 154)
-    assert tab.evaluate("document.activeElement.id") == "text"
+    wait_for(page, "#write", "Continue")
+    assert character != text[40] and text_of(page) == continued(text[:40] + character, 154)
+    expect(page.locator("#text")).to_be_focused()
 
 
-def test_the_alternatives_can_be_chosen_while_it_writes(tab):
-    tab.write_until(30)
-    tab.evaluate(f"{SPANS}[20].click()")
-    tab.evaluate("window.first = document.querySelector('#why button')")
-    tab.until(f"{SPANS}.length > {len(tab.text()) + 50}")
-    assert tab.evaluate("window.first === document.querySelector('#why button')")
+def test_the_alternatives_can_be_chosen_while_it_writes(page):
+    write_until(page, 30)
+    page.locator("#text span").nth(20).click()
+    button = page.locator("#why button").first.element_handle()
+    page.locator("#text span").nth(len(text_of(page)) + 50).wait_for()
+    assert button.is_visible()  # not another one in its place
 
 
-def test_the_keyboard_reaches_every_character(tab):
-    tab.write()
-    assert tab.press("ArrowLeft") == 153
-    assert tab.press("ArrowLeft") == 152
-    assert tab.press("Home") == 0 and "was given" in tab.inner_text("#why")
-    assert not tab.is_visible("#attention")
-    assert 0 < tab.press("ArrowDown") < 154
-    assert tab.press("ArrowUp") == 0
-    assert tab.press("Escape") == -1
-    for control in ("#prompt", "#write", "#step", "#copy", "#layer", "#score-text", "#score"):
-        assert tab.evaluate(f"document.querySelector('{control}').tabIndex") == 0
+def test_the_keyboard_reaches_every_character(page):
+    write(page)
+    assert press(page, "ArrowLeft") == 153
+    assert press(page, "ArrowLeft") == 152
+    assert press(page, "Home") == 0 and "was given" in page.inner_text("#why")
+    assert page.is_hidden("#attention")
+    assert 0 < press(page, "ArrowDown") < 154
+    assert press(page, "ArrowUp") == 0
+    assert press(page, "Escape") == -1
 
 
 # ---------------------------------------------------------------------------------------- attention
 
 
-def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(tab, trained):
-    tab.write()
-    model, tokenizer = trained
-    tab.select(140)
-    tab.until_inspected()
-    window = tab.text()[96:140]  # of the 140 characters before, the model sees those from 96 on
-    assert tab.text_content("#window") == window
-    maps = attention_maps(model, torch.from_numpy(tokenizer.encode(window).astype(np.int64)))
-    weights = (
-        "Array.from(document.querySelectorAll('#window span'))"
-        ".map((span) => Number(span.style.getPropertyValue('--weight')))"
-    )
+def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(page, trained):
+    model, vocabulary = trained
+    write(page)
+    inspect(page, 140)
+    window = text_of(page)[96:140]  # of the 140 characters before, the model sees those from 96 on
+    assert text_of(page, "#window") == window
+    maps = attention_maps(model, torch.tensor([vocabulary.index(c) for c in window]))
+    uniform = percent((1 / np.arange(2, 45)).mean())
     for layer, head in ((1, 0), (0, 1)):
-        tab.select_option("#layer", index=layer)
-        tab.click(f"#heads tr:nth-child({head + 1}) button")
+        page.select_option("#layer", index=layer)
+        page.click(f"#heads tr:nth-child({head + 1}) button")
         row = maps[layer][head, -1]
-        assert np.allclose(tab.evaluate(weights), row / row.max(), atol=1e-4)
-        for h, cells in enumerate(tab.locator("#heads tr").all()):
-            mean = maps[layer][h].diagonal(-1).mean()
-            uniform = (1 / np.arange(2, 45)).mean()
-            assert f"{100 * mean:.1f}\xa0% ({100 * uniform:.1f}\xa0%)" in cells.inner_text()
+        assert np.allclose(colors(page, "#window", "--weight"), row / row.max(), atol=1e-4)
+        for h, cells in enumerate(page.locator("#heads tr").all()):
+            mean = percent(maps[layer][h].diagonal(-1).mean())
+            assert f"{mean} ({uniform})" in cells.inner_text()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_lens_and_the_heads_that_are_off_are_pythons(open_model, recipe):
     vocabulary, n = "\n abcdefghi", 10
-    opened, model, _ = open_model(vocabulary, "abc", recipe)
-    opened.write()
-    text = opened.text()
+    page, model, _ = open_model(vocabulary, "abc", recipe)
+    write(page)
+    inspect(page, n)
 
-    def lens(text, n):
-        """Return the probabilities (L, V) of character n after each layer."""
-        window = text[window_start(n, model.config.block_size) : n]
-        ids = torch.tensor([vocabulary.index(character) for character in window])
-        return logit_lens(model, ids)[:, -1].double().softmax(-1)
+    def assert_equal():
+        """Compare all losses, and character n after each layer; return these and the mean loss."""
+        expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+        text = text_of(page)
+        ids = [vocabulary.index(character) for character in text]
+        rows = [after_each_layer(model, vocabulary, text, i) for i in range(1, len(ids))]
+        losses = [-row[-1, id].log().item() for row, id in zip(rows, ids[1:], strict=True)]
+        assert colors(page)[1:] == pytest.approx(losses, abs=1e-3)
+        shares = [percent(p) for p in rows[n - 1][:, ids[n]]]
+        assert page.locator("#lens tr td:last-child").all_inner_texts() == shares
+        assert f"probability {shares[-1]}" in page.inner_text("#why")
+        likeliest = [vocabulary[i] for i in rows[n - 1].argmax(-1)]
+        chips = page.locator("#lens td span:first-child").all_inner_texts()
+        assert chips == [{"\n": "↵", " ": "␣"}.get(c, c) for c in likeliest]
+        return shares, f"{np.mean(losses):.4f}"
 
-    def nats(text):
-        rows = ((n, vocabulary.index(text[n])) for n in range(1, len(text)))
-        return [-lens(text, n)[-1, id].log().item() for n, id in rows]
-
-    def shown():
-        """Return the figures of character n in the page."""
-        opened.until_inspected()
-        rows = opened.locator("#lens tr td:last-child").all_inner_texts()
-        why = re.search(r"probability (\S+\s%)", opened.inner_text("#why"))[1]
-        assert opened.losses() == pytest.approx(nats(opened.text()), abs=1e-3)
-        return rows, why
-
-    def expected():
-        shares = lens(text, n)[:, vocabulary.index(text[n])].tolist()
-        shares = [f"{100 * p:.{3 if p < 0.001 else 1}f}\xa0%" for p in shares]
-        return shares, shares[-1]
-
-    opened.select(n)
-    with_all = shown()
-    assert with_all == expected()
-    chips = opened.locator("#lens td:nth-child(2)").all_inner_texts()
-    likeliest = [vocabulary[i] for i in lens(text, n).argmax(-1)]
-    names = {"\n": "↵", " ": "␣"}
-    assert [cell.split()[0] for cell in chips] == [names.get(c, c) for c in likeliest]
-
+    shares, mean = assert_equal()
     # one head off: its switch is in view where the selected character is
-    switch = opened.locator("#switches button[aria-label='layer 1 head 2']")
-    for seen in (switch, opened.locator("#text .selected")):
-        place = seen.bounding_box()
-        assert 0 < place["y"] < place["y"] + place["height"] < 900
-    switch.focus()
-    opened.keyboard.press("Space")
-    opened.until_says("#effect", "Changed most")
-    assert switch.get_attribute("aria-pressed") == "false"
+    switch = page.locator("#switches button[aria-label='layer 1 head 2']")
+    for seen in (switch, page.locator("#text .selected")):
+        expect(seen).to_be_in_viewport(ratio=1)
+    switch.press("Space")
+    wait_for(page, "#effect", "Changed most")
+    expect(switch).to_have_attribute("aria-pressed", "false")
     with heads_off(model, [(0, 1)]):
-        assert shown() == expected() != with_all
-        means = re.findall(r"\d\.\d{4}", opened.text_content("#effect"))
-        assert float(means[1]) == pytest.approx(np.mean(nats(text)), abs=1e-4)
-        opened.fill("#score-text", text)
-        opened.click("#score")
-        opened.until_says("#score-result", "1 head off")
-        opened.click("#step")  # the next character
-        opened.until(f"{SPANS}.length === {len(text) + 1}")
-        assert opened.losses() == pytest.approx(nats(opened.text()), abs=1e-3)
-    assert float(means[0]) == pytest.approx(np.mean(nats(text)), abs=1e-4)
-
+        changed, new_mean = assert_equal()
+        assert changed != shares
+        wait_for(page, "#effect", f"Mean loss: {mean} → {new_mean} nats")
+        page.fill("#score-text", text_of(page))
+        page.click("#score")
+        wait_for(page, "#score-result", "1 head off")
+        page.click("#step")  # the next character
+        expect(page.locator("#text span")).to_have_count(24)
+        assert_equal()
     # all on again
     switch.click()
-    opened.until_says("#effect", "Changed most")
-    assert shown() == with_all
+    wait_for(page, "#effect", "Changed most")
+    assert assert_equal()[0] == shares
 
 
-def test_a_long_text_has_its_colors_again_when_all_heads_are_on_again(tab):
-    tab.fill("#max_new_tokens", "1500")
-    tab.write()
-    tab.select(1400)
-    tab.until_inspected()
-    first, effects = tab.losses(), []
+def test_a_long_text_has_its_colors_again_when_all_heads_are_on_again(page):
+    page.fill("#max_new_tokens", "1500")
+    write(page)
+    inspect(page, 1400)
+    first, effects = colors(page), []
     for on in (False, True):
-        tab.click("#switches button")
-        tab.until_says("#effect", "Changed most")
-        effect = tab.text_content("#effect").split("Changed most: ")[1]
+        page.locator("#switches button").first.click()
+        wait_for(page, "#effect", "Changed most")
+        effect = text_of(page, "#effect").split("Changed most: ")[1]
         effects.append(re.fullmatch(r"(.*): (.*) → (.*)\.", effect).groups())
-        assert (tab.losses() == first) == on
+        assert (colors(page) == first) == on
     (place, was, now), (same_place, *again) = effects
     assert place == same_place and [now, was] == again
-    assert re.search("“\u2068(.*)\u2069”", place, re.DOTALL)[1] in tab.text()
+    assert re.search("“\u2068(.*)\u2069”", place, re.DOTALL)[1] in text_of(page)
 
 
 # -------------------------------------------------------------------------------------------- score
 
 
-def test_a_score_is_cancelled_and_a_text_too_short_refused(tab):
-    tab.fill("#score-text", "So it is, and so it was.\n" * 400)
-    tab.click("#score")
-    tab.until_says("#score-result", "so far")
-    tab.click("#score")
-    assert tab.text_content("#score-result") == "Cancelled."
-    tab.fill("#score-text", "S")
-    tab.click("#score")
-    assert tab.text_content("#score-result") == "At least 2 characters are needed."
+def test_a_score_is_cancelled_and_a_text_too_short_refused(page):
+    page.fill("#score-text", "So it is, and so it was.\n" * 400)
+    page.click("#score")
+    wait_for(page, "#score-result", "so far")
+    page.click("#score")
+    assert page.inner_text("#score-result") == "Cancelled."
+    page.fill("#score-text", "S")
+    page.click("#score")
+    assert page.inner_text("#score-result") == "At least 2 characters are needed."
 
 
 # -------------------------------------------------------------------------------------- the browser
 
 
-def test_on_a_phone_a_tap_brings_the_explanation_into_view(open_tab, smoke_page):
-    opened = open_tab(smoke_page, viewport={"width": 390, "height": 844}, has_touch=True)
-    opened.write()
-    opened.locator("#text span").nth(40).tap()
-    opened.until(
-        "(() => { const { top, bottom } = document.querySelector('#why').getBoundingClientRect();"
-        "return top > 0 && bottom <= innerHeight + 1; })()"
-    )
-    opened.wait_for_timeout(300)
-    place = opened.locator("#text span").nth(40).bounding_box()
-    assert 0 < place["y"] < 844  # the character is in view, too
-
-
 @pytest.mark.parametrize("width", [360, 1600])
-def test_nothing_is_wider_than_the_viewport(open_tab, smoke_page, width):
-    opened = open_tab(smoke_page, viewport={"width": width, "height": 800})
-    opened.write()
-    opened.select(140)
-    opened.until_inspected()
-    assert opened.evaluate("document.documentElement.scrollWidth") == width
+def test_at_every_width_a_click_brings_the_explanation_into_view(open_page, smoke_page, width):
+    page = open_page(smoke_page, viewport={"width": width, "height": 844})
+    write(page)
+    inspect(page, 40)
+    for seen in ("#why", "#text .selected"):
+        expect(page.locator(seen)).to_be_in_viewport(ratio=0.99)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_code_that_is_not_the_pages_own_does_not_run(open_tab, smoke_page, tmp_path):
-    page = smoke_page.read_text(encoding="utf-8")
-    changed = page.replace("</body>", "<script>document.title = 'run'</script></body>")
+def test_code_that_is_not_the_pages_own_does_not_run(open_page, smoke_page, tmp_path):
+    text = smoke_page.read_text(encoding="utf-8")
+    changed = text.replace("</body>", "<script>document.title = 'run'</script></body>")
     (tmp_path / "changed.html").write_text(changed, encoding="utf-8")
-    opened = open_tab(tmp_path / "changed.html")
-    opened.write()
-    assert opened.title() == "plays: a GPT in a page"
-    assert "Content Security" in opened.logged.pop(0)
-    assert json.loads(opened.text_content("#data"))["prompt"] == "KING"
+    page = open_page(tmp_path / "changed.html", broken=True)
+    write(page)
+    assert page.title() == "plays: a GPT in a page"
+    assert json.loads(text_of(page, "#data"))["prompt"] == "KING"

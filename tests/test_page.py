@@ -20,14 +20,14 @@ from data.tokenizer import CharTokenizer, character_name
 from model.generate import Sampler, window_start
 from model.gpt import GPT
 from model.inspect import attention_maps
-from model.parameters import named_slices, parameter_count
+from model.parameters import parameter_count
 from page import export
 from run import checkpoint
 from tests.commands import exit_code, sample_main
 from tests.conftest import ROOT
 from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
-from tests.variants import CHOICES
+from tests.variants import CHOICES, noisy
 from training.device import select_runtime
 from training.evaluate import exact_loss
 
@@ -40,8 +40,7 @@ return given.map((each) => {
 });
 """
 SCORE = """
-let nats = 0;
-let counted = 0;
+let [nats, counted] = [0, 0];
 for (const [n, logits] of predictions(modelOf(given), given.ids, given.starts)) {
   if (given.counts && !given.counts[n]) continue;
   nats += scoreCharacter(logits, given.ids[n]).nats;
@@ -51,18 +50,10 @@ return nats / counted;
 """
 
 
-def random_model(scale=1.0, seed=0, vocab_size=V, **choices):
-    """A model with no parameter at its neutral value: biases are not 0, norm weights not 1."""
-    settings = SIZES | {"residual_init": "scaled", "logit_scale": 0.8} | choices
-    model = GPT(ModelConfig(**settings), vocab_size, seed).eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
-            else:
-                parameter *= scale
-    return model
+def random_model(seed=0, vocab_size=V, **choices):
+    """A small model in which no parameter is neutral: biases are not 0, norm weights not 1."""
+    config = ModelConfig(logit_scale=0.8, **SIZES | choices)
+    return noisy(GPT(config, vocab_size), seed=seed).eval()
 
 
 def packed(model, ids=None):
@@ -106,58 +97,27 @@ def given_of(path):
 # ---------------------------------------------------------------------------------------- the model
 
 
-def test_logits_are_those_of_the_model_for_every_combination_of_switches():
-    ids, models = np.random.default_rng(1).integers(0, V, 8).tolist(), []
-    for i, values in enumerate(itertools.product(*CHOICES.values())):
-        scale = 10.0 if i % 3 == 0 else 1.0  # of the weights
-        models.append(random_model(scale, i, **dict(zip(CHOICES, values, strict=True))))
-    found = run_node(LOGITS, [packed(model, ids) for model in models])
-    for model, logits in zip(models, found, strict=True):
+def test_logits_are_those_of_the_model_for_every_combination_of_settings_and_every_size():
+    sizes = ((1, 1, 2, 1), (1, 3, 30, 5), (3, 4, 16, 3), (2, 5, 70, 33))
+    values = [(CHOICES, each) for each in itertools.product(*CHOICES.values())]
+    values += [(SIZES, each) for each in sizes]
+    choices = [dict(zip(names, each, strict=True)) for names, each in values]
+    rng = np.random.default_rng(1)
+    models = [random_model(i, **each) for i, each in enumerate(choices)]
+    texts = [rng.integers(0, V, model.config.block_size).tolist() for model in models]
+    found = run_node(LOGITS, list(map(packed, models, texts)))
+    for model, ids, logits in zip(models, texts, found, strict=True):
         assert_close(logits, logits_of(model, ids), 1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 2, 1), (1, 3, 30, 5), (3, 4, 16, 3), (2, 5, 70, 33)])
-def test_logits_are_those_of_the_model_for_every_size(sizes):
-    model = random_model(10.0, **dict(zip(SIZES, sizes, strict=True)), positions="rope")
-    ids = np.random.default_rng(1).integers(0, V, sizes[-1]).tolist()
-    assert_close(run_node(LOGITS, [packed(model, ids)])[0], logits_of(model, ids), 1e-5)
-
-
 def test_logits_of_an_edited_text_are_those_of_the_new_text():
-    model, texts = random_model(10.0), [[1, 2, 3, 4, 5], [1, 2, 9, 4, 5, 6], [1, 7]]
+    model, texts = random_model(), [[1, 2, 3, 4, 5], [1, 2, 9, 4, 5, 6], [1, 7]]
     code = """
     const reader = new Reader(modelOf(given));
     return given.ids.map((text) => Array.from(reader.read(text, text.length)));
     """
     for ids, logits in zip(texts, run_node(code, packed(model, texts)), strict=True):
         assert_close(logits, logits_of(model, ids)[-1], 1e-5)
-
-
-def test_the_page_reads_every_parameter_that_it_is_written_with():
-    combinations = list(itertools.product(*CHOICES.values()))[::7]  # each pair of choices, too
-    models = [random_model(**dict(zip(CHOICES, values, strict=True))) for values in combinations]
-    code = """
-    return given.map(({ config, shapes, weights, ids }) => {
-      const read = new Set();
-      const get = (all, name) => (all[name] && read.add(name), all[name]);
-      const model = new GPT(config, new Proxy(decodeWeights(weights, shapes), { get }));
-      for (const _ of readWindow(model, ids, 0, ids.length));
-      return [...read].sort();
-    });
-    """
-    found = run_node(code, [packed(model, [1, 2, 3, 4]) for model in models])
-    for model, names in zip(models, found, strict=True):
-        assert names == sorted(named_slices(model))
-
-
-def test_logits_of_a_trained_model_survive_the_export(trained):
-    path, model, _ = trained
-    ids = np.random.default_rng(2).integers(0, model.vocab_size, 64).tolist()
-    given = given_of(path) | {"ids": ids}
-    assert_close(run_node(LOGITS, [given])[0], logits_of(model, ids), 1e-5)
-    # the page checks itself against what Python computed
-    check = "return Array.from(differences(modelOf(given), given.check));"
-    assert max(run_node(check, given)) < 1e-5
 
 
 SEPARATORS = ("\n", "\n\n", "==", "=\n")  # an item may contain a part of each but the first
@@ -193,7 +153,7 @@ def test_a_list_is_scored_as_by_score(separator, answer_after):
     ids = tokenizer.encode("".join(laid_out["characters"])).tolist()
     assert ids == split.ids[len(separator) - 1 :].tolist()
     for block_size in (32, 8):
-        model = random_model(10.0, block_size=block_size, vocab_size=len(tokenizer))
+        model = random_model(block_size=block_size, vocab_size=len(tokenizer))
         windows = evaluation_windows(split, block_size, 3)
         nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
         assert run_node(SCORE, packed(model, ids) | laid_out) == pytest.approx(nats, abs=1e-5)
@@ -202,15 +162,13 @@ def test_a_list_is_scored_as_by_score(separator, answer_after):
 def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(trained):
     ids = np.random.default_rng(4).integers(0, 3, 64).tolist()
     choices = [{"positions": "rope", "qk_norm": True}, {"token_shifts": 3}]
-    models = [trained[1], *(random_model(10.0, block_size=64, **each) for each in choices)]
+    models = [trained[1], *(random_model(block_size=64, **each) for each in choices)]
     code = """
     return given.map((each) => {
-      const [model, { ids }] = [modelOf(each), each];
-      const [caches, rows, shares] = [model.newCaches(), [], []];
-      for (let i = 0; i < ids.length; i++) {
-        model.step(ids, i, caches);
+      const [model, rows, shares] = [modelOf(each), [], []];
+      for (const [n] of readWindow(model, each.ids, 0, each.ids.length)) {
         rows.push(model.attention.map((row) => Array.from(row)));
-        shares.push(headShares(ids, i, model.attention));
+        shares.push(headShares(each.ids, n - 1, model.attention));
       }
       const mean = (pattern) => meanShares(shares.map((share) => share[pattern]));
       return { rows, previous: mean("previous"), induction: mean("induction") };
@@ -244,6 +202,18 @@ def test_a_score_is_the_exact_loss(trained, length):
     nats = exact_loss(model, windows, select_runtime("cpu", "float32"))
     found = run_node(SCORE, given_of(path) | {"ids": ids.tolist()})
     assert found == pytest.approx(nats, abs=1e-5)
+
+
+def test_the_page_checks_itself_against_the_logits_of_the_model(trained):
+    """After a single token, after a whole context, and where the window has moved."""
+    path, model, _ = trained
+    given = given_of(path)
+    check = "return Array.from(differences(modelOf(given), given.check));"
+    assert max(run_node(check, given)) < 1e-5
+    ids, expected = given["check"]["ids"], given["check"]["logits"]
+    assert [n for n, _ in expected] == [1, 64, 65]
+    for n, logits in expected:
+        assert_close(logits, logits_of(model, ids[window_start(n, 64) : n])[-1], 1e-4)
 
 
 # ----------------------------------------------------------------------------------------- sampling
@@ -303,8 +273,6 @@ def test_the_page_holds_the_facts_and_names_no_path(trained, smoke):
     assert data["about"]["parameters"] == parameter_count(model)
     assert data["about"]["text"] == "plays" and 0 < data["about"]["loss"] < 5
     assert data["about"]["steps"] == data["about"]["loss_step"] == 60
-    # it checks itself after a single token, a whole context, and where the window has moved
-    assert [n for n, _ in data["check"]["logits"]] == [1, 64, 65]
     for secret in (str(smoke.parent), str(ROOT), os.path.expanduser("~")):
         assert secret not in text
 
