@@ -91,7 +91,7 @@ class CharTokenizer:
 def character_name(character: str) -> str:
     """Return a character, or the name of one that cannot be seen alone: `space`, `U+00A0`.
 
-    named() in page/app.js does the same.
+    characterName() in page/text.js does the same.
     """
     # C: controls, joiners, tags; M: combining marks; Z: spaces
     blank = unicodedata.category(character)[0] in "CMZ" or character in FILLERS

@@ -1,328 +1,10 @@
-// The page and its worker, a second thread that runs the model. Both load model.js and this file.
+// The page: its sections, and the messages to its worker.
 "use strict";
 
-const SLICE = 40; // milliseconds that the worker computes before it reads messages again
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
 const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
 const PACE = 20; // characters per second, while the page writes by itself
 const SURPRISE = Math.log(10); // nats: a probability below 10 %
-
-// ------------------------------------------------------------------------------------- the weights
-
-// Decode base64 into one Float32Array per parameter; `shapes` is a list of [name, shape].
-function decodeWeights(base64, shapes) {
-  const { buffer } = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)); // little-endian
-  const numbers = new Float32Array(buffer);
-  let start = 0;
-  return Object.fromEntries(
-    shapes.map(([name, shape]) => {
-      const size = shape.reduce((a, b) => a * b, 1);
-      return [name, numbers.subarray(start, (start += size))];
-    }),
-  );
-}
-
-// -------------------------------------------------------------------------------------- the worker
-
-// Answer the page's messages. Each message starts a job, and ends the previous job of that name.
-function serve() {
-  let [config, weights, model, writer, inspection] = [];
-  const current = {};
-
-  const jobs = {
-    load({ base64, shapes, config: settings }) {
-      [config, weights] = [settings, decodeWeights(base64, shapes)];
-      jobs.heads({ off: [] });
-    },
-
-    // Switch heads off, and all others on. Jobs that run keep their model, but for `write`.
-    heads({ off }) {
-      model = new GPT(config, weights, off);
-      writer = new Reader(model);
-      inspection = { reader: new Reader(model), read: [], shares: [] };
-    },
-
-    // Judge the given characters from position `from` on, then draw more, up to position `end` or
-    // the end of an answer, as fast as possible or, with `pace`, so many a second.
-    async write({ ids, from, end, settings, pace, answer }, pause) {
-      const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
-      let [items, drawing, done] = [[], 0, false];
-      for (let n = from; !done; n++) {
-        if (n === given) drawing = performance.now();
-        const logits = writer.read(ids, n);
-        if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
-        items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
-        done = n + 1 >= end || (answer && n >= given && windowStartIn(ids, n + 1, config) === n);
-        const paced = pace && n >= given;
-        const slice = await pause(done || paced);
-        if (!slice) continue;
-        if (slice.stopped) return;
-        const [drawn, seconds] = [Math.max(0, n + 1 - given), (performance.now() - drawing) / 1000];
-        slice.report({ from: n + 1 - items.length, items, done, rate: pace ? 0 : drawn / seconds });
-        items = [];
-        if (paced) await new Promise((resolve) => setTimeout(resolve, 1000 / pace));
-      }
-    },
-
-    // Compute what the model attended to before character n of ids, the heads' mean shares, and
-    // what each layer would have predicted.
-    async inspect({ ids, n }, pause) {
-      const [start, { reader, read, shares }] = [windowStartIn(ids, n, config), inspection];
-      const window = ids.slice(start, n);
-      let known = 0;
-      while (known < window.length - 1 && window[known] === read[known]) known++;
-      read.length = shares.length = known;
-      for (let position = known; position < window.length; position++) {
-        reader.read(window, position + 1);
-        const { attention } = reader.model;
-        read.push(window[position]);
-        shares.push(headShares(window, position, attention));
-        const last = position + 1 === window.length;
-        const now = last && { // before another job uses the model
-          attention: attention.slice(),
-          lens: reader.model.lens().map((logits) => scoreCharacter(logits, ids[n])),
-        };
-        const slice = await pause(last);
-        if (!slice) continue;
-        if (slice.stopped) return;
-        if (!last) continue;
-        const [previous, induction] = ["previous", "induction"].map((kind) =>
-          meanShares(shares.map((each) => each[kind])),
-        );
-        slice.report({ window, ...now, previous, induction });
-      }
-    },
-
-    // Compare the model in the page with the one in Python.
-    async check({ check }, pause) {
-      let largest = 0;
-      for (const difference of differences(new GPT(config, weights), check)) {
-        largest = Math.max(largest, difference); // stays NaN
-        await pause(false);
-      }
-      const { report } = await pause(true);
-      report({ difference: largest });
-    },
-
-    // Judge a text of which the characters that count are `counts`, all of them without `counts`.
-    async score({ ids, starts, counts }, pause) {
-      let [items, nats, counted] = [[], 0, 0];
-      for (const [n, logits] of predictions(model, ids, starts)) {
-        const counting = !counts || counts[n];
-        const item = { id: ids[n], ...(counting && scoreCharacter(logits, ids[n])) };
-        items.push(item);
-        if (counting) [nats, counted] = [nats + item.nats, counted + 1];
-        const done = n + 1 === ids.length;
-        const slice = await pause(done);
-        if (!slice) continue;
-        if (slice.stopped) return;
-        slice.report({ items, done, nats, counted });
-        items = [];
-      }
-    },
-  };
-
-  // Return the function `pause(last)` of a job. Before the end of a slice of time, it returns null.
-  // At the end, or if `last`, it lets messages in; then it returns whether they stopped the job,
-  // and a function that reports to the page.
-  function pauses(job, number) {
-    let began = performance.now();
-    const report = (result) => postMessage({ job, number, ...result });
-    return async (last) => {
-      if (!last && performance.now() - began < SLICE) return null;
-      await new Promise((resolve) => {
-        const { port1, port2 } = new MessageChannel();
-        port1.onmessage = () => resolve(port1.close());
-        port2.postMessage(null);
-      });
-      began = performance.now();
-      return { stopped: current[job] !== number, report };
-    };
-  }
-
-  onmessage = ({ data }) => {
-    const { job, number, stop } = data;
-    current[job] = number;
-    const fail = (error) => setTimeout(() => { throw error; }); // calls the page's worker.onerror
-    if (!stop) jobs[job](data, pauses(job, number))?.catch(fail);
-  };
-}
-
-// -------------------------------------------------------------------------------- text on the page
-
-const $ = (id) => document.getElementById(id);
-const count = (n) => n.toLocaleString("en");
-const percent = (p) => `${(100 * p).toFixed(p < 0.001 ? 3 : 1)}\u00a0%`;
-
-const NAMES = { "\n": "newline", "\t": "tab", " ": "space" };
-const BLANK = /[\p{C}\p{M}\p{Z}\u115f\u1160\u2800\u3164\uffa0]/u; // one sees nothing of it
-const OBEYED = /[\p{C}\u2028\u2029]/u; // controls, and what changes the direction of a text
-
-// Return a character, or the name of one that cannot be seen (`character_name` in
-// data/tokenizer.py).
-const named = (c) => NAMES[c] || (BLANK.test(c) ? codePoint(c) : c);
-const codePoint = (c) => `U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
-
-// Return the name of a character in a sentence.
-const quoted = (c) => (named(c) === c ? `‘${c}’` : named(c));
-
-// Return a character as it stands in a text: joiners and marks do their work there.
-const inText = (c) => (OBEYED.test(c) && !"\n\t\u200c\u200d".includes(c) ? codePoint(c) : c);
-const readable = (text) => Array.from(text, inText).join("");
-
-function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (className) made.className = className;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
-
-// Return a loss in nats, with a note, which opens on focus too.
-function lossOf(nats, digits, more = "") {
-  const note =
-    `${(nats / Math.LN2).toFixed(digits)} bits. A loss of 0 is certainty; each nat more is ` +
-    `2.7 times less likely.${more}`;
-  const text = `${nats.toFixed(digits)} nats`;
-  return element("span", { text, tabindex: 0, "data-note": note });
-}
-
-// A text on the page, one element per character, colored by loss. An item has the id of a character
-// and the result of `scoreCharacter`. Pointing at a character shows its item; a click or the arrow
-// keys select it, and a click brings `panel`, which explains it, into view. Each line is an element
-// too: it has a direction of its own, and the browser lays out only the lines that change.
-class TextView {
-  constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {}, panel } = {}) {
-    Object.assign(this, { box, vocabulary, onShow, onSelect });
-    this.clear();
-    box.addEventListener("pointerover", ({ target }) => {
-      const i = this.spans.indexOf(target);
-      if (this.selected === null && i >= 0) onShow(i);
-    });
-    box.addEventListener("click", ({ target }) => {
-      const i = this.spans.indexOf(target);
-      if (i >= 0) this.select(i);
-      if (i >= 0 && this.selected === i) panel?.scrollIntoView({ block: "nearest" });
-    });
-    box.addEventListener("keydown", (event) => this.move(event));
-    box.addEventListener("scroll", () => {
-      this.atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
-    });
-  }
-
-  clear() {
-    [this.items, this.spans] = [[], []];
-    [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: scroll with new text
-    this.box.replaceChildren();
-  }
-
-  // Items without a loss are not colored. With `hidden`, the characters are not shown.
-  append(items, { given = false, hidden = false } = {}) {
-    const { box, spans } = this;
-    for (const item of items) {
-      const character = this.vocabulary[item.id];
-      const span = element("span", { text: inText(character), className: given ? "given" : "" });
-      span.hidden = hidden;
-      span.classList.toggle("newline", character === "\n");
-      span.classList.toggle("name", span.textContent !== character);
-      const last = spans.at(-1);
-      const line = last?.textContent === "\n" ? null : last?.parentElement;
-      if (line) line.append(span);
-      else box.append(element("div", { dir: "auto" }, [span]));
-      spans.push(span);
-      this.update(spans.length - 1, item);
-    }
-    if (this.atEnd) box.scrollTop = box.scrollHeight;
-  }
-
-  // Show item i as it is now: colored by its loss.
-  update(i, item) {
-    this.items[i] = item;
-    if (item.nats !== undefined) this.spans[i].style.setProperty("--loss", item.nats.toFixed(3));
-  }
-
-  truncate(length) {
-    this.items.length = length;
-    for (const span of this.spans.splice(length)) {
-      const line = span.parentElement;
-      span.remove();
-      if (!line.firstChild) line.remove();
-    }
-  }
-
-  // Mark the start of the model's window, and the characters before it.
-  markWindow(start) {
-    const { spans, windowStart: before } = this;
-    for (const span of spans.slice(Math.min(start, before), Math.max(start, before))) {
-      span.classList.toggle("before-window", start > before);
-    }
-    spans[before]?.classList.remove("window-start");
-    spans[start]?.classList.toggle("window-start", start > 0);
-    this.windowStart = start;
-  }
-
-  // Select character i, or deselect it if it is selected.
-  select(i) {
-    const { spans } = this;
-    spans[this.selected]?.classList.remove("selected");
-    this.selected = i === this.selected ? null : i;
-    if (this.selected === null) return;
-    spans[i].classList.add("selected");
-    this.reveal(i);
-    this.onShow(i);
-    this.onSelect(i);
-  }
-
-  // Scroll the box until character i is in view.
-  reveal(i) {
-    const [outer, inner] = [this.box, this.spans[i]].map((each) => each.getBoundingClientRect());
-    if (inner.top >= outer.top && inner.bottom <= outer.bottom) return;
-    this.box.scrollTop += inner.top - outer.top - this.box.clientHeight / 2;
-  }
-
-  // Select the character that an arrow key, Home or End leads to; Escape deselects.
-  move(event) {
-    const [{ spans, selected: at }, { key }] = [this, event];
-    if (key === "Escape" && at !== null) this.select(at);
-    if (!/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(key) || !spans.length) return;
-    event.preventDefault();
-    const last = spans.length - 1;
-    const target = { Home: 0, End: last }[key] ?? (at === null ? last : this.beside(at, key));
-    if (target !== at && spans[target] && !spans[target].hidden) this.select(target);
-  }
-
-  // Return the position that one sees beside character i, in the direction of an arrow key.
-  beside(i, key) {
-    const place = (j) => this.spans[j].getBoundingClientRect();
-    const center = (j) => (place(j).left + place(j).right) / 2;
-    const row = this.row(i);
-    if (key === "ArrowUp" || key === "ArrowDown") {
-      const end = key === "ArrowUp" ? row[0] - 1 : row.at(-1) + 1;
-      if (!this.spans[end]) return i;
-      const distance = (j) => Math.abs(place(j).left - place(i).left);
-      return this.row(end).reduce((best, j) => (distance(j) < distance(best) ? j : best));
-    }
-    const leftward = getComputedStyle(this.spans[i].parentElement).direction === "rtl";
-    const seen = [...row].sort((a, b) => center(a) - center(b) || (leftward ? b - a : a - b));
-    const next = seen[seen.indexOf(i) + (key === "ArrowRight" ? 1 : -1)];
-    if (next !== undefined) return next;
-    return (key === "ArrowRight") === leftward ? row[0] - 1 : row.at(-1) + 1;
-  }
-
-  // Return the positions of the characters that one sees in a row with character i.
-  row(i) {
-    const place = (j) => this.spans[j].getBoundingClientRect();
-    const { top, height } = place(i);
-    const inRow = (j) => {
-      return this.spans[j] && !this.spans[j].hidden && Math.abs(place(j).top - top) < height / 2;
-    };
-    const row = [i];
-    while (inRow(row[0] - 1)) row.unshift(row[0] - 1);
-    while (inRow(row.at(-1) + 1)) row.push(row.at(-1) + 1);
-    return row;
-  }
-}
 
 // Show the likeliest characters at the position of an item, and the character that was taken.
 // Choosing a different one calls `choose(id)`; without `choose`, none can be.
@@ -342,7 +24,7 @@ function showWhy(panel, vocabulary, item, choose) {
     const bar = element("i");
     bar.style.width = `${100 * share}%`;
     const button = element("button", { className: id === item.id ? "taken" : "" }, [
-      element("span", { text: named(vocabulary[id]) }),
+      element("span", { text: characterName(vocabulary[id]) }),
       element("span", { className: "bar", "aria-hidden": "true" }, [bar]),
       element("span", { className: "share", text: percent(share) }),
     ]);
@@ -360,8 +42,8 @@ function showLens(vocabulary, lens, id) {
       const character = vocabulary[other];
       const chip = element("span", {
         className: other === id ? "taken" : "",
-        text: { "\n": "↵", " ": "␣", "\t": "⇥" }[character] || named(character),
-        title: `${named(character)}: ${percent(share)}`,
+        text: { "\n": "↵", " ": "␣", "\t": "⇥" }[character] || characterName(character),
+        title: `${characterName(character)}: ${percent(share)}`,
       });
       chip.classList.toggle("name", chip.textContent.length > 2);
       chip.style.setProperty("--share", Math.sqrt(share)); // small ones can be told apart
@@ -383,7 +65,7 @@ function encode(characters, field, message, ids) {
   message.hidden = !unknown.size;
   if (!unknown.size) return characters.map((c) => ids.get(c));
   const more = unknown.size > 5 ? ` and ${count(unknown.size - 5)} more` : "";
-  const name = (c) => (named(c) === c ? `${quoted(c)} (${codePoint(c)})` : named(c));
+  const name = (c) => (characterName(c) === c ? `${quoted(c)} (${codePoint(c)})` : quoted(c));
   const remove = element("button", { text: unknown.size > 1 ? "Remove them" : "Remove it" });
   remove.addEventListener("click", () => {
     field.value = Array.from(field.value).filter((c) => ids.has(c)).join("");
@@ -399,7 +81,7 @@ function encode(characters, field, message, ids) {
 // Start the worker. Return `ask(job, message, answer)`, which starts a job and ends the previous
 // one of the same name; `answer` is called with each report of the job.
 function startWorker(failed) {
-  const code = $("model-code").textContent + $("app-code").textContent;
+  const code = $("model-code").textContent + $("worker-code").textContent;
   const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   const worker = new Worker(url);
   const answers = {};
@@ -564,18 +246,23 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     update();
   };
 
+  const visible = () => view.items.filter((_, i) => !view.spans[i].hidden);
+
   const pause = () => {
     ask("write", { stop: true });
     writing = false;
     update();
   };
 
-  // Select the first character drawn with a low probability; at the end of the text, the lowest.
+  // Select the first character drawn with a low probability; at the end of the text, the one with
+  // the lowest. At the start of a text or an item, there is nothing to attend to yet.
   const selectSurprise = () => {
-    const losses = view.items.map(({ nats }, i) => (i < given ? 0 : nats));
+    const text = view.items.map(({ id }) => id);
+    const read = (i) => i - windowStartIn(text, i, config);
+    const losses = view.items.map(({ nats }, i) => (i >= given && read(i) > 2 ? nats : 0));
     const first = losses.findIndex((nats) => nats > SURPRISE);
     if (first >= 0) view.select(first);
-    else if (!writing) view.select(argmax(losses));
+    else if (!writing) view.select(Math.max(given, argmax(losses)));
   };
 
   const takeOver = ({ target }) => {
@@ -607,7 +294,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const most = judged.reduce((best, i) => (difference(i) > difference(best) ? i : best));
     const around = view.items.slice(Math.max(0, most - 12), most).map(({ id }) => vocabulary[id]);
     const name = quoted(vocabulary[view.items[most].id]);
-    const text = `${name} after “\u2068${readable(around)}\u2069”`; // isolates its direction
+    const text = `${name} after “${isolated(readable(around))}”`;
     const button = element("button", { text });
     button.addEventListener("click", () => view.selected === most || view.select(most));
     const [p, now] = [before[most], view.items[most].nats].map((nats) => percent(Math.exp(-nats)));
@@ -649,10 +336,9 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     pause();
   });
   $("copy").addEventListener("click", async () => {
-    const text = view.items.filter((_, i) => !view.spans[i].hidden);
     try {
-      await navigator.clipboard.writeText(text.map(({ id }) => vocabulary[id]).join(""));
-      $("status").textContent = `Copied ${count(text.length)} characters.`;
+      await navigator.clipboard.writeText(visible().map(({ id }) => vocabulary[id]).join(""));
+      $("status").textContent = `Copied ${count(visible().length)} characters.`;
     } catch {
       getSelection().selectAllChildren(view.box);
       $("status").textContent = "The text is selected: copy it with Ctrl-C or Cmd-C.";
@@ -677,7 +363,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const mean = losses.reduce((sum, nats) => sum + nats, 0) / losses.length;
     const speed = rate > 0 ? ` · ${count(Math.round(rate))} characters/s` : "";
     $("status").replaceChildren(
-      `${count(written.length)} characters${speed} · mean loss `,
+      `${count(visible().length)} characters${speed} · mean loss `,
       lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
     );
   };
@@ -709,7 +395,7 @@ function showAttention(ask, vocabulary, config, heads) {
       view.spans[i].title = percent(weight);
     });
     const share = (means, n) => {
-      return means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none here";
+      return means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none";
     };
     const rows = Array.from({ length: H }, (_, h) => {
       const [n, label] = [first + h, `Show head ${h + 1}`];
@@ -808,6 +494,7 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
 
 function showAbout({ about, config }, vocabulary) {
   const { loss, loss_step: lossStep, steps } = about;
+  const names = vocabulary.map((c) => isolated(characterName(c)));
   const at = lossStep === steps ? "" : `, the lowest, at step ${count(lossStep)}`;
   const facts = {
     Text: [readable(about.text)],
@@ -816,7 +503,7 @@ function showAbout({ about, config }, vocabulary) {
     "Attention heads": [`${count(config.n_head)} in each layer`],
     "Embedding size": [count(config.n_embd)],
     Context: [`${count(config.block_size)} characters`],
-    Vocabulary: [`${count(vocabulary.length)} characters: ${vocabulary.map(named).join(" ")}`],
+    Vocabulary: [`${count(vocabulary.length)} characters: ${names.join(" ")}`],
     "Training steps": [count(steps)],
     "Validation loss": loss === null ? ["not measured"] : [lossOf(loss, 4), ` per character${at}`],
   };
@@ -825,5 +512,4 @@ function showAbout({ about, config }, vocabulary) {
   }
 }
 
-if (typeof document !== "undefined") showPage();
-else if (typeof WorkerGlobalScope !== "undefined") serve();
+showPage();

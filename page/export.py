@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
-SCRIPTS = ("model.js", "app.js", "old_browser.js")
+SCRIPTS = ("model.js", "text.js", "app.js", "old_browser.js")  # not in a worker
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
 
 
@@ -125,7 +125,7 @@ def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
 
 def fill_template(data: dict, weights: bytes) -> bytes:
     """Return the page: the template, filled with the code, its hashes, the data and the weights."""
-    parts = {name: read(name) for name in ("style.css", *SCRIPTS)}
+    parts = {name: read(name) for name in ("style.css", "worker.js", *SCRIPTS)}
     parts["csp"] = content_security_policy(parts)
     # escape `<`, so that HTML finds no tags; JSON decodes it
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")

@@ -96,6 +96,19 @@ const silu = (x) => x / (1 + Math.exp(-x));
 
 // --------------------------------------------------------------------------------------- the model
 
+// Decode base64 into one Float32Array per parameter; `shapes` is a list of [name, shape].
+function decodeWeights(base64, shapes) {
+  const { buffer } = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)); // little-endian
+  const numbers = new Float32Array(buffer);
+  let start = 0;
+  return Object.fromEntries(
+    shapes.map(([name, shape]) => {
+      const size = shape.reduce((a, b) => a * b, 1);
+      return [name, numbers.subarray(start, (start += size))];
+    }),
+  );
+}
+
 class GPT {
   // `config` has the settings of ModelConfig, `weights` a Float32Array for each parameter name, and
   // `off` the heads that are switched off, each as layer * H + head.
@@ -165,9 +178,9 @@ class GPT {
     const { n_embd: C, n_head: H, qk_norm, positions } = this.config;
     const [D, S, name] = [C / H, position + 1, `blocks.${layer}.attention`];
     const [q, k, v] = ["query", "key", "value"].map((part) => this.linear(x, `${name}.${part}`));
-    for (const each of [q, k]) {
-      if (qk_norm) for (let start = 0; start < C; start += D) rmsNorm(each, RMS_EPS, start, D);
-      if (positions === "rope") rotate(each, D, position);
+    for (const vector of [q, k]) {
+      if (qk_norm) for (let start = 0; start < C; start += D) rmsNorm(vector, RMS_EPS, start, D);
+      if (positions === "rope") rotate(vector, D, position);
     }
     [keys[position], values[position]] = [k, v];
     const y = new Float32Array(C);
@@ -331,9 +344,9 @@ function headShares(window, position, attention) {
 function meanShares(shares) {
   const occurring = shares.filter(({ uniform }) => uniform > 0);
   if (!occurring.length) return null;
-  const mean = (value) => occurring.reduce((sum, each) => sum + value(each), 0) / occurring.length;
-  const heads = occurring[0].heads.map((_, head) => mean((each) => each.heads[head]));
-  return { uniform: mean((each) => each.uniform), heads };
+  const mean = (value) => occurring.reduce((sum, share) => sum + value(share), 0) / occurring.length;
+  const heads = occurring[0].heads.map((_, head) => mean((share) => share.heads[head]));
+  return { uniform: mean(({ uniform }) => uniform), heads };
 }
 
 // ---------------------------------------------------------------------------------------- sampling

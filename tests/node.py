@@ -20,7 +20,7 @@ def run_node(code: str, given: object) -> object:
 
     `modelOf(page)` is the model of a page.
     """
-    source = export.read("model.js") + export.read("app.js") + MODEL_OF
+    source = export.read("model.js") + export.read("text.js") + MODEL_OF
     source += f"const given = {json.dumps(given)};"
     source += f"console.log(JSON.stringify((() => {{ {code} }})()));"
     done = subprocess.run([NODE, "-"], input=source, capture_output=True, encoding="utf-8")
@@ -29,5 +29,5 @@ def run_node(code: str, given: object) -> object:
 
 
 def parts_of(page: str) -> dict[str, str]:
-    """The scripts of a page by id: data, weights, model-code, app-code."""
+    """The scripts of a page by id: data, weights, worker-code, model-code."""
     return dict(re.findall(r'<script [^>]*id="([\w-]+)">(.*?)</script>', page, re.DOTALL))

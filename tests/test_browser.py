@@ -2,7 +2,6 @@
 requested and nothing reaches the console.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from playwright.sync_api import expect, sync_playwright
 from configs.schema import Config, DataConfig
 from model.generate import window_start
 from model.inspect import attention_maps, heads_off, logit_lens
-from run import checkpoint
 from run.checkpoint import TextInfo
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
@@ -22,6 +20,7 @@ from tests.test_page import random_model
 from tests.variants import RECIPES, choices_of, save_model
 
 expect.set_options(timeout=60_000)
+AT_ONCE = {"alive": True, "reduced_motion": "reduce"}  # a page writes its whole text
 PERSIAN = "سلام دنیا\nزبان‌های ایرانی\n"
 TEXTS = {  # with the recipe of the model
     "persian": ("shakespeare", PERSIAN),
@@ -53,22 +52,21 @@ def open_page(browser):
 
     def open_page(path, alive=False, broken=False, script="", **options):
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | options)
-        page, logged, requested = context.new_page(), [], []
-        page.on("console", lambda message: logged.append(message.text))
-        page.on("pageerror", lambda error: logged.append(str(error)))
-        page.on("request", lambda request: requested.append(request.url))
+        page, seen = context.new_page(), set()
+        page.on("console", lambda message: seen.add(message.text))
+        page.on("pageerror", lambda error: seen.add(str(error)))
+        page.on("request", lambda request: seen.add(request.url.partition("blob:")[0]))
         page.add_init_script(script)
         page.goto(path.as_uri())
         if not alive:
             page.click("#restart")
             page.click("summary")
-        opened.append((page, path, broken, logged, requested))
+        opened.append((page, broken, seen, {"", path.as_uri()}))
         return page
 
     yield open_page
-    for page, path, broken, logged, requested in opened:
-        assert broken or (logged == [] and page.is_hidden("#failure"))
-        assert [url for url in requested if "blob:" not in url] == [path.as_uri()]
+    for page, broken, seen, allowed in opened:
+        assert broken or (seen <= allowed and page.is_hidden("#failure"))
         page.context.close()
 
 
@@ -89,22 +87,19 @@ def page(open_page, smoke_page):
 def open_model(open_page, tmp_path):
     """A function that opens the page of a random model with the characters of a text.
 
-    It returns the page, the model and its checkpoint.
+    The prompt is the example question of its checkpoint. It returns the page, the model and that.
     """
 
-    def open_model(
-        text, prompt="", recipe="shakespeare", length=20, question="", block_size=8, **data
-    ):
+    def open_model(text, prompt="", recipe="shakespeare", length=20, data=None, **options):
         vocabulary = "".join(sorted(set(text)))
-        choices = choices_of(recipe) | {"block_size": block_size}
+        choices = choices_of(recipe) | {"block_size": 8}
         model = random_model(vocab_size=len(vocabulary), **choices)
-        config = Config(model=model.config, data=DataConfig(**data))
-        saved = {"config": config, "data": TextInfo(question=question)}
-        ckpt = save_model(tmp_path / "model.safetensors", model, vocabulary, **saved)
+        config = Config(model=model.config, data=DataConfig(**data or {}))
+        parts = {"config": config, "data": TextInfo(question=prompt)}
+        ckpt = save_model(tmp_path / "model.safetensors", model, vocabulary, **parts)
         file = tmp_path / "page.html"
-        words = [f"--prompt={prompt}", f"--max-new-tokens={length}"]
-        sample_main([f"--ckpt={ckpt}", f"--html={file}", *words])
-        return open_page(file, alive=bool(question)), model, ckpt
+        sample_main([f"--ckpt={ckpt}", f"--html={file}", f"--max-new-tokens={length}"])
+        return open_page(file, **options), model, ckpt
 
     return open_model
 
@@ -123,16 +118,8 @@ def printed(smoke, capsys):
 
 @pytest.fixture
 def continued(printed):
-    """A function that continues a text to so many characters, as sample.py does."""
-    return lambda text, length: printed(
-        f"--prompt={text}", f"--max-new-tokens={length - len(text)}"
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(smoke):
-    saved = checkpoint.load(smoke / "best.safetensors")
-    return checkpoint.build_model(saved).eval(), saved.vocabulary
+    """A function that lets sample.py continue a text to n characters."""
+    return lambda text, n: printed(f"--prompt={text}", f"--max-new-tokens={n - len(text)}")
 
 
 def wait_for(page, box, words):
@@ -152,14 +139,17 @@ def write_until(page, length):
     page.locator("#text span").nth(length).wait_for()
 
 
-def inspect(page, i):
-    """Select a character; wait until what the model attended to is shown."""
-    page.locator("#text span").nth(i).click()
+def wait_for_attention(page):
     expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
 
 
-def text_of(page, box="#text"):
-    return page.text_content(box)
+def select(page, i):
+    page.locator("#text span").nth(i).click()
+    wait_for_attention(page)
+
+
+def text_of(page):
+    return page.text_content("#text")
 
 
 def marked(page, name):
@@ -200,7 +190,7 @@ def test_a_first_visitor_reads_two_sentences_and_a_text_that_writes_itself(
     open_page, smoke_page, continued
 ):
     page = open_page(smoke_page, alive=True)
-    expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+    wait_for_attention(page)
     assert len(page.inner_text("header").split()) < 40
     words = page.inner_text("main section:first-of-type").split()
     assert len(words) < 80 + len(text_of(page).split())
@@ -219,31 +209,20 @@ def test_a_first_visitor_reads_two_sentences_and_a_text_that_writes_itself(
     assert text_of(page) == continued("KING", 154)
 
 
-def test_with_reduced_motion_the_whole_text_is_written_at_once(open_page, smoke_page, continued):
-    page = open_page(smoke_page, alive=True, reduced_motion="reduce")
-    wait_for(page, "#write", "Continue")
-    assert text_of(page) == continued("KING", 154)
-    rate = re.search(r"([\d,]+) characters/s", page.inner_text("#status"))[1]
-    assert int(rate.replace(",", "")) > 40
-    expect(page.locator("#text .selected")).to_be_in_viewport()
-
-
 @pytest.mark.parametrize(
     ("right", "wrong", "words"),
     [
-        ('"logit_scale": [0-9.]+', '"logit_scale": 0.9', "is not the model that was trained"),
-        (r'\["final_norm"', '["last_norm"', "page/model.js cannot run this model: "),
+        ('"logit_scale": ', '"logit_scale": 0.9, "was": ', "page/model.js must compute what model"),
+        ('"blocks.0.mlp.up"', '"other"', "page/model.js cannot run this model: "),
     ],
 )
-def test_a_page_that_is_not_pythons_model_says_so(
+def test_another_model_than_pythons_is_reported(
     open_page, smoke_page, tmp_path, right, wrong, words
 ):
-    text, changes = re.subn(right, wrong, smoke_page.read_text(encoding="utf-8"))
-    assert changes == 1
+    text = smoke_page.read_text(encoding="utf-8").replace(right, wrong)
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     page = open_page(tmp_path / "page.html", alive=True, broken=True)
     wait_for(page, "#failure", words)
-    wait_for(page, "#failure", "page/model.js")
 
 
 @pytest.mark.parametrize("missing", ["Array.prototype.at", "self.Worker", ""])
@@ -276,16 +255,29 @@ def test_every_text_is_written_and_scored_as_by_sample_py(open_model, printed, t
 
 def test_characters_that_cannot_be_seen_have_visible_names(open_model):
     blank = "\u00a0\u3000\u00ad\u200d\ufe0f\u0301\U000e0067"
-    page, *_ = open_model(f"\n a{blank}", f"a{blank}a", length=1, block_size=16)
+    page, *_ = open_model(f"\n a{blank}", f"a{blank}", length=1)
     write(page)
-    names = {f"U+{ord(c):04X}" for c in blank}
-    assert names < set(" ".join(page.locator("dd").all_inner_texts()).split())
-    for i, c in enumerate(blank, 1):
+    names = [f"U+{ord(c):04X}" for c in blank]
+    for i, name in enumerate(names, 1):
+        wait_for(page, "#facts", name)
         press(page, "Home", *["ArrowRight"] * i)
-        wait_for(page, "#why", f"U+{ord(c):04X}: probability")
-        wait_for(page, "#read", f"Characters read before U+{ord(c):04X}")
+        wait_for(page, "#why", f"{name}: probability")
+        wait_for(page, "#read", f"Characters read before {name}")
         shown = page.locator("#why li span:first-child, #lens td span").all_inner_texts()
         assert set(shown) <= {*names, "a", "newline", "space", "↵", "␣"}
+
+
+WIDTHS = """(line) => { // with its letters in elements of their own, and in one
+  line.style.fontFamily = 'sans-serif'; // letters of different widths
+  line.lastChild.remove(); // the newline
+  const range = document.createRange();
+  return [line.textContent, ''].map((text) => {
+    range.selectNodeContents(line);
+    const { width } = range.getBoundingClientRect();
+    line.textContent = text;
+    return width;
+  });
+}"""
 
 
 def test_each_line_has_its_own_direction_and_arrows_move_as_one_sees_it(open_model):
@@ -301,60 +293,45 @@ def test_each_line_has_its_own_direction_and_arrows_move_as_one_sees_it(open_mod
     assert press(page, "ArrowRight") == persian + 1
     assert press(page, "ArrowRight", "ArrowRight") == persian - 1
     press(page, "End")
-    expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+    wait_for_attention(page)
     direction = "(lines) => lines.map((line) => getComputedStyle(line).direction)"
-    text, window = (
-        page.locator(f"{box} div").evaluate_all(direction) for box in ("#text", "#window")
-    )
-    assert text[:4] == ["ltr", "rtl", "rtl", "ltr"] and "rtl" in window
-    # the letters of a word join: a line is as wide as the same text in one element
-    apart, joined = (
-        page.locator("#text div")
-        .nth(1)
-        .evaluate(
-            """(line) => {
-          line.style.fontFamily = 'sans-serif'; // letters of different widths
-          const range = document.createRange();
-          const width = () => range.getBoundingClientRect().width;
-          range.setStart(line, 0);
-          range.setEnd(line, line.children.length - 1); // without the newline
-          const apart = width();
-          line.textContent = line.textContent.trimEnd();
-          range.selectNodeContents(line);
-          return [apart, width()];
-        }"""
-        )
-    )
-    assert apart == pytest.approx(joined, rel=0.005)
+    assert page.locator("#text div").evaluate_all(direction)[:4] == ["ltr", "rtl", "rtl", "ltr"]
+    assert "rtl" in page.locator("#window div").evaluate_all(direction)
+    apart, joined = page.locator("#text div").nth(1).evaluate(WIDTHS)
+    assert apart == pytest.approx(joined, rel=0.005)  # the letters of a word join
 
 
 @pytest.mark.parametrize("separator", ["\\n", "\\n\\n", "=="])
 def test_the_page_of_a_list_writes_one_item_after_another(open_model, printed, separator):
-    page, _, ckpt = open_model("\n=a", length=300, separator=separator)
-    write(page)
+    page, _, ckpt = open_model("\n=a", length=300, data={"separator": separator}, **AT_ONCE)
+    wait_for(page, "#write", "Continue")
+    expect(page.locator("#text .selected")).to_be_in_viewport()  # the first surprise
     assert page.locator("#text span").first.is_hidden()  # the end of the item before
     end = separator.replace("\\n", "\n")
     items = text_of(page)[1:].split(end)
     assert len(items) > 3 and (items[0] + end).removesuffix("\n") == printed(ckpt=ckpt)
+    read = re.search(r": (\d+)\.", page.inner_text("#read"))[1]
+    assert int(read) > 2  # there was something to attend to
 
 
 def test_a_model_of_answers_opens_with_its_question_and_answers_others(open_model, printed):
-    page, _, ckpt = open_model(
-        "\n=012", length=200, question="12=", separator="\\n", answer_after="="
-    )
-    wait_for(page, "#write", "Answer")
-    assert text_of(page) == f"\n{printed('--prompt=12=', ckpt=ckpt)}\n" != "\n12=\n"
+    data, lengths = {"separator": "\\n", "answer_after": "="}, set()
+    page, _, ckpt = open_model("\n=012", "10=", data=data, **AT_ONCE)
+    for question in ("10=", "00=", "01=", "02=", "11=", "12=", "20=", "21=", "22="):
+        if question != "10=":
+            page.fill("#prompt", question)
+            page.keyboard.press("Enter")
+        wait_for(page, "#write", "Answer")
+        answer = printed(f"--prompt={question}", "--max-new-tokens=20", ckpt=ckpt)
+        assert text_of(page).strip() == answer.strip()
+        lengths.add(len(answer))
+    assert len(lengths) > 1  # an answer ends with its item
     assert "It answers questions" in page.inner_text("header")
     assert not any(colors(page)[:4]) and any(colors(page)[4:])  # of the answer alone
     assert marked(page, "before-window") == []
-    page.fill("#prompt", "21")
+    page.fill("#prompt", "22")
     page.click("#write")
     assert page.inner_text("#prompt-error") == "A question ends with “=”."
-    page.fill("#prompt", "21=")
-    page.keyboard.press("Enter")
-    wait_for(page, "#text", "21=")
-    wait_for(page, "#write", "Answer")
-    assert text_of(page) == f"\n{printed('--prompt=21=', ckpt=ckpt)}\n"
 
 
 # -------------------------------------------------------------------------------------------- write
@@ -366,9 +343,8 @@ def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
     page = open_page(smoke_page, permissions=["clipboard-read", "clipboard-write"])
     write(page)
     assert text_of(page) == continued("KING", 154)
-    assert re.fullmatch(
-        r"154 characters · [\d,]+ characters/s · mean loss [\d.]+ nats", page.inner_text("#status")
-    )
+    status = r"154 characters · [\d,]+ characters/s · mean loss [\d.]+ nats"
+    assert re.fullmatch(status, page.inner_text("#status"))
     assert marked(page, "given") == [*range(4)]
     assert marked(page, "before-window") == [*range(96)] and marked(page, "window-start") == [96]
     page.click("#copy")
@@ -376,7 +352,7 @@ def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
     assert page.evaluate("navigator.clipboard.readText()") == text_of(page)
 
 
-def test_it_pauses_continues_steps_and_starts_over_and_nothing_moves(page, continued):
+def test_it_pauses_steps_and_starts_over_and_nothing_moves(page, continued):
     places = "(sections) => sections.map((section) => section.offsetTop)"
     before = page.locator("section").evaluate_all(places)
     write_until(page, 400)
@@ -384,13 +360,11 @@ def test_it_pauses_continues_steps_and_starts_over_and_nothing_moves(page, conti
     page.click("#write")
     length = len(text_of(page))
     page.wait_for_timeout(300)
-    assert len(text_of(page)) == length < 10_000
+    assert len(text_of(page)) == length
     page.click("#step")
     expect(page.locator("#text span")).to_have_count(length + 1)
-    write_until(page, length + 40)
-    page.click("#write")
     text = text_of(page)
-    assert text == continued("KING", len(text))
+    assert text == continued("KING", length + 1)
     page.click("#restart")
     assert text_of(page) == "" and page.inner_text("#write") == "Write"
     page.click("#step")
@@ -408,41 +382,16 @@ def test_an_empty_prompt_begins_as_in_sample_py(page, continued):
 def test_unknown_characters_are_named_and_removed_on_request(page):
     page.fill("#prompt", "KI\xe9N\u202eG\xe9")
     page.click("#write")
-    wait_for(page, "#prompt-error", "The model has never read ‘\xe9’ (U+00E9), U+202E.")
+    wait_for(page, "#prompt-error", "The model has never read ‘\u2068\xe9\u2069’ (U+00E9), U+202E.")
     assert text_of(page) == ""
     page.click("#prompt-error button")
     assert page.input_value("#prompt") == "KING" and page.is_hidden("#prompt-error")
 
 
-# ---------------------------------------------------------------------------------------------- why
-
-
-def test_each_character_shows_its_probability_and_the_likeliest_instead(page, trained):
-    model, vocabulary = trained
-    write(page)
-    text, ranks = text_of(page), set()
-    for n in (10, 20, 30, 40, 50, 60):
-        id, probs = vocabulary.index(text[n]), after_each_layer(model, vocabulary, text, n)[-1]
-        order, loss = probs.argsort(descending=True).tolist(), -probs[id].log().item()
-        ranks.add(rank := order.index(id) + 1)
-        page.locator("#text span").nth(n).hover()
-        wait_for(page, "#why p", f"probability {percent(probs[id])}, loss {loss:.2f} nats")
-        assert colors(page)[n] == pytest.approx(loss, abs=1e-3)
-        shown = order[:5] if rank <= 5 else [*order[:5], id]
-        shares = page.locator("#why .share").all_inner_texts()
-        assert shares == [percent(probs[i]) for i in shown]
-        # what explains a number opens where it stands, for the keyboard too
-        note = page.locator("#why p span").first
-        note.focus()
-        content = note.evaluate("(span) => getComputedStyle(span, '::after').content")
-        assert content.startswith(f'"Rank {rank}. ')
-    assert min(ranks) == 1 and max(ranks) > 5
-
-
 def test_another_character_continues_the_text_with_the_same_random_numbers(page, continued):
     write(page)
     text = text_of(page)
-    inspect(page, 40)
+    select(page, 40)
     button = page.locator("#why button:not([disabled])").first
     name = button.locator("span").first.inner_text()
     character = {"newline": "\n", "space": " "}.get(name, name)
@@ -463,25 +412,24 @@ def test_the_alternatives_can_be_chosen_while_it_writes(page):
 def test_the_keyboard_reaches_every_character(page):
     write(page)
     assert press(page, "ArrowLeft") == 153
-    assert press(page, "ArrowLeft") == 152
     assert press(page, "Home") == 0 and "was given" in page.inner_text("#why")
     assert page.is_hidden("#attention")
-    assert 0 < press(page, "ArrowDown") < 154
-    assert press(page, "ArrowUp") == 0
-    assert press(page, "Escape") == -1
+    assert press(page, "ArrowDown") > 9 and press(page, "ArrowUp") == 0
+    assert press(page, "Escape") is None
 
 
 # ---------------------------------------------------------------------------------------- attention
 
 
-def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(page, trained):
-    model, vocabulary = trained
+def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(open_model):
+    vocabulary = "\n abcdefghi"
+    page, model, _ = open_model(vocabulary, "abc")
     write(page)
-    inspect(page, 140)
-    window = text_of(page)[96:140]  # of the 140 characters before, the model sees those from 96 on
-    assert text_of(page, "#window") == window
+    select(page, 19)
+    window = text_of(page)[12:19]  # the model sees these
+    assert page.text_content("#window") == window
     maps = attention_maps(model, torch.tensor([vocabulary.index(c) for c in window]))
-    uniform = percent((1 / np.arange(2, 45)).mean())
+    uniform = percent((1 / np.arange(2, 8)).mean())
     for layer, head in ((1, 0), (0, 1)):
         page.select_option("#layer", index=layer)
         page.click(f"#heads tr:nth-child({head + 1}) button")
@@ -493,29 +441,37 @@ def test_the_window_is_shaded_by_the_attention_of_the_chosen_head(page, trained)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_lens_and_the_heads_that_are_off_are_pythons(open_model, recipe):
-    vocabulary, n = "\n abcdefghi", 10
+def test_probabilities_lens_and_heads_that_are_off_are_pythons(open_model, recipe):
+    vocabulary = "\n abcdefghi"
     page, model, _ = open_model(vocabulary, "abc", recipe)
     write(page)
-    inspect(page, n)
 
-    def assert_equal():
-        """Compare all losses, and character n after each layer; return these and the mean loss."""
-        expect(page.locator("#attention")).to_have_attribute("aria-busy", "false")
+    def assert_equal(*selected):
+        """Compare all losses, and the figures of some characters; return the mean loss."""
         text = text_of(page)
         ids = [vocabulary.index(character) for character in text]
-        rows = [after_each_layer(model, vocabulary, text, i) for i in range(1, len(ids))]
+        rows = [after_each_layer(model, vocabulary, text, n) for n in range(1, len(ids))]
         losses = [-row[-1, id].log().item() for row, id in zip(rows, ids[1:], strict=True)]
         assert colors(page)[1:] == pytest.approx(losses, abs=1e-3)
-        shares = [percent(p) for p in rows[n - 1][:, ids[n]]]
-        assert page.locator("#lens tr td:last-child").all_inner_texts() == shares
-        assert f"probability {shares[-1]}" in page.inner_text("#why")
-        likeliest = [vocabulary[i] for i in rows[n - 1].argmax(-1)]
-        chips = page.locator("#lens td span:first-child").all_inner_texts()
-        assert chips == [{"\n": "↵", " ": "␣"}.get(c, c) for c in likeliest]
-        return shares, f"{np.mean(losses):.4f}"
+        for n in selected:
+            select(page, n)
+            layers, order = rows[n - 1], rows[n - 1][-1].argsort(descending=True).tolist()
+            why = f"probability {percent(layers[-1, ids[n]])}, loss {losses[n - 1]:.2f} nats"
+            wait_for(page, "#why p", why)
+            rank = order.index(ids[n]) + 1
+            shown = order[:5] if rank <= 5 else [*order[:5], ids[n]]
+            shares = page.locator("#why .share").all_inner_texts()
+            assert shares == [percent(layers[-1, id]) for id in shown]
+            lens = page.locator("#lens tr td:last-child").all_inner_texts()
+            assert lens == [percent(p) for p in layers[:, ids[n]]]
+            # what explains a number opens where it stands, for the keyboard too
+            note = page.locator("#why p span").first
+            note.focus()
+            content = note.evaluate("(span) => getComputedStyle(span, '::after').content")
+            assert content.startswith(f'"Rank {rank}. ')
+        return f"{np.mean(losses):.4f}"
 
-    shares, mean = assert_equal()
+    mean = assert_equal(*range(5, 20))
     # one head off: its switch is in view where the selected character is
     switch = page.locator("#switches button[aria-label='layer 1 head 2']")
     for seen in (switch, page.locator("#text .selected")):
@@ -524,38 +480,32 @@ def test_the_lens_and_the_heads_that_are_off_are_pythons(open_model, recipe):
     wait_for(page, "#effect", "Changed most")
     expect(switch).to_have_attribute("aria-pressed", "false")
     with heads_off(model, [(0, 1)]):
-        changed, new_mean = assert_equal()
-        assert changed != shares
-        wait_for(page, "#effect", f"Mean loss: {mean} → {new_mean} nats")
+        off = assert_equal(10)
+        wait_for(page, "#effect", f"Mean loss: {mean} → {off} nats")
         page.fill("#score-text", text_of(page))
         page.click("#score")
         wait_for(page, "#score-result", "1 head off")
         page.click("#step")  # the next character
         expect(page.locator("#text span")).to_have_count(24)
-        assert_equal()
-    # all on again
-    switch.click()
+        assert_equal(23)
+    switch.click()  # all on again
     wait_for(page, "#effect", "Changed most")
-    assert assert_equal()[0] == shares
+    assert_equal(10)
 
 
 def test_a_long_text_has_its_colors_again_when_all_heads_are_on_again(page):
     page.fill("#max_new_tokens", "1500")
     write(page)
-    inspect(page, 1400)
-    first, effects = colors(page), []
+    select(page, 1400)
+    first = colors(page)
     for on in (False, True):
         page.locator("#switches button").first.click()
         wait_for(page, "#effect", "Changed most")
-        effect = text_of(page, "#effect").split("Changed most: ")[1]
-        effects.append(re.fullmatch(r"(.*): (.*) → (.*)\.", effect).groups())
         assert (colors(page) == first) == on
-    (place, was, now), (same_place, *again) = effects
-    assert place == same_place and [now, was] == again
-    assert re.search("“\u2068(.*)\u2069”", place, re.DOTALL)[1] in text_of(page)
-
-
-# -------------------------------------------------------------------------------------------- score
+        if not on:
+            changed_most = np.abs(np.subtract(colors(page), first)).argmax()
+            page.click("#effect button")
+            assert marked(page, "selected") == [changed_most]
 
 
 def test_a_score_is_cancelled_and_a_text_too_short_refused(page):
@@ -576,7 +526,7 @@ def test_a_score_is_cancelled_and_a_text_too_short_refused(page):
 def test_at_every_width_a_click_brings_the_explanation_into_view(open_page, smoke_page, width):
     page = open_page(smoke_page, viewport={"width": width, "height": 844})
     write(page)
-    inspect(page, 40)
+    select(page, 40)
     for seen in ("#why", "#text .selected"):
         expect(page.locator(seen)).to_be_in_viewport(ratio=0.99)
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -589,4 +539,3 @@ def test_code_that_is_not_the_pages_own_does_not_run(open_page, smoke_page, tmp_
     page = open_page(tmp_path / "changed.html", broken=True)
     write(page)
     assert page.title() == "plays: a GPT in a page"
-    assert json.loads(text_of(page, "#data"))["prompt"] == "KING"

@@ -280,12 +280,12 @@ def test_the_page_holds_the_facts_and_names_no_path(trained, smoke):
 def test_the_policy_allows_the_pages_own_code_alone(trained):
     text = trained[0].read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
-    parts = parts_of(text)
-    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
-    scripts = [parts["model-code"], parts["app-code"], export.read("old_browser.js")]
-    hashes = [export.source_hash(each) for each in (*scripts, style)]
+    code = re.findall(
+        r'<script(?: id="[\w-]+")?>(.*?)</script>|<style>(.*?)</style>', text, re.DOTALL
+    )
+    style, *scripts = (export.source_hash("".join(each)) for each in code)
     assert policy == (
-        f"default-src 'none'; script-src {' '.join(hashes[:3])}; style-src {hashes[3]}; "
+        f"default-src 'none'; script-src {' '.join(scripts)}; style-src {style}; "
         "worker-src blob:; child-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
     )
     body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
@@ -300,7 +300,7 @@ def test_hostile_strings_stay_data(tmp_path):
     data = json.loads(parts["data"])
     assert data["vocabulary"] == HOSTILE and data["prompt"] == prompt
     assert not set("<\u2028\u202e\x1b") & set(parts["data"])
-    assert parts["app-code"] == export.read("app.js") and "somebody" not in page.read_text()
+    assert parts["model-code"] == export.read("model.js") and "somebody" not in page.read_text()
 
 
 def test_a_character_has_the_same_name_in_python_and_in_the_page():
@@ -309,9 +309,13 @@ def test_a_character_has_the_same_name_in_python_and_in_the_page():
     blank = "\u00a0\u3000\u00ad\u200b\u200d\u202e\u2028\ufe0f\u0301\u0903\u115f\u2800\ue000"
     names |= {c: f"U+{ord(c):04X}" for c in (*blank, "\U000e0067")}
     assert {character: character_name(character) for character in names} == names
-    assert run_node("return given.map(named);", [*names]) == [*names.values()]
-    in_text = run_node("return given.map(inText);", [*"a\n\u200d\u0301\u00a0\u202e\x1b"])
-    assert in_text == [*"a\n\u200d\u0301\u00a0", "U+202E", "U+001B"]  # joiners do their work
+    assert run_node("return given.map(characterName);", [*names]) == [*names.values()]
+    # joiners, marks and tags do their work in a text
+    kept, escaped = "a\n\u200d\u0301\u00a0\u00ad\U000e0067", "\u202e\u2028\x1b"
+    in_text = run_node("return given.map(inText);", [*kept, *escaped])
+    assert in_text == [*kept, "U+202E", "U+2028", "U+001B"]
+    # no letter changes the direction of the sentence around its name
+    assert run_node("return given.map(quoted);", [*"\u0648 "]) == ["‘\u2068\u0648\u2069’", "space"]
 
 
 def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():

@@ -1,0 +1,118 @@
+// The worker, a second thread that runs the model; model.js stands before this code.
+//
+// Each message of the page starts a job, and ends the previous job of that name. A job calls
+// `pause`, which lets messages in, and `report`, which answers the page.
+
+const SLICE = 40; // milliseconds of computation between two pauses
+const running = {}; // the number of the job of each name
+
+let [config, weights, model, writer, inspection] = [];
+
+const jobs = {
+  load({ base64, shapes, config: settings }) {
+    [config, weights] = [settings, decodeWeights(base64, shapes)];
+    jobs.heads({ off: [] });
+  },
+
+  // Switch heads off, and all others on. Jobs that run keep their model, but for `write`.
+  heads({ off }) {
+    model = new GPT(config, weights, off);
+    writer = new Reader(model);
+    inspection = { reader: new Reader(model), read: [], shares: [] };
+  },
+
+  // Score the given characters from position `from` on, then draw more, up to position `end` or the
+  // end of an answer, as fast as possible or, with `pace`, so many a second.
+  async write({ ids, from, end, settings, pace, answer }, pause, report) {
+    const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
+    let [items, drawing, done] = [[], 0, false];
+    for (let n = from; !done; n++) {
+      if (n === given) drawing = performance.now();
+      const logits = writer.read(ids, n);
+      if (n >= given) ids.push(sample(logits, settings, generator.random(n)));
+      items.push({ id: ids[n], ...scoreCharacter(logits, ids[n]) });
+      done = n + 1 >= end || (answer && n >= given && windowStartIn(ids, n + 1, config) === n);
+      const paced = pace && n >= given;
+      if (!(await pause(done || paced))) continue;
+      const [drawn, seconds] = [Math.max(0, n + 1 - given), (performance.now() - drawing) / 1000];
+      report({ from: n + 1 - items.length, items, done, rate: pace ? 0 : drawn / seconds });
+      items = [];
+      if (paced) await new Promise((resolve) => setTimeout(resolve, 1000 / pace));
+    }
+  },
+
+  // Compute what the model attended to before character n of ids, the heads' mean shares, and what
+  // each layer would have predicted.
+  async inspect({ ids, n }, pause, report) {
+    const { reader, read, shares } = inspection;
+    const window = ids.slice(windowStartIn(ids, n, config), n);
+    // the shares of the characters that the last window began with are known
+    let known = 0;
+    while (known < window.length - 1 && window[known] === read[known]) known++;
+    read.length = shares.length = known;
+    for (let position = known; position < window.length; position++) {
+      await pause();
+      reader.read(window, position + 1);
+      read.push(window[position]);
+      shares.push(headShares(window, position, reader.model.attention));
+    }
+    const [previous, induction] = ["previous", "induction"].map((pattern) =>
+      meanShares(shares.map((share) => share[pattern])),
+    );
+    const lens = reader.model.lens().map((logits) => scoreCharacter(logits, ids[n]));
+    report({ window, attention: reader.model.attention, lens, previous, induction });
+  },
+
+  // Compare the model in the page with the one in Python.
+  async check({ check }, pause, report) {
+    let largest = 0;
+    for (const difference of differences(new GPT(config, weights), check)) {
+      largest = Math.max(largest, difference); // stays NaN
+      await pause();
+    }
+    report({ difference: largest });
+  },
+
+  // Score a text of which the characters that count are `counts`, all of them without `counts`.
+  async score({ ids, starts, counts }, pause, report) {
+    let [items, nats, counted] = [[], 0, 0];
+    for (const [n, logits] of predictions(model, ids, starts)) {
+      const counting = !counts || counts[n];
+      const item = { id: ids[n], ...(counting && scoreCharacter(logits, ids[n])) };
+      items.push(item);
+      if (counting) [nats, counted] = [nats + item.nats, counted + 1];
+      const done = n + 1 === ids.length;
+      if (!(await pause(done))) continue;
+      report({ items, done, nats, counted });
+      items = [];
+    }
+  },
+};
+
+// Return the function `pause(now)` of a job: at the end of a slice of time, or if `now`, it lets
+// messages in and returns true. To a job that they have ended it never returns.
+function pauses(job, number) {
+  let began = performance.now();
+  return async (now) => {
+    if (!now && performance.now() - began < SLICE) return false;
+    await new Promise((resolve) => {
+      const { port1, port2 } = new MessageChannel();
+      port1.onmessage = () => {
+        port1.close();
+        if (running[job] === number) resolve();
+      };
+      port2.postMessage(null);
+    });
+    began = performance.now();
+    return true;
+  };
+}
+
+onmessage = ({ data }) => {
+  const { job, number, stop } = data;
+  running[job] = number;
+  if (!stop) jobs[job](data, pauses(job, number), (result) => postMessage({ job, number, ...result }));
+};
+onunhandledrejection = ({ reason }) => {
+  throw reason; // calls the page's worker.onerror
+};
