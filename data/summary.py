@@ -18,7 +18,7 @@ PIECES, PIECE_LENGTH = 20, 200
 PRESETS = (
     ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
     ("configs/mytext.yaml", 2e7, (3e5, 1.2e7)),
-    ("configs/mytext_gpu.yaml", float("inf"), (2e6, float("inf"))),
+    ("configs/mytext.yaml", float("inf"), (3e5, float("inf"))),
 )
 
 

@@ -48,7 +48,7 @@ def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset
     model = GPT(replace(config.model, kernel="sdpa", dropout=0.0, logit_scale=1.0), 100)
     parameters = sum(p.numel() for p in model.parameters())
     assert size_advice(parameters, min(characters, 10**9)) is None
-    assert config.model.dropout != 0 or name == "configs/mytext_gpu.yaml"
+    assert config.model.dropout != 0
 
 
 def test_a_config_of_a_text_and_sizes_has_the_architecture_and_optimizer_of_the_main_recipe(

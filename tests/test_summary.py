@@ -45,7 +45,7 @@ def test_validation_text_that_stands_in_the_training_text_too_is_noted():
     [
         (3_000_000, 50_000, "mytext_small"),
         (10_000, 2_000_000, "mytext"),
-        (500_000, 40_000_000, "mytext_gpu"),
+        (200_000, 40_000_000, "mytext"),
         (10_700_000, 1_115_394, None),
     ],
 )
