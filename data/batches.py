@@ -42,6 +42,7 @@ class Split:
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids and the targets of the window of `length` predictions at `start`."""
+        # one character more than predictions: the last is only predicted
         text = self.ids[start : start + length + 1]
         if self.targets is None:
             return text[:-1], text[1:]
@@ -80,8 +81,8 @@ class Batches:
     text is cut after its first o predictions, o from 1 to `block_size` at random, and then after
     every `block_size`. So its first and its last window may be shorter, and the last one empty.
 
-    An item of a list that fits is one window. A longer one is cut like a text, but only where it
-    has as few windows as it needs. Each epoch has the same number, `windows_per_epoch`.
+    An item of a list that fits is one window. A longer one is cut at random too, but into as few
+    windows as it needs, none of them empty. Every epoch has `windows_per_epoch` windows.
     """
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
@@ -107,6 +108,7 @@ class Batches:
     def __call__(self, i: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Return (x, y) of batch i, or only some of its rows: those that one process trains on."""
         starts, lengths = self._windows(i, rows)
+        # where a window is shorter, x is padded with id 0, and no target counts
         x = np.zeros((len(starts), self._block_size), dtype=np.int64)
         y = np.full_like(x, IGNORED)
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
@@ -118,6 +120,7 @@ class Batches:
         starts, lengths = self._windows(i, slice(None))
         if self._counted_through is None:
             return int(lengths.sum())
+        # those through the last target, without those before the first
         return int((self._counted_through[starts + lengths] - self._counted_through[starts]).sum())
 
     def epochs(self, batches: int) -> float:
@@ -203,6 +206,7 @@ def permute(index: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     rows = np.uint64(isqrt(n - 1) + 1)
     columns = np.uint64(-(-n // int(rows)))
     row, column = np.divmod(index, columns)
+    # shift the row by a hash of the column, then the column by a hash of the row
     for i in range(ROUNDS):
         row = (row + splitmix(key + np.uint64(2 * i), column)) % rows
         column = (column + splitmix(key + np.uint64(2 * i + 1), row)) % columns
@@ -222,6 +226,7 @@ def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
     and is the same in every version of NumPy. (Steele, Lea and Flood 2014, "Fast Splittable
     Pseudorandom Number Generators".)
     """
+    # the state is a counter; two rounds of "shift, xor, multiply" make it look random
     z = seed + i * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -31,9 +31,11 @@ class CharTokenizer:
         if not vocabulary or len(set(vocabulary)) < len(vocabulary):
             raise ValueError("the vocabulary must be one or more distinct characters")
         self.vocabulary = vocabulary
-        self._codes = codes
         self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest unsigned type for all ids
-        # code point -> id, -1 if unknown; the last entry stands for all higher code points
+
+        # to decode: id -> code point
+        self._codes = codes
+        # to encode: code point -> id, or -1; the last entry stands for all higher code points
         self._ids = np.full(int(codes.max()) + 2, -1, dtype=np.int32)
         self._ids[codes] = np.arange(len(codes))
 

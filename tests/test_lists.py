@@ -11,7 +11,6 @@ from common.stop import Stop
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
-from model.generate import Sampler, generate
 from page.export import refresh
 from run import checkpoint
 from tests.commands import exit_code, sample_main, train_main
@@ -21,7 +20,7 @@ from tests.test_page import given_of
 from tests.test_sample import Input
 from training import optimizers
 from training.device import select_runtime
-from training.evaluate import draw_answers, evaluate, window_losses, wrong_segments
+from training.evaluate import draw_answers, evaluate, wrong_segments
 from training.state import Run
 from training.step import TrainStep
 
@@ -142,24 +141,6 @@ def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) and matches[0] == matches[1]
 
 
-@pytest.mark.parametrize("batch_size", [64, 5])
-def test_exact_match_is_that_of_greedy_sampling(batch_size, sums):
-    _, run = sums
-    saved = checkpoint.load(run / checkpoint.LAST)
-    model = checkpoint.build_model(saved).eval()
-    corpus = load_corpus(saved.config.data)
-    losses = window_losses(model, evaluation_windows(corpus.val, 8, batch_size), CPU)
-    wrong = set(wrong_segments(corpus.val, 8, losses.right).tolist())
-    sampled = set()
-    for i, item in enumerate(texts_of(corpus, corpus.val)):
-        question = corpus.tokenizer.encode(item[: item.index("=") + 1]).astype("int64")
-        answer = item[len(question) :]
-        ids = generate(model, torch.from_numpy(question)[None], Sampler(temperature=0), len(answer))
-        if corpus.tokenizer.decode(torch.cat(list(ids))) != answer:
-            sampled.add(i)
-    assert wrong == sampled and 0 < len(wrong) < len(corpus.val.segments)
-
-
 def test_an_answer_cut_by_the_context_is_wrong_if_any_part_is(tmp_path):
     corpus = corpus_of(tmp_path, "q=abcdefghij\nr=klm\n", answer_after="=", val_fraction=0.5)
     windows = list(evaluation_windows(corpus.val, 3, 1))
@@ -185,7 +166,7 @@ def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums, capsys
         drawn, _, right = line.partition("  (right: ")
         question, _, answer = drawn.partition("=")
         assert answer != right.removesuffix(")") == str(sum(map(int, question.split("+"))))
-    # of all items, those that are right are left out
+    # an exact match is that of greedy sampling: of all items, those that are right are left out
     count = len(resumed.corpus.val.segments)
     wrong = draw_answers(resumed, Stop(), np.arange(count))
     assert len(wrong) == round((1 - accuracy) * count)
