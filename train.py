@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.errors import ConfigError, NonFiniteError, first_few
+from common.errors import ConfigError, NonFiniteError, counted, first_few
 from common.stop import Interrupted, Stop
 from configs.schema import Config
 from data.corpus import Corpus, load_corpus
@@ -137,7 +137,7 @@ def build_new(command: Command, world: World) -> Run:
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
         asked, speed = fit_to_minutes(command.minutes, command.started, asked, make_run)
-        steps = f"{asked.train.max_iters:,} steps of {speed.step:.3f} s"
+        steps = f"{counted(asked.train.max_iters, 'step')} of {speed.step:.3f} s"
         evaluations = f"evaluations of {speed.evaluation:.1f} s"
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 

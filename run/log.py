@@ -21,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter, summary
 from tqdm import tqdm
 
 from common.console import escape, path_word, printable, program, script, shell_command
+from common.errors import counted
 from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
@@ -109,8 +110,8 @@ class Log:
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameters:,} parameters",
             f"device      {run.runtime}{run.world}, {config.kernel} attention",
-            f"training    {train.max_iters:,} steps, {run.batches.epochs(batches):,.1f} epochs, "
-            f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
+            f"training    {counted(train.max_iters, 'step')}, {run.batches.epochs(batches):,.1f} "
+            f"epochs, dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]
         advice = [length_advice(corpus.train, corpus.val, config.block_size)]
         if new_model and not corpus.item_format:
