@@ -136,7 +136,9 @@ def _kill(process: subprocess.Popen, rng: random.Random) -> None:
 
 
 def _reached(folder: Path) -> int:
-    """Return the last logged step; every step is logged."""
+    """Return the last logged step; every step is logged. A run may die before its folder exists."""
+    if not folder.exists():
+        return 0
     return max((step for step, _ in scalars(folder).get("train/loss", [])), default=0)
 
 
