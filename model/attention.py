@@ -37,13 +37,16 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class QKVProjection(nn.Module):
-    """A weight layout: the query, key and value parameters of all heads, and how to apply them."""
+    """A weight layout: the query, key and value parameters of all heads, and how to apply them.
+
+    A layout is a subclass with three methods. `build` and `project` are the layout itself;
+    everything else sees it through `head_weights`.
+    """
 
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws initial weights, which are overwritten later. fork_rng restores the global
-        # generator after these draws.
+        # nn.Linear draws initial weights, which are overwritten later; fork_rng undoes the draws
         with torch.random.fork_rng(devices=()):
             self.build(n_embd, n_head, head_size, bias)
 
@@ -56,9 +59,9 @@ class QKVProjection(nn.Module):
     ) -> list[Tensor]:
         """Return head h's query, key and value weights (D, C); with bias, also three biases (D,).
 
-        They are views of `tensor_of(parameter)`: of the parameters themselves, or of tensors with
-        the same shapes, such as gradients or optimizer moments. Initialization, conversion between
-        layouts, checkpoints and optimizers all use this method.
+        They are views, so writing to them changes the model. `tensor_of` selects what they are
+        views of: the parameters themselves, or tensors of the same shapes, such as their gradients
+        or moments. Initialization, checkpoints and optimizers all use this method.
         """
         raise NotImplementedError
 
@@ -68,7 +71,7 @@ class QKVProjection(nn.Module):
 
 
 class Heads(QKVProjection):
-    """A module per head, each with its own (D, C) query, key and value weights."""
+    """A module per head, with (D, C) query, key and value weights: as the paper draws it."""
 
     def build(self, C, H, D, bias):
         self.heads = nn.ModuleList(
@@ -81,6 +84,7 @@ class Heads(QKVProjection):
         return weights + [tensor_of(linear.bias) for linear in q_k_v if linear.bias is not None]
 
     def project(self, x):
+        # 3 H small products (B, T, C) @ (C, D): easy to read, slow to run
         return [torch.stack([head[part](x) for head in self.heads], dim=1) for part in range(3)]
 
 
@@ -91,11 +95,13 @@ class Separate(QKVProjection):
         self.qkv = nn.ModuleList(nn.Linear(C, H * D, bias) for _ in range(3))
 
     def head_weights(self, h, tensor_of=identity):
-        weights_then_biases = [linear.weight for linear in self.qkv]
-        weights_then_biases += [linear.bias for linear in self.qkv if linear.bias is not None]
-        return [tensor_of(each).unflatten(0, (self.n_head, -1))[h] for each in weights_then_biases]
+        parameters = [linear.weight for linear in self.qkv]
+        parameters += [linear.bias for linear in self.qkv if linear.bias is not None]
+        # (H*D, C) is seen as (H, D, C), a bias (H*D,) as (H, D)
+        return [tensor_of(parameter).unflatten(0, (self.n_head, -1))[h] for parameter in parameters]
 
     def project(self, x):
+        # one product for all heads, then cut it into heads
         return [split_heads(linear(x), self.n_head) for linear in self.qkv]
 
 
@@ -107,12 +113,13 @@ class Fused(QKVProjection):
 
     def head_weights(self, h, tensor_of=identity):
         views = []
-        for parameter in self.qkv.parameters():
+        for parameter in self.qkv.parameters():  # the weight, then the bias
             q_k_v = tensor_of(parameter).unflatten(0, (3, self.n_head, -1))  # (3, H, D, C)
             views.extend(q_k_v[:, h])
         return views
 
     def project(self, x):
+        # one product for all three; the first cut is between q, k and v
         return [split_heads(part, self.n_head) for part in self.qkv(x).chunk(3, dim=-1)]
 
 
@@ -124,12 +131,13 @@ class Interleaved(QKVProjection):
 
     def head_weights(self, h, tensor_of=identity):
         views = []
-        for parameter in self.qkv.parameters():
+        for parameter in self.qkv.parameters():  # the weight, then the bias
             heads = tensor_of(parameter).unflatten(0, (self.n_head, 3, -1))  # (H, 3, D, C)
             views.extend(heads[h])
         return views
 
     def project(self, x):
+        # the first cut is between the heads: all of a head lies together
         heads = split_heads(self.qkv(x), self.n_head)  # (B, H, T, 3D)
         return heads.chunk(3, dim=-1)
 
@@ -189,11 +197,8 @@ def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
     The same as `F.rms_norm`, up to rounding. Autocast would run that entirely in float32. With only
-    the mean of bfloat16 inputs in float32, this takes half the time. float16 inputs are converted
-    first, because their squares could overflow.
+    the mean of bfloat16 inputs in float32, this takes half the time.
     """
-    if x.dtype == torch.float16:
-        return rms_norm(x.float()).half()
     wide = torch.promote_types(x.dtype, torch.float32)
     mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=wide)
     return x * (mean_square + torch.finfo(wide).eps).rsqrt().to(x.dtype)
@@ -214,9 +219,10 @@ def attention_weights(
     """Compute softmax(q k^T / sqrt(D) + mask) (Vaswani et al. 2017, equation 1).
 
     q (..., T, D) and k (..., S, D) give (..., T, S); each row sums to 1. `mask` is additive, -inf
-    where a query may not attend. `causal` masks the later tokens for each query. A row that is
+    where a query may not attend. `causal` hides from each query the tokens after it. A row that is
     fully masked is NaN.
     """
+    # how well does each key answer each query?
     scores = (q / math.sqrt(q.size(-1))) @ k.mT  # scaling q takes less work than scaling the scores
     return masked_softmax(scores, mask, causal)
 
@@ -320,6 +326,7 @@ class MultiHeadAttention(nn.Module):
                 "or give head_size"
             )
         head_size = head_size or n_embd // n_head
+
         self.projection = LAYOUTS[layout](n_embd, n_head, head_size, bias)
         self.kernel = KERNELS[kernel]
         self.out_proj = nn.Linear(n_head * head_size, out_features or n_embd, bias)
@@ -352,17 +359,23 @@ class MultiHeadAttention(nn.Module):
 
         Without a context this is causal self-attention: each token attends to itself, to earlier
         tokens of `x` and to the tokens in `cache`. With `context` (B, S, C) it is cross-attention:
-        keys come from `context`, values from `value_context` if given (as in
-        torch.nn.MultiheadAttention; rarely needed), and every token attends to all of them. `mask`
-        restricts attention further: boolean (True: may attend) or additive, of shape (T, S),
+        every token attends to all of `context`. The values may come from elsewhere than the keys
+        (`value_context`, as in torch.nn.MultiheadAttention; rarely needed).
+
+        `mask` restricts attention further: boolean (True: may attend) or additive, of shape (T, S),
         (B, T, S) or (B, H, T, S), where B or H may be 1. A query that may attend to nothing gets
         zeros before the output projection.
 
         Raises ValueError for shapes that do not fit.
         """
-        q, k, v = self.queries_keys_values(x, context, value_context, cache)  # k, v (B, H, S, D)
+        # what each token looks for, what it offers, and what it hands over; k, v are (B, H, S, D)
+        q, k, v = self.queries_keys_values(x, context, value_context, cache)
+
+        # each head averages the values by how well their keys fit
         self_attention = context is None and value_context is None
         y = self._attend(q, k, v, mask, causal=self_attention)  # (B, H, T, D)
+
+        # mix what the heads have found
         y = self.out_proj(merge_heads(y))  # (B, T, out_features)
         return dropout(y, self.dropout, self.training)
 
@@ -383,6 +396,7 @@ class MultiHeadAttention(nn.Module):
         context = x if context is None else context
         value_context = context if value_context is None else value_context
         self._check_shapes(x, context, value_context)
+
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
@@ -391,11 +405,17 @@ class MultiHeadAttention(nn.Module):
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]
+
+        # QK-norm: only their directions count, so the scores cannot grow without bound
         if self.qk_norm:
             q, k = rms_norm(q.contiguous()), rms_norm(k.contiguous())
+
+        # RoPE: turn each by its position, the new tokens after those in the cache
         if self.rotary is not None:
             start = 0 if cache is None else cache.length
             q, k = self.rotary(q, start), self.rotary(k, start)
+
+        # the keys and values of earlier tokens
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D)
         return q, k, v
@@ -405,10 +425,14 @@ class MultiHeadAttention(nn.Module):
         T, S = q.size(2), k.size(2)
         dropout_p = self.attention_dropout if self.training else 0.0
         causal = causal and T > 1  # a single query is the last token: nothing is later
+
+        # the usual case has no mask: the kernel itself is causal, if T = S
         if mask is None and causal and T != S:
-            mask = causal_mask(T, S, like=q)  # a kernel's `causal` assumes T = S
+            mask = causal_mask(T, S, like=q)
         if mask is None:
             return self.kernel(q, k, v, None, causal, dropout_p)
+
+        # with a mask: one additive mask for everything
         mask = additive_mask(mask, q, S, causal)  # (B or 1, H or 1, T, S)
         fully_masked = mask.isneginf().all(dim=-1, keepdim=True)  # softmax would give NaN
         y = self.kernel(q, k, v, mask.masked_fill(fully_masked, 0.0), False, dropout_p)
@@ -419,7 +443,7 @@ class MultiHeadAttention(nn.Module):
         fits = x.dim() == context.dim() == 3 and x.size(2) == self.n_embd
         fits = fits and context.shape[::2] == x.shape[::2] and value_context.shape == context.shape
         if not fits:
-            shapes = [tuple(each.shape) for each in (x, context, value_context)]
+            shapes = [tuple(tensor.shape) for tensor in (x, context, value_context)]
             raise ValueError(
                 f"x, context and value_context have shapes {shapes}; "
                 f"allowed: x (B, T, {self.n_embd}), contexts (B, S, {self.n_embd})"
@@ -436,7 +460,11 @@ def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = N
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """Convert any accepted mask, combined with causality, to an additive (B or 1, H or 1, T, S)."""
     B, H, T, _ = q.shape
-    full = mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
+    full = mask
+    if mask.dim() == 2:
+        full = mask[None, None]
+    elif mask.dim() == 3:
+        full = mask[:, None]
     fits = full.dim() == 4 and full.size(0) in (1, B) and full.size(1) in (1, H)
     fits = fits and full.shape[2:] == (T, S)
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):

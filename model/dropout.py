@@ -16,14 +16,18 @@ RESOLUTION = 2**16  # p is rounded to a multiple of 1 / RESOLUTION
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """Zero each element with probability p in [0, 1); divide the rest by 1 - p, like `F.dropout`.
 
-    On a CPU each element uses 16 random bits, a quarter of a 64-bit draw. So p is rounded to a
-    multiple of 2^-16, at most 1 - 2^-16, and the remaining elements are scaled for the rounded p.
+    On a CPU each element uses 16 random bits, so p is rounded to a multiple of 2^-16, at most
+    1 - 2^-16.
     """
     if not training or x.device.type != "cpu" or p == 0.0:
         return F.dropout(x, p, training)
+
+    # one draw of 64 bits decides about four elements
     dropped = min(round(p * RESOLUTION), RESOLUTION - 1)
     draws = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
+
+    # zero some, scale the others
     mask = torch.empty_like(x)
     torch.ge(bits, dropped - RESOLUTION // 2, out=mask)  # 1 where kept, 0 where dropped
     return x * mask.mul_(RESOLUTION / (RESOLUTION - dropped))

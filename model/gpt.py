@@ -1,5 +1,7 @@
 """The GPT: embeddings, a stack of pre-norm blocks, a final norm and the output matrix.
 
+To see all of it, begin with `GPT.forward` at the end. Attention is in attention.py.
+
 B batch, T new tokens, S total tokens, C n_embd, V vocabulary
 """
 
@@ -30,7 +32,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        C, self.activation, self.dropout = config.n_embd, config.mlp, config.dropout
+        C = config.n_embd
+        self.activation, self.dropout = config.mlp, config.dropout
         hidden = 4 * C
         if self.activation == "swiglu":
             hidden = (8 * C // 3 + 7) // 8 * 8  # rounded up to a multiple of 8
@@ -39,13 +42,14 @@ class MLP(nn.Module):
         self.down = nn.Linear(hidden, C, config.bias)
 
     def reset_parameters(self, generator: torch.Generator, std: float, out_std: float) -> None:
-        """Draw the matrices from N(0, std^2), the last one from N(0, out_std^2); biases are 0."""
+        """Draw the matrices from N(0, std^2), `down` from N(0, out_std^2); biases are 0."""
         for name, parameter in self.named_parameters():
             matrix_std = out_std if name.startswith("down") else std
             init_normal_(parameter, matrix_std if parameter.dim() == 2 else 0.0, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each token separately: (B, T, C) -> (B, T, C)."""
+        """Transform each token by itself: (B, T, C) -> (B, T, C)."""
+        # up: each hidden feature looks for one pattern in the token
         if self.activation == "gelu":
             hidden = F.gelu(self.up(x))  # (B, T, 4C)
         elif self.activation == "relu2":
@@ -53,6 +57,7 @@ class MLP(nn.Module):
             hidden = hidden * hidden  # autocast would run `square` in float32
         else:
             hidden = F.silu(self.gate(x)) * self.up(x)  # (B, T, 8/3 C)
+        # down: each feature that found its pattern adds a vector of its own
         return dropout(self.down(hidden), self.dropout, self.training)  # (B, T, C)
 
 
@@ -78,7 +83,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         """Add both branches to the residual stream: (B, T, C) -> (B, T, C)."""
+        # communicate: each token gathers what it needs from the tokens before it
         x = x + self.attention(self.attn_norm(x), cache=cache)
+        # then think about it, each token on its own
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -103,43 +110,51 @@ class GPT(nn.Module):
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
 
-        # the blocks, and the logits
+        # the stack of blocks
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
+
+        # from the last vector of a token to the logits of its successor
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
-        if config.tied:
+        if config.tied:  # one matrix reads characters and writes them
             self.lm_head.weight = self.token_embedding.weight
+
         self.reset_parameters(torch.Generator().manual_seed(seed))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Initialize matrices and embeddings from N(0, 0.02^2), as nanoGPT does; biases are 0.
 
-        The last matrix of each branch is drawn from N(0, std^2) with std = 0.02 / sqrt(2 n_layer)
-        instead, or is zero, as `residual_init` says.
+        The last matrix of each branch is smaller or zero, as `residual_init` says. Norms stay as
+        PyTorch makes them: weight 1, bias 0.
         """
-        # each block adds to the residual stream: the more there are, the less each may add
-        scaled = self.config.residual_init == "scaled"
-        residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
+        # 2 n_layer branches add to the residual stream: the more there are, the less each may add
+        residual_std = 0.0
+        if self.config.residual_init == "scaled":
+            residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5
         for block in self.blocks:
             block.attention.reset_parameters(generator, INIT_STD, residual_std)
             block.mlp.reset_parameters(generator, INIT_STD, residual_std)
-        # embeddings and lm_head, which may be the same; norms stay as PyTorch makes them: 1, bias 0
-        layers = [self.token_embedding, self.position_embedding]
-        layers += [None if self.config.tied else self.lm_head, *self.previous_embeddings]
-        for layer in layers:
-            if layer is not None:
-                init_normal_(layer.weight, INIT_STD, generator)
+
+        # all that is not in a block; a tied lm_head is the token embedding, which is drawn once
+        layers = [self.token_embedding]
+        if self.position_embedding is not None:
+            layers.append(self.position_embedding)
+        if not self.config.tied:
+            layers.append(self.lm_head)
+        for layer in (*layers, *self.previous_embeddings):
+            init_normal_(layer.weight, INIT_STD, generator)
 
     def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Compute next-token logits (B, T, V) for the last T tokens of `ids` (B, S).
 
-        Without caches T = S. With `caches` (one per layer), which hold the keys and values of the
-        first S - T tokens, only the T new ones are computed. Even then `ids` has all tokens of the
-        context, because the token shifts need them.
+        Without caches T = S. `caches`, one per layer, hold the keys and values of the first S - T
+        tokens: only the T new ones are computed. `ids` has all S tokens even then, because the
+        token shifts look back.
 
         Raises ValueError for more than block_size tokens, and if there is no new token.
         """
-        start, end = caches[0].length if caches else 0, ids.size(1)
+        start = caches[0].length if caches else 0  # of the new tokens
+        end = ids.size(1)
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
         if caches and end <= start:
@@ -147,34 +162,42 @@ class GPT(nn.Module):
                 f"ids has {end} tokens and the caches hold {start}; "
                 "pass all tokens of the context, with at least one new one"
             )
-        # embed the new tokens, which opens the residual stream
+
+        # embed the new tokens: the residual stream begins
         x = self._embed(ids, start)  # (B, T, C)
+
         # every block reads the stream and adds to it
         for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
             x = block(x, cache)  # (B, T, C)
-        # the logit of every character
+
+        # the logit of every character, at each of the new tokens
         return self._logits(x)  # (B, T, V)
+
+    def _embed(self, ids: Tensor, start: int) -> Tensor:
+        """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
+        end = ids.size(1)
+        # the new tokens, and those before them that they need
+        ids = ids[:, max(0, start - self.config.token_shifts) :]
+        x = self.token_embedding(ids)
+
+        # token shifts: add an embedding of the token n positions earlier; where there is none, zero
+        for n, embedding in enumerate(self.previous_embeddings, 1):
+            x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
+        x = x[:, start - end :]  # (B, T, C): only the new tokens
+
+        # where each token is; with RoPE, attention knows
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[start:end]
+        return dropout(x, self.config.dropout, self.training)
 
     def _logits(self, stream: Tensor) -> Tensor:
         """Compute logits from the residual stream after a block: (..., C) -> (..., V)."""
         logits = self.lm_head(self.final_norm(stream))
+        # soft cap: between -cap and cap (Gemma 2, Riviere et al. 2024, section 2)
         cap = self.config.logit_softcap
-        if cap:  # Gemma 2 (Riviere et al. 2024, section 2)
+        if cap:
             logits = cap * torch.tanh(logits / cap)
-        if not self.training:  # temperature scaling (Guo et al. 2017)
+        # on new text a trained model is too sure: temperature scaling (Guo et al. 2017)
+        if not self.training:
             logits = logits * self.config.logit_scale
         return logits
-
-    def _embed(self, ids: Tensor, start: int) -> Tensor:
-        """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
-        end, T = ids.size(1), ids.size(1) - start
-        # the new tokens, and those before them that they need
-        ids = ids[:, max(0, start - self.config.token_shifts) :]
-        x = self.token_embedding(ids)
-        # token shifts: add an embedding of the token n positions earlier; where there is none, zero
-        for n, embedding in enumerate(self.previous_embeddings, 1):
-            x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
-        x = x[:, -T:]  # (B, T, C)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[start:end]
-        return dropout(x, self.config.dropout, self.training)

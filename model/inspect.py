@@ -17,18 +17,18 @@ from model.gpt import GPT, Block
 def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
     """Return the attention weights of each layer for ids (T,): a list of (H, T, T).
 
-    Kernels do not return the weights, so they are recomputed from each layer's queries and keys
-    (docs/attention.md, section 6). Every row sums to 1.
+    Every row sums to 1. A kernel does not return the weights, so they are computed again from the
+    queries and keys (docs/attention.md, section 6).
     """
     maps = []
 
-    # before a layer runs, compute its weights from the same input
+    # called before a layer runs, with the layer's input
     def record(layer: MultiHeadAttention, arguments: tuple[Tensor]) -> None:
         q, k, _ = layer.queries_keys_values(*arguments)
         maps.append(attention_weights(q, k, causal=True)[0])
 
     hooks = [block.attention.register_forward_pre_hook(record) for block in model.blocks]
-    try:  # the hooks go even if the forward pass fails
+    try:
         model(ids[None])
     finally:
         for hook in hooks:
@@ -38,10 +38,10 @@ def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
 
 @torch.inference_mode()
 def logit_lens(model: GPT, ids: Tensor) -> Tensor:
-    """Return the logits that each block would give for ids (T,) if it were the last: (L, T, V).
+    """Return the logits for ids (T,) if each block in turn were the last: (L, T, V).
 
-    The final norm, `lm_head`, soft-cap and scale are applied to the residual stream after each
-    block (nostalgebraist 2020, the logit lens). The last row is the model's own output.
+    What does the model believe after each block (nostalgebraist 2020, the logit lens)? The final
+    norm and `lm_head` read the residual stream there. The last entry is the model's output.
     """
     streams = []
 
@@ -61,11 +61,8 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
 def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
-    The D columns of the output projection that read a head's result are zero meanwhile, so the
-    model does without the head, in every layout. A `Generation` belongs to the weights that it
-    began with: start a new one in the block.
-
-    Raises ValueError for a head that does not exist.
+    A `Generation` belongs to the weights that it began with: start a new one in the block. Raises
+    ValueError for a head that does not exist.
     """
     L, H = model.config.n_layer, model.config.n_head
     for layer, head in heads:
@@ -74,7 +71,8 @@ def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
                 f"no head {head} in layer {layer}; allowed: heads 0 to {H - 1} "
                 f"in layers 0 to {L - 1}"
             )
-    weights = [block.attention.out_proj.weight for block in model.blocks]  # each (C, H*D)
+    # D columns of the output projection read a head: while they are zero, nobody hears it
+    weights = [block.attention.out_proj.weight for block in model.blocks]  # (C, H*D) in each layer
     saved = [weight.detach().clone() for weight in weights]
     try:
         with torch.no_grad():

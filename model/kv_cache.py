@@ -1,4 +1,6 @@
-"""The KV cache for generating text: one object per layer, discarded when the window moves.
+"""The KV cache: a new token needs the keys and values of earlier ones, which never change.
+
+There is one for each layer. When the context is full and its window moves, new ones are made.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """
@@ -12,8 +14,7 @@ class KVCache:
     """Keys and values of one layer, for at most `capacity` tokens.
 
     `keys` and `values` are (B, H, capacity, D); the first `length` tokens are filled. The first
-    `append` allocates them and thereby fixes batch size, heads, dtype and device. A cache cannot be
-    shortened; create a new one instead.
+    `append` allocates them, and so decides on batch size, heads, dtype and device.
     """
 
     def __init__(self, capacity: int):

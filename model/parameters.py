@@ -1,6 +1,7 @@
 """The parameters of a model by names and shapes that do not depend on the attention layout.
 
-Conversion, checkpoints, Muon and the page see a model in this way.
+Checkpoints, Muon, the page and convert.py see a model in this way. So a run may be resumed in
+another layout, and a seed trains the same model in all of them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,24 +20,24 @@ def named_slices(
 ) -> dict[str, list[Tensor]]:
     """Return every parameter by name, as a list of slices of its rows.
 
-    The names are paths of parameters without `.weight`, but attention has `query`, `key` and
-    `value` instead of the layout's parameters. A query, key or value has one slice per head, any
-    other parameter a single one:
+    The names are paths of parameters without `.weight`. In attention they are `query`, `key` and
+    `value`, whatever the layout calls its parameters; these have a slice per head, any other
+    parameter has a single one:
 
         {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
 
-    `torch.cat(slices)` is the same tensor in every layout. The slices are views of
-    `tensor_of(parameter)`: by default of the parameter itself, else of a tensor of its shape, such
-    as its momentum.
+    `torch.cat(slices)` is the same tensor in every layout. The slices are views, so writing to them
+    changes the model. `tensor_of` selects what they are views of: the parameters themselves, or
+    tensors of the same shapes, such as their momentum.
     """
     slices = {}
     for name, parameter in model.named_parameters():
-        # attention: the layout's parameters become heads; all other parameters stay whole
-        block, separator, _ = name.partition(".attention.projection.")
-        if not separator:
-            # also a parameter of your own that is a single number: one row
+        block, in_layout, _ = name.partition(".attention.projection.")
+        if not in_layout:
+            # it stays whole; a single number, such as a scale that you add, is one row
             slices[name.removesuffix(".weight")] = [torch.atleast_1d(tensor_of(parameter))]
         elif f"{block}.attention.query" not in slices:
+            # the first parameter of a layout: take all of the layout, head by head
             projection = model.get_submodule(f"{block}.attention.projection")
             heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
             # without biases, only the first three names apply
@@ -47,13 +48,13 @@ def named_slices(
 
 @torch.no_grad()
 def load_tensors(model: GPT, tensors: Mapping[str, Tensor]) -> None:
-    """Copy in the parameters: `tensors` has one whole tensor per name of `named_slices`."""
+    """Set the parameters of a model: `tensors` has a whole tensor for each name."""
     for name, slices in named_slices(model).items():
         copy_slices(tensors[name], slices)
 
 
 def copy_slices(source: Tensor, slices: Sequence[Tensor]) -> None:
-    """Copy a whole tensor into the views that store its slices (see `named_slices`)."""
+    """Copy a whole tensor into the slices that store it (see `named_slices`)."""
     parts = source.split([len(view) for view in slices])
     for view, part in zip(slices, parts, strict=True):
         view.copy_(part)
@@ -74,8 +75,8 @@ def block_matrices(
 ) -> list[list[Tensor]]:
     """Return the matrices of all blocks, which Muon updates, each as a list of slices.
 
-    The slices are those of `named_slices`: in every layout those of a matrix have two dimensions,
-    those of a bias or of a norm's weight have one.
+    The slices are those of `named_slices`. Those of a matrix have two dimensions in every layout,
+    those of a bias or of a norm's weight one.
     """
     return [
         slices
@@ -85,12 +86,10 @@ def block_matrices(
 
 
 def block_parameters(model: GPT) -> list[nn.Parameter]:
-    """Return the parameters that Muon updates: those that hold the matrices of all blocks.
-
-    The weights of an attention layout are such parameters, whatever their shape.
-    """
+    """Return the parameters that Muon updates: those that hold the matrices of all blocks."""
     found = []
     for name, parameter in model.named_parameters():
+        # some attention layouts store a matrix in three dimensions
         in_layout = ".attention.projection." in name and ".bias" not in name
         if name.startswith("blocks.") and (in_layout or parameter.dim() == 2):
             found.append(parameter)

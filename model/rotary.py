@@ -2,7 +2,7 @@
 
 Each pair (i, i + D/2) of a head's features (the pairing of GPT-NeoX) is rotated by an angle
 proportional to the token's position. So q . k depends on the distance between two tokens, not on
-their positions.
+where they are.
 
 B batch, T new tokens, H n_head, D head size
 """
@@ -21,10 +21,13 @@ class Rotary(nn.Module):
         super().__init__()
         if head_size % 2:
             raise ValueError(f"head size {head_size} is odd; rotary positions need an even one")
+        # the first pairs turn fast and tell neighbors apart, the last ones hardly turn at all
         exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
         frequencies = base**-exponents  # (D/2,)
         positions = torch.arange(max_positions, dtype=torch.float64)
         angles = positions[:, None] * frequencies  # (positions, D/2)
+
+        # of both features of each pair, as `forward` multiplies them
         cos, sin = angles.cos(), angles.sin()
         cos_sin = torch.stack([torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)])
         cos_sin = cos_sin.to(torch.get_default_dtype())  # (2, positions, D)
@@ -38,5 +41,6 @@ class Rotary(nn.Module):
                 f"position {end - 1} is out of range; allowed: 0 to {self.cos_sin.size(1) - 1}"
             )
         cos, sin = self.cos_sin[:, start:end].to(x.dtype)  # each (T, D)
+        # (a, b) -> (a cos - b sin, b cos + a sin); roll swaps the features of each pair
         half = x.size(-1) // 2
-        return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)  # roll swaps each pair
+        return torch.addcmul(x * cos, x.roll(half, dims=-1), sin)
