@@ -1,4 +1,4 @@
-"""The device to compute on, the dtype of matrix products, and what a run sets or records there."""
+"""The device to compute on, the dtype of matrix products, and the environment of a run."""
 
 import contextlib
 import ctypes
@@ -19,8 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Runtime:
     """The device, and the dtype of matrix products there.
 
-    In training, weights, optimizer state and loss are always float32. `reason` explains the choice
-    of the dtype.
+    Weights, optimizer state and loss are float32 in any case. `reason` says why this dtype.
     """
 
     device: torch.device
@@ -31,7 +30,7 @@ class Runtime:
         return f"{self.device.type}, {dtype_name(self.dtype)} ({self.reason})"
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Return the context for forward passes: autocast to `dtype`, nothing for float32."""
+        """Return the context for forward passes: autocast to `dtype`, or nothing for float32."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -86,8 +85,8 @@ def _fast_dtype(device: str) -> tuple[str, str]:
 def _cpu_is_fast_in_bfloat16() -> bool:
     """Return whether the CPU has AMX, Arm's BF16, or AVX512-BF16 and is not made by Intel.
 
-    On the Intel CPU without AMX that we measured, bfloat16 matrix products take twice as long as
-    float32 ones. Arm CPUs have not been measured.
+    An Intel CPU without AMX took twice as long for a matrix product in bfloat16.
+    Nobody has measured an Arm CPU.
     """
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
@@ -102,11 +101,7 @@ def _cpu_is_fast_in_bfloat16() -> bool:
 
 
 def cpu_info(key: str) -> str:
-    """Return the entry `key` of /proc/cpuinfo, or else platform.processor().
-
-    On Windows, platform.processor() contains the vendor. The "model name" identifies the CPU in
-    checkpoints, because libraries choose their kernels by it.
-    """
+    """Return an entry of /proc/cpuinfo, such as "model name"; elsewhere Python's name for it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(key):
@@ -115,7 +110,10 @@ def cpu_info(key: str) -> str:
 
 
 def environment_of(runtime: Runtime, world_size: int) -> dict[str, str]:
-    """Return what must be the same for a bit-exact resume, besides settings and text."""
+    """Return what must be the same for a bit-exact resume, besides settings and text.
+
+    Libraries choose their kernels by the CPU or GPU, and the order of a sum by the threads.
+    """
     cuda = runtime.device.type == "cuda"
     return {
         "torch": str(torch.__version__),
@@ -132,11 +130,10 @@ def environment_of(runtime: Runtime, world_size: int) -> dict[str, str]:
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory for the next step, which needs the same amount.
 
-    By default glibc returns large blocks to the system. Getting them back costs a page fault per
-    page, because the system zeroes each one when it is first used (mallopt(3)). This function does
-    nothing with other C libraries.
+    By default it returns large blocks to the system, which zeroes every page of them before it
+    hands them out again (mallopt(3)). Does nothing with other C libraries.
     """
-    trim_threshold, mmap_threshold = -1, -3
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         # glibc up to 2.34 refuses thresholds above 32 MiB, and would then keep 128 KiB

@@ -1,6 +1,6 @@
-"""Health checks of a run. Each warning names a problem and suggests one remedy.
+"""Health checks of a run. A warning names a problem and suggests one remedy.
 
-The log gives a warning once a start. data/summary.py warns of a model of the wrong size.
+The log gives each of them once a start.
 """
 
 import math
@@ -26,7 +26,7 @@ def step_warnings(
     step: int, loss: float, grad_norm: float, vocab_size: int
 ) -> Iterator[HealthWarning]:
     """Yield warnings about a step's loss and its gradient norm before clipping."""
-    # the simplest test of a model: it begins with a guess
+    # the simplest test of a model: before its first update it knows nothing, and should guess
     uniform = math.log(vocab_size)
     if step == 1 and loss > uniform + 0.5:
         yield HealthWarning(
@@ -35,6 +35,7 @@ def step_warnings(
             "confidently wrong before the first update; normal after --init_from on another text, "
             "otherwise check the initial weights",
         )
+    # with clipping, a huge gradient does no harm at once; but it is a sign
     if grad_norm > MAX_GRAD_NORM:
         yield HealthWarning(
             "exploding gradients",
@@ -47,6 +48,7 @@ def loss_warnings(
     evals_since_best: int, best_step: int, train_loss_at_best: float, train_loss: float
 ) -> Iterator[HealthWarning]:
     """Yield a warning if only the loss on training text still falls."""
+    # one evaluation without an improvement is noise, three are not
     if evals_since_best >= 3 and train_loss < train_loss_at_best - 0.01:
         yield HealthWarning(
             "overfitting",
@@ -66,6 +68,7 @@ def attention_warnings(
     # early in training many heads have found no use yet
     if step < max(MIN_STEPS_FOR_DEAD_HEADS, max_iters // 2):
         return
+
     dead = []
     for layer, heads in enumerate(maps, 1):
         for h, weights in enumerate(heads, 1):
@@ -83,10 +86,14 @@ def dead_head_reason(weights: Tensor) -> str:
     T = len(weights)
     if T < 4:
         return ""
+
+    # entropy: the largest is that of equal weights, log(t + 1) for the t + 1 keys of row t
     entropy = -(weights * weights.clamp_min(1e-30).log()).sum(-1)[1:]  # (T - 1,)
-    max_entropy = (1 + weights.new_tensor(range(1, T))).log()  # row t has t + 1 keys
+    max_entropy = (1 + weights.new_tensor(range(1, T))).log()
     if (entropy / max_entropy).mean() > 0.9995:
         return "attends to everything equally"
+
+    # one position takes it all, whatever the query
     mean_weight = weights[T // 2 :, : T // 2].mean(0)  # later queries on earlier keys
     if mean_weight.max() > 0.99:
         return f"attends only to position {mean_weight.argmax() + 1}"

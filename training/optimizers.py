@@ -17,9 +17,10 @@ from model.parameters import block_matrices, block_parameters, embeddings_and_lm
 
 
 class Optimizer:
-    """Parameter groups with their hyperparameters, and running means of their gradients: moments.
+    """Parameter groups with their hyperparameters, and moments: running means of the gradients.
 
-    Replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler (over a second).
+    It stands in for torch.optim.Optimizer, whose first step imports PyTorch's compiler (over a
+    second).
     """
 
     moments: tuple[str, ...]
@@ -34,11 +35,11 @@ class Optimizer:
             parameter.grad = None
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
-        """Return every moment as a list of slices, as `named_slices` does for parameters.
+        """Return all moments by name, as lists of slices: the state of this optimizer.
 
         {"exp_avg.token_embedding": [(V, C)], "exp_avg.blocks.0.mlp.up": [(4C, C)], ...}
 
-        The learning rate and other hyperparameters are settings, not state.
+        As with parameters (`model.parameters.named_slices`), they are the same in every layout.
         """
         named = {}
         for moment in self.moments:
@@ -52,9 +53,6 @@ class Optimizer:
                 if slices[0].device.type != "meta":
                     named[f"{moment}.{name}"] = slices
         return named
-
-
-ADAMW_STEPS = "adamw_steps"  # the name of AdamW's number of steps in a checkpoint
 
 
 class AdamW(Optimizer):
@@ -74,7 +72,7 @@ class AdamW(Optimizer):
         self.steps = torch.zeros((), device=next(iter(self.state)).device)
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
-        return super().named_slices(model) | {ADAMW_STEPS: [self.steps[None]]}
+        return super().named_slices(model) | {"adamw_steps": [self.steps[None]]}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -105,10 +103,9 @@ class Muon(Optimizer):
 
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
-    `matrices` is `block_matrices` of a model: it returns each matrix as a list of slices, so that
-    queries, keys and values are (H*D, C) matrices in every layout. `matrices(tensor_of)` returns
-    the same slices of other tensors, here of the updates. Matrices of one shape are orthogonalized
-    as one batch, in `dtype`.
+    `matrices` is `block_matrices` of a model: in every layout it makes queries, keys and values
+    (H*D, C) matrices, each a list of slices; `matrices(tensor_of)` has the same slices of other
+    tensors, here of the updates. Matrices of one shape are orthogonalized as one batch, in `dtype`.
     """
 
     moments = ("momentum",)
@@ -130,24 +127,26 @@ class Muon(Optimizer):
         (group,) = self.param_groups
         lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
 
-        # Nesterov momentum
+        # Nesterov momentum: look a step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
 
-        # group the matrices by shape, to orthogonalize those of one shape as one batch; parameters
-        # without an update, which AdamW owns, have none of them
+        # Those of one shape make one batch. `matrices` asks for a tensor in place of any parameter,
+        # but takes nothing of those that AdamW updates.
         update_slices = self.matrices(lambda parameter: updates.get(parameter, parameter))
         by_shape = defaultdict(list)
         for slices, update in zip(self.matrices(), map(torch.cat, update_slices), strict=True):
             by_shape[update.shape].append((slices, update))
 
         for (R, C), same_shape in by_shape.items():
+            # an update in all directions equally, not only in the few that a gradient prefers
             batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
             batch = F.normalize(batch, dim=-1)  # rows of norm 1 (MuonEq-R)
             directions = orthogonalize(batch, self.dtype)
-            # a tall matrix needs a larger step for the same change of its output
+
+            # decay and update; a tall matrix needs a larger step for the same change of its output
             scale = max(1.0, R / C) ** 0.5
             for (slices, _), direction in zip(same_shape, directions, strict=True):
                 parts = direction.split([len(view) for view in slices])
@@ -156,15 +155,11 @@ class Muon(Optimizer):
                     view.add_(part, alpha=-lr * scale)
 
 
-MOMENTS = (*AdamW.moments, *Muon.moments)  # of all optimizers
-
-
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
-    Newton-Schulz iteration with the quintic polynomial of Jordan et al. 2024. Its coefficients
-    trade exactness (singular values end between about 0.7 and 1.2) for fast growth of small ones.
-    Computed in `dtype`.
+    Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. It lets
+    small singular values grow fast; all end between about 0.7 and 1.2, which is exact enough.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     # singular values of at most 1: the iteration would diverge from larger ones

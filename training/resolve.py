@@ -20,21 +20,23 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
     """Replace every `auto` in the settings of a run that reads its text `epochs` times.
 
     A pure function: with the same text, length and kind of device, a resumed run gets the same
-    values. One `auto` stays, which is a rule by the clock: `save_interval`.
+    values. One `auto` stays, because it goes by the clock: `save_interval`.
     """
     model, train = config.model, config.train
 
-    # In bfloat16 on a CPU the backward pass of sdpa is slow. `batched` stores all T^2 weights.
+    # In bfloat16 on a CPU the backward pass of sdpa is slow. `batched` is faster, but stores T^2
+    # weights for each head, so only for short contexts.
     bfloat16_on_cpu = (runtime.device.type, dtype_name(runtime.dtype)) == ("cpu", "bfloat16")
     batched = bfloat16_on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
 
-    # Each epoch makes the model memorize more, and more overconfident on text that it has not seen.
+    # With each epoch the model knows more by heart, and is more overconfident on other text.
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
-    # lengths are shares of the run
-    n = train.max_iters
-    warmup = n // 70 if train.warmup_iters == "auto" else train.warmup_iters
+    # Lengths are shares of the run.
+    max_iters = train.max_iters
+    warmup = max_iters // 70 if train.warmup_iters == "auto" else train.warmup_iters
+
     return replace(
         _fill(config, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
         model=_fill(
@@ -46,8 +48,8 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
         train=_fill(
             train,
             warmup_iters=warmup,
-            cooldown_iters=min(6 * n // 7, n - warmup),
-            eval_interval=math.ceil(n / 10),
+            cooldown_iters=min(6 * max_iters // 7, max_iters - warmup),
+            eval_interval=math.ceil(max_iters / 10),
         ),
     )
 
