@@ -1,14 +1,14 @@
-"""A checkpoint: the complete state of a run at one step. Loading checks every part of it.
+"""A checkpoint: the complete state of a run at one step.
 
-`capture` makes a checkpoint from a run, `restore` makes a run from a checkpoint. file_format.py
-converts a checkpoint to the bytes of a file and back.
+`capture` makes a checkpoint from a run, `restore` gives a run the state of a checkpoint.
+`to_bytes` and `load` are the way to a file and back, in the format of file_format.py. Whatever is
+loaded has been checked.
 """
 
 import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -26,12 +26,9 @@ from training.device import environment_of, select_runtime
 from training.resolve import resolve
 from training.state import Progress, Run
 
-# Names of the files in a run folder. Every module that uses them imports this one.
-SUFFIX = ".safetensors"
-LAST, PREV, BEST = (f"{name}{SUFFIX}" for name in ("last", "prev", "best"))
-SETTINGS_FILE = "config.yaml"
-METRICS = "metrics.csv"
-# the checkpoint that is wanted from a run folder -> the files to try, in this order
+# of a run folder: the newest state, the one that was saved before it, and the best weights
+LAST, PREV, BEST = "last.safetensors", "prev.safetensors", "best.safetensors"
+# what is wanted from a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
 
 
@@ -47,7 +44,7 @@ class TextInfo(Checked):
     question: str = setting("", "of an item that validates, if items have answers")
 
 
-SECTIONS = {  # of the metadata of a file, besides the vocabulary and the environment
+SECTIONS = {  # the parts of a checkpoint that are dataclasses of settings; in a file, JSON
     "config": Config,
     "data": TextInfo,
     "progress": Progress,
@@ -56,23 +53,22 @@ SECTIONS = {  # of the metadata of a file, besides the vocabulary and the enviro
 
 @dataclass
 class Checkpoint:
-    """A run at one step. It is all that sampling needs; resuming also needs the text.
+    """A run at one step. It is all that sampling needs; a resume needs the text as well.
 
-    `tensors` are named by role and parameter, "model.blocks.0.mlp.up", with the roles model,
-    exp_avg, exp_avg_sq and momentum, and the parameters as in `named_slices`: they do not
-    depend on the attention layout. `restore` and `build_model` check their names and shapes against
-    a model.
+    Tensors are named by role and parameter: "model.blocks.0.mlp.up" is a weight, and
+    "momentum.blocks.0.mlp.up" its momentum. They are the same in every attention layout (see
+    `named_slices`). `restore` and `build_model` check that they fit the model.
 
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
-    config: Config  # the settings as they were asked: an `auto` is still `auto`
+    config: Config  # as it was asked: an `auto` is still `auto`
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
     data: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
-    environment: dict[str, str] = field(default_factory=dict)  # of `environment_of`
-    options: frozenset[str] = frozenset()  # names of the settings that are not from a config file
+    environment: dict[str, str] = field(default_factory=dict)  # see `environment_of`
+    options: frozenset[str] = frozenset()  # names of the settings from the command line
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
@@ -93,6 +89,7 @@ class Checkpoint:
 
 def capture(run: Run) -> Checkpoint:
     """Copy the state of a run into a checkpoint; raise NonFiniteError if a tensor is not finite."""
+    # a checkpoint that cannot be resumed must not replace one that can
     tensors = {}
     for name, slices in _tensors_of(run).items():
         tensors[name] = torch.cat([view.detach() for view in slices])
@@ -101,6 +98,8 @@ def capture(run: Run) -> Checkpoint:
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
                 "the weights are no longer finite"
             )
+
+    # batches, dropout and learning rate are functions of the step: nothing of them is saved
     return Checkpoint(
         config=run.asked,
         vocabulary=run.corpus.tokenizer.vocabulary,
@@ -113,7 +112,7 @@ def capture(run: Run) -> Checkpoint:
 
 
 def restore(saved: Checkpoint, run: Run) -> None:
-    """Put a new run into the state of a checkpoint: weights, moments and progress.
+    """Give a new run the state of a checkpoint: weights, moments and progress.
 
     Raises CheckpointError for tensors that do not fit the model and the optimizers of the run.
     """
@@ -122,8 +121,11 @@ def restore(saved: Checkpoint, run: Run) -> None:
             f"{saved.path}: an imported model, which has no optimizer state to resume from; "
             "start a new run with --init_from"
         )
+    # check all before anything is copied
     named = _tensors_of(run)
     check_tensors(saved.path, saved.tensors, named)
+
+    # the slices are views: this writes into the model and the optimizers
     with torch.no_grad():
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
@@ -133,10 +135,10 @@ def restore(saved: Checkpoint, run: Run) -> None:
 def load_weights(saved: Checkpoint, model: GPT) -> None:
     """Copy the weights of a checkpoint into a model, whose vocabulary may have more characters.
 
-    The rows of new characters keep the weights that the model has there. Raises CheckpointError for
-    weights that do not fit.
+    Raises CheckpointError for weights that do not fit.
     """
     weights, named = saved.role("model"), named_slices(model)
+    # characters that the checkpoint does not know come last, and keep the rows that the model has
     if model.vocab_size > len(saved.vocabulary):
         for name in weights.keys() & named.keys():
             old, new = weights[name], torch.cat(named[name]).detach()
@@ -148,8 +150,8 @@ def load_weights(saved: Checkpoint, model: GPT) -> None:
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """Build a model with the weights of a checkpoint; raise CheckpointError unless they fit.
 
-    `config`, which is resolved, must have the architecture of the checkpoint; without it, the model
-    is for float32 on a CPU.
+    `config`, without an `auto`, has the architecture of the checkpoint and may have, say, another
+    kernel. If it is omitted, the model is built as for float32 on a CPU.
     """
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
@@ -175,9 +177,9 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = attention_maps(model, ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. From a run folder it is the best one; if that is
-    damaged, another one, with a warning. The errors are those of `find`. For the exact loss of a
-    long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode. Of a run folder it is the best one or, with a
+    warning, another one if that is damaged. Raises CheckpointError if there is none. For the exact
+    loss of a long text see `training.evaluate.exact_loss`.
     """
     saved, note = find(Path(path), "best")
     if note:
@@ -186,7 +188,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
 
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
-    """Return all tensors of a checkpoint by name, as slices that are views of the run's memory."""
+    """Return all that a run keeps in tensors, by name, as slices: views of its own memory."""
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
         named |= optimizer.named_slices(run.model)
@@ -209,32 +211,23 @@ def text_info(run: Run) -> TextInfo:
 def check_tensors(
     path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Sequence[Tensor]]
 ) -> None:
-    """Raise CheckpointError unless names, shapes and dtypes are as expected and all is finite.
+    """Raise CheckpointError unless the tensors have the expected names and shapes and are finite.
 
-    `expected` has each tensor as a list of slices (see `named_slices`).
+    `expected` has a list of slices for each (see `named_slices`).
     """
-    missing = [name for name in expected if name not in found]
-    unknown = [name for name in found if name not in expected]
+    missing = first_few(name for name in expected if name not in found)
+    unknown = first_few(name for name in found if name not in expected)
     if missing or unknown:
-        raise CheckpointError(f"{path}: missing: {_names(missing)}; unknown: {_names(unknown)}")
+        raise CheckpointError(f"{path}: missing: {missing or 'none'}; unknown: {unknown or 'none'}")
     for name, slices in expected.items():
         shape = (sum(map(len, slices)), *slices[0].shape[1:])
-        have = _describe(found[name].dtype, found[name].shape)
-        want = _describe(slices[0].dtype, shape)
-        if have != want:
-            raise CheckpointError(f"{path}: {name} is {have}, its config describes {want}")
+        if found[name].shape != shape:
+            raise CheckpointError(
+                f"{path}: {name} is {tuple(found[name].shape)}, its config describes {shape}"
+            )
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
-        raise CheckpointError(f"{path}: not finite: {_names(infinite)}")
-
-
-def _names(names: Sequence[str]) -> str:
-    return first_few(names) or "none"
-
-
-def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
-    """Return a description such as `float32 (65, 128)`."""
-    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+        raise CheckpointError(f"{path}: not finite: {first_few(infinite)}")
 
 
 # --------------------------------------------------------------------------------- writing, loading
@@ -270,12 +263,11 @@ def load(path: Path) -> Checkpoint:
 
 
 def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
-    """Load the checkpoint of a run folder, or a single one; return also a note, if there is one.
+    """Load a checkpoint: that file, or of a run folder the one that `prefer` names, last or best.
 
-    In a folder, `prefer` selects last.safetensors or best.safetensors; if that file is missing or
-    damaged, another checkpoint in the folder is loaded instead, and the note says so. A single
-    checkpoint is loaded or refused. Raises CheckpointError, which names the newest undamaged
-    checkpoint of the folder, if there is one, or for a wrong path the runs that are there.
+    If the one of a folder is missing or damaged, the next of FALLBACK is taken, and a note says so,
+    which is returned too. A file that is given by name is loaded or refused. Raises CheckpointError
+    if there is no whole checkpoint; for a wrong path it names the runs that are there.
     """
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
@@ -287,25 +279,12 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
         else:
             note = f"{faults[0]}; using {choice} instead" if faults else None
             return saved, note
-    if newest := _newest_undamaged(choices[0].parent, tried=choices):
-        faults.append(f"the newest undamaged checkpoint there is {newest}")
-    elif not any(map(os.path.exists, choices)):
-        runs = runs_in(path) or runs_in(path.parent) or runs_in(Path("out"))
-        faults = [f"{path}: no checkpoint; runs that are there: {_names(runs)}"]
+    if not any(map(os.path.exists, choices)):
+        runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
+        faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
     raise CheckpointError("; ".join(faults))
 
 
 def runs_in(folder: Path) -> list[str]:
     """Return the run folders in a folder: those with a checkpoint."""
-    return sorted({str(file.parent) for file in folder.glob(f"*/*{SUFFIX}")})
-
-
-def _newest_undamaged(folder: Path, tried: Sequence[Path]) -> Path | None:
-    """Return the newest checkpoint in a folder that is not damaged and has not been tried."""
-    with suppress(OSError):  # another process may remove a file meanwhile
-        files = [file for file in folder.glob(f"*{SUFFIX}") if file not in tried]
-        for path in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-            with suppress(CheckpointError):
-                file_format.read(path)
-                return path
-    return None
+    return sorted({str(file.parent) for file in folder.glob("*/*.safetensors")})

@@ -4,7 +4,6 @@ checkpoint of the folder.
 
 import dataclasses
 import math
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -150,15 +149,12 @@ def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_given_by_name_is_rejected_with_the_newest_undamaged_one(folder, damage):
-    for age, name in enumerate((LAST, BEST, PREV)):
-        os.utime(folder / name, (10**9 - age, 10**9 - age))
+def test_a_file_given_by_name_is_loaded_or_refused(folder, damage):
     saved, note = checkpoints.find(folder / LAST, "last")
     assert (saved.path, note) == (folder / LAST, None)
     DAMAGE[damage](folder / LAST)
     message = error_message(checkpoints.find, folder / LAST, "last")
-    assert message.startswith(f"{folder / LAST}: ")
-    assert message.endswith(f"; the newest undamaged checkpoint there is {folder / BEST}")
+    assert message.startswith(f"{folder / LAST}: ") and PREV not in message
 
 
 @pytest.mark.parametrize("path", ["out", "out/empty", "out/typo", "run", "out/typo/best"])
@@ -213,15 +209,14 @@ def test_a_field_that_is_missing_takes_its_default(tmp_path):
         assert getattr(saved, name) == section()
 
 
-NAME = "blocks.1.mlp.up"  # float32 (32, 8)
+NAME = "blocks.1.mlp.up"  # (32, 8)
 WRONG_TENSORS = {
     "missing": (lambda t, n: t.pop(n), "missing: {n}; unknown: none"),
     "unknown": (lambda t, n: t.update({n + "x": torch.zeros(1)}), "missing: none; unknown: {n}x"),
     "shape": (
         lambda t, n: t.update({n: torch.zeros(8, 32)}),
-        "{n} is float32 (8, 32), its config describes float32 (32, 8)",
+        "{n} is (8, 32), its config describes (32, 8)",
     ),
-    "dtype": (lambda t, n: t.update({n: t[n].bfloat16()}), "{n} is bfloat16 (32, 8)"),
     "NaN": (lambda t, n: t[n][3, 4].fill_(math.nan), "not finite: {n}"),
 }
 
