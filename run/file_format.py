@@ -3,9 +3,9 @@
 8 bytes with the length of the header (little-endian), the header in JSON, then the raw float32
 tensors (https://github.com/huggingface/safetensors#format). Nothing in such a file can be run.
 
-The header's `__metadata__` begins with `sha256`, the digest of the whole file, computed with its
-own 64 digits set to zeros. They are at a fixed place, so damage is noticed before anything is
-parsed. The digest detects damage, not forgery.
+The header's `__metadata__` begins with `sha256`, the digest of the whole file, in which these 64
+digits count as zeros. They are at a fixed place, so damage is noticed before anything is parsed.
+The digest detects damage, not forgery.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from common.console import shorten
 from common.errors import CheckpointError, UserError
 
 VERSION = 1  # of this format
+# how every file begins, after the 8 bytes of the length; then the digest
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
 ZEROS = b"0" * 64
@@ -30,6 +31,7 @@ ZEROS = b"0" * 64
 
 def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
     """Serialize tensors as float32; put the digest and the version in front of `metadata`."""
+    # the header says where each tensor is
     first = {"sha256": ZEROS.decode(), "hornbook_format": str(VERSION)}
     header, end = {"__metadata__": first | metadata}, 0
     for name, tensor in tensors.items():
@@ -38,6 +40,8 @@ def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byte
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     header_json = json.dumps(header, separators=(",", ":")).encode()
     header_json += b" " * (-len(header_json) % 8)  # align the tensors
+
+    # put it together, then fill in the digest
     parts = [len(header_json).to_bytes(8, "little"), header_json]
     parts += [tensor.detach().float().cpu().contiguous().numpy() for tensor in tensors.values()]
     content = bytearray().join(parts)
@@ -53,14 +57,18 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     with checkpoint_errors(path):
         content = np.fromfile(path, np.uint8)
         _check_digest(content)
+
+        # from here on these are the bytes that were written
         data_start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:data_start].tobytes())
         metadata = header.pop("__metadata__")
         if metadata["hornbook_format"] != str(VERSION):
             raise CheckpointError(
-                f"format {metadata['hornbook_format']}; this program reads format {VERSION}; "
-                "upgrade this program, or train again"
+                f"format {metadata['hornbook_format']}; this version of Hornbook reads format "
+                f"{VERSION}; upgrade Hornbook, or train again"
             )
+
+        # the tensors are views of the bytes: nothing is copied
         data, tensors = torch.from_numpy(content[data_start:]).view(torch.float32), {}
         for name, entry in header.items():
             start = entry["data_offsets"][0] // 4
@@ -71,10 +79,10 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 @contextmanager
 def checkpoint_errors(path: Path) -> Iterator[None]:
-    """Turn an error while a checkpoint is read into a CheckpointError that begins with its name."""
+    """Turn an error in reading a checkpoint into a CheckpointError that begins with its path."""
     try:
         yield
-    except MemoryError:
+    except MemoryError:  # says nothing about the file
         raise
     except UserError as error:
         raise CheckpointError(f"{path}: {error}") from error

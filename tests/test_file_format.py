@@ -160,8 +160,8 @@ def test_a_file_of_another_kind_is_rejected(kind, file):
 def test_another_format_is_rejected(version, file):
     file.write_bytes(file_with_header(header_with(version=version)))
     assert error_message(file) == (
-        f"{file}: format {version}; this program reads format 1; upgrade this program, or train "
-        "again"
+        f"{file}: format {version}; this version of Hornbook reads format 1; upgrade Hornbook, or "
+        "train again"
     )
 
 
