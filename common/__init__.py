@@ -1,1 +1,1 @@
-"""Helpers that every package may import, because they need neither settings nor torch."""
+"""What every package may import: it needs neither settings nor torch."""

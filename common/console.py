@@ -1,4 +1,4 @@
-"""The console: all that is printed, escaped here; the end of a command; commands to print."""
+"""The console: what a command prints, how it ends, and the commands that it prints."""
 
 import os
 import re
@@ -17,11 +17,9 @@ CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogat
 
 
 def prepare_console() -> None:
-    """End the command as `report` says at any uncaught exception, and set how text is encoded.
-
-    A terminal has its own encoding, and what that lacks is escaped. Files and pipes get UTF-8.
-    """
+    """Handle uncaught exceptions with `report`, and set the encoding of what is printed."""
     sys.excepthook = _end
+    # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
         encoding = None if stream.isatty() else "utf-8"  # None: as it is
         stream.reconfigure(encoding=encoding, errors="backslashreplace")
@@ -34,14 +32,14 @@ def _end(_, error: BaseException, __) -> NoReturn:
 def report(error: BaseException) -> int:
     """Report the exception that ends a command; return the exit code.
 
-    What the user, the disk or the memory is the reason for is one line. Anything else is a bug,
-    with its traceback.
+    One line if the reason is the user, the disk or the memory. Anything else is a bug, and has its
+    traceback.
     """
     if isinstance(error, KeyboardInterrupt):
         print_note("")  # after ^C
         return 130
     if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`)
-        # Python flushes standard output once more when it exits; that must not fail
+        # Python flushes standard output again as it exits: into the void
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if isinstance(error, UserError):
@@ -70,11 +68,12 @@ def escape(text: object, keep: str = "") -> str:
 
     A terminal must not obey what is printed: a file name, a config key, generated text.
     """
-    return re.sub(CONTROL, lambda c: c[0] if c[0] in keep else _escape(c[0]), str(text))
 
+    def escaped(match: re.Match) -> str:
+        character = match[0]
+        return character if character in keep else character.encode("unicode_escape").decode()
 
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return re.sub(CONTROL, escaped, str(text))
 
 
 def shorten(text: str, limit: int) -> str:
@@ -84,7 +83,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def printable(lines: Iterable[object]) -> str:
-    """Escape each line. A newline in one is escaped too: it cannot begin another."""
+    """Escape some lines and join them. A newline in one of them begins no other."""
     return "\n".join(map(escape, lines))
 
 
@@ -94,7 +93,7 @@ def print_result(*lines: object) -> None:
 
 
 def print_note(*lines: object) -> None:
-    """Print lines on standard error, if that is possible."""
+    """Print lines on standard error, if that is still open."""
     with suppress(OSError):
         print(printable(lines), file=sys.stderr, flush=True)
 
@@ -105,11 +104,7 @@ def print_error(error: UserError) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a text, such as a sample.
-
-    It is printed unchanged, but on a terminal control characters are escaped, except newlines and
-    tabs.
-    """
+    """Print a text as it is, but on a terminal with its control characters escaped."""
     shown = escape(text, keep="\n\t") if sys.stdout.isatty() else text
     print(shown, end="", flush=True)
 
@@ -118,21 +113,21 @@ def print_text(text: str) -> None:
 
 
 def shell_command(words: Iterable[object]) -> str:
-    """Return the shell command to print for these words, with quotes where a shell needs them."""
+    """Join words to a shell command, with quotes where a shell needs them."""
     words = list(map(str, words))
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def path_word(path: object) -> str:
-    """Return a path as a word of a command that cannot be mistaken for an option, `auto` or `~`."""
+    """Return a path as a word that a command takes for nothing else: no option, `auto` or `~`."""
     text = str(path)
     return f"./{text}" if text == "auto" or text[:1] in ("-", "~") else text
 
 
 def program(name: str) -> str:
-    """Return the word that starts a program of this Python environment, such as tensorboard.
+    """Return the word that starts a program of this Python environment.
 
-    It is the bare name if a shell finds this program by it, else a path: `.venv/bin/python`.
+    `tensorboard`, if a shell finds it by this name, otherwise a path: `.venv/bin/tensorboard`.
     """
     found, folder = shutil.which(name), Path(sys.executable).parent
     if not sys.executable or (found and Path(found).parent == folder):

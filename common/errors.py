@@ -1,13 +1,13 @@
-"""User errors with their exit codes, and helpers for their messages.
+"""The errors that a user can fix, with their exit codes, and words for their messages.
 
-A message may contain control characters, from the name of a file for example: console.py escapes
+A message may have control characters in it, from the name of a file for example: console.py escapes
 them when it prints.
 """
 
 import difflib
 from collections.abc import Iterable
 
-# in messages of PyTorch, whose errors are RuntimeErrors, and of the operating system
+# how PyTorch, which raises RuntimeErrors, and the operating system say it
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc")
 
 
@@ -72,9 +72,9 @@ def counted(count: int, noun: str) -> str:
 def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
     """Return `did you mean X?` for the known name nearest to `given`, or `otherwise`.
 
-    `known` maps names to what is printed for them. A known name after a wrong section
-    (`train.n_layer`) is matched too.
+    `known` maps names to what is printed for them.
     """
+    # the right name in a wrong section (train.n_layer), a typo, or the beginning of a name
     key = given.rpartition(".")[2]
     near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
     near = near or [name for name in known if given and name.startswith(given)]

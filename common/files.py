@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]  # the folder of the code
 
 
 def beside_code(path: Path) -> Path:
-    """Return a path as it is, or, if only there something has this relative path, beside the code.
+    """Return a path as it is, or beside the code if there is nothing else.
 
-    So the commands work from any folder: python ../hornbook/train.py configs/shakespeare.yaml
+    So a command works from any folder: python ../hornbook/train.py configs/shakespeare.yaml
     """
     other = ROOT / path
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
@@ -44,16 +44,19 @@ def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
     """Write `content` to `path`, which has the old or the new bytes at any instant.
 
-    With `previous`, the old file is kept under that name. `path` or `previous` is whole at any
-    instant, even if the old file is damaged. The folder must have one writer at a time.
+    With `previous`, the old file is kept under that name. One of the two is whole at any instant,
+    even if the old file is damaged. The folder must have one writer at a time.
 
     Raises ResourceError if the disk is full or fails; the old files are whole then.
     """
     new, old = unfinished(path), None
     try:
+        # the new bytes are on the disk before anything else changes
         with open(new, "wb") as file:
             file.write(content)
             _sync(file)
+
+        # the old file gets a second name; a rename puts the new one in its place
         if previous and path.exists():
             old = unfinished(previous)
             _link_or_copy(path, old)
@@ -62,7 +65,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             _replace(old, previous)
         _sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):  # a full disk needs the space
+        with suppress(OSError):  # free the space
             new.unlink()
         raise ResourceError(
             f"{path}: not saved ({error.strerror}); earlier files are intact"

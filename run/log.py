@@ -1,8 +1,7 @@
 """The log of a run: lines and a bar on the console, TensorBoard, metrics.csv.
 
-It only reads the run, and a log that cannot be written never ends one. In TensorBoard, tags under
-`train/` come from steps, `setup/` describes the run, the others come from evaluations. Tags are
-sorted by name: these put losses before pictures, and samples before settings.
+It only reads the run, and a log that cannot be written never ends one. TensorBoard sorts by tag:
+`train/` comes from steps, `setup/` describes the run, everything else comes from evaluations.
 """
 
 import math
@@ -43,9 +42,8 @@ COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
     "exact_match": "val/exact_match",
 }
 HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
-# The page of charts, in the order in which people look. TensorBoard cuts off what it takes for
-# outliers, and so most of a curve with few points. In one chart, the many points of the training
-# loss keep the validation loss in view.
+# The page of charts, in the order in which people look. Both losses share one: TensorBoard cuts off
+# what it takes for outliers, most of a curve with few points, unless another one has many.
 CHARTS = {
     "training loss and validation loss": ["^train/loss$", "^val/loss$"],
     "generalization gap": ["^val/gap$"],
@@ -58,35 +56,34 @@ SECONDS_BETWEEN_LINES = 30  # in a file, which has no bar
 
 
 def info(*lines: object) -> None:
-    """Print lines above the progress bar; after standard output has failed, print nothing."""
+    """Print lines above the progress bar. If nobody reads them any more, training continues."""
     try:
         tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
-        # the reader of the pipe has exited; training continues
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Log:
-    """The log of one start of a run. With `folder` None, as on every rank but 0, of the console."""
+    """The log of one start of a run; without a folder, as on every rank but 0, only its console."""
 
     def __init__(self, run: Run, folder: Path | None):
         self.run, self.folder = run, folder
         self.pictures = run.config.train.log == "pictures"
         self.began, self.first_step = time.monotonic(), run.progress.step
-        self.steps, self.tokens, self.seconds = 0, 0, 0.0  # since the last logged step
+        self.tokens, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
         self.train_loss_at_best: float | None = None
-        self.warned: set[object] = set()  # one warning of a kind is enough
+        self.warned: set[object] = set()  # names of warnings, paths that cannot be written
 
-        # an error in the writer's thread is raised again by the next flush: no traceback for it
+        # TensorBoard writes in a thread; its error comes back at the next flush, without traceback
         self.thread_hook, threading.excepthook = threading.excepthook, self._on_thread_error
         self.writer = self.metrics = None
         if folder:
             with self._or_warn(folder / METRICS):
                 self.metrics = Metrics(folder / METRICS, self.first_step)
-            # Steps after the checkpoint are made and logged again: TensorBoard shall forget what
-            # it has of them. The evaluation of the checkpoint's own step stays, it is not repeated.
+            # The steps after the checkpoint come again: TensorBoard shall forget them. Those up to
+            # the checkpoint stay, and so does its evaluation, which does not come again.
             with self._or_warn(folder):
                 self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
 
@@ -99,12 +96,13 @@ class Log:
         )
 
     def start(self, *, new_model: bool) -> None:
-        """Log the text, the model and the device; only of a `new_model` can the size be advised."""
+        """Log the text, the model and the device; of a `new_model`, advise on the size."""
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = parameter_count(model)
         config, train = model.config, run.config.train
         batches = train.max_iters * train.gradient_accumulation_steps
-        # what a reader wants to know first: which text, which model, on what, for how long
+
+        # what one wants to know first: which text, which model, on what, for how long
         lines = [
             *corpus.summary,
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
@@ -128,17 +126,15 @@ class Log:
             *(f"{name:<33}{value}" for name, value in settings.items()),
         ]
         charts = {title: ["Multiline", tags] for title, tags in CHARTS.items()}
-        # of the three parts, the one with the values: then TensorBoard itself puts those settings
-        # first in which runs differ
+        # only the part with the values: so TensorBoard shows those settings first that differ
         _, hparams, _ = summary.hparams(settings, {})
         layout = summary.custom_scalars({"training": charts})
         self._write(self.first_step, [code_block("setup/run", lines), layout, hparams])
 
     def step(self, result: StepResult) -> None:
-        """Log a step: its scalars every log_interval steps, a line now and then."""
+        """Log a step: every log_interval steps its scalars, now and then a line."""
         run, train = self.run, self.run.config.train
         step, vocab_size = run.progress.step, run.model.vocab_size
-        self.steps += 1
         self.tokens += result.tokens
         self.seconds += result.seconds
 
@@ -153,7 +149,7 @@ class Log:
         # every log_interval steps, and at both ends: the bar and the curves
         if step % train.log_interval == 0 or step in (1, train.max_iters):
             tokens_per_sec = self.tokens / self.seconds
-            self.steps, self.tokens, self.seconds = 0, 0, 0.0
+            self.tokens, self.seconds = 0, 0.0
             self._show_progress(step, result.loss, tokens_per_sec)
             scalars = {
                 "train/loss": result.loss,
@@ -166,7 +162,7 @@ class Log:
             self._write_scalars(step, scalars)
 
     def evaluation(self, result: Evaluation) -> None:
-        """Log the losses, the sample and, if they are enabled, the pictures of an evaluation."""
+        """Log an evaluation: losses, samples, what the model sees, and whether it is healthy."""
         run, progress = self.run, self.run.progress
         step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
         by_position = result.loss_by_position  # NaN: nothing counts there
@@ -196,14 +192,18 @@ class Log:
             f"loss on training text {train_loss:.4f}{exact_match}"
         )
         self.last_line = time.monotonic()
-        texts = {"samples/wrong_answers": "\n".join(result.wrong_answers)}
-        texts["samples/text"] = result.sample
+
+        # what it writes by now
+        texts = {
+            "samples/wrong_answers": "\n".join(result.wrong_answers),
+            "samples/text": result.sample,
+        }
         for tag, text in texts.items():
             if text:
                 self._write(step, [code_block(tag, text.split("\n"))])
                 info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
 
-        # is it healthy? then what the model sees on a fixed text
+        # is it healthy?
         if result.improved or self.train_loss_at_best is None:
             self.train_loss_at_best = train_loss
         self._warn(
@@ -214,18 +214,17 @@ class Log:
         if result.probe:
             maps, max_iters = result.probe.attention, run.config.train.max_iters
             self._warn(health.attention_warnings(step, max_iters, maps))
-            if self.pictures:
-                self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
+
+        # what it sees on a fixed text
+        if result.probe and self.pictures:
+            self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
 
     def end(self, command: Command) -> None:
-        """Print the best loss of a finished run, and the commands to use it."""
+        """Print how a run has ended, and the commands to use its model."""
         folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
         progress, train = self.run.progress, self.run.config.train
-        words = [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
-        sample = shell_command([*words, *self._question()])
-        tensorboard = shell_command([program("tensorboard"), "--logdir", path_word(folder.parent)])
 
-        # how it ended; a finished run that is resumed has nothing to do
+        # a finished run that is resumed has nothing to do
         if progress.step == self.first_step:
             change = f"--max_iters={2 * train.max_iters}"
             if self.run.out_of_patience:
@@ -241,13 +240,20 @@ class Log:
                 f"(patience {train.patience})"
             )
 
-        # what to do with it
+        # what came of it, and what to do with it
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
-        info(f"{folder}: {best}; now try:", f"  {sample}", f"  {tensorboard}")
+        sample = [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+        tensorboard = [program("tensorboard"), "--logdir", path_word(folder.parent)]
+        info(
+            f"{folder}: {best}; now try:",
+            f"  {shell_command([*sample, *self._question()])}",
+            f"  {shell_command(tensorboard)}",
+        )
 
     def close(self) -> None:
+        """Close the bar and TensorBoard's file, whatever has ended the run."""
         with suppress(OSError):
             self.bar.close()
         if self.writer:
@@ -258,14 +264,15 @@ class Log:
     def _show_progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
         """Move the bar; print the speed once, and then, to a file, a line now and then."""
         with suppress(OSError):
-            # set_postfix_str would draw the bar, and update draws it again
+            # the new words, but not drawn yet: `update` draws the bar
             postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
+        # the first step is slower than the others: time from its end
         now, left = time.monotonic(), self.run.config.train.max_iters - step
         done = step - self.first_step - 1
-        if done == 0:  # the first step is slower than the others
+        if done == 0:
             self.began = now
         if done == 0 or left == 0:
             return
@@ -279,7 +286,7 @@ class Log:
             self.last_line = now
 
     def _question(self) -> list[str]:
-        """Return an option that asks the model a question, if it has learned to answer."""
+        """Return an option that asks the model a question, [] unless it has learned to answer."""
         corpus = self.run.corpus
         if corpus.val.targets is None:
             return []
@@ -288,13 +295,12 @@ class Log:
         return [f"--prompt={with_escapes(corpus.item_format.question(item))}"]
 
     def _warn(self, warnings: Iterable[health.HealthWarning]) -> None:
-        """Log health warnings, each once a start."""
+        """Log health warnings, each of them once a start."""
         for name, text in warnings:
             if name not in self.warned:
                 info(text)
-                self._write(
-                    self.run.progress.step, [summary.text(f"health/{name.replace(' ', '_')}", text)]
-                )
+                tag = f"health/{name.replace(' ', '_')}"
+                self._write(self.run.progress.step, [summary.text(tag, text)])
             self.warned.add(name)
 
     def _write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -308,7 +314,8 @@ class Log:
         """Write to TensorBoard, at once: it shows a short run too, and a kill loses nothing."""
         if not self.writer:
             return
-        writer, self.writer = self.writer, None  # dropped, if this fails
+        # without a writer from here on, unless all goes well
+        writer, self.writer = self.writer, None
         with self._or_warn(self.folder):
             for entry in entries:
                 writer.file_writer.add_summary(entry, step)
@@ -317,7 +324,7 @@ class Log:
 
     @contextmanager
     def _or_warn(self, path: Path) -> Iterator[None]:
-        """Turn an OSError into a warning, one for each path."""
+        """Turn an OSError into a warning, the first time for this path."""
         try:
             yield
         except OSError as error:
@@ -327,6 +334,7 @@ class Log:
             self.warned.add(path)
 
     def _on_thread_error(self, failure: threading.ExceptHookArgs) -> None:
+        """Print no traceback for a thread that could not write a file."""
         if not isinstance(failure.exc_value, OSError):
             self.thread_hook(failure)
 
@@ -334,19 +342,21 @@ class Log:
 class Metrics:
     """metrics.csv: the numbers of a run in a file that every spreadsheet and script reads.
 
-    A row for each logged step, and one for each evaluation; what a row does not have is empty. A
-    run that continues at `step` makes the later steps again, so their rows go. Raises OSError if
-    the file cannot be read.
+    A logged step is a row, and so is an evaluation; what a row does not have is empty. A run that
+    continues at `step` makes the later steps again, so their rows go. Raises OSError if the file
+    cannot be read.
     """
 
     def __init__(self, path: Path, step: int):
+        self.path, self.began = path, time.monotonic()
+
+        # the rows to keep, which begin with the step and the minutes; a kill may have cut the last
         old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        # a row without its newline was cut by a kill
         rows = re.finditer(r"^(\d+),(\d+\.\d+),.*\n", old, re.MULTILINE)
         kept = [row for row in rows if int(row[1]) <= step]
         self.minutes_before = float(kept[-1][2]) if kept else 0.0
-        self.path, self.began = path, time.monotonic()
-        # the first row replaces the file; what cannot be written comes with the next row
+
+        # the first write replaces the file; what cannot be written comes with the next row
         self.mode, self.unwritten = "w", [HEADER, *(row[0] for row in kept)]
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -360,16 +370,16 @@ class Metrics:
 
 
 def code_block(tag: str, lines: Iterable[str]) -> Summary:
-    """Make a text for TensorBoard that is not Markdown; control characters but tabs are escaped.
+    """Make a text for TensorBoard in which nothing is Markdown.
 
-    So no line can end the block: what follows a carriage return would be active Markdown.
+    Control characters but tabs are escaped: a carriage return would end the block.
     """
     escaped = [escape(line, keep="\t") for line in lines]
     return summary.text(tag, "".join(f"    {line}\n" for line in escaped))
 
 
 def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
-    """Make the summaries of what the model sees on a fixed text."""
+    """Make the summaries of a probe: the likeliest next characters, and attention maps."""
     # the five likeliest next characters
     probabilities, ids = probe.next_probs.sort(descending=True)
     rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)

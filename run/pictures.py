@@ -1,6 +1,6 @@
-"""Pictures for TensorBoard: attention maps.
+"""Pictures for TensorBoard: attention maps, on white, which is readable in dark mode too.
 
-Their background is white, so they are readable in light and dark mode. H heads, T characters
+H heads, T characters
 """
 
 import math
@@ -27,8 +27,8 @@ SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
 
 def name(character: str) -> str:
-    """Return the label of a character: its name, and U+XXXX also if the font lacks it."""
-    # what the font lacks, it draws like this unassigned code point
+    """Return the label of a character: its name, or U+XXXX if the font cannot draw it."""
+    # a font draws all that it lacks alike, such as this code point, which has no character
     missing = bytes(FONT.getmask("\U0010ffff"))
     label = character_name(character)
     lacking = label == character and bytes(FONT.getmask(character)) == missing
@@ -38,8 +38,7 @@ def name(character: str) -> str:
 def attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image:
     """Draw the attention weights (H, T, T) of all heads of a layer, in a grid.
 
-    One picture a layer, because a reader compares its heads: which one looks one character back,
-    and which one at the start of the word?
+    Side by side one sees which head looks one character back, and which at the start of the word.
     """
     heads = [
         attention_map(weights, characters, f"layer {layer}, head {head}")
@@ -86,19 +85,16 @@ def _draw_scale(canvas: Image.Image) -> None:
 
 
 def _cells(weights: np.ndarray) -> np.ndarray:
-    """Return the shades (T * CELL, T * CELL) of the cells for weights (T, T).
-
-    The darkness of a cell is proportional to the square root of its weight. Keys after the query
-    have the color of the background.
-    """
+    """Return the shades (T * CELL, T * CELL) of the cells for weights (T, T)."""
     # the square root keeps small weights visible: 1/16 is a quarter as dark as 1
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
+    # keys after the query: nothing to see
     shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
     return np.kron(shades, np.ones((CELL, CELL))).astype(np.uint8)
 
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
-    """Draw the labels to the left of a map and those below it, with long ones rotated."""
+    """Draw the labels to the left of a map and those below it."""
     names = [SYMBOLS.get(character, name(character)) for character in characters]
     margin = 6 + max(8, *(math.ceil(SMALL.getlength(label)) for label in names))
     rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
