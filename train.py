@@ -189,7 +189,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     found = differences.run_differences(saved, run)
     if found.keys() & differences.FORGET_BEST:
         run.progress.forget_best()
-    if lines := differences.said(found):
+    if lines := differences.messages(found):
         info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
     return run
 

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from configs.schema import Config
 from run import checkpoint
+from run.folder import METRICS
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def train(folder: Path, config: str, *options: str) -> None:
 
 def read_metrics(folder: Path) -> list[dict[str, str]]:
     """Read the rows of metrics.csv; a cell without a value is empty."""
-    with open(folder / checkpoint.METRICS, encoding="ascii", newline="") as file:
+    with open(folder / METRICS, encoding="ascii", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -1,7 +1,7 @@
-"""Differences between a checkpoint and the run that continues from it, and what each one means.
+"""Differences between a checkpoint and the run that continues from it, and what they mean.
 
-The names are those of the settings, "model.n_layer"; the text's digests, "data.sha256"; and the
-facts of the environment, "threads".
+Compared are settings ("model.n_layer"), the digests of the text ("data.sha256") and the environment
+("threads"), all by these names.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,13 @@ from training.device import environment_of
 from training.resolve import resolve
 from training.state import Run
 
-# What a difference means. A name in none of these is said in a line.
+# What a difference means. For a name in none of these sets it is a line to read.
 CHANGEABLE = {
     f"model.{key}" for key in ("attention", "kernel", "dropout", "attention_dropout", "logit_scale")
 }
+# refused: the weights would not fit, or mean something else
 ARCHITECTURE = {name for name in settings_of(Config) if name.startswith("model.")} - CHANGEABLE
+# refused at a resume; a new run may have others
 FIXED_IN_A_RUN = {
     "train.optimizer",  # the state of one does not fit another
     "data.min_count",  # the vocabulary was made with it
@@ -27,16 +29,18 @@ FIXED_IN_A_RUN = {
     "data.separator",
     "data.answer_after",
 }
+# no word: the weights do not depend on them
 NOT_SAID = {
     f"train.{key}" for key in ("log", "log_interval", "save_interval", "sample_chars", "patience")
 }
+# the best loss so far cannot be compared with later ones
+FORGET_BEST = {"model.logit_scale", "data.encoding", "data.sha256", "data.val_sha256"}
 SEEN_BEFORE = (
     "if the model has been trained on some of this validation text, the validation loss is too low"
 )
-FORGET_BEST = {"model.logit_scale", "data.encoding", "data.sha256", "data.val_sha256"}
 
 
-def differences(
+def compare(
     then: Mapping[str, object], now: Mapping[str, object]
 ) -> dict[str, tuple[object, object]]:
     """Return the values then and now by name, where they differ."""
@@ -46,9 +50,9 @@ def differences(
 def check_settings(saved: Checkpoint, asked: Config, resume: bool) -> None:
     """Raise CheckpointError if a run with these settings cannot continue from a checkpoint.
 
-    With --init_from only the architecture must be the same.
+    Without `resume`, which is --init_from, only the architecture must be the same.
     """
-    found = differences(flat_settings(saved.config), flat_settings(asked))
+    found = compare(flat_settings(saved.config), flat_settings(asked))
     fixed = ARCHITECTURE | FIXED_IN_A_RUN if resume else ARCHITECTURE
     if wrong := [_line(name, *found[name]) for name in found if name in fixed]:
         raise CheckpointError(
@@ -58,12 +62,12 @@ def check_settings(saved: Checkpoint, asked: Config, resume: bool) -> None:
 
 
 def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[str]:
-    """Return a line for each setting that a config file has otherwise than the run; at most five.
+    """Say where a config file differs from the settings of a run, in at most five lines.
 
-    Raises CheckpointError if the file describes another architecture, unless options chose that of
-    the run: the folder is not that of the file.
+    Raises CheckpointError if the folder holds the run of another file: one with another
+    architecture, which no option has chosen.
     """
-    found = differences(flat_settings(saved.config), flat_settings(file))
+    found = compare(flat_settings(saved.config), flat_settings(file))
     other_model = [
         _line(name, *found[name]) for name in found if name in ARCHITECTURE - saved.options
     ]
@@ -72,6 +76,7 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
             f"{saved.path}: the run has another model than {config_file} "
             f"({'; '.join(other_model)}); give the folder of the run as --out_dir"
         )
+
     # the length first: it is what --minutes has chosen, and what one wants to change
     names = [name for name in found if name not in ARCHITECTURE | NOT_SAID]
     names.sort(key=lambda name: (name != "train.max_iters", name in FIXED_IN_A_RUN))
@@ -94,11 +99,12 @@ def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, obje
     ):
         facts |= {"data.sha256": text.sha256, "data.val_sha256": text.val_sha256}
         facts |= environment
-    return differences(then, now)
+    return compare(then, now)
 
 
 def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
-    """Return whether a new run validates on another part of the text that its parent had."""
+    """Return whether a new run may validate on text that its parent was trained on."""
+    # not if the parent had another text, or has left out the same part of this one
     if parent.data.sha256 not in (run.corpus.sha256, run.corpus.val_sha256):
         return False
     then, now = parent.config.data, run.asked.data
@@ -106,8 +112,8 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
     return not same_split or parent.data.val_sha256 != run.corpus.val_sha256
 
 
-def said(found: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Return a line for each difference that is worth one, and for what follows from them."""
+def messages(found: Mapping[str, tuple[object, object]]) -> list[str]:
+    """Say what differs, and what follows from it, a line each."""
     lines = [_line(name, *found[name]) for name in found if name not in NOT_SAID]
     if found.keys() & FORGET_BEST:
         lines.append("earlier validation losses are not comparable: the best loss is reset")

@@ -1,7 +1,7 @@
-"""The run folder: which files a run may replace there, and how its checkpoints are saved.
+"""The run folder: what a start may replace there, and when a run saves its checkpoints.
 
-A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files that bear the
-names of a run's; others, and a config.yaml that somebody else wrote, are left alone.
+A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files that an
+earlier one has made, by their names. All others are left alone, also a config.yaml that you wrote.
 """
 
 import os
@@ -20,86 +20,26 @@ from common.errors import ConfigError, ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
 from run import checkpoint as checkpoints
-from run.checkpoint import (
-    BEST,
-    LAST,
-    METRICS,
-    PREV,
-    SETTINGS_FILE,
-)
+from run.checkpoint import BEST, LAST, PREV
 from training.state import Progress, Run
 
-NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # what a file system without locks answers
 CHECKPOINT_FILES = (LAST, PREV, BEST)
-AUTO_SAVE_SECONDS = 300
+METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
-WRITTEN_BY = b"# Written by train.py"  # the first line of a config.yaml that may be replaced
-
-
-class CheckpointManager:
-    """Saves the checkpoints of a run. A failed save is reported, and retried by the next one.
-
-    `notify` prints a line; `saved_progress` is the progress in last.safetensors if this run was
-    resumed from that file, and None otherwise.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        notify: Callable[[str], None],
-        saved_progress: Progress | None,
-    ):
-        self.folder, self.notify = folder, notify
-        self.saved_progress = saved_progress and replace(saved_progress)
-        # of the last save, even if that failed; None: a start begins with one
-        self.tried_at = time.monotonic() if saved_progress else None
-        self.unsaved_best: bytearray | None = None
-
-    def save(self, run: Run, *, as_best: bool, final: bool) -> None:
-        """Save the run as best.safetensors, and as last.safetensors if that is due or `final`.
-
-        The best one is written first, so a last.safetensors never refers to a best loss that was
-        not saved. Raises ResourceError only if `final`.
-        """
-        as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
-        if not (as_best or as_last):
-            return
-        self.tried_at = time.monotonic()
-        content = checkpoints.to_bytes(checkpoints.capture(run))
-        if as_best:
-            self.unsaved_best = content
-        try:
-            if self.unsaved_best is not None:
-                files.write_atomic(self.folder / BEST, self.unsaved_best)
-                self.unsaved_best = None
-            if as_last:
-                files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved_progress = replace(run.progress)
-        except ResourceError as error:
-            if final:
-                raise
-            self.notify(f"warning: {error}; training continues and retries at the next save")
-
-    def _is_due(self, run: Run) -> bool:
-        """Return whether to save last.safetensors: at the start, then as `save_interval` says."""
-        progress, interval = run.progress, run.config.train.save_interval
-        if self.tried_at is None:
-            return True
-        if interval == "auto":
-            evaluated = progress.step == progress.last_eval_step
-            return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS
-        return progress.step % interval == 0
+SETTINGS_FILE = "config.yaml"
+WRITTEN_BY = b"# Written by train.py"  # how a config.yaml begins that may be replaced
+NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # what a file system without locks answers
+AUTO_SAVE_SECONDS = 300
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a run folder, which is created if necessary, until the end of the block.
+    """Lock a run folder, which is made if necessary, until the end of the block.
 
-    The system releases the lock when its process ends, however it ends. Raises RunInUseError if
-    another process holds it.
+    Raises RunInUseError if another process has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # not a soft lock, which is a file that a killed process leaves behind
+    # the system's lock: it ends with the process, however that ends; a soft one would stay
     lock = FileLock(folder / ".lock", timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -119,37 +59,39 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, which means that it has a checkpoint."""
+    """Return whether a folder holds a run: a run has a checkpoint from its first second on."""
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
-def check_folder(folder: Path, source: Path | None, overwrite: bool) -> None:
-    """Raise ConfigError if a start would replace a run that it was not told to; change nothing.
+def check_folder(folder: Path, resumed_from: Path | None, overwrite: bool) -> None:
+    """Raise ConfigError if a start would replace a run without being told to; change nothing.
 
-    `source` is the checkpoint that the start resumes from, if there is one.
+    `resumed_from` is the checkpoint that is resumed, None for a new run.
     """
-    if holds_run(folder) and not overwrite and not is_in(source, folder):
+    if holds_run(folder) and not overwrite and not is_in(resumed_from, folder):
         raise ConfigError(
             f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
             "replaces it, another --out_dir leaves it alone"
         )
 
 
-def is_in(source: Path | None, folder: Path) -> bool:
-    """Return whether the checkpoint to resume from, if there is one, is in this folder."""
-    return source is not None and source.parent.resolve() == folder.resolve()
+def is_in(resumed_from: Path | None, folder: Path) -> bool:
+    """Return whether a checkpoint is resumed, and it is one of this folder."""
+    return resumed_from is not None and resumed_from.parent.resolve() == folder.resolve()
 
 
-def prepare_folder(folder: Path, source: Path | None, config: Config) -> None:
-    """Write config.yaml; remove what an earlier run left, unless it is resumed from `source`.
+def prepare_folder(folder: Path, resumed_from: Path | None, config: Config) -> None:
+    """Write config.yaml; remove what an earlier run left, unless that run is resumed.
 
-    These are the first changes in the folder: a start that fails earlier leaves it as it was.
-    Raises OSError or ResourceError.
+    These are the first changes in the folder: a start that fails before leaves it as it was. Raises
+    OSError or ResourceError.
     """
     write_settings(folder, config)
+    # what a kill has left of a save
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
-    if not is_in(source, folder):
+    # a new run
+    if not is_in(resumed_from, folder):
         earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
@@ -166,3 +108,65 @@ def write_settings(folder: Path, config: Config) -> None:
         return
     header = WRITTEN_BY + b": all settings of this run. The next run in this folder replaces it.\n"
     files.write_atomic(path, header + to_yaml(config).encode())
+
+
+# --------------------------------------------------------------------------------- the checkpoints
+
+
+class CheckpointManager:
+    """Saves the checkpoints of a run: the newest state in `last`, the best weights in `best`.
+
+    A save that fails, as on a full disk, is reported with `notify`; the next one tries again.
+    `saved_progress` is the progress that is in `last` already, None for a new run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        notify: Callable[[str], None],
+        saved_progress: Progress | None,
+    ):
+        self.folder, self.notify = folder, notify
+        self.saved_progress = saved_progress and replace(saved_progress)
+        # when a save was last tried; None: never, so the first one is due
+        self.tried_at = time.monotonic() if saved_progress else None
+        self.unsaved_best: bytearray | None = None  # which the disk had no room for
+
+    def save(self, run: Run, *, as_best: bool, final: bool) -> None:
+        """Save the run in `best` if it is `as_best`, in `last` if that is due or `final`.
+
+        Raises ResourceError only if `final`: then no other save comes.
+        """
+        # is there anything to save?
+        as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
+        if not (as_best or as_last):
+            return
+        self.tried_at = time.monotonic()
+
+        # both files get the same bytes
+        content = checkpoints.to_bytes(checkpoints.capture(run))
+        if as_best:
+            self.unsaved_best = content
+        try:
+            # The best first: `last` must not speak of a best loss that a kill kept from the disk.
+            # What `last` was becomes `prev`.
+            if self.unsaved_best is not None:
+                files.write_atomic(self.folder / BEST, self.unsaved_best)
+                self.unsaved_best = None
+            if as_last:
+                files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
+                self.saved_progress = replace(run.progress)
+        except ResourceError as error:
+            if final:
+                raise
+            self.notify(f"warning: {error}; training continues and retries at the next save")
+
+    def _is_due(self, run: Run) -> bool:
+        """Return whether to save `last`: at the start, then as `save_interval` says."""
+        progress, interval = run.progress, run.config.train.save_interval
+        if self.tried_at is None:
+            return True
+        if interval == "auto":
+            evaluated = progress.step == progress.last_eval_step
+            return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS
+        return progress.step % interval == 0

@@ -27,7 +27,7 @@ from configs.schema import flat_settings
 from data.summary import length_advice, size_advice
 from model.parameters import parameter_count
 from run import pictures
-from run.checkpoint import METRICS
+from run.folder import METRICS
 from training import health
 from training.evaluate import BITS_PER_NAT, Evaluation, Probe
 from training.state import Run

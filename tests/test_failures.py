@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from common import files
-from run.checkpoint import BEST, LAST, SETTINGS_FILE
+from run.checkpoint import BEST, LAST
+from run.folder import SETTINGS_FILE
 from tests.runs import (
     STEPS,
     contents,

@@ -27,7 +27,8 @@ from configs.schema import Config
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
 from run import load_model, log
-from run.checkpoint import LAST, METRICS
+from run.checkpoint import LAST
+from run.folder import METRICS
 from tests.commands import train_main
 from tests.conftest import ROOT
 from tests.runs import (

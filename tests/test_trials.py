@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import trials
 from configs.command import parse_train
-from run.checkpoint import METRICS
+from run.folder import METRICS
 from run.log import HEADER
 from tests.conftest import ROOT
 from tests.runs import small_run_args
