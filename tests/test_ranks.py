@@ -27,7 +27,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from training import device
+from training.step import step_seed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 STEPS = 50
@@ -73,7 +73,7 @@ def test_two_ranks_have_the_losses_of_one_process(optimizer, options, tmp_path):
 
 
 def test_each_step_and_rank_has_its_own_dropout_seed():
-    seeds = {device.step_seed(1, step, rank) for step in range(9) for rank in range(9)}
+    seeds = {step_seed(1, step, rank) for step in range(9) for rank in range(9)}
     assert len(seeds) == 81
 
 

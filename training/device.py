@@ -3,14 +3,12 @@
 import contextlib
 import ctypes
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from common.errors import ResourceError, is_out_of_memory
+from common.errors import ResourceError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -139,23 +137,3 @@ def keep_freed_memory() -> None:
         # glibc up to 2.34 refuses thresholds above 32 MiB, and would then keep 128 KiB
         libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)
         libc.mallopt(trim_threshold, 2**31 - 1)
-
-
-@contextlib.contextmanager
-def compile_errors() -> Iterator[None]:
-    """Turn an error of torch.compile, in a forward or a backward pass, into a ResourceError."""
-    try:
-        yield
-    except Exception as error:  # the compiler's errors have no common base class
-        if is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise ResourceError(
-            f"compile: torch.compile failed ({reason}); --compile=false trains without it"
-        ) from error
-
-
-def step_seed(seed: int, step: int, rank: int = 0) -> int:
-    """Return a seed for torch's default generator: dropout then needs no saved state."""
-    sequence = np.random.SeedSequence((seed, step, rank))
-    return int(sequence.generate_state(1, np.uint64)[0])

@@ -2,14 +2,15 @@
 
 import math
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from common.errors import NonFiniteError
+from common.errors import NonFiniteError, ResourceError, is_out_of_memory
 from training import optimizers, schedule
-from training.device import compile_errors, step_seed
 from training.evaluate import cross_entropy
 from training.state import Run
 
@@ -115,3 +116,23 @@ class TrainStep:
                 f"after step {self.run.progress.step:,}, at learning rate {self.run.lr:.3g}: "
                 f"loss {loss}, gradient norm {grad_norm}; both must be finite"
             )
+
+
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
+    """Return a seed for torch's default generator: dropout then needs no saved state."""
+    sequence = np.random.SeedSequence((seed, step, rank))
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def compile_errors() -> Iterator[None]:
+    """Turn an error of torch.compile, in a forward or a backward pass, into a ResourceError."""
+    try:
+        yield
+    except Exception as error:  # the compiler's errors have no common base class
+        if is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ResourceError(
+            f"compile: torch.compile failed ({reason}); --compile=false trains without it"
+        ) from error
