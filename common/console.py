@@ -35,16 +35,22 @@ def report(error: BaseException) -> int:
     One line if the reason is the user, the disk or the memory. Anything else is a bug, and has its
     traceback.
     """
+    # Ctrl-C; the terminal has printed ^C
     if isinstance(error, KeyboardInterrupt):
-        print_note("")  # after ^C
+        print_note("")
         return 130
-    if isinstance(error, BrokenPipeError):  # the reader has gone (`| head`)
-        # Python flushes standard output again as it exits: into the void
+
+    # the reader has gone (`| head`); Python flushes standard output again as it exits: into the void
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+    # ours: it knows what to say
     if isinstance(error, UserError):
         print_error(error)
         return error.exit_code
+
+    # of others: something is missing, or used up
     if isinstance(error, ModuleNotFoundError):
         install = f"{program('python')} -m pip install -r requirements.txt"
         line = f"{error}; install the packages: {install}"

@@ -19,13 +19,13 @@ class Interrupted(Exception):
 class Stop:
     """A flag that a signal sets, so that the run can finish its step, save and end.
 
-    This holds within a `with` block. The second Ctrl-C there is Python's KeyboardInterrupt. A
-    signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    Within a `with` block. The second Ctrl-C there is Python's KeyboardInterrupt. A signal that was
+    ignored before, such as SIGHUP under nohup, stays ignored.
     """
 
     def __init__(self, verbose: bool = True):
         self.verbose = verbose  # say that a signal has been received
-        self.exit_code = 0  # of the first signal
+        self.exit_code = 0  # that of the first signal
 
     @property
     def requested(self) -> bool:
@@ -52,8 +52,10 @@ class Stop:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
-        if signal.SIGINT in self._before:  # the next Ctrl-C leaves at once
+        # the next Ctrl-C leaves at once
+        if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        # a system call, since print is not reentrant; the terminal may have gone
         if self.verbose:
-            with suppress(OSError):  # the terminal has gone
-                os.write(2, NOTE)  # a system call: print is not reentrant
+            with suppress(OSError):
+                os.write(2, NOTE)
