@@ -40,7 +40,7 @@ def report(error: BaseException) -> int:
         print_note("")
         return 130
 
-    # the reader has gone (`| head`); Python flushes standard output again as it exits: into the void
+    # the reader has gone (`| head`); what Python flushes as it exits goes into the void
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -69,7 +69,6 @@ class Log:
 
     def __init__(self, run: Run, folder: Path | None):
         self.run, self.folder = run, folder
-        self.pictures = run.config.train.log == "pictures"
         self.began, self.first_step = time.monotonic(), run.progress.step
         self.tokens, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
@@ -100,7 +99,6 @@ class Log:
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = parameter_count(model)
         config, train = model.config, run.config.train
-        batches = train.max_iters * train.gradient_accumulation_steps
 
         # what one wants to know first: which text, which model, on what, for how long
         lines = [
@@ -108,8 +106,8 @@ class Log:
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameters:,} parameters",
             f"device      {run.runtime}{run.world}, {config.kernel} attention",
-            f"training    {counted(train.max_iters, 'step')}, {run.batches.epochs(batches):,.1f} "
-            f"epochs, dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
+            f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
+            f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]
         advice = [length_advice(corpus.train, corpus.val, config.block_size)]
         if new_model and not corpus.item_format:
@@ -165,19 +163,16 @@ class Log:
         """Log an evaluation: losses, samples, what the model sees, and whether it is healthy."""
         run, progress = self.run, self.run.progress
         step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
-        by_position = result.loss_by_position  # NaN: nothing counts there
         scalars = {
             "val/loss": val_loss,
             "val/bpc": val_loss * BITS_PER_NAT,
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
-            # does the model use its context? then later characters are easier to predict
-            **{
-                f"val/loss_at/{position}": float(by_position[position - 1])
-                for position in POSITIONS
-                if position <= len(by_position) and not np.isnan(by_position[position - 1])
-            },
         }
+        # does the model use its context? then later characters are easier to predict
+        for position, loss in enumerate(result.loss_by_position.tolist(), 1):
+            if position in POSITIONS and not math.isnan(loss):  # NaN: nothing counts there
+                scalars[f"val/loss_at/{position}"] = loss
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
@@ -185,7 +180,7 @@ class Log:
             exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
         self._write_scalars(step, scalars)
 
-        # bits per character and the gap are in TensorBoard; two losses fit on a line
+        # two losses fit on a line; the rest is in TensorBoard
         best = " (best so far)" if result.improved else ""
         info(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
@@ -216,7 +211,7 @@ class Log:
             self._warn(health.attention_warnings(step, max_iters, maps))
 
         # what it sees on a fixed text
-        if result.probe and self.pictures:
+        if result.probe and run.config.train.log == "pictures":
             self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
 
     def end(self, command: Command) -> None:
@@ -245,10 +240,12 @@ class Log:
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
         sample = [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+        if question := self.run.corpus.question:  # a model of answers wants to be asked
+            sample.append(f"--prompt={with_escapes(question)}")
         tensorboard = [program("tensorboard"), "--logdir", path_word(folder.parent)]
         info(
             f"{folder}: {best}; now try:",
-            f"  {shell_command([*sample, *self._question()])}",
+            f"  {shell_command(sample)}",
             f"  {shell_command(tensorboard)}",
         )
 
@@ -284,15 +281,6 @@ class Log:
         elif not sys.stdout.isatty() and now - self.last_line >= SECONDS_BETWEEN_LINES:
             info(f"step {step:,}: loss {loss:.3f}, about {minutes:.1f} minutes left")
             self.last_line = now
-
-    def _question(self) -> list[str]:
-        """Return an option that asks the model a question, [] unless it has learned to answer."""
-        corpus = self.run.corpus
-        if corpus.val.targets is None:
-            return []
-        start, end = corpus.val.segments[0]
-        item = corpus.tokenizer.decode(corpus.val.ids[start + 1 : end])
-        return [f"--prompt={with_escapes(corpus.item_format.question(item))}"]
 
     def _warn(self, warnings: Iterable[health.HealthWarning]) -> None:
         """Log health warnings, each of them once a start."""
