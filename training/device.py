@@ -43,6 +43,7 @@ def select_runtime(device: str, dtype: str) -> Runtime:
 
     Raises ResourceError if this machine does not have them.
     """
+    # a device that is not there is an error, never a silent CPU
     available = available_devices()
     name = available[0] if device == "auto" else device
     if name not in available:
@@ -50,6 +51,8 @@ def select_runtime(device: str, dtype: str) -> Runtime:
             f"device: no {name.upper()} device on this machine; "
             f"available: {', '.join(available)}; use device: auto"
         )
+
+    # half the bits for matrix products, where that is faster
     if dtype == "auto":
         dtype, reason = _fast_dtype(name)
     else:
@@ -131,7 +134,7 @@ def keep_freed_memory() -> None:
     By default it returns large blocks to the system, which zeroes every page of them before it
     hands them out again (mallopt(3)). Does nothing with other C libraries.
     """
-    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         # glibc up to 2.34 refuses thresholds above 32 MiB, and would then keep 128 KiB

@@ -76,7 +76,8 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        self.steps += 1  # for the bias correction of the averages
+        # the averages begin at 0: the step says how much to correct them
+        self.steps += 1
         for group in self.param_groups:
             parameters = group["params"]
             states = [self.state[parameter] for parameter in parameters]
@@ -162,11 +163,14 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     small singular values grow fast; all end between about 0.7 and 1.2, which is exact enough.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
+
     # singular values of at most 1: the iteration would diverge from larger ones
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
     # X X^T should be the smaller of the two products
     tall = X.size(1) > X.size(2)
     X = (X.mT if tall else X).to(dtype)
+
+    # a polynomial in X X^T applies to every singular value, without computing any
     for _ in range(steps):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
