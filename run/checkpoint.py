@@ -55,7 +55,7 @@ SECTIONS = {  # the parts of a checkpoint that are dataclasses of settings; in a
 class Checkpoint:
     """A run at one step. It is all that sampling needs; a resume needs the text as well.
 
-    Tensors are named by role and parameter: "model.blocks.0.mlp.up" is a weight, and
+    A tensor is called by its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum.blocks.0.mlp.up" its momentum. They are the same in every attention layout (see
     `named_slices`). `restore` and `build_model` check that they fit the model.
 
@@ -74,13 +74,13 @@ class Checkpoint:
     def __post_init__(self):
         CharTokenizer(self.vocabulary)  # checks it
 
-    def role(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors of one role by parameter name, {} if there are none."""
-        prefix = f"{name}."
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of the model, by the names of `named_slices`."""
         return {
-            key.removeprefix(prefix): tensor
-            for key, tensor in self.tensors.items()
-            if key.startswith(prefix)
+            name.removeprefix("model."): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith("model.")
         }
 
 
@@ -137,7 +137,7 @@ def load_weights(saved: Checkpoint, model: GPT) -> None:
 
     Raises CheckpointError for weights that do not fit.
     """
-    weights, named = saved.role("model"), named_slices(model)
+    weights, named = saved.weights, named_slices(model)
     # characters that the checkpoint does not know come last, and keep the rows that the model has
     if model.vocab_size > len(saved.vocabulary):
         for name in weights.keys() & named.keys():
