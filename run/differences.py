@@ -10,7 +10,7 @@ from common.console import shorten
 from common.errors import CheckpointError
 from configs.fields import settings_of
 from configs.schema import Config, flat_settings
-from run.checkpoint import Checkpoint, text_info
+from run.checkpoint import Checkpoint, TextInfo, text_info
 from training.device import environment_of
 from training.resolve import resolve
 from training.state import Run
@@ -53,11 +53,13 @@ def check_settings(saved: Checkpoint, asked: Config, resume: bool) -> None:
     Without `resume`, which is --init_from, only the architecture must be the same.
     """
     found = compare(flat_settings(saved.config), flat_settings(asked))
-    fixed = ARCHITECTURE | FIXED_IN_A_RUN if resume else ARCHITECTURE
+    fixed, option = ARCHITECTURE, "--init_from"
+    if resume:
+        fixed, option = ARCHITECTURE | FIXED_IN_A_RUN, "--resume"
     if wrong := [_line(name, *found[name]) for name in found if name in fixed]:
         raise CheckpointError(
             f"{saved.path}: the checkpoint has other settings ({'; '.join(wrong)}), which cannot "
-            f"change; set them back, or start a new run without {'--resume' if resume else 'it'}"
+            f"change; set them back, or start a new run without {option}"
         )
 
 
@@ -93,13 +95,15 @@ def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, obje
     """Return what may change the result of a resumed run: settings, text and environment."""
     then = flat_settings(resolve(saved.config, run.runtime, saved.data.epochs))
     now = flat_settings(run.config)
-    for facts, text, environment in (
-        (then, saved.data, saved.environment),
-        (now, text_info(run), environment_of(run.runtime, run.world.size)),
-    ):
-        facts |= {"data.sha256": text.sha256, "data.val_sha256": text.val_sha256}
-        facts |= environment
-    return compare(then, now)
+    environment = environment_of(run.runtime, run.world.size)
+    return compare(
+        then | _digests(saved.data) | saved.environment,
+        now | _digests(text_info(run)) | environment,
+    )
+
+
+def _digests(text: TextInfo) -> dict[str, str | None]:
+    return {"data.sha256": text.sha256, "data.val_sha256": text.val_sha256}
 
 
 def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
