@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,24 +20,6 @@ def beside_code(path: Path) -> Path:
     """
     other = ROOT / path
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
-
-
-def read_regular(path: str | Path, max_bytes: int, only_first: int | None = None) -> bytearray:
-    """Read a regular file of at most `max_bytes`, or only its first bytes.
-
-    Raises OSError, whose `strerror` describes the problem. A larger file is an error, and so is a
-    pipe or device, because reading it could block or never end.
-    """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            message = f"{size:,} bytes; at most {max_bytes:,} are read"
-            raise OSError(errno.EFBIG, message, str(path))
-        content = bytearray(size if only_first is None else min(size, only_first))
-        del content[file.readinto(content) :]
-    return content
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:

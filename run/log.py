@@ -69,6 +69,7 @@ class Log:
 
     def __init__(self, run: Run, folder: Path | None):
         self.run, self.folder = run, folder
+        self.pictures = run.config.train.log == "pictures"
         self.began, self.first_step = time.monotonic(), run.progress.step
         self.tokens, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
@@ -211,7 +212,7 @@ class Log:
             self._warn(health.attention_warnings(step, max_iters, maps))
 
         # what it sees on a fixed text
-        if result.probe and run.config.train.log == "pictures":
+        if result.probe and self.pictures:
             self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
 
     def end(self, command: Command) -> None:
