@@ -81,13 +81,15 @@ class CommandLineOptions(Checked):
 
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
     resume: str | None = setting(
-        None, "resume the run in out_dir, or --resume=PATH", bare_value="auto"
+        None, "resume the run in out_dir, or that of --resume=PATH", bare_value="auto"
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
     init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
     new_characters: str = setting("refuse", "with --init_from, new characters", ("refuse", "add"))
-    minutes: float | None = setting(None, "choose max_iters to take this long", more_than=0)
+    minutes: float | None = setting(
+        None, "choose max_iters so that training takes this long", more_than=0
+    )
 
     def __post_init__(self):
         super().__post_init__()

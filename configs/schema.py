@@ -116,7 +116,7 @@ class ModelConfig(Checked):
     qk_norm: bool = setting(True, "RMS-normalize queries and keys")
     dropout: float | str = setting(
         0.0,
-        "dropout on embeddings and branches (auto = by epochs)",
+        "dropout on embeddings and branches (auto = rises with epochs)",
         ("auto",),
         at_least=0,
         less_than=1,
@@ -125,11 +125,13 @@ class ModelConfig(Checked):
     logit_softcap: float = setting(15.0, "soft-cap logits at this value (0 = off)", at_least=0)
     logit_scale: float | str = setting(
         1.0,
-        "multiply logits, except in training (auto = by epochs)",
+        "multiply logits, except in training (auto = falls with epochs)",
         ("auto",),
         more_than=0,
     )
-    residual_init: str = setting("zero", "init of each branch's last matrix", ("scaled", "zero"))
+    residual_init: str = setting(
+        "zero", "initialization of each branch's last matrix", ("scaled", "zero")
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -153,24 +155,28 @@ class ModelConfig(Checked):
 class TrainConfig(Checked):
     """Training, evaluation and logging."""
 
-    batch_size: int = setting(12, "windows per micro-batch, all ranks", at_least=1)
+    batch_size: int = setting(12, "windows of text per micro-batch, over all ranks", at_least=1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", at_least=1)
     max_iters: int = setting(2000, "number of optimization steps", at_least=1)
-    optimizer: str = setting("muon", "optimizer of the blocks' matrices", ("adamw", "muon"))
+    optimizer: str = setting(
+        "muon", "of the blocks' matrices (AdamW has the rest)", ("adamw", "muon")
+    )
     learning_rate: float = setting(0.02, "peak learning rate of AdamW", more_than=0)
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
-    min_lr_ratio: float = setting(0.0, "final / peak learning rate", at_least=0, at_most=1)
+    min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)
     beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
     beta2: float = setting(0.99, "beta2 of AdamW", at_least=0, less_than=1)
     muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
     grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
-    schedule: str = setting("trapezoid", "after the warm-up", ("cosine", "trapezoid", "constant"))
+    schedule: str = setting(
+        "trapezoid", "learning rate after the warm-up", ("cosine", "trapezoid", "constant")
+    )
     warmup_iters: int | str = setting(
         "auto", "warm-up steps (auto = max_iters / 70)", ("auto",), at_least=0
     )
     cooldown_iters: int | str = setting(
-        "auto", "cooldown steps (auto = 6/7 max_iters)", ("auto",), at_least=0
+        "auto", "trapezoid: cooldown steps (auto = 6/7 of max_iters)", ("auto",), at_least=0
     )
     patience: int = setting(
         0, "stop after this many evaluations without a better loss (0 = never)", at_least=0
