@@ -12,7 +12,6 @@ import re
 import sys
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -56,7 +55,7 @@ usage: python train.py CONFIG [--section.key=value ...]
   torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml
 
 torchrun rejects --log as ambiguous: write --train.log.
-In a config file, a setting of data, model or train stands below that word.
+In a config file, indent the settings of data, model and train below that word.
 """
 SAMPLE_USAGE = """\
 usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
@@ -65,9 +64,9 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6
 """
 NOTES = """
-A name here has its default after =. --key value is the same as --key=value, and
-a dash as an underscore; --key alone is --key=true. Repeat an option that takes
-several texts.
+The value after = is the default. --key value is --key=value, a dash is an
+underscore, and --key alone is --key=true. Repeat an option to give it several
+texts.
 """
 SETTINGS = settings_of(Config)  # by full name
 SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
@@ -188,11 +187,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     on, an error is one line with its exit code.
     """
     prepare_console()
-    argv = sys.argv[1:] if argv is None else argv
-    if "--help" in argv or "-h" in argv:
-        print_text(train_help())
-        raise SystemExit(0)
-    words, options = parse_arguments(argv, CommandLineOptions, Config)
+    words, options = parse_arguments(argv, TRAIN_USAGE, CommandLineOptions, Config)
     if "minutes" in options and "train.max_iters" in options:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
     if len(words) != 1:
@@ -214,11 +209,6 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     return command
 
 
-def train_help() -> str:
-    """Return what `python train.py --help` prints."""
-    return command_help(TRAIN_USAGE, CommandLineOptions, Config)
-
-
 # ---------------------------------------------------------------------------------------- sample.py
 
 
@@ -229,10 +219,6 @@ def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
     line with its exit code.
     """
     prepare_console()
-    argv = sys.argv[1:] if argv is None else argv
-    if "--help" in argv or "-h" in argv:
-        print_text(sample_help())
-        raise SystemExit(0)
     options = parse_sample_options(argv)
     if options.html:
         check_page(Path(options.html))
@@ -265,9 +251,9 @@ def read_prompt(prompt: str) -> str:
         ) from None
 
 
-def parse_sample_options(argv: Sequence[str]) -> SampleConfig:
+def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
     """Parse the options of sample.py."""
-    words, values = parse_arguments(argv, SampleConfig)
+    words, values = parse_arguments(argv, SAMPLE_USAGE, SampleConfig)
     if words:
         raise ConfigError(
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
@@ -277,22 +263,24 @@ def parse_sample_options(argv: Sequence[str]) -> SampleConfig:
     return from_dict(values, SampleConfig)
 
 
-def sample_help() -> str:
-    """Return what `python sample.py --help` prints."""
-    return command_help(SAMPLE_USAGE, SampleConfig)
-
-
 # ------------------------------------------------------------------------------------------ options
 
 
-def parse_arguments(argv: Sequence[str], *sections: type) -> tuple[list[str], dict[str, object]]:
+def parse_arguments(
+    argv: Sequence[str] | None, usage: str, *sections: type
+) -> tuple[list[str], dict[str, object]]:
     """Return the arguments that are not options, and the values of the options by full name.
 
     Of an option that is given twice the last value counts; the values of a list are collected.
+    Prints the help and exits if that is asked for.
 
     argparse would not do: `--resume[=PATH]` must not take the next argument, and an error must be
     one line that names the nearest option.
     """
+    argv = sys.argv[1:] if argv is None else argv
+    if "--help" in argv or "-h" in argv:
+        print_text(usage + "".join(map(_help, sections)) + NOTES)
+        raise SystemExit(0)
     options = options_of(*sections)
     words, values, rest = [], {}, iter(argv)
     for word in rest:
@@ -308,39 +296,31 @@ def parse_arguments(argv: Sequence[str], *sections: type) -> tuple[list[str], di
         name, field = options[key]
         with error_context(option):
             if not equals:
-                text = bare_value(field) or next(rest, None)
-            if text is None or (not equals and text.startswith("--")):
-                raise ConfigError(
-                    f"has no value; it must be {describe_allowed(field)}; write {option}=VALUE"
-                )
+                text = _bare_value(field) or next(rest, None)
+                if text is None or text.startswith("--"):
+                    raise ConfigError(
+                        f"has no value; it must be {describe_allowed(field)}; write {option}=VALUE"
+                    )
             value = parse_value(field, text)
         values[name] = values.get(name, ()) + value if value_type(field) is tuple else value
     return words, values
 
 
 def options_of(*sections: type) -> dict[str, tuple[str, Field]]:
-    """Return the full name and the setting for every name of an option.
+    """Return the full name and the setting for both names of an option, long and short.
 
-    A setting has its full name, `model.n_layer`, and the last part alone if no other has that too.
+    Those of model.n_layer are `model.n_layer` and `n_layer`.
     """
-    settings = {name: field for section in sections for name, field in settings_of(section).items()}
-    keys = Counter(field.name for field in settings.values())
     options = {}
-    for name, field in settings.items():
-        options[name] = (name, field)
-        if keys[field.name] == 1:
-            options[field.name] = (name, field)
+    for section in sections:
+        for name, field in settings_of(section).items():
+            options[name] = options[field.name] = (name, field)
     return options
 
 
-def bare_value(field: Field) -> str:
+def _bare_value(field: Field) -> str:
     """Return the value of an option that is given without one, or "" if it needs one."""
     return "true" if value_type(field) is bool else field.metadata["bare_value"]
-
-
-def command_help(usage: str, *sections: type) -> str:
-    """Return what a command with the settings of these sections prints for --help."""
-    return usage + "".join(map(_help, sections)) + NOTES
 
 
 def _help(section: type, prefix: str = "") -> str:
@@ -439,7 +419,8 @@ def _compose(text: str) -> "yaml.MappingNode":
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
-        raise ConfigError(f"line {line}: {error.problem}; {_hint(text)}") from None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"line {line}: {problem}; {_hint(text)}") from None
     except Exception as error:  # PyYAML raises others too, such as a ValueError for "\\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {_hint(text)}") from None
     for event in events:
@@ -495,7 +476,9 @@ def _parse_setting(section: str, key: str, value: object) -> object:
         raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
     if name not in SETTINGS or "." in key:
         names = {name: name for name in SECTIONS}
-        names |= {field.name: name for name, field in SETTINGS.items()}
+        for full_name in SETTINGS:
+            found_in, _, short_name = full_name.rpartition(".")
+            names[short_name] = f"{short_name} below {found_in}" if found_in else short_name
         hint = suggest_setting(key, names, "python train.py --help lists all")
         raise ConfigError(f"unknown key {brief(key)}; {hint}")
     return parse_value(SETTINGS[name], value)

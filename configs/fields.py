@@ -170,5 +170,4 @@ def error_context(where: str):
     try:
         yield
     except ConfigError as error:
-        short = where if len(where) <= 300 else f"{where[:140]}...{where[-140:]}"
-        raise ConfigError(*(f"{short}: {line}" for line in error.args)) from None
+        raise ConfigError(*(f"{where}: {line}" for line in error.args)) from None

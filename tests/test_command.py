@@ -7,13 +7,12 @@ import pytest
 from common.console import escape
 from common.errors import ConfigError
 from configs.command import (
+    TRAIN_USAGE,
     CommandLineOptions,
     options_of,
     parse_sample_options,
     parse_train,
-    sample_help,
     to_yaml,
-    train_help,
 )
 from configs.fields import settings_of
 from configs.schema import LAYOUTS, Config, DataConfig, SampleConfig
@@ -31,9 +30,11 @@ INVALID_FILES = [
     ("model: 6\n", "line 1: model must be a mapping"),
     (b"# caf\xe9\nseed: 1\n", "not UTF-8 at byte 5"),
     # unknown keys
-    ("seed: 1\nmodel:\n  n_heads: 4\n", "line 3: unknown key 'n_heads'; did you mean model."),
-    ("train:\n  n_head: 4\n", "unknown key 'n_head'; did you mean model.n_head?"),
-    ("model: {hidden_size: 4}\n", "did you mean model.n_embd?"),
+    ("seed: 1\nmodel:\n  n_heads: 4\n", "line 3: unknown key 'n_heads'; did you mean n_head below"),
+    ("train:\n  n_head: 4\n", "unknown key 'n_head'; did you mean n_head below model?"),
+    ("model: {hidden_size: 4}\n", "did you mean n_embd below model?"),
+    ("model.n_head: 4\n", "unknown key 'model.n_head'; did you mean n_head below model?"),
+    ("sead: 4\n", "unknown key 'sead'; did you mean seed?"),
     ("zzz: 4\n", "unknown key 'zzz'; python train.py --help lists all"),
     ('"\\e[2J": 1\n', r"unknown key '\x1b[2J'"),
     # wrong types, ranges and choices
@@ -64,7 +65,7 @@ INVALID_FILES = [
     ("model:\n\tn_layer: 4\n", "line 2: ", "check the indentation (spaces only)"),
     ("model:\n  n_layer:4\n  n_head: 4\n", "line 3: ", "write a space after 'n_layer:'"),
     ("seed: 1\nmodel: {n_head: ]}\n", "line 2: ", "quotes and brackets"),
-    ("seed: 1\n---\nseed: 2\n", "line 2: but found another document"),
+    ("seed: 1\n---\nseed: 2\n", "line 2: expected a single document in the stream"),
     ("seed: !!python/object/apply:os.system [ls]\n", "line 1: tags, anchors and aliases are not"),
     ("seed: 1\nout_dir: &a x\n", "line 2: tags, anchors and aliases are not supported"),
     ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "line 1: tags, anchors and aliases"),
@@ -281,6 +282,12 @@ def test_an_invalid_option_is_rejected_in_one_line(parse, argv, words):
     assert all(part in message for part in words), message
 
 
+@pytest.mark.parametrize("sections", [(CommandLineOptions, Config), (SampleConfig,)])
+def test_no_two_settings_of_a_command_have_the_same_short_name(sections):
+    settings = [field for section in sections for field in settings_of(section).values()]
+    assert len({field.name for field in settings}) == len(settings)
+
+
 def test_settings_without_an_option_are_those_of_the_file_or_the_defaults():
     plain, changed = (parse_train([SMOKE, *more]).new_settings() for more in ([], ["--n_layer=5"]))
     assert (changed.model.n_layer, changed.model.n_embd) == (5, 64)
@@ -343,10 +350,15 @@ def test_the_error_for_a_mistyped_setting_suggests_the_right_one(parse, sections
 
 
 @pytest.mark.parametrize(
-    ("text", "sections", "screens"),
-    [(train_help(), (CommandLineOptions, Config), 2), (sample_help(), (SampleConfig,), 1)],
+    ("parse", "sections", "screens"),
+    [(parse_train, (CommandLineOptions, Config), 2), (parse_sample_options, (SampleConfig,), 1)],
 )
-def test_help_has_a_line_or_two_for_each_setting_and_fits_on_its_screens(text, sections, screens):
+def test_help_has_a_line_or_two_for_each_setting_and_fits_on_its_screens(
+    parse, sections, screens, capsys
+):
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"])
+    text = capsys.readouterr().out
     assert text.isascii() and max(map(len, text.splitlines())) <= 80
     assert text.count("\n") <= 50 * screens
     helps = re.findall(r"^  --(\w+)(.*\n(?: {20,}.*\n)*)", text, re.MULTILINE)
@@ -369,7 +381,7 @@ def test_help_names_every_option_that_torchrun_rejects_with_the_form_that_works(
         except SystemExit:
             rejected.append(name)
     assert rejected == ["log"]
-    assert "torchrun rejects --log as ambiguous: write --train.log." in train_help()
+    assert "torchrun rejects --log as ambiguous: write --train.log." in TRAIN_USAGE
 
 
 @pytest.mark.parametrize(
