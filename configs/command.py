@@ -395,7 +395,7 @@ def _read(path: str) -> str:
         nearby = ", ".join(_configs_in(file))
         raise ConfigError(f"is a folder; give a config file, such as {nearby}")
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         names = {Path(name).stem: name for name in _configs_in(file.parent, Path("configs"))}
         hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
