@@ -157,6 +157,12 @@ def test_an_empty_prompt_gives_the_same_text_as_a_newline(sample_output):
     assert "\n" + text == sample_output("--prompt=\n", "--max-new-tokens=50")
 
 
+def test_of_a_prompt_longer_than_the_context_the_end_counts(sample_output):
+    prompt, options = "So it is, so be it. " * 10, ["--max-new-tokens=20", "--temperature=0"]
+    text = sample_output(f"--prompt={prompt}", *options)
+    assert text[160:] == sample_output(f"--prompt={prompt[160:]}", *options)
+
+
 def test_cache_layout_and_kernel_do_not_change_the_text(sample_output):
     texts = {
         sample_output("--prompt=So ", "--max-new-tokens=150", "--temperature=0", *others)
