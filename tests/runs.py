@@ -217,13 +217,13 @@ def snapshot(folder: Path) -> dict[str, object]:
 def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:
     """Return the (step, value) pairs of scalars and texts by tag, as TensorBoard serves them.
 
-    What differs from start to start is left out: timings, descriptions.
+    What each start has of its own is left out: timings, descriptions, warnings.
     """
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     found = {}
     for tag in events.Tags()["tensors"]:
         plugin = events.SummaryMetadata(tag).plugin_data.plugin_name
-        left_out = tag == "train/tokens_per_sec" or tag.startswith("setup/")
+        left_out = tag == "train/tokens_per_sec" or tag.startswith(("setup/", "health/"))
         if plugin in ("scalars", "text") and not left_out:
             tensors = [(each.step, make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
             found[tag] = [(step, tensor.tolist()) for step, tensor in tensors]
