@@ -250,9 +250,12 @@ def test_the_text_of_a_resumed_run_is_found_without_saying_it_again(stopped, tmp
     assert train(*words)[0] == 0 and step_of(stopped) == STEPS
 
 
-def test_a_text_that_an_option_names_is_the_only_one_that_is_looked_at(stopped, options):
+def test_a_text_that_an_option_names_is_the_only_one_that_is_looked_at(stopped, tmp_path):
+    config = tmp_path / "mine.yaml"
+    text = f"data: {{sources: {tmp_path / 'text.txt'}}}\n"  # that of the run
+    config.write_text((ROOT / SMALL[0]).read_text() + text)
     words = [f"--out_dir={stopped}", "--resume", "--data.sources=data/plays/orchard.txt"]
-    code, output = train(options[0], *words)
+    code, output = train(config, *words)
     assert code == 4 and "the text has changed since the checkpoint" in output
 
 
