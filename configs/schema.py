@@ -2,6 +2,9 @@
 
 Config files, command lines, `--help` and checkpoints all use these frozen dataclasses, so a new
 setting is one line here. Nothing here imports torch, so a wrong setting is reported at once.
+
+The defaults of architecture and optimizer are the main recipe, configs/shakespeare.yaml. Only what
+its lines say differs: sizes, lengths, and `auto` for what needs a run to become a number.
 """
 
 import re
@@ -107,13 +110,13 @@ class ModelConfig(Checked):
     n_head: int = setting(4, "number of attention heads in a block", at_least=1)
     n_embd: int = setting(128, "width of the residual stream", at_least=1)
     block_size: int = setting(64, "context length, in characters", at_least=1)
-    positions: str = setting("rope", "position encoding", ("learned", "rope"))
-    token_shifts: int = setting(2, "also embed this many previous characters", at_least=0)
+    positions: str = setting("rope", "position encoding", ("learned", "rope"))  # encodes distances
+    token_shifts: int = setting(2, "embed N previous characters too", at_least=0)  # sees trigrams
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"))
-    mlp: str = setting("relu2", "activation function of the MLP", ("gelu", "relu2", "swiglu"))
+    mlp: str = setting("relu2", "activation of the MLP", ("gelu", "relu2", "swiglu"))  # cheaper
     bias: bool = setting(False, "biases in linear layers and LayerNorm")
-    tied: bool = setting(False, "tie lm_head to the token embedding")
-    qk_norm: bool = setting(True, "RMS-normalize queries and keys")
+    tied: bool = setting(False, "tie lm_head to the token embedding")  # each has its own job
+    qk_norm: bool = setting(True, "RMS-normalize queries and keys")  # allows high learning rates
     dropout: float | str = setting(
         0.0,
         "dropout on embeddings and branches (auto = rises with epochs)",
@@ -122,14 +125,14 @@ class ModelConfig(Checked):
         less_than=1,
     )
     attention_dropout: float = setting(0.0, "dropout on attention weights", at_least=0, less_than=1)
-    logit_softcap: float = setting(15.0, "soft-cap logits at this value (0 = off)", at_least=0)
+    logit_softcap: float = setting(15.0, "soft cap: limits confidence (0 = off)", at_least=0)
     logit_scale: float | str = setting(
         1.0,
         "multiply logits, except in training (auto = falls with epochs)",
         ("auto",),
         more_than=0,
     )
-    residual_init: str = setting(
+    residual_init: str = setting(  # zero: each block starts as the identity
         "zero", "initialization of each branch's last matrix", ("scaled", "zero")
     )
 
@@ -158,18 +161,20 @@ class TrainConfig(Checked):
     batch_size: int = setting(12, "windows of text per micro-batch, over all ranks", at_least=1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", at_least=1)
     max_iters: int = setting(2000, "number of optimization steps", at_least=1)
-    optimizer: str = setting(
+    optimizer: str = setting(  # Muon needs fewer steps than AdamW alone
         "muon", "of the blocks' matrices (AdamW has the rest)", ("adamw", "muon")
     )
-    learning_rate: float = setting(0.02, "peak learning rate of AdamW", more_than=0)
+    learning_rate: float = setting(
+        0.02, "peak learning rate of AdamW (with optimizer adamw, rather 1e-3)", more_than=0
+    )
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
     min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)
     beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
     beta2: float = setting(0.99, "beta2 of AdamW", at_least=0, less_than=1)
-    muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)
+    muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)  # short runs
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
     grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
-    schedule: str = setting(
+    schedule: str = setting(  # trapezoid: constant, then a linear cooldown
         "trapezoid", "learning rate after the warm-up", ("cosine", "trapezoid", "constant")
     )
     warmup_iters: int | str = setting(
