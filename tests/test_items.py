@@ -9,7 +9,6 @@ from common.errors import ConfigError, DataError
 from configs.schema import DataConfig
 from data.batches import IGNORED, Batches
 from data.items import ItemFormat, digest, train_val
-from tests.conftest import ROOT
 from tests.texts import error_message, load, segments_of, write
 
 NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
@@ -126,12 +125,3 @@ def test_a_separator_may_be_written_with_escapes(written):
 def test_a_text_without_items_to_learn_is_refused(content, settings, message):
     settings = {"separator": "\\n"} | settings
     assert message in error_message(DataError, write("list.txt", content), **settings)
-
-
-@pytest.mark.parametrize(("name", "step"), [("addition", -1), ("addition_plain", 1)])
-def test_the_bundled_sums_are_right_and_reversed_or_plain(name, step):
-    lines = (ROOT / "data" / "lists" / f"{name}.txt").read_text().splitlines()
-    assert len(set(lines)) == 10_000
-    for line in lines:
-        a, b, answer = re.fullmatch(r"(\d+)\+(\d+)=(\d+)", line).groups()
-        assert int(a) + int(b) == int(answer[::step])

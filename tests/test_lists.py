@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.stop import Stop
-from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
+from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
 from page.export import refresh
@@ -18,6 +18,7 @@ from tests.node import run_node
 from tests.runs import in_float64, run_ranks, scalars
 from tests.test_page import given_of
 from tests.test_sample import Input
+from tests.texts import load, segments_of, write
 from training import optimizers
 from training.device import select_runtime
 from training.evaluate import draw_answers, evaluate, wrong_segments
@@ -35,14 +36,8 @@ SMALL = [
 
 
 def corpus_of(folder: Path, text: str, **settings):
-    """Load a text as a list; items end with a newline unless the settings say otherwise."""
-    path = folder / "list.txt"
-    path.write_text(text, newline="")
-    return load_corpus(DataConfig(**{"sources": (str(path),), "separator": "\n"} | settings))
-
-
-def texts_of(corpus, split) -> list[str]:
-    return [corpus.tokenizer.decode(split.ids[start:end]) for start, end in split.segments]
+    """Load a text as a list of lines."""
+    return load(write(f"{folder}/list.txt", text), separator="\\n", **settings)
 
 
 def run_of(corpus, **train) -> Run:
@@ -144,7 +139,7 @@ def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
 def test_an_answer_cut_by_the_context_is_wrong_if_any_part_is(tmp_path):
     corpus = corpus_of(tmp_path, "q=abcdefghij\nr=klm\n", answer_after="=", val_fraction=0.5)
     windows = list(evaluation_windows(corpus.val, 3, 1))
-    segments = texts_of(corpus, corpus.val)
+    segments = segments_of(corpus.val, of=corpus)
     for window in range(len(windows)):
         flags = np.arange(len(windows)) != window
         assert wrong_segments(corpus.val, 3, flags).tolist() == [0], segments
@@ -214,7 +209,7 @@ def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, ou
     _, run = sums
     corpus = load_corpus(checkpoint.load(run / checkpoint.LAST).config.data)
     held = tmp_path / "held.txt"
-    held.write_text("".join(item[1:] for item in texts_of(corpus, corpus.val)))
+    held.write_text("".join(item[1:] for item in segments_of(corpus.val, of=corpus)))
     printed, _ = output(run / checkpoint.LAST, f"--score={held}")
     *_, loss, _, accuracy = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
     items, (counts,) = len(corpus.val.segments), {int(printed.split("over ")[1].split()[0])}
