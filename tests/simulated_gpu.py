@@ -77,14 +77,13 @@ def check_masks(layer: MultiHeadAttention, device: str) -> None:
 
 def main() -> None:
     device, pairs = simulated_device(), list(itertools.product(LAYOUTS, KERNELS))
-    for (layout, kernel), variant in itertools.product(pairs, VARIANTS):
+    for (layout, kernel), variant in zip(pairs, itertools.cycle(VARIANTS), strict=False):
         model = GPT(dataclasses.replace(SMALL, attention=layout, kernel=kernel, **variant), V)
         layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel, attention_dropout=0.1)
         with FakeTensorMode():
             check_gpt(model, device)
             check_masks(layer, device)
-    count = len(pairs) * len(VARIANTS)
-    print(f"{count} models and layers on a simulated device, {device}: all right")
+    print(f"{len(pairs)} models and layers on a simulated device, {device}: all right")
 
 
 if __name__ == "__main__":

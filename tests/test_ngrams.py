@@ -67,13 +67,6 @@ def test_probabilities_are_those_of_the_definition(order, length):
     assert np.abs(found.sum(-1) - 1).max() < 1e-6 and found.min() > 0
 
 
-def test_the_longest_ngrams_are_shorter_for_a_large_vocabulary_or_a_short_text():
-    assert NgramModel(text_of(500), 16, V).order == 16
-    assert NgramModel(np.arange(300) % 256, 8, 256).order == 7  # 2^(8 * 7) <= 2^63
-    assert NgramModel(np.array([1, 2, 3]), 7, V).order == 3
-    assert NgramModel(np.array([1]), 7, V).probs(np.array([[1, 1]]), 2).sum() == pytest.approx(2)
-
-
 def test_no_character_is_impossible_where_the_formula_gives_a_discount_of_zero():
     text = "1002002220202020020221 0".replace(" ", "")
     ids = np.array([int(character) for character in text[:23]])
