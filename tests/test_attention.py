@@ -282,13 +282,6 @@ def test_a_query_that_may_attend_to_nothing_gives_zeros_before_the_output_projec
             assert torch.equal(y, bias.expand(y.shape))
 
 
-@every_pair
-def test_an_additive_mask_that_overflows_float16_hides_keys_as_minus_infinity_does(layout, kernel):
-    layer, x = make_layer(layout, kernel).half(), randn(B, T, C).half()
-    mask = torch.zeros(T, T).masked_fill(~boolean_mask(T, T), -1e9)
-    assert torch.equal(layer(x, mask=mask), layer(x, mask=boolean_mask(T, T)))
-
-
 # ------------------------------------------------------------------------------------------ dropout
 
 

@@ -87,20 +87,6 @@ def test_the_notebook_runs_from_beginning_to_end(execute, tmp_path):
     assert "srcdoc=" in outputs["page"] and "Content-Security-Policy" in outputs["page"]
 
 
-def test_elsewhere_the_notebook_clones_the_copy_whose_address_is_given(execute, tmp_path):
-    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
-    copy.mkdir()
-    elsewhere.mkdir()
-    (copy / "train.py").touch()
-    author = ["-c", "user.name=author", "-c", "user.email=author@example.org"]
-    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "copy"]):
-        subprocess.run(["git", *words], cwd=copy, check=True)
-    first = next(c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code")
-    answer = nbformat.v4.new_code_cell(f"input = lambda question: {copy.as_uri()!r}")
-    execute([answer, first], elsewhere)
-    assert (elsewhere / "hornbook" / "train.py").exists()
-
-
 @pytest.mark.skipif(os.name == "nt", reason="a POSIX shell")
 @pytest.mark.parametrize(
     ("section", "text", "size", "shown"),
