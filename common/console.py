@@ -135,9 +135,12 @@ def program(name: str) -> str:
 
     `tensorboard`, if a shell finds it by this name, otherwise a path: `.venv/bin/tensorboard`.
     """
+    # would a shell find this one, or that of another environment?
     found, folder = shutil.which(name), Path(sys.executable).parent
     if not sys.executable or (found and Path(found).parent == folder):
         return name
+
+    # as short as it can be: from the working directory, if it is below that
     with suppress(ValueError):
         return str((folder / name).relative_to(Path.cwd()))
     return str(folder / name)

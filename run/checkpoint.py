@@ -153,6 +153,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     `config`, without an `auto`, has the architecture of the checkpoint and may have, say, another
     kernel. If it is omitted, the model is built as for float32 on a CPU.
     """
+    # the values of `auto` on the simplest machine
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
         config = resolve(saved.config, on_cpu, saved.data.epochs).model
@@ -215,16 +216,21 @@ def check_tensors(
 
     `expected` has a list of slices for each (see `named_slices`).
     """
+    # the same names
     missing = first_few(name for name in expected if name not in found)
     unknown = first_few(name for name in found if name not in expected)
     if missing or unknown:
         raise CheckpointError(f"{path}: missing: {missing or 'none'}; unknown: {unknown or 'none'}")
+
+    # the shapes: slices are rows, so their lengths add up
     for name, slices in expected.items():
         shape = (sum(map(len, slices)), *slices[0].shape[1:])
         if found[name].shape != shape:
             raise CheckpointError(
                 f"{path}: {name} is {tuple(found[name].shape)}, its config describes {shape}"
             )
+
+    # numbers that one can compute with
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
         raise CheckpointError(f"{path}: not finite: {first_few(infinite)}")
@@ -235,6 +241,7 @@ def check_tensors(
 
 def to_bytes(checkpoint: Checkpoint) -> bytearray:
     """Serialize a checkpoint, for `write_atomic`."""
+    # the metadata of a safetensors file are strings: JSON, but for the vocabulary
     metadata = {
         name: json.dumps(asdict(getattr(checkpoint, name)), allow_nan=False) for name in SECTIONS
     }
@@ -248,6 +255,7 @@ def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
     with file_format.checkpoint_errors(path):
+        # settings are checked as those of a config file are, part by part
         sections = {}
         for name, section in SECTIONS.items():
             with error_context(name):
@@ -269,6 +277,7 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
     which is returned too. A file that is given by name is loaded or refused. Raises CheckpointError
     if there is no whole checkpoint; for a wrong path it names the runs that are there.
     """
+    # the first one that is whole
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
     faults = []
     for choice in choices:
@@ -279,6 +288,8 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
         else:
             note = f"{faults[0]}; using {choice} instead" if faults else None
             return saved, note
+
+    # none: if nothing is there at all, the path is wrong
     if not any(map(os.path.exists, choices)):
         runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]

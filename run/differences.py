@@ -69,6 +69,7 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
     Raises CheckpointError if the folder holds the run of another file: one with another
     architecture, which no option has chosen.
     """
+    # is it another run altogether?
     found = compare(flat_settings(saved.config), flat_settings(file))
     other_model = [
         _line(name, *found[name]) for name in found if name in ARCHITECTURE - saved.options
@@ -79,7 +80,8 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
             f"({'; '.join(other_model)}); give the folder of the run as --out_dir"
         )
 
-    # the length first: it is what --minutes has chosen, and what one wants to change
+    # a line each, with the option that sets the value of the file; the length first: it is what
+    # --minutes has chosen, and what one wants to change
     names = [name for name in found if name not in ARCHITECTURE | NOT_SAID]
     names.sort(key=lambda name: (name != "train.max_iters", name in FIXED_IN_A_RUN))
     lines = []
@@ -93,6 +95,7 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
 
 def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, object]]:
     """Return what may change the result of a resumed run: settings, text and environment."""
+    # what `auto` amounts to counts, and not how it was asked
     then = flat_settings(resolve(saved.config, run.runtime, saved.data.epochs))
     now = flat_settings(run.config)
     environment = environment_of(run.runtime, run.world.size)

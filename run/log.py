@@ -78,6 +78,7 @@ class Log:
 
         # TensorBoard writes in a thread; its error comes back at the next flush, without traceback
         self.thread_hook, threading.excepthook = threading.excepthook, self._on_thread_error
+        # metrics.csv and TensorBoard; what cannot be opened is a warning, and None
         self.writer = self.metrics = None
         if folder:
             with self._or_warn(folder / METRICS):
@@ -87,6 +88,7 @@ class Log:
             with self._or_warn(folder):
                 self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
 
+        # the bar, on a terminal
         self.bar = tqdm(
             total=run.config.train.max_iters,
             initial=self.first_step,
@@ -110,6 +112,7 @@ class Log:
             f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]
+        # advice: a text that is shorter than the context, a model of the wrong size
         advice = [length_advice(corpus.train, corpus.val, config.block_size)]
         if new_model and not corpus.item_format:
             advice.append(size_advice(parameters, corpus.characters))
@@ -134,6 +137,7 @@ class Log:
         """Log a step: every log_interval steps its scalars, now and then a line."""
         run, train = self.run, self.run.config.train
         step, vocab_size = run.progress.step, run.model.vocab_size
+        # the speed is a mean over the steps between two lines
         self.tokens += result.tokens
         self.seconds += result.seconds
 
@@ -275,6 +279,8 @@ class Log:
         if done == 0 or left == 0:
             return
         minutes = (now - self.began) / done * left / 60
+
+        # the speed once; then, in a file, a sign of life
         if self.last_line is None:
             speed = f"{tokens_per_sec:,.0f} characters per second"
             info(f"speed       {speed}: about {minutes:.1f} minutes left")
@@ -350,6 +356,7 @@ class Metrics:
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append a row with the values of these TensorBoard tags."""
+        # the time of all starts together, so that a resumed run has one curve over it
         minutes = self.minutes_before + (time.monotonic() - self.began) / 60
         cells = [f"{scalars[tag]:.7g}" if tag in scalars else "" for tag in COLUMNS.values()]
         self.unwritten.append(f"{step},{minutes:.3f},{','.join(cells)}\n")

@@ -29,6 +29,7 @@ class Runtime:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context for forward passes: autocast to `dtype`, or nothing for float32."""
+        # weights stay as they are: only the inputs of matrix products are rounded
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -89,6 +90,7 @@ def _cpu_is_fast_in_bfloat16() -> bool:
     An Intel CPU without AMX took twice as long for a matrix product in bfloat16.
     Nobody has measured an Arm CPU.
     """
+    # AMX and Arm's BF16 multiply matrices; AVX512-BF16 has only vectors, and Intel's is slow
     if hasattr(torch.cpu, "get_capabilities"):
         capabilities = torch.cpu.get_capabilities()
         if any(capabilities.get(name) for name in ("amx_bf16", "amx_tile", "bf16")):

@@ -26,6 +26,7 @@ class Optimizer:
     moments: tuple[str, ...]
 
     def __init__(self, groups: Sequence[dict], **settings: float):
+        # what a group does not set is the same for all of them
         self.param_groups = [settings | group for group in groups]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self.state = {p: {name: torch.zeros_like(p) for name in self.moments} for p in parameters}
@@ -49,6 +50,7 @@ class Optimizer:
                     return self.state[parameter][moment]
                 return torch.empty_like(parameter, device="meta")  # no data: another optimizer's
 
+            # an optimizer names only the moments of its own parameters
             for name, slices in named_slices(model, moment_of).items():
                 if slices[0].device.type != "meta":
                     named[f"{moment}.{name}"] = slices
