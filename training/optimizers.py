@@ -192,7 +192,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
     matrices = {id(parameter) for parameter in (*in_blocks, *embeddings)}
     vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
 
-    # Muon takes the blocks' matrices; AdamW takes the rest, or all
+    # Muon takes the blocks' matrices; AdamW takes the rest, or all of them
     use_muon = train.optimizer == "muon"
     if use_muon:
         decayed = {"name": "embeddings", "params": embeddings}
@@ -202,7 +202,6 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
         decayed | {"weight_decay": train.weight_decay},
         {"name": "vectors", "params": vectors, "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
     betas = (train.beta1, train.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, train.learning_rate, betas)]
     if use_muon:
@@ -217,7 +216,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
             )
         )
 
-    # the base that `set_lr` multiplies
+    # what `set_lr` multiplies
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
