@@ -89,7 +89,7 @@ def parse_value(field: Field, text: str | list[str]) -> object:
     if wanted is tuple and isinstance(text, str):
         value = [text]
     elif wanted is bool and isinstance(text, str):
-        value = {"true": True, "false": False}.get(text, text)
+        value = {"true": True, "false": False}.get(text.lower(), text)
     elif wanted in (int, float) and isinstance(text, str):
         with suppress(ValueError):  # auto, or what `check_value` refuses
             value = float(text)

@@ -107,8 +107,8 @@ class ModelConfig(Checked):
     attention: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
     kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
     n_layer: int = setting(4, "number of blocks", at_least=1)
-    n_head: int = setting(4, "number of attention heads in a block", at_least=1)
-    n_embd: int = setting(128, "width of the residual stream", at_least=1)
+    n_head: int = setting(4, "number of attention heads per block", at_least=1)
+    n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1)
     block_size: int = setting(64, "context length, in characters", at_least=1)
     positions: str = setting("rope", "position encoding", ("learned", "rope"))  # encodes distances
     token_shifts: int = setting(2, "embed N previous characters too", at_least=0)  # sees trigrams

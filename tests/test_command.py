@@ -89,6 +89,7 @@ VALUES = [  # a value is a string that the type of its setting parses
     ("seed: 010\n", "seed", 10),  # as Python's int() and YAML 1.2 have it; PyYAML has 8
     ("seed: ６\n", "seed", 6),
     ("\ufeffseed: '7'\n", "seed", 7),
+    ("compile: True\n", "compile", True),
     ("out_dir: 010\n", "out_dir", "010"),
     ("out_dir: null\n", "out_dir", "null"),
     ('model: {"dropout": "auto"}\n', "model.dropout", "auto"),
@@ -105,6 +106,7 @@ TRAIN_OPTIONS = [  # arguments, setting, value
     (["--train.max-iters=1e4"], "train.max_iters", 10_000),
     (["--out_dir=a=b=c"], "out_dir", "a=b=c"),
     (["--compile"], "compile", True),
+    (["--qk_norm=False"], "model.qk_norm", False),
     (["--dropout=auto"], "model.dropout", "auto"),
     (["--sources=a, b.txt", "--data.sources=[c"], "data.sources", ("a, b.txt", "[c")),
 ]
