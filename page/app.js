@@ -82,8 +82,7 @@ function encode(characters, field, message, ids) {
 // one of the same name; `answer` is called with each report of the job.
 function startWorker(failed) {
   const code = $("model-code").textContent + $("worker-code").textContent;
-  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-  const worker = new Worker(url);
+  const worker = new Worker(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
   const answers = {};
   let number = 0;
   worker.onerror = (event) => failed(event.message || "the worker could not start");
@@ -134,9 +133,9 @@ function showHeads(ask, { n_layer: layers, n_head: H }) {
   const heads = { off: new Set(), changed() {} };
   for (let layer = 0; layer < layers; layer++) {
     const row = Array.from({ length: H }, (_, head) => {
-      const [n, label] = [layer * H + head, `layer ${layer + 1} head ${head + 1}`];
-      const attributes = { "aria-label": label, "aria-pressed": true };
-      const button = element("button", { text: head + 1, ...attributes });
+      const n = layer * H + head;
+      const label = { "aria-label": `layer ${layer + 1} head ${head + 1}`, "aria-pressed": true };
+      const button = element("button", { text: head + 1, ...label });
       button.addEventListener("click", () => {
         const on = heads.off.delete(n);
         if (!on) heads.off.add(n);
@@ -168,21 +167,16 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   const start = separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
   let [writing, prompt, given, end, rate, shown] = [false, null, 0, 0, 0, null];
   let alive = true; // the page writes by itself, until the reader takes over
-  let before = null; // the losses of the text until all is judged again with other heads
+  let before = null; // the losses of the text until all is scored again with other heads
 
   const why = (i) => {
     shown = i;
     showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined);
     $("inside").hidden = i === 0 || i !== view.selected;
   };
-  const look = (i) => {
-    inspect(view.items.map(({ id }) => id), i, (lens) => {
-      showLens(vocabulary, lens, view.items[i].id);
-    });
-  };
-
-  const options = { onShow: why, onSelect: look, panel: $("why") };
-  const view = new TextView($("text"), vocabulary, options);
+  const look = (i) => inspect(view.ids, i, (lens) => showLens(vocabulary, lens, view.ids[i]));
+  const panel = $("why");
+  const view = new TextView($("text"), vocabulary, { onShow: why, onSelect: look, panel });
 
   const settings = () => {
     const wrong = names.find((name) => !$(name).checkValidity());
@@ -220,15 +214,15 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     return true;
   };
 
-  // Judge the characters that the present heads have not judged, then write up to position `until`.
+  // Score the characters that the present heads have not scored, then write up to position `until`.
   const write = (until, pace = 0) => {
     const chosen = settings();
     if (!chosen) return;
-    const text = view.items.map(({ id }) => id);
-    const judged = view.items.map(({ nats }) => nats !== undefined);
-    const first = judged.indexOf(true);
+    const text = view.ids;
+    const scored = view.items.map(({ nats }) => nats !== undefined);
+    const first = scored.indexOf(true);
     let from = answers ? given : windowStartIn(text, text.length, config) + 1; // no question
-    if (first >= 0) from = before ? first : judged.lastIndexOf(true) + 1;
+    if (first >= 0) from = before ? first : scored.lastIndexOf(true) + 1;
     writing = until > text.length;
     const message = { ids: text, from, end: until, settings: chosen, pace, answer: answers };
     ask("write", message, (report) => {
@@ -257,7 +251,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   // Select the first character drawn with a low probability; at the end of the text, the one with
   // the lowest. At the start of a text or an item, there is nothing to attend to yet.
   const selectSurprise = () => {
-    const text = view.items.map(({ id }) => id);
+    const text = view.ids;
     const read = (i) => i - windowStartIn(text, i, config);
     const losses = view.items.map(({ nats }, i) => (i >= given && read(i) > 2 ? nats : 0));
     const first = losses.findIndex((nats) => nats > SURPRISE);
@@ -287,11 +281,11 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 
   // Say how the losses have changed with the heads, and which has changed most.
   const sayChange = () => {
-    const judged = Array.from(before.keys()).filter((i) => before[i] !== undefined);
+    const scored = Array.from(before.keys()).filter((i) => before[i] !== undefined);
     const difference = (i) => Math.abs(view.items[i].nats - before[i]);
-    const mean = (loss) => judged.reduce((sum, i) => sum + loss(i), 0) / judged.length;
+    const mean = (loss) => scored.reduce((sum, i) => sum + loss(i), 0) / scored.length;
     const [was, is] = [mean((i) => before[i]), mean((i) => view.items[i].nats)];
-    const most = judged.reduce((best, i) => (difference(i) > difference(best) ? i : best));
+    const most = scored.reduce((best, i) => (difference(i) > difference(best) ? i : best));
     const around = view.items.slice(Math.max(0, most - 12), most).map(({ id }) => vocabulary[id]);
     const name = quoted(vocabulary[view.items[most].id]);
     const text = `${name} after “${isolated(readable(around))}”`;
@@ -351,7 +345,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 
   const update = () => {
     const written = view.items;
-    const start = windowStartIn(written.map(({ id }) => id), written.length, config);
+    const start = windowStartIn(view.ids, written.length, config);
     view.markWindow(answers ? 0 : start); // no question follows an answer
     const label = written.length && !afresh() ? "Continue" : answers ? "Answer" : "Write";
     $("write").textContent = writing ? "Pause" : label;
@@ -394,13 +388,12 @@ function showAttention(ask, vocabulary, config, heads) {
       view.spans[i].style.setProperty("--weight", weight / row[most]);
       view.spans[i].title = percent(weight);
     });
-    const share = (means, n) => {
-      return means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none";
-    };
+    const share = (means, n) =>
+      means ? `${percent(means.heads[n])} (${percent(means.uniform)})` : "none";
     const rows = Array.from({ length: H }, (_, h) => {
-      const [n, label] = [first + h, `Show head ${h + 1}`];
-      const attributes = { "aria-label": label, "aria-pressed": h === head };
-      const button = element("button", { text: h + 1, ...attributes });
+      const n = first + h;
+      const label = { "aria-label": `Show head ${h + 1}`, "aria-pressed": h === head };
+      const button = element("button", { text: h + 1, ...label });
       button.addEventListener("click", () => {
         head = h;
         draw();

@@ -286,12 +286,13 @@ function* predictions(model, ids, starts = [0]) {
 function layOut(text, { separator, answer_after: answerAfter }) {
   const [characters, starts, counts] = [[Array.from(separator).at(-1)], [], [false]];
   for (const piece of text.split(separator)) {
-    const item = piece.replace(/^\n+|\n+$/g, "");
-    if (!item.trim()) continue;
+    if (!piece.trim()) continue;
+    const item = piece.replace(/^\n+/, "");
     const question = answerAfter ? item.split(answerAfter, 1)[0] + answerAfter : "";
     const asked = Array.from(question).length;
     starts.push(characters.length - 1);
-    characters.push(...item, ...separator);
+    const answer = item.slice(question.length).replace(/\n+$/, "");
+    characters.push(...question, ...answer, ...separator);
     while (counts.length < characters.length) counts.push(counts.length > starts.at(-1) + asked);
   }
   return { characters, starts, counts };
@@ -344,7 +345,7 @@ function headShares(window, position, attention) {
 function meanShares(shares) {
   const occurring = shares.filter(({ uniform }) => uniform > 0);
   if (!occurring.length) return null;
-  const mean = (value) => occurring.reduce((sum, share) => sum + value(share), 0) / occurring.length;
+  const mean = (value) => occurring.reduce((sum, one) => sum + value(one), 0) / occurring.length;
   const heads = occurring[0].heads.map((_, head) => mean((share) => share.heads[head]));
   return { uniform: mean(({ uniform }) => uniform), heads };
 }

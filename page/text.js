@@ -1,4 +1,4 @@
-// What all sections need: names of characters, elements, and a text whose characters one can select.
+// What all sections need: names of characters, elements, and a text of selectable characters.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -62,6 +62,10 @@ class TextView {
     box.addEventListener("scroll", () => {
       this.atEnd = box.scrollTop + box.clientHeight > box.scrollHeight - 30;
     });
+  }
+
+  get ids() {
+    return this.items.map(({ id }) => id);
   }
 
   clear() {
@@ -161,7 +165,7 @@ class TextView {
       return this.row(end).reduce((best, j) => (distance(j) < distance(best) ? j : best));
     }
     const leftward = getComputedStyle(this.spans[i].parentElement).direction === "rtl";
-    const seen = [...row].sort((a, b) => center(a) - center(b) || (leftward ? b - a : a - b));
+    const seen = [...row].sort((a, b) => center(a) - center(b));
     const next = seen[seen.indexOf(i) + (key === "ArrowRight" ? 1 : -1)];
     if (next !== undefined) return next;
     return (key === "ArrowRight") === leftward ? row[0] - 1 : row.at(-1) + 1;

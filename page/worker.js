@@ -1,7 +1,6 @@
-// The worker, a second thread that runs the model; model.js stands before this code.
-//
-// Each message of the page starts a job, and ends the previous job of that name. A job calls
-// `pause`, which lets messages in, and `report`, which answers the page.
+// The worker, a second thread that runs the model; model.js stands before this code. A message of
+// the page starts a job, and ends the previous job of that name. A job calls `pause`, which lets
+// messages in, and `report`, which answers the page.
 
 const SLICE = 40; // milliseconds of computation between two pauses
 const running = {}; // the number of the job of each name
@@ -111,7 +110,8 @@ function pauses(job, number) {
 onmessage = ({ data }) => {
   const { job, number, stop } = data;
   running[job] = number;
-  if (!stop) jobs[job](data, pauses(job, number), (result) => postMessage({ job, number, ...result }));
+  const report = (result) => postMessage({ job, number, ...result });
+  if (!stop) jobs[job](data, pauses(job, number), report);
 };
 onunhandledrejection = ({ reason }) => {
   throw reason; // calls the page's worker.onerror
