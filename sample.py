@@ -193,7 +193,7 @@ class StopStrings:
 
 
 def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample or several: a line above each of several says which, except above items."""
+    """Print one sample, or several, each below a line with its number; items have no such line."""
     options, ids = session.options, session.encode_prompt(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:

@@ -142,7 +142,7 @@ class Generation:
         self.length = 0  # of each text, with what is before the window
         self.start = 0  # of the window, in the text
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
-        self.caches = new_caches(model.config)  # the keys and values of its first tokens
+        self.caches = new_caches(model.config)  # keys and values of the tokens read so far
         # one text with a small model on a CPU: NumPy is faster
         self.decoder = None
         if cache and len(self.ids) == 1:
