@@ -113,7 +113,7 @@ class ModelConfig(Checked):
     positions: str = setting("rope", "position encoding", ("learned", "rope"))  # encodes distances
     token_shifts: int = setting(2, "embed N previous characters too", at_least=0)  # sees trigrams
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"))
-    mlp: str = setting("relu2", "activation of the MLP", ("gelu", "relu2", "swiglu"))  # cheaper
+    mlp: str = setting("relu2", "MLP activation", ("gelu", "relu2", "swiglu"))  # cheaper than GELU
     bias: bool = setting(False, "biases in linear layers and LayerNorm")
     tied: bool = setting(False, "tie lm_head to the token embedding")  # each has its own job
     qk_norm: bool = setting(True, "RMS-normalize queries and keys")  # allows high learning rates
@@ -164,14 +164,16 @@ class TrainConfig(Checked):
     optimizer: str = setting(  # Muon needs fewer steps than AdamW alone
         "muon", "of the blocks' matrices (AdamW has the rest)", ("adamw", "muon")
     )
-    learning_rate: float = setting(
+    learning_rate: float = setting(  # high: with Muon, only of embeddings, lm_head and vectors
         0.02, "peak learning rate of AdamW (with optimizer adamw, rather 1e-3)", more_than=0
     )
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
     min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)
     beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
     beta2: float = setting(0.99, "beta2 of AdamW", at_least=0, less_than=1)
-    muon_momentum: float = setting(0.9, "momentum of Muon", at_least=0, less_than=1)  # short runs
+    muon_momentum: float = setting(  # a longer average has gradients of outdated weights
+        0.9, "momentum of Muon", at_least=0, less_than=1
+    )
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
     grad_clip: float = setting(1.0, "clip the gradient norm (0 = off)", at_least=0)
     schedule: str = setting(  # trapezoid: constant, then a linear cooldown

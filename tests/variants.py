@@ -23,7 +23,8 @@ CHOICES = {
     "qk_norm": (False, True),
     "logit_softcap": (0.0, 15.0),
 }
-RECIPES = ("nanogpt_cpu", "shakespeare", "fast")  # all others have the choices of one of them
+# all other recipes have the choices of one of these
+RECIPES = ("nanogpt_cpu", "shakespeare", "mytext_small")
 
 
 def choices_of(recipe):
