@@ -167,8 +167,10 @@ def train_val(pieces: Sequence[str], val_fraction: float) -> tuple[list[str], li
     below `val_fraction`. So equal pieces stay together, and no other piece, seed or machine
     matters. If all are on one side, the one nearest to the limit changes sides.
     """
+    # how many of the distinct pieces are below the limit?
     ordered = sorted(map(digest, set(pieces)))
     count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in ordered)
+    # one at least, and not all
     last = ordered[max(1, min(count, len(ordered) - 1)) - 1]
     train = [piece for piece in pieces if digest(piece) > last]
     val = [piece for piece in pieces if digest(piece) <= last]

@@ -70,12 +70,14 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     """Return a note if items are longer than the context, or the training text is shorter."""
     items, longest = train.items + val.items, len(train) - 1
 
+    # an item of a list should fit into the context
     if longer := sum(end - start - 1 > block_size for start, end in items):
         return (
             f"note: block_size {block_size} is too short for {counted(longer, 'item')}: the model "
             "never sees such an item, with its end, as a whole"
         )
 
+    # a text should fill it
     if not items and longest < block_size:
         return (
             f"note: the training text is shorter than the context, block_size {block_size}: each "
@@ -123,6 +125,7 @@ def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> 
 
 def count_ids(split: Split, vocab_size: int) -> np.ndarray:
     """Count each id in a split: (vocab_size,)."""
+    # bincount makes eight bytes of each id: slice by slice, a long text fits into memory
     counts = np.zeros(vocab_size, dtype=np.int64)
     for start in range(0, len(split), SLICE):
         counts += np.bincount(split.ids[start : start + SLICE], minlength=vocab_size)
@@ -134,6 +137,7 @@ def known_pieces(train: Split, val: Split) -> int:
     last = len(val) - PIECE_LENGTH
     if last < 0 or train.items:  # equal items are never on both sides
         return 0
+    # bytes are quickly searched
     text = train.ids.tobytes()
     starts = np.linspace(0, last, PIECES).astype(int)
     return sum(val.ids[start : start + PIECE_LENGTH].tobytes() in text for start in starts)

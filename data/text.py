@@ -63,6 +63,7 @@ class Text:
         It is of characters: line ends, encoding and the files' names play no part.
         """
         digests = [hashlib.sha256(file.encode()) for file in self.files]
+        # of several files, the borders count too: they decide what validates
         if len(digests) > 1:
             return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
         return digests[0].hexdigest()
@@ -71,6 +72,7 @@ class Text:
         """Return the files; of several, each that does not end with a newline gets one."""
         if len(self.files) == 1:
             return list(self.files)
+        # so the last line of a file and the first of the next one stay two lines
         return [file + "\n" * (file[-1:] not in ("", "\n")) for file in self.files]
 
 
@@ -131,6 +133,7 @@ def read_source(source: str, encoding: str) -> Text:
     """
     path = path_of(source)
     try:
+        # on this machine, or else on the network
         place = place_of(source) or download(source)
         files = [decode(file.read_bytes(), file, encoding) for file in files_at(place)]
     except OSError as error:
@@ -148,6 +151,7 @@ def path_of(source: str) -> Path:
     """
     if not (match := ADDRESS.fullmatch(source)):
         return Path(source)
+    # .../tinyshakespeare/input.txt is named after its folder, .../novel.txt is a novel
     _, folder, file, _ = match.groups()
     stem = Path(file).stem
     return Path("data", folder if stem == "input" else stem, "input.txt")
@@ -168,6 +172,7 @@ def name_of(path: Path) -> str:
 
 
 def is_pattern(path: Path) -> bool:
+    # a file may have such characters in its name
     return re.search(r"[*?]|\[.+\]", str(path)) is not None and not os.path.lexists(path)
 
 
@@ -178,9 +183,11 @@ def files_at(path: Path) -> list[Path]:
     twice, by a link or by `**/**`, counts once.
     """
     if is_pattern(path):
+        # whatever matches: who writes a pattern knows what is a text
         matches = map(Path, glob.iglob(str(path), recursive=True))
         files = [match for match in matches if not match.is_dir()]
     elif path.is_dir():
+        # its text files, without those of the folders in it
         visible = [file for file in path.iterdir() if not file.name.startswith(".")]
         files = [file for file in visible if file.suffix.lower() == ".txt"]
         if not files:
@@ -189,6 +196,7 @@ def files_at(path: Path) -> list[Path]:
                 "add one, or give a pattern such as 'FOLDER/*.md'"
             )
     else:
+        # a link to nothing is there too: reading it says what is wrong
         files = [path] if os.path.lexists(path) else []
 
     # one order on every system, and each file once
@@ -225,6 +233,7 @@ def decode(content: bytes, path: Path, encoding: str, remedy: str = NAME_THE_ENC
     A byte order mark determines the encoding, and is removed; without one it is `encoding`. Raises
     DataError for bytes that are not text.
     """
+    # a mark is surer than a setting
     mark = next(filter(content.startswith, MARKS), b"")
     encoding = MARKS.get(mark, encoding)
     try:

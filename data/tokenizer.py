@@ -112,6 +112,7 @@ def code_points(text: str, errors: str = "strict") -> np.ndarray:
 
 def count_characters(texts: Iterable[str]) -> Counter[str]:
     """Count each character of several texts."""
+    # one counter for each code point of Unicode
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in texts:
         for _, piece in slices(text):
