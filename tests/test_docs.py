@@ -38,33 +38,18 @@ def test_the_code_of_a_tour_runs_from_beginning_to_end(tour, restore_default_dty
         exec(compile(above + block[1], tour, "exec"), session)
 
 
-@pytest.fixture
-def execute(tmp_path, monkeypatch):
-    """A function that runs cells in a folder and returns what each printed or displayed."""
-    for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR"):  # without the kernels and profiles of the user
-        monkeypatch.setenv(name, str(tmp_path / name))
-
-    def execute(cells, folder):
-        notebook = nbformat.v4.new_notebook(cells=cells)
-        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
-        return {
-            cell.id: "".join(each.get("text") or str(each.get("data")) for each in cell.outputs)
-            for cell in cells
-            if cell.cell_type == "code"
-        }
-
-    return execute
-
-
 def test_the_notebook_is_stored_without_outputs():
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
-def test_the_notebook_runs_from_beginning_to_end(execute, tmp_path):
+def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
     """Train for a few steps on the bundled texts, into another folder."""
-    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR"):  # without the kernels and profiles of the user
+        monkeypatch.setenv(name, str(tmp_path / name))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     runs, names = tmp_path.as_posix(), "--sources=data/lists/names.txt"
     options = "--max_iters=4 --eval_interval=4 --warmup_iters=auto"
     for shown, changed in (
@@ -72,11 +57,16 @@ def test_the_notebook_runs_from_beginning_to_end(execute, tmp_path):
         ("shakespeare.yaml --minutes=3", f"smoke.yaml {options} --out_dir={runs}/shakespeare"),
         ("names.yaml", f"names.yaml {names} {options} --out_dir={runs}/names"),
     ):
-        assert any(shown in cell.source for cell in cells)
-        for cell in cells:
+        assert any(shown in cell.source for cell in code)
+        for cell in code:
             cell.source = cell.source.replace(shown, changed)
 
-    outputs = execute(cells, NOTEBOOK.parent)
+    folder = {"metadata": {"path": NOTEBOOK.parent}}
+    NotebookClient(notebook, timeout=120, resources=folder).execute()
+    outputs = {
+        cell.id: "".join(each.get("text") or str(each.get("data")) for each in cell.outputs)
+        for cell in code
+    }
     assert outputs["code"] == ""
     assert "best validation loss" in outputs["train"] and "best validation loss" in outputs["names"]
     assert outputs["sample"].startswith("ROMEO:") and len(outputs["sample"]) > 500
