@@ -263,3 +263,13 @@ def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
     assert f"/{answer}/corpus/input.txt ({reason}" in found.notes[1]
     # it is an error only if no source is left
     assert f"/{answer}/corpus/input.txt ({reason}" in error_message(DataError, url)
+
+
+def test_a_download_that_cannot_be_stored_leaves_no_files(server, folder, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    message = error_message(DataError, address(server, "complete"))
+    assert "cannot be stored at data/corpus/input.txt: No space left on device" in message
+    assert files_in(folder) == []
