@@ -86,9 +86,7 @@ class CommandLineOptions(Checked):
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
     init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
     new_characters: str = setting("refuse", "with --init_from, new characters", ("refuse", "add"))
-    minutes: float | None = setting(
-        None, "choose max_iters so that training takes this long", more_than=0
-    )
+    minutes: float | None = setting(None, "choose max_iters for this many minutes", more_than=0)
 
     def __post_init__(self):
         super().__post_init__()
@@ -477,8 +475,8 @@ def _parse_setting(section: str, key: str, value: object) -> object:
     if name not in SETTINGS or "." in key:
         names = {name: name for name in SECTIONS}
         for full_name in SETTINGS:
-            found_in, _, short_name = full_name.rpartition(".")
-            names[short_name] = f"{short_name} below {found_in}" if found_in else short_name
+            parent, _, short_name = full_name.rpartition(".")
+            names[short_name] = f"{short_name} below {parent}" if parent else short_name
         hint = suggest_setting(key, names, "python train.py --help lists all")
         raise ConfigError(f"unknown key {brief(key)}; {hint}")
     return parse_value(SETTINGS[name], value)

@@ -133,7 +133,7 @@ class ModelConfig(Checked):
         more_than=0,
     )
     residual_init: str = setting(  # zero: each block starts as the identity
-        "zero", "initialization of each branch's last matrix", ("scaled", "zero")
+        "zero", "init of each branch's last matrix", ("scaled", "zero")
     )
 
     def __post_init__(self):
@@ -158,11 +158,11 @@ class ModelConfig(Checked):
 class TrainConfig(Checked):
     """Training, evaluation and logging."""
 
-    batch_size: int = setting(12, "windows of text per micro-batch, over all ranks", at_least=1)
+    batch_size: int = setting(12, "text windows per micro-batch, all ranks", at_least=1)
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", at_least=1)
     max_iters: int = setting(2000, "number of optimization steps", at_least=1)
     optimizer: str = setting(  # Muon needs fewer steps than AdamW alone
-        "muon", "of the blocks' matrices (AdamW has the rest)", ("adamw", "muon")
+        "muon", "optimizer of the blocks' matrices", ("adamw", "muon")
     )
     learning_rate: float = setting(  # high: with Muon, only of embeddings, lm_head and vectors
         0.02, "peak learning rate of AdamW (with optimizer adamw, rather 1e-3)", more_than=0
