@@ -186,10 +186,6 @@ def run_with(saved, way, *changes):
     return build(parse(words), World())[0]
 
 
-def option(name, value):
-    return f"--{name}={str(value).lower() if isinstance(value, bool) else value}"
-
-
 def test_every_setting_of_the_schema_is_in_a_table():
     model = {f"model.{name}" for name in FIXED}
     others = {"data.min_count"}  # has tests of its own
@@ -202,7 +198,7 @@ def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_sched
     for name, (value, measure, expected) in EFFECTS.items():
         if measure is None or (way == "resume" and name in FIXED_IN_A_RUN):
             continue
-        assert measure(run_with(saved, way, option(name, value))) == expected, name
+        assert measure(run_with(saved, way, f"--{name}={value}")) == expected, name
         if name != "device":
             unchanged = run_with(saved, way)
             assert measure(unchanged) != expected, f"{name} is measured where it has no effect"
@@ -214,7 +210,7 @@ def test_a_setting_that_the_weights_depend_on_is_refused_by_name(way, saved):
         with pytest.raises(
             CheckpointError, match=rf"other settings \(model\.{name} .*cannot change"
         ):
-            run_with(saved, way, option(f"model.{name}", value))
+            run_with(saved, way, f"--model.{name}={value}")
 
 
 def test_what_a_resumed_run_cannot_change_is_refused_by_name(saved):
