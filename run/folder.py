@@ -2,6 +2,9 @@
 
 A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files that an
 earlier one has made, by their names. All others are left alone, also a config.yaml that you wrote.
+
+A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run makes the
+steps since the last save again.
 """
 
 import os
@@ -59,7 +62,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run: a run has a checkpoint from its first second on."""
+    """Return whether a folder holds a run: a run saves a checkpoint before its first step."""
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 

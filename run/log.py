@@ -42,8 +42,8 @@ COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
     "exact_match": "val/exact_match",
 }
 HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
-# The page of charts, in the order in which people look. Both losses share one: TensorBoard cuts off
-# what it takes for outliers, most of a curve with few points, unless another one has many.
+# The page of charts, in the order in which people look. The losses share one, because TensorBoard
+# cuts off outliers, and takes most of a curve for that if it has few points and is alone.
 CHARTS = {
     "training loss and validation loss": ["^train/loss$", "^val/loss$"],
     "generalization gap": ["^val/gap$"],
@@ -309,7 +309,7 @@ class Log:
         """Write to TensorBoard, at once: it shows a short run too, and a kill loses nothing."""
         if not self.writer:
             return
-        # without a writer from here on, unless all goes well
+        # on an error TensorBoard is given up: then the writer stays None
         writer, self.writer = self.writer, None
         with self._or_warn(self.folder):
             for entry in entries:
