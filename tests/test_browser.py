@@ -339,15 +339,23 @@ def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
     assert page.evaluate("navigator.clipboard.readText()") == text_of(page)
 
 
-def test_it_pauses_steps_and_starts_over_and_nothing_moves(page, continued):
+COUNT = """self.reports = 0; // of the worker
+self.Worker = class extends Worker {
+  set onmessage(answer) { super.onmessage = (event) => { self.reports++; answer(event); }; }
+};"""
+
+
+def test_it_pauses_steps_and_starts_over_and_nothing_moves(open_page, smoke_page, continued):
+    page = open_page(smoke_page, script=COUNT)
     places = "(sections) => sections.map((section) => section.offsetTop)"
     before = page.locator("section").evaluate_all(places)
     write_until(page, 400)
     assert page.locator("section").evaluate_all(places) == before
     page.click("#write")
-    length = len(text_of(page))
+    page.wait_for_timeout(200)  # the worker may have one report on its way
+    length, reports = len(text_of(page)), page.evaluate("reports")
     page.wait_for_timeout(300)
-    assert len(text_of(page)) == length
+    assert len(text_of(page)) == length and page.evaluate("reports") == reports > 5
     page.click("#step")
     expect(page.locator("#text span")).to_have_count(length + 1)
     text = text_of(page)
