@@ -73,6 +73,7 @@ def available_devices() -> list[str]:
 
 def _fast_dtype(device: str) -> tuple[str, str]:
     """Return the dtype for `auto` on a device, and the reason."""
+    # not what a device accepts, but what it is fast in
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bfloat16", "this GPU has bfloat16 instructions"
@@ -87,8 +88,8 @@ def _fast_dtype(device: str) -> tuple[str, str]:
 def _cpu_is_fast_in_bfloat16() -> bool:
     """Return whether the CPU has AMX, Arm's BF16, or AVX512-BF16 and is not made by Intel.
 
-    An Intel CPU without AMX took twice as long for a matrix product in bfloat16.
-    Nobody has measured an Arm CPU.
+    An Intel CPU without AMX took twice as long for a matrix product in bfloat16. Nobody has
+    measured an Arm CPU.
     """
     # AMX and Arm's BF16 multiply matrices; AVX512-BF16 has only vectors, and Intel's is slow
     if hasattr(torch.cpu, "get_capabilities"):
@@ -139,6 +140,8 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        # glibc up to 2.34 refuses thresholds above 32 MiB, and would then keep 128 KiB
-        libc.mallopt(mmap_threshold, 2**30) or libc.mallopt(mmap_threshold, 2**25)
+        # no block is too large to keep; glibc up to 2.34 refuses thresholds above 32 MiB
+        if not libc.mallopt(mmap_threshold, 2**30):
+            libc.mallopt(mmap_threshold, 2**25)
+        # and however much is free, none of it goes back
         libc.mallopt(trim_threshold, 2**31 - 1)

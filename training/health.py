@@ -83,6 +83,7 @@ def attention_warnings(
 
 def dead_head_reason(weights: Tensor) -> str:
     """Return why a head with attention weights (T, T) is dead, or "" if it is not."""
+    # three characters are too few to tell
     T = len(weights)
     if T < 4:
         return ""

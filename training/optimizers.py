@@ -198,6 +198,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
         decayed = {"name": "embeddings", "params": embeddings}
     else:
         decayed = {"name": "matrices", "params": [*in_blocks, *embeddings]}
+    # decay pulls weights towards 0; a norm weight of 0 would turn its features off
     groups = [
         decayed | {"weight_decay": train.weight_decay},
         {"name": "vectors", "params": vectors, "weight_decay": 0.0},

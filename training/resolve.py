@@ -33,10 +33,11 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
-    # Lengths are shares of the run.
+    # Lengths are shares of the run, and the cooldown comes after the warm-up.
     max_iters = train.max_iters
     warmup = max_iters // 70 if train.warmup_iters == "auto" else train.warmup_iters
 
+    # what was asked as a number or a name stays
     return replace(
         _fill(config, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
         model=_fill(
