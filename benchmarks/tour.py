@@ -1,7 +1,7 @@
-"""Pictures and models of docs/gpt.md, from real runs on data/plays: python -m benchmarks.tour
+"""Pictures and the model of docs/gpt.md, from real runs on data/plays: python -m benchmarks.tour
 
-Trains five small models with train.py, in half an hour or less on two cores, prints their losses,
-and writes everything into docs/pictures. The two models of section 12 are saved without their
+Trains four small models with train.py, in half an hour or less on two cores, prints their losses,
+and writes everything into docs/pictures. The model of sections 9 to 12 is saved without its
 optimizer state.
 """
 
@@ -18,15 +18,14 @@ from benchmarks.runs import LossCurve, read_loss_curve, train
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import DataConfig
-from data.batches import Batches, evaluation_windows
+from data.batches import evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.inspect import attention_maps
 from run import checkpoint, pictures
 from training.device import select_runtime
-from training.evaluate import cross_entropy, window_losses
-from training.optimizers import orthogonalize
+from training.evaluate import window_losses
 from training.schedule import lr_multiplier
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
@@ -106,23 +105,6 @@ def schedules(path: Path) -> None:
         axes.legend(loc="lower left", bbox_to_anchor=(0.08, 0))
 
 
-def singular_values(path: Path, model: GPT, corpus: Corpus) -> None:
-    """Draw the singular values of one gradient, before and after orthogonalization by Muon."""
-    x, y = map(torch.from_numpy, Batches(corpus.train, model.config.block_size, 32, seed=0)(0))
-    cross_entropy(model(x), y).backward()
-    gradient = model.blocks[0].mlp.up.weight.grad
-    direction = orthogonalize(gradient[None])[0]
-    before, after = (torch.linalg.svdvals(matrix).numpy() for matrix in (gradient, direction))
-    numbers = np.arange(1, len(before) + 1)
-    with charts.picture(path, height=2.6) as axes:
-        axes.plot(numbers, after, color=charts.RED, label="orthogonalized")
-        axes.plot(numbers, before / before[0], color=charts.BLUE, label="gradient, scaled to 1")
-        axes.set_title("Singular values of the gradient of blocks.0.mlp.up, largest first")
-        axes.set_xlabel("number of the singular value")
-        axes.set_ylim(0, 1.3)
-        axes.legend(loc="lower left")
-
-
 def overfitting(path: Path, curves: dict[str, LossCurve]) -> None:
     """Draw validation and training losses of runs on one play."""
     colors = (charts.RED, charts.BLUE, charts.GREEN)
@@ -137,14 +119,13 @@ def overfitting(path: Path, curves: dict[str, LossCurve]) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def loss_by_position(path: Path, models: dict[str, GPT], corpus: Corpus) -> None:
+def loss_by_position(path: Path, model: GPT, corpus: Corpus) -> None:
     """Draw the validation loss at each position in the context."""
     with charts.picture(path, height=3) as axes:
-        for (name, model), color in zip(models.items(), (charts.BLUE, charts.RED), strict=True):
-            windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
-            losses = window_losses(model, windows, select_runtime("cpu", "float32"))
-            by_position = losses.nats / losses.counts
-            axes.plot(np.arange(1, len(by_position) + 1), by_position, color=color, label=name)
+        windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
+        losses = window_losses(model, windows, select_runtime("cpu", "float32"))
+        by_position = losses.nats / losses.counts
+        axes.plot(np.arange(1, len(by_position) + 1), by_position, color=charts.BLUE, label="GPT")
         axes.axhline(TRIGRAM, color=charts.GREY, linestyle="--", label="trigram, by counting")
         charts.log_x(axes, [1, 2, 4, 8, 16, 32, 64])
         axes.set_title("Validation loss by the number of characters that the model sees")
@@ -187,30 +168,20 @@ def main(_: list[str] | None = None) -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run_with_shifts = train_variant(folder / "shifts", *SMALL)
-        run_no_shifts = train_variant(folder / "no_shifts", *SMALL, "--token_shifts=0")
+        on_all_plays = train_variant(folder / "plays", *SMALL)
         on_one_play = {
             "no dropout": train_variant(folder / "a", *FEW_CHARACTERS),
             "dropout 0.3": train_variant(folder / "b", *FEW_CHARACTERS, "--dropout=0.3"),
             "decay 1": train_variant(folder / "c", *FEW_CHARACTERS, "--weight_decay=1"),
         }
-        models = {
-            "with token shifts": save_weights(
-                run_with_shifts, PICTURES / "with_shifts.safetensors"
-            ),
-            "without": save_weights(run_no_shifts, PICTURES / "without_shifts.safetensors"),
-        }
+        model = save_weights(on_all_plays, PICTURES / "plays.safetensors")
         curves = {name: read_loss_curve(run) for name, run in on_one_play.items()}
         overfitting(PICTURES / "overfitting.svg", curves)
     corpus = load_corpus(DataConfig(sources=["data/plays"]))
-    with_shifts, no_shifts = models.values()
     schedules(PICTURES / "schedules.svg")
-    loss_by_position(PICTURES / "loss_by_position.svg", models, corpus)
-    sampling(PICTURES / "sampling.svg", with_shifts, corpus)
-    singular_values(PICTURES / "singular_values.svg", no_shifts, corpus)
-    for name, model in (("with_shifts", with_shifts), ("without_shifts", no_shifts)):
-        image = draw_heads(model, corpus)
-        image.save(PICTURES / f"attention_{name}.png", optimize=True)
+    loss_by_position(PICTURES / "loss_by_position.svg", model, corpus)
+    sampling(PICTURES / "sampling.svg", model, corpus)
+    draw_heads(model, corpus).save(PICTURES / "attention.png", optimize=True)
 
 
 if __name__ == "__main__":
