@@ -45,14 +45,8 @@ GPT2 = {  # the settings of nanoGPT's architecture
     "logit_scale": 1.0,
 }
 ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", min_lr_ratio=0.1)
-SIZES = (
-    "n_layer",
-    "n_head",
-    "n_embd",
-    "block_size",
-    "bias",
-    "dropout",
-)  # nanoGPT's names, and ours
+# settings that nanoGPT has by the same name
+SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
 NAMES = {  # a part of a parameter's name in nanoGPT -> here
     "_orig_mod.": "",  # of torch.compile
     "transformer.h.": "blocks.",
@@ -102,7 +96,7 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
                 "distinct characters; only a character-level model can be imported, with the text "
                 "that it was trained on"
             )
-        model = ModelConfig(**GPT2, **{name: args[name] for name in SIZES})
+        model = ModelConfig(**GPT2, **{name: args[name] for name in SHARED})
     config = Config(model=model, train=ADAMW)
     saved = Checkpoint(config, vocabulary, tensors, TextInfo(str(path)), path=path)
     checkpoints.build_model(saved)  # checks the tensors

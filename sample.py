@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from common.console import print_error, print_note, print_result, print_text
 from common.errors import ConfigError, DataError, UserError
@@ -74,7 +75,9 @@ class Session:
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
-        self.model.to(self.runtime.device)
+        # to write text, the weights are converted; to score one, autocast does as in training
+        dtype = torch.float32 if options.score else self.runtime.dtype
+        self.model.to(self.runtime.device, dtype)
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
         # each sample of a list is an item, and the separator ends it
@@ -139,8 +142,7 @@ class Session:
             top_p=options.top_p,
             min_p=options.min_p,
         )
-        model = self.model.to(self.runtime.dtype)
-        generation = Generation(model, sampler, cache=options.cache)
+        generation = Generation(self.model, sampler, cache=options.cache)
 
         # an item begins where another has ended, as in training; a text needs a first character
         start = ""

@@ -206,7 +206,9 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
 
     asked = command.resumed_settings(saved.config)
     if asked.device not in ("auto", *available_devices()) and "device" not in command.options:
-        info(f"device: no {asked.device.upper()} device on this machine: the run goes on without")
+        info(
+            f"note: no {asked.device.upper()} device on this machine; continuing with device: auto"
+        )
         asked = replace(asked, device="auto")
     return asked
 
@@ -215,7 +217,8 @@ def resumed_text(command: Command, saved: Checkpoint, asked: Config) -> Corpus:
     """Read the text of a resumed run: it is where it was, or where the config file says."""
     data = asked.data
     for name in ("sources", "val_sources"):
-        if f"data.{name}" not in command.options:  # else it is only there
+        # an option names the only place
+        if f"data.{name}" not in command.options:
             places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
             data = replace(data, **{name: tuple(dict.fromkeys(places))})
     same_text = (saved.data.sha256, saved.data.val_sha256)
@@ -265,9 +268,9 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
                 improved = result.improved
                 log.evaluation(result)
 
-        # if one process is asked to stop, all of them stop at this step, with its exit code
-        exit_code = world.max(stop.exit_code)
-        done = exit_code > 0 or run.out_of_patience or run.progress.step >= max_iters
+        # one process that is asked to stop, or out of patience, stops all of them at this step
+        exit_code, out_of_patience = world.max(stop.exit_code, run.out_of_patience)
+        done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
         # save all that a resume needs, from step 0 on; the best weights have their own file
         if world.is_main:

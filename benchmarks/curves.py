@@ -80,11 +80,11 @@ def train_example(folder: Path, example: Example) -> Losses:
         f"last {curve.val_loss[-1]:.2f}, on training text {curve.train_loss[-1]:.2f}",
         flush=True,
     )
-    batches = [row for row in read_metrics(folder) if row["train_loss"]]
+    batches = [row for row in read_metrics(folder) if row["batch_loss"]]
     return Losses(
         curve,
         batch_steps=[int(row["step"]) for row in batches],
-        batch_losses=[float(row["train_loss"]) for row in batches],
+        batch_losses=[float(row["batch_loss"]) for row in batches],
     )
 
 

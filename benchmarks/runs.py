@@ -45,7 +45,7 @@ def read_metrics(folder: Path) -> list[dict[str, str]]:
 def read_loss_curve(folder: Path) -> LossCurve:
     """Read the losses of a run from its metrics.csv."""
     rows = [row for row in read_metrics(folder) if row["val_loss"]]
-    columns = ("step", "minutes", "val_loss", "loss_on_training_text")
+    columns = ("step", "minutes", "val_loss", "train_loss")
     return LossCurve(*(np.array([float(row[column]) for row in rows]) for column in columns))
 
 

@@ -427,10 +427,11 @@ class MultiHeadAttention(nn.Module):
         causal = causal and T > 1  # a single query is the last token: nothing is later
 
         # the usual case has no mask: the kernel itself is causal, if T = S
-        if mask is None and causal and T != S:
-            mask = causal_mask(T, S, like=q)
-        if mask is None:
+        if mask is None and (T == S or not causal):
             return self.kernel(q, k, v, None, causal, dropout_p)
+        # several new tokens after those of the cache
+        if mask is None:
+            return self.kernel(q, k, v, causal_mask(T, S, like=q)[None, None], False, dropout_p)
 
         # with a mask: one additive mask for everything
         mask = additive_mask(mask, q, S, causal)  # (B or 1, H or 1, T, S)

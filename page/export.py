@@ -49,7 +49,7 @@ def write_page(
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
     rare = saved.config.data.min_count > 1 and UNK in saved.vocabulary
     data = {
-        "config": model_settings(model) | {"separator": separator},
+        "config": asdict(model.config) | {"separator": separator},
         "vocabulary": saved.vocabulary,
         "items": item_format and asdict(item_format),  # of a list
         "unknown": UNK if rare else None,  # what a rare character of a scored text becomes
@@ -134,11 +134,6 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
-def model_settings(model: GPT) -> dict[str, object]:
-    """Return the settings of a model."""
-    return asdict(model.config)
-
-
 def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
@@ -147,7 +142,7 @@ def refresh(page: str) -> bytes:
     settings = {name: value for name, value in data["config"].items() if name in names}
     model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
     load_tensors(model, unpack_weights(data["shapes"], weights))
-    config = model_settings(model) | {"separator": data["config"]["separator"]}
+    config = asdict(model.config) | {"separator": data["config"]["separator"]}
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 
 

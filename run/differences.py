@@ -29,7 +29,7 @@ FIXED_IN_A_RUN = {
     "data.separator",
     "data.answer_after",
 }
-# no word: the weights do not depend on them
+# not mentioned: they do not change the weights
 NOT_SAID = {
     f"train.{key}" for key in ("log", "log_interval", "save_interval", "sample_chars", "patience")
 }

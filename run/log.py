@@ -34,11 +34,11 @@ from training.state import Run
 from training.step import StepResult
 
 COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
-    "train_loss": "train/loss",
+    "batch_loss": "train/loss",
     "learning_rate": "train/lr",
     "grad_norm": "train/grad_norm",
     "val_loss": "val/loss",
-    "loss_on_training_text": "val/train_loss",
+    "train_loss": "val/train_loss",
     "exact_match": "val/exact_match",
 }
 HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
@@ -108,7 +108,7 @@ class Log:
             *corpus.summary,
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameters:,} parameters",
-            f"device      {run.runtime}{run.world}, {config.kernel} attention",
+            f"device      {run.runtime}, {run.world}{config.kernel} attention",
             f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]

@@ -221,11 +221,11 @@ def test_no_text_is_markdown():
 def test_metrics_csv_has_the_numbers_that_tensorboard_shows(runs):
     rows, shown = rows_of(runs[0] / "whole"), scalars(runs[0] / "whole")
     tags = {  # of each column
-        "train_loss": "train/loss",
+        "batch_loss": "train/loss",
         "learning_rate": "train/lr",
         "grad_norm": "train/grad_norm",
         "val_loss": "val/loss",
-        "loss_on_training_text": "val/train_loss",
+        "train_loss": "val/train_loss",
         "exact_match": "val/exact_match",
     }
     assert list(rows[0]) == ["step", "minutes", *tags]

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def packed(model, ids=None):
     """Return the model as the page gets it, for `run_node`."""
     shapes, weights = export.pack_weights(model)
     return {
-        "config": export.model_settings(model),
+        "config": asdict(model.config),
         "shapes": shapes,
         "weights": base64.b64encode(weights).decode(),
         "ids": ids,

@@ -27,6 +27,7 @@ from tests.runs import (
     torchrun,
     train,
 )
+from training.state import Run
 from training.step import step_seed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -184,10 +185,22 @@ def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(options,
     assert "\nthe result will not be bit-identical to that of an uninterrupted run\n" in output
 
 
-def test_ranks_agree_without_a_word_that_the_patience_is_at_its_end(options, tmp_path):
+def test_ranks_stop_together_when_the_patience_is_at_its_end(options, tmp_path):
     run = tmp_path / "run"
     train_ranks(tmp_path, 2, *options, *DIVERGING, "--patience=1", f"--out_dir={run}")
     assert step_of(run) == 18
+
+
+def lose_patience(rank: int) -> None:
+    """Let rank 1 lose its patience at step 3, as if its losses were rounded otherwise."""
+    if rank == 1:
+        Run.out_of_patience = property(lambda run: run.progress.step == 3)
+
+
+def test_one_rank_that_is_out_of_patience_stops_all(options, tmp_path):
+    run = tmp_path / "run"
+    train_ranks(tmp_path, 2, *options, f"--out_dir={run}", each=lose_patience)
+    assert step_of(run) == 3
 
 
 # ------------------------------------------------------------------------------------ the launcher

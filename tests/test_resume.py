@@ -287,7 +287,7 @@ def test_a_device_that_this_machine_lacks_becomes_auto(stopped, options):
     saved["config"]["device"] = "mps"
     write_checkpoint(stopped / LAST, saved)
     code, output = train(options[0], f"--out_dir={stopped}", "--resume")
-    assert code == 0 and "device: no MPS device on this machine" in output
+    assert code == 0 and "note: no MPS device on this machine" in output
 
 
 def test_the_first_save_is_at_step_0_so_a_run_killed_early_keeps_its_settings(options, tmp_path):

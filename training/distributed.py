@@ -10,7 +10,7 @@ Methods that communicate are collectives: all ranks must call them, in the same 
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Self, TypeVar
@@ -46,7 +46,7 @@ class World:
         return world
 
     def __str__(self) -> str:
-        return f", {self.size} processes on {self.machines} machine(s)" if self.size > 1 else ""
+        return f"{self.size} processes on {self.machines} machine(s), " if self.size > 1 else ""
 
     def __enter__(self) -> Self:
         return self
@@ -134,20 +134,22 @@ class World:
         """
         return nullcontext() if enabled or self.size == 1 else network.no_sync()
 
-    def max(self, value: int) -> int:
-        """Return the largest of the ranks' values."""
-        return int(self._all_reduce(value, distributed.ReduceOp.MAX))
+    def max(self, *values: int) -> list[int]:
+        """Return the largest of the ranks' values, of each one."""
+        return [int(value) for value in self._all_reduce(values, distributed.ReduceOp.MAX)]
 
     def mean(self, value: float) -> float:
         """Return the mean of the ranks' values."""
-        return self._all_reduce(value, distributed.ReduceOp.SUM) / self.size
+        return self._all_reduce([value], distributed.ReduceOp.SUM)[0] / self.size
 
-    def _all_reduce(self, value: float, operation: distributed.ReduceOp) -> float:
+    def _all_reduce(
+        self, values: Sequence[float], operation: distributed.ReduceOp
+    ) -> Sequence[float]:
         if self.size == 1:
-            return value
-        result = torch.tensor(value, dtype=torch.float64, device=self.device)
+            return values
+        result = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(result, operation)
-        return result.item()
+        return result.tolist()
 
 
 SINGLE_PROCESS = World()
