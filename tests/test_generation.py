@@ -105,11 +105,12 @@ def test_a_text_needs_a_character_to_start_from():
         next(generate(build(), prompts(1, 0), Sampler(), 1))
 
 
-def test_a_sample_does_not_depend_on_the_other_samples_of_its_batch():
+def test_a_sample_depends_on_the_seed_and_its_number_and_not_on_the_others_of_its_batch():
     model, prompt = build(), prompts(1, 4)
     batch = generate_ids(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
     for i in (0, 17, 63):
         assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
+    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[1])
     assert len({tuple(row) for row in batch.tolist()}) > 60
 
 
