@@ -359,6 +359,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     $("status").replaceChildren(
       `${count(visible().length)} characters${speed} · mean loss `,
       lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
+      " (lower is better)",
     );
   };
   update();
@@ -418,7 +419,8 @@ function showAttention(ask, vocabulary, config, heads) {
     ask("inspect", { ids: ids.slice(0, n + 1), n }, (report) => {
       result = report;
       const length = count(report.window.length);
-      $("read").textContent = `Characters read before ${quoted(vocabulary[ids[n]])}: ${length}.`;
+      const next = quoted(vocabulary[ids[n]]);
+      $("read").textContent = `Characters read before ${next} (below): ${length}.`;
       view.clear();
       view.append(report.window.map((id) => ({ id })));
       $("attention").hidden = false;

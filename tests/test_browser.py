@@ -330,7 +330,7 @@ def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
     page = open_page(smoke_page, permissions=["clipboard-read", "clipboard-write"])
     write(page)
     assert text_of(page) == continued("KING", 154)
-    status = r"154 characters · [\d,]+ characters/s · mean loss [\d.]+ nats"
+    status = r"154 characters · [\d,]+ characters/s · mean loss [\d.]+ nats \(lower is better\)"
     assert re.fullmatch(status, page.inner_text("#status"))
     assert marked(page, "given") == [*range(4)]
     assert marked(page, "before-window") == [*range(96)] and marked(page, "window-start") == [96]
