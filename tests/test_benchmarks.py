@@ -43,7 +43,7 @@ SHORTEST = {  # arguments, and what is printed
     "minutes": (
         ["RESULTS", "--configs"], [rf"^\| shakespeare.yaml \| 5 \| \d+\.\d\d \| {LOSS} \|$"],
     ),
-    "page": (["--repeats=1"], [r"past the window: \d+ characters/s"]),
+    "page": (["--repeats=1"], [r"past the window: [\d,]+ characters/s"]),
     "throughput": (["--steps=1", "--shapes=small"], [r"^small  ours +[\d,]+ characters/s"]),
     "time_to_loss": (
         ["--nanogpt=NANOGPT", "--repeats=1"],
