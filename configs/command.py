@@ -418,7 +418,7 @@ def _compose(text: str) -> "yaml.MappingNode":
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(f"line {line}: {problem}; {_hint(text)}") from None
+        raise ConfigError(f"line {line}: not YAML ({problem}); {_hint(text)}") from None
     except Exception as error:  # PyYAML raises others too, such as a ValueError for "\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {_hint(text)}") from None
     for event in events:

@@ -65,7 +65,7 @@ INVALID_FILES = [
     ("model:\n\tn_layer: 4\n", "line 2: ", "check the indentation (spaces only)"),
     ("model:\n  n_layer:4\n  n_head: 4\n", "line 3: ", "write a space after 'n_layer:'"),
     ("seed: 1\nmodel: {n_head: ]}\n", "line 2: ", "quotes and brackets"),
-    ("seed: 1\n---\nseed: 2\n", "line 2: expected a single document in the stream"),
+    ("seed: 1\n---\nseed: 2\n", "line 2: not YAML (expected a single document in the stream"),
     ("seed: !!python/object/apply:os.system [ls]\n", "line 1: tags, anchors and aliases are not"),
     ("seed: 1\nout_dir: &a x\n", "line 2: tags, anchors and aliases are not supported"),
     ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "line 1: tags, anchors and aliases"),
