@@ -93,9 +93,9 @@ def find_saved(command: Command) -> Checkpoint | None:
     """Return the checkpoint to resume from; None for a new run, which must not replace another."""
     folder, saved = Path(command.out_dir), None
     if command.resume and command.resume != "auto":  # --resume=PATH
-        saved = load(command.resume, "last")
+        saved = open_checkpoint(command.resume, "last")
     elif command.resume and holds_run(folder):
-        saved = load(folder, "last")
+        saved = open_checkpoint(folder, "last")
     elif command.resume:
         # is --out_dir misspelled?
         beside = checkpoints.runs_in(folder.parent)
@@ -105,7 +105,7 @@ def find_saved(command: Command) -> Checkpoint | None:
     return saved
 
 
-def load(path: str | Path, prefer: str) -> Checkpoint:
+def open_checkpoint(path: str | Path, prefer: str) -> Checkpoint:
     """Load a checkpoint, of a run folder the preferred one; print which one if that is damaged."""
     saved, note = checkpoints.find(Path(path), prefer)
     if note:
@@ -116,7 +116,7 @@ def load(path: str | Path, prefer: str) -> Checkpoint:
 def build_new(command: Command, world: World) -> Run:
     """Build a new run, with weights from the seed or from another model (--init_from)."""
     asked = command.new_settings()
-    parent = load(command.init_from, "best") if command.init_from else None
+    parent = open_checkpoint(command.init_from, "best") if command.init_from else None
     if parent:
         differences.check_settings(parent, asked, resume=False)
 

@@ -1,4 +1,4 @@
-"""Fixtures and helpers of all tests: one thread, commands in a subprocess, a finished short run."""
+"""Fixtures of all tests: one thread, commands in a subprocess, a finished short run."""
 
 import io
 import os

@@ -76,6 +76,9 @@ class Evaluation:
 def evaluate(run: Run, stop: Stop) -> Evaluation:
     """Evaluate the model and record the result in the run's progress.
 
+    Every rank evaluates the whole text, so that all know the same best loss; rank 0 alone draws
+    samples.
+
     Raises Interrupted, and records nothing, if a stop is requested during the evaluation: a resumed
     run then evaluates again, as if nothing had happened.
     """
@@ -172,14 +175,19 @@ def window_losses(
     nats, counts = np.zeros((2, model.config.block_size))
     right = []
     for x, y in windows:
+        # the logits in the dtype of training, the losses in float32
         T = y.shape[1]
         x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
         with runtime.autocast():
             logits = model(x)  # (B, T, V)
         losses = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
+
+        # sums by position, in float64: a text has millions of losses
         counted = (y != IGNORED).cpu()  # (B, T)
         nats[:T] += losses.sum(0).numpy()
         counts[:T] += counted.sum(0).numpy()
+
+        # a window is right if the likeliest character is the right one everywhere
         matches = (logits.argmax(-1) == y).cpu() | ~counted
         right.append(matches.all(1).numpy())
     return WindowLosses(nats, counts, np.concatenate(right))
@@ -205,6 +213,8 @@ def generate_sample(run: Run, stop: Stop) -> str:
     to answer them, not to ask them.
     """
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
+
+    # a list: one item after another, each from random numbers of its own
     if item_format:
         items, left = [], 0 if item_format.answer_after else run.config.train.sample_chars
         while left > 0:
@@ -212,6 +222,8 @@ def generate_sample(run: Run, stop: Stop) -> str:
             items.append(complete_item(run, stop, "", sampler, left))
             left -= len(items[-1])
         return "".join(items)
+
+    # a text: it begins as a text of sample.py without a prompt does
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=DEFAULT_TEMPERATURE)
     characters = generate(run.model, start, sampler, run.config.train.sample_chars)

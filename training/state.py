@@ -48,6 +48,7 @@ class Progress(Checked):
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
+        # a loss that is not finite is no best one
         finite = math.isfinite(val_loss) and math.isfinite(train_loss)
         improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
@@ -72,14 +73,19 @@ class Run:
         train = asked.train
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
+
         # batch i is micro-batch i of the run, counted over all steps
         self.batches = Batches(corpus.train, asked.model.block_size, train.batch_size, asked.seed)
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
-        # the settings as they were asked, which a checkpoint keeps, and what they amount to here
+
+        # `asked` has the settings as the user wrote them, which a checkpoint keeps; `config` has a
+        # value in place of every `auto`, and is what everything else reads
         self.asked, self.config = asked, resolve(asked, runtime, self.planned_epochs)
         self.options: frozenset[str] = frozenset()  # names of those that are not from a file
+
+        # all that training changes
         model = GPT(self.config.model, len(corpus.tokenizer), asked.seed)
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
@@ -94,6 +100,7 @@ class Run:
     @property
     def evaluation_due(self) -> bool:
         step, train = self.progress.step, self.config.train
+        # never at step 0, where `last_eval_step` begins, and not again after a resume
         due = step % train.eval_interval == 0 or step >= train.max_iters
         return due and step > self.progress.last_eval_step
 

@@ -101,9 +101,9 @@ class TrainStep:
             with self.world.grad_sync(self.network, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
-                # Parts are summed over micro-batches, and DDP averages their gradients over ranks.
-                # For the mean over the tokens of the step, divide by their number, and multiply by
-                # that of ranks. A part without targets is 0, where its mean would be NaN.
+                # The loss of a step is the sum over all of its tokens, divided by their number. DDP
+                # divides gradients by the number of ranks, so multiply by that first. (A sum of
+                # nothing is 0; a mean would be NaN.)
                 part = cross_entropy(logits, y, "sum") * self.world.size / tokens
                 part.backward()
             loss += part.item()
