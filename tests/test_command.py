@@ -175,7 +175,7 @@ def value_of(config, name):
 
 
 @pytest.mark.parametrize("row", INVALID_FILES, ids=lambda row: repr(row[0][:40]))
-def test_an_invalid_config_file_is_rejected_in_one_line_that_names_it(row, tmp_path):
+def test_a_wrong_config_file_is_one_line_with_the_file_and_the_line(row, tmp_path):
     content, *words = row
     file = write(tmp_path, content)
     message = error_message(file)

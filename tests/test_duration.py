@@ -37,9 +37,7 @@ def test_minutes_and_max_iters_are_refused_together():
 @pytest.mark.parametrize("seconds", [1, 60, 600, 36000])
 @pytest.mark.parametrize("evaluation", [0, 0.5, 20])
 @pytest.mark.parametrize("interval", ["auto", 50])
-def test_the_run_that_is_fitted_fills_the_time_but_does_not_exceed_it(
-    seconds, evaluation, interval
-):
+def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
     fitted = fit_to_time(TrainConfig(eval_interval=interval), Speed(0.2, evaluation), seconds)
     n = fitted.max_iters
     every = -(-n // 10) if fitted.eval_interval == "auto" else fitted.eval_interval

@@ -22,7 +22,7 @@ TESTS = {
         "tests/test_docs.py::test_the_code_of_a_tour_runs_from_beginning_to_end[attention]",
         "tests/test_golden.py::test_every_run_has_a_record_of_its_length",
         "tests/test_command.py::test_an_invalid_option_is_rejected_in_one_line",
-        "tests/test_command.py::test_an_invalid_config_file_is_rejected_in_one_line_that_names_it",
+        "tests/test_command.py::test_a_wrong_config_file_is_one_line_with_the_file_and_the_line",
     ],
 }  # fmt: skip
 

@@ -78,7 +78,9 @@ def sample_output(smoke, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row[0][0][:30]))
-def test_every_row_has_its_exit_code_and_one_line_on_stderr(smoke, capsys, monkeypatch, row):
+def test_a_wrong_prompt_option_or_checkpoint_is_one_line_with_its_exit_code(
+    smoke, capsys, monkeypatch, row
+):
     arguments, code, *fragments = row
     monkeypatch.setattr(sys, "stdin", Input(b"a\xff\n"))
     if "--ckpt" not in arguments[0]:

@@ -86,7 +86,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("phase", "signals"), MOMENTS)
-def test_a_signal_in_any_phase_stops_the_run_and_resuming_is_bit_exact(
+def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     phase, signals, train_run, options, tmp_path, uninterrupted
 ):
     run = tmp_path / "run"

@@ -7,7 +7,7 @@ import pytest
 from tests.stress import damage, kills, ranks
 
 
-def test_a_killed_run_loses_only_the_steps_since_the_last_save():
+def test_a_killed_run_resumes_bit_exactly_from_the_last_save():
     assert kills.stress(full=False).startswith("3 kills in 1 runs: all end bit-identical")
 
 
