@@ -46,7 +46,8 @@ class QKVProjection(nn.Module):
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws initial weights, which are overwritten later; fork_rng undoes the draws
+        # nn.Linear draws initial weights, which are overwritten later. fork_rng undoes the draws,
+        # so the random numbers of whoever builds a layer do not depend on its layout.
         with torch.random.fork_rng(devices=()):
             self.build(n_embd, n_head, head_size, bias)
 

@@ -92,7 +92,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
-    The initial weights depend on `config` and `seed`, but not on the attention layout.
+    The initial weights depend on `config` and `seed`, but not on the attention layout. `config` has
+    no `auto` any more: training/resolve.py has replaced it.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -180,7 +181,8 @@ class GPT(nn.Module):
         ids = ids[:, max(0, start - self.config.token_shifts) :]
         x = self.token_embedding(ids)
 
-        # token shifts: add an embedding of the token n positions earlier; where there is none, zero
+        # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
+        # The pad shifts to the right by n; the slice drops what it has pushed out at the end.
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
         x = x[:, start - end :]  # (B, T, C): only the new tokens
