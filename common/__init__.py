@@ -1,1 +1,1 @@
-"""What every package may import: it needs neither settings nor torch."""
+"""The parts that every package may import: they need neither settings nor torch."""

@@ -40,12 +40,12 @@ def report(error: BaseException) -> int:
         print_note("")
         return 130
 
-    # the reader has gone (`| head`); what Python flushes as it exits goes into the void
+    # the reader has gone (`| head`); discard what Python flushes as it exits
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
-    # ours: it knows what to say
+    # ours: a message and an exit code
     if isinstance(error, UserError):
         print_error(error)
         return error.exit_code

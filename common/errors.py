@@ -59,7 +59,7 @@ class RunInUseError(UserError):
 
 def first_few(items: Iterable[str], separator: str = ", ") -> str:
     """Join the first five items, followed by the number of the others."""
-    # more than five is a list that nobody reads
+    # a message has room for five
     items = list(items)
     more = f" and {len(items) - 5:,} more" if len(items) > 5 else ""
     return separator.join(items[:5]) + more

@@ -171,7 +171,7 @@ class SampleCommand:
 
     @property
     def prompt_is_file(self) -> bool:
-        """Whether the prompt is from a file or from standard input."""
+        """True if the prompt is from a file or from standard input."""
         return self.options.prompt == "-" or self.options.prompt.startswith("FILE:")
 
 

@@ -124,7 +124,7 @@ class Batches:
         return int((self._counted_through[starts + lengths] - self._counted_through[starts]).sum())
 
     def epochs(self, batches: int) -> float:
-        """Return how many epochs this many batches are."""
+        """Return the number of epochs in this many batches."""
         return batches * self._batch_size / self.windows_per_epoch
 
     def _windows(self, i: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:

@@ -163,7 +163,7 @@ def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[s
 def train_val(pieces: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
     """Divide items, or whole files, into those to train on and those to validate on.
 
-    A piece alone decides: it is for validation if its SHA-256, as a fraction of the largest, is
+    A piece is for validation if its SHA-256, as a fraction of the largest possible one, is
     below `val_fraction`. So equal pieces stay together, and no other piece, seed or machine
     matters. If all are on one side, the one nearest to the limit changes sides.
     """

@@ -94,7 +94,7 @@ def text_line(label: str, text: Text, counts: Counter[str]) -> str:
 
 def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    # characters that no one types: a program's output, or the wrong encoding
+    # control characters: the output of a program, or the wrong encoding
     if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n"]:
         names = first_few(f"U+{ord(c):04X} {times(counts[c])}" for c in sorted(controls))
         yield f"control characters kept: {names}"
@@ -107,14 +107,14 @@ def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> 
             f"{first_few(map(describe, rare))}"
         )
 
-    # characters that the model cannot know when it is tested
+    # characters that only the validation text has
     in_train, in_val = (count_ids(split, len(vocabulary)) for split in (train, val))
     if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
         names = first_few(describe(vocabulary[i]) for i in unseen)
         total = times(int(in_val[unseen].sum()))
         yield f"{counted(len(unseen), 'character')} only in the validation text, {total}: {names}"
 
-    # text that it knows when it is tested
+    # validation text that is in the training text too
     if known := known_pieces(train, val):
         yield (
             f"{known} of {PIECES} pieces of the validation text, of {PIECE_LENGTH} characters "
@@ -137,7 +137,7 @@ def known_pieces(train: Split, val: Split) -> int:
     last = len(val) - PIECE_LENGTH
     if last < 0 or train.items:  # equal items are never on both sides
         return 0
-    # bytes are quickly searched
+    # bytes can be searched quickly
     text = train.ids.tobytes()
     starts = np.linspace(0, last, PIECES).astype(int)
     return sum(val.ids[start : start + PIECE_LENGTH].tobytes() in text for start in starts)

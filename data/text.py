@@ -113,7 +113,7 @@ def find_text(
             )
         return replace(text, notes=notes)
 
-    # none is left
+    # no source is available
     reasons = ", ".join(unavailable)
     if wanted:
         raise CheckpointError(
@@ -183,7 +183,7 @@ def files_at(path: Path) -> list[Path]:
     twice, by a link or by `**/**`, counts once.
     """
     if is_pattern(path):
-        # whatever matches: who writes a pattern knows what is a text
+        # every file that matches, whatever its suffix
         matches = map(Path, glob.iglob(str(path), recursive=True))
         files = [match for match in matches if not match.is_dir()]
     elif path.is_dir():
@@ -196,7 +196,7 @@ def files_at(path: Path) -> list[Path]:
                 "add one, or give a pattern such as 'FOLDER/*.md'"
             )
     else:
-        # a link to nothing is there too: reading it says what is wrong
+        # a broken link counts as a file: reading it raises the error
         files = [path] if os.path.lexists(path) else []
 
     # one order on every system, and each file once
@@ -233,7 +233,7 @@ def decode(content: bytes, path: Path, encoding: str, remedy: str = NAME_THE_ENC
     A byte order mark determines the encoding, and is removed; without one it is `encoding`. Raises
     DataError for bytes that are not text.
     """
-    # a mark is surer than a setting
+    # a byte order mark overrides the setting
     mark = next(filter(content.startswith, MARKS), b"")
     encoding = MARKS.get(mark, encoding)
     try:
@@ -257,13 +257,13 @@ def download(address: str) -> Path:
     The file appears once its content is complete and has the right SHA-256. Raises Unavailable.
     """
     path = path_of(address)
-    # all that is not an address is a path, and nothing is there
+    # not an address: a path where nothing exists
     if not (match := ADDRESS.fullmatch(address)):
         missing = "nothing matches" if is_pattern(path) else "no such file or folder"
         raise Unavailable(missing)
     url, _, _, sha256 = match.groups()
 
-    # get it, in one piece, and check that it is the text that the recipe was measured on
+    # download it, and check that it is the text that the recipe was measured on
     try:
         with urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310 - an ADDRESS begins with https
             content = response.read()

@@ -1,4 +1,4 @@
-"""One token through the model in NumPy, one statement an operation: a second `GPT.forward`.
+"""One token through the model in NumPy, one statement per operation: a second `GPT.forward`.
 
 For one text on a CPU this is about twice as fast: each operation is so small that PyTorch spends
 more time around it than in it. `build_decoder` in generate.py compares the two.

@@ -85,7 +85,7 @@ class Block(nn.Module):
         """Add both branches to the residual stream: (B, T, C) -> (B, T, C)."""
         # communicate: each token gathers what it needs from the tokens before it
         x = x + self.attention(self.attn_norm(x), cache=cache)
-        # then think about it, each token on its own
+        # then compute, each token on its own
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -187,7 +187,7 @@ class GPT(nn.Module):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
         x = x[:, start - end :]  # (B, T, C): only the new tokens
 
-        # where each token is; with RoPE, attention knows
+        # add positions; with RoPE, attention does it
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         return dropout(x, self.config.dropout, self.training)
@@ -199,7 +199,7 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)
-        # on new text a trained model is too sure: temperature scaling (Guo et al. 2017)
+        # on new text a trained model is overconfident: temperature scaling (Guo et al. 2017)
         if not self.training:
             logits = logits * self.config.logit_scale
         return logits

@@ -1,4 +1,4 @@
-"""What a run writes: checkpoints, its folder, the log. `load_model` loads a model for Python."""
+"""The output of a run: checkpoints, its folder, the log. `load_model` loads a model for Python."""
 
 from run.checkpoint import load_model
 

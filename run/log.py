@@ -104,11 +104,12 @@ class Log:
         config, train = model.config, run.config.train
 
         # what one wants to know first: which text, which model, on what, for how long
+        device = [str(run.runtime), str(run.world), f"{config.kernel} attention"]
         lines = [
             *corpus.summary,
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameters:,} parameters",
-            f"device      {run.runtime}, {run.world}{config.kernel} attention",
+            f"device      {', '.join(filter(None, device))}",
             f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]

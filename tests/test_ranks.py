@@ -83,7 +83,7 @@ def test_each_step_and_rank_has_its_own_dropout_seed():
 
 def test_only_rank_0_writes_files_and_prints(two_ranks):
     run, (printed_by_0, *others) = two_ranks
-    assert printed_by_0.count("step 24:") == 1 and "2 processes on 1 machine(s)" in printed_by_0
+    assert printed_by_0.count("step 24:") == 1 and "2 processes on 1 machine, " in printed_by_0
     assert others == ["", "", ""]
     assert len(list(run.glob("*tfevents*"))) == 1
     assert [step for step, _ in scalars(run)["train/loss"]] == list(range(1, 25))

@@ -23,7 +23,7 @@ import torch.distributed.nn
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from common.errors import ConfigError
+from common.errors import ConfigError, counted
 
 T = TypeVar("T")
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")  # of torchrun
@@ -46,7 +46,9 @@ class World:
         return world
 
     def __str__(self) -> str:
-        return f"{self.size} processes on {self.machines} machine(s), " if self.size > 1 else ""
+        if self.size == 1:
+            return ""
+        return f"{self.size} processes on {counted(self.machines, 'machine')}"
 
     def __enter__(self) -> Self:
         return self

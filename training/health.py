@@ -35,7 +35,7 @@ def step_warnings(
             "confidently wrong before the first update; normal after --init_from on another text, "
             "otherwise check the initial weights",
         )
-    # with clipping, a huge gradient does no harm at once; but it is a sign
+    # clipping makes a huge gradient harmless at first, but it indicates a problem
     if grad_norm > MAX_GRAD_NORM:
         yield HealthWarning(
             "exploding gradients",
@@ -94,7 +94,7 @@ def dead_head_reason(weights: Tensor) -> str:
     if (entropy / max_entropy).mean() > 0.9995:
         return "attends to everything equally"
 
-    # one position takes it all, whatever the query
+    # all weight on one position, for every query
     mean_weight = weights[T // 2 :, : T // 2].mean(0)  # later queries on earlier keys
     if mean_weight.max() > 0.99:
         return f"attends only to position {mean_weight.argmax() + 1}"

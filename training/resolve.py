@@ -29,7 +29,7 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
     bfloat16_on_cpu = (runtime.device.type, dtype_name(runtime.dtype)) == ("cpu", "bfloat16")
     batched = bfloat16_on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
 
-    # With each epoch the model knows more by heart, and is more overconfident on other text.
+    # With each epoch the model memorizes more, and is more overconfident on other text.
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
