@@ -68,9 +68,7 @@ class Session:
     def __init__(self, options: SampleConfig):
         # the checkpoint, with the layout and kernel that it was trained with or that the user chose
         self.runtime = select_runtime(options.device, options.dtype)
-        self.saved, note = checkpoints.find(Path(options.ckpt), "best")
-        if note:
-            print_note(note)
+        self.saved = checkpoints.find(Path(options.ckpt), "best", notify=print_note)
         config = resolve(self.saved.config, self.runtime, self.saved.data.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}

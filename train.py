@@ -1,7 +1,7 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-`build` makes a run, `loop` trains it. A run owns its settings: a checkpoint has them, as they were
-asked, and --resume takes them from there.
+`build` makes a run, `loop` trains it. A run owns its settings: its checkpoint has them, and
+--resume takes them from there.
 
 A resumed run ends bit-identical to an uninterrupted one. A checkpoint has all that accumulates:
 weights, optimizer state and progress. Everything else is a function of the seed and the step:
@@ -80,7 +80,7 @@ def build(command: Command, world: World) -> tuple[Run, Path | None]:
     # all processes must have built the same one
     world.require_equal(
         {
-            "max_iters": run.asked.train.max_iters,
+            "max_iters": run.given.train.max_iters,
             "text": (run.corpus.sha256, run.corpus.val_sha256),
             "dtype": run.config.dtype,
             "step": run.progress.step,
@@ -93,9 +93,9 @@ def find_saved(command: Command) -> Checkpoint | None:
     """Return the checkpoint to resume from; None for a new run, which must not replace another."""
     folder, saved = Path(command.out_dir), None
     if command.resume and command.resume != "auto":  # --resume=PATH
-        saved = open_checkpoint(command.resume, "last")
+        saved = checkpoints.find(Path(command.resume), "last", notify=info)
     elif command.resume and holds_run(folder):
-        saved = open_checkpoint(folder, "last")
+        saved = checkpoints.find(folder, "last", notify=info)
     elif command.resume:
         # is --out_dir misspelled?
         beside = checkpoints.runs_in(folder.parent)
@@ -105,29 +105,22 @@ def find_saved(command: Command) -> Checkpoint | None:
     return saved
 
 
-def open_checkpoint(path: str | Path, prefer: str) -> Checkpoint:
-    """Load a checkpoint, of a run folder the preferred one; print which one if that is damaged."""
-    saved, note = checkpoints.find(Path(path), prefer)
-    if note:
-        info(note)
-    return saved
-
-
 def build_new(command: Command, world: World) -> Run:
     """Build a new run, with weights from the seed or from another model (--init_from)."""
-    asked = command.new_settings()
-    parent = open_checkpoint(command.init_from, "best") if command.init_from else None
-    if parent:
-        differences.check_settings(parent, asked, resume=False)
+    given = command.new_settings()
+    parent = None
+    if command.init_from:
+        parent = checkpoints.find(Path(command.init_from), "best", notify=info)
+        differences.check_settings(parent, given, resume=False)
 
     # the device, and the other processes
-    runtime = select_runtime(asked.device, asked.dtype)
+    runtime = select_runtime(given.device, given.dtype)
     world.connect(runtime.device)
 
     # the text, in the vocabulary of the weights
     with world.one_rank_first():
         corpus = load_corpus(
-            asked.data,
+            given.data,
             vocabulary=parent.vocabulary if parent else None,
             add_characters=command.new_characters == "add",
             name_unused="data.sources" in command.options,
@@ -136,13 +129,13 @@ def build_new(command: Command, world: World) -> Run:
     # how long?
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
-        asked, speed = fit_to_minutes(command.minutes, command.started, asked, make_run)
-        steps = f"{counted(asked.train.max_iters, 'step')} of {speed.step:.3f} s"
+        given, speed = fit_to_minutes(command.minutes, command.started, given, make_run)
+        steps = f"{counted(given.train.max_iters, 'step')} of {speed.step:.3f} s"
         evaluations = f"evaluations of {speed.evaluation:.1f} s"
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 
     # the run itself
-    run = make_run(asked)
+    run = make_run(given)
     run.options = frozenset(command.options)
     if parent:
         fine_tune(run, parent)
@@ -158,7 +151,7 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
         info(differences.SEEN_BEFORE)
 
     # suggest lower learning rates, unless the user has changed them
-    now, before = run.asked.train, parent.config.train
+    now, before = run.given.train, parent.config.train
     rates = ["learning_rate", *["muon_learning_rate"] * (now.optimizer == "muon")]
     if all(getattr(now, name) == getattr(before, name) for name in rates):
         lower = " ".join(f"--{name}={FINE_TUNING * getattr(now, name):g}" for name in rates)
@@ -168,19 +161,19 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
 def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     """Build a run in the state of a checkpoint, and print what has changed since."""
     # the settings of the run, overridden by options; the config file only names the folder
-    asked = resumed_settings(command, saved)
-    differences.check_settings(saved, asked, resume=True)
+    given = resumed_settings(command, saved)
+    differences.check_settings(saved, given, resume=True)
     if command.minutes:
-        info(f"--minutes: the run keeps its {asked.train.max_iters:,} steps")
+        info(f"--minutes: the run keeps its {given.train.max_iters:,} steps")
 
     # the device, the other processes, the text
-    runtime = select_runtime(asked.device, asked.dtype)
+    runtime = select_runtime(given.device, given.dtype)
     world.connect(runtime.device)
     with world.one_rank_first():
-        corpus = resumed_text(command, saved, asked)
+        corpus = resumed_text(command, saved, given)
 
     # the run itself
-    run = Run(asked, corpus, runtime, world)
+    run = Run(given, corpus, runtime, world)
     run.options = saved.options | command.options.keys()
     checkpoints.restore(saved, run)
     info(f"resuming from {saved.path} at step {run.progress.step:,}")
@@ -204,18 +197,18 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
         if lines := differences.file_differences(saved, file, command.config_file):
             info(*lines)
 
-    asked = command.resumed_settings(saved.config)
-    if asked.device not in ("auto", *available_devices()) and "device" not in command.options:
+    given = command.resumed_settings(saved.config)
+    if given.device not in ("auto", *available_devices()) and "device" not in command.options:
         info(
-            f"note: no {asked.device.upper()} device on this machine; continuing with device: auto"
+            f"note: no {given.device.upper()} device on this machine; continuing with device: auto"
         )
-        asked = replace(asked, device="auto")
-    return asked
+        given = replace(given, device="auto")
+    return given
 
 
-def resumed_text(command: Command, saved: Checkpoint, asked: Config) -> Corpus:
+def resumed_text(command: Command, saved: Checkpoint, given: Config) -> Corpus:
     """Read the text of a resumed run: it is where it was, or where the config file says."""
-    data = asked.data
+    data = given.data
     for name in ("sources", "val_sources"):
         # an option names the only place
         if f"data.{name}" not in command.options:
@@ -238,7 +231,7 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
     folder, is_main = Path(command.out_dir), run.world.is_main
     # up to here, nothing in the folder has been changed
     if is_main:
-        prepare_folder(folder, resumed_from, run.asked)
+        prepare_folder(folder, resumed_from, run.given)
 
     with closing(Log(run, folder if is_main else None)) as log:
         log.start(new_model=not (resumed_from or command.init_from))

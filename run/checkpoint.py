@@ -8,8 +8,9 @@ loaded has been checked.
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ class Checkpoint:
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
-    config: Config  # as it was asked: an `auto` is still `auto`
+    config: Config  # as the user gave it: an `auto` is still `auto`
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
     data: TextInfo = field(default_factory=TextInfo)
@@ -101,7 +102,7 @@ def capture(run: Run) -> Checkpoint:
 
     # batches, dropout and learning rate are functions of the step: nothing of them is saved
     return Checkpoint(
-        config=run.asked,
+        config=run.given,
         vocabulary=run.corpus.tokenizer.vocabulary,
         data=text_info(run),
         progress=replace(run.progress),
@@ -182,9 +183,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
     warning, another one if that is damaged. Raises CheckpointError if there is none. For the exact
     loss of a long text see `training.evaluate.exact_loss`.
     """
-    saved, note = find(Path(path), "best")
-    if note:
-        warnings.warn(note, stacklevel=2)
+    saved = find(Path(path), "best", notify=partial(warnings.warn, stacklevel=3))
     return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
 
 
@@ -270,12 +269,12 @@ def load(path: Path) -> Checkpoint:
         )
 
 
-def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
+def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint:
     """Load a checkpoint: that file, or of a run folder the one that `prefer` names, last or best.
 
-    If the one of a folder is missing or damaged, the next of FALLBACK is taken, and a note says so,
-    which is returned too. A file that is given by name is loaded or refused. Raises CheckpointError
-    if there is no whole checkpoint; for a wrong path it names the runs that are there.
+    If the one of a folder is missing or damaged, the next of FALLBACK is taken, and `notify` gets a
+    line that says so. A file that is given by name is loaded or refused. Raises CheckpointError if
+    there is no whole checkpoint; for a wrong path it names the runs that are there.
     """
     # the first one that is whole
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
@@ -286,8 +285,9 @@ def find(path: Path, prefer: str) -> tuple[Checkpoint, str | None]:
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            note = f"{faults[0]}; using {choice} instead" if faults else None
-            return saved, note
+            if faults:
+                notify(f"{faults[0]}; using {choice} instead")
+            return saved
 
     # none: if nothing is there at all, the path is wrong
     if not any(map(os.path.exists, choices)):

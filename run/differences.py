@@ -47,12 +47,12 @@ def compare(
     return {name: (then.get(name), now[name]) for name in now if then.get(name) != now[name]}
 
 
-def check_settings(saved: Checkpoint, asked: Config, resume: bool) -> None:
+def check_settings(saved: Checkpoint, given: Config, resume: bool) -> None:
     """Raise CheckpointError if a run with these settings cannot continue from a checkpoint.
 
     Without `resume`, which is --init_from, only the architecture must be the same.
     """
-    found = compare(flat_settings(saved.config), flat_settings(asked))
+    found = compare(flat_settings(saved.config), flat_settings(given))
     fixed, option = ARCHITECTURE, "--init_from"
     if resume:
         fixed, option = ARCHITECTURE | FIXED_IN_A_RUN, "--resume"
@@ -95,7 +95,7 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
 
 def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, object]]:
     """Return what may change the result of a resumed run: settings, text and environment."""
-    # what `auto` amounts to counts, and not how it was asked
+    # what an `auto` amounts to counts, not the word
     then = flat_settings(resolve(saved.config, run.runtime, saved.data.epochs))
     now = flat_settings(run.config)
     environment = environment_of(run.runtime, run.world.size)
@@ -114,7 +114,7 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
     # not if the parent had another text, or has left out the same part of this one
     if parent.data.sha256 not in (run.corpus.sha256, run.corpus.val_sha256):
         return False
-    then, now = parent.config.data, run.asked.data
+    then, now = parent.config.data, run.given.data
     same_split = (then.val_fraction, then.separator) == (now.val_fraction, now.separator)
     return not same_split or parent.data.val_sha256 != run.corpus.val_sha256
 

@@ -138,22 +138,23 @@ def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
 ):
     for name in damaged:
         DAMAGE[damage](folder / name)
-    saved, note = checkpoints.find(folder, prefer)
+    notes = []
+    saved = checkpoints.find(folder, prefer, notify=notes.append)
     assert saved.path == folder / chosen
     assert saved.progress.step == (2 if chosen == LAST else 1)
     if chosen.startswith(prefer):
-        assert note is None
+        assert notes == []
     else:
+        (note,) = notes
         assert note.startswith(f"{folder / damaged[0]}: ")
         assert note.endswith(f"; using {folder / chosen} instead")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_file_given_by_name_is_loaded_or_refused(folder, damage):
-    saved, note = checkpoints.find(folder / LAST, "last")
-    assert (saved.path, note) == (folder / LAST, None)
+    assert checkpoints.find(folder / LAST, "last", pytest.fail).path == folder / LAST
     DAMAGE[damage](folder / LAST)
-    message = error_message(checkpoints.find, folder / LAST, "last")
+    message = error_message(checkpoints.find, folder / LAST, "last", pytest.fail)
     assert message.startswith(f"{folder / LAST}: ") and PREV not in message
 
 
@@ -164,7 +165,7 @@ def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
     (tmp_path / "out" / "empty").mkdir(parents=True)
     folder.rename(tmp_path / "out" / "run")
     monkeypatch.chdir(tmp_path)
-    message = error_message(checkpoints.find, Path(path), "last")
+    message = error_message(checkpoints.find, Path(path), "last", pytest.fail)
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 

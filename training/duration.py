@@ -28,7 +28,7 @@ class Speed:
 
 
 def fit_to_minutes(
-    minutes: float, began: float, asked: Config, make_run: Callable[[Config], Run]
+    minutes: float, began: float, given: Config, make_run: Callable[[Config], Run]
 ) -> tuple[Config, Speed]:
     """Return the settings of the longest run that ends `minutes` after `began`, and its speed.
 
@@ -37,17 +37,17 @@ def fit_to_minutes(
     """
     # Dropout slows a step, and only long runs have it: time with it. A million steps: the trial
     # never comes to the end of its schedule.
-    model, train = asked.model, replace(asked.train, max_iters=10**6)
+    model, train = given.model, replace(given.train, max_iters=10**6)
     if model.dropout == "auto":
         model = replace(model, dropout=0.1)
     build_began = time.monotonic()
-    trial = make_run(replace(asked, model=model, train=train))
+    trial = make_run(replace(given, model=model, train=train))
     build_seconds = time.monotonic() - build_began  # the real run has to be built too
 
     speed, world = measure_speed(trial, 60 * minutes), trial.world
     del trial  # frees its memory
     left = began + 60 * minutes - time.monotonic() - build_seconds
-    fitted = replace(asked, train=fit_to_time(asked.train, speed, left))
+    fitted = replace(given, train=fit_to_time(given.train, speed, left))
     return world.broadcast((fitted, speed))
 
 

@@ -4,8 +4,7 @@ N matrices of one shape, R rows, C columns
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -106,9 +105,9 @@ class Muon(Optimizer):
 
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
-    `matrices` is `block_matrices` of a model: in every layout it makes queries, keys and values
-    (H*D, C) matrices, each a list of slices; `matrices(tensor_of)` has the same slices of other
-    tensors, here of the updates. Matrices of one shape are orthogonalized as one batch, in `dtype`.
+    It updates the matrices of a model's blocks, which are the same in every layout: the queries of
+    all heads are one (H*D, C) matrix, and so are the keys and the values (`block_matrices`).
+    Matrices of one shape are orthogonalized as one batch, in `dtype`.
     """
 
     moments = ("momentum",)
@@ -116,14 +115,14 @@ class Muon(Optimizer):
     def __init__(
         self,
         groups: Sequence[dict],
-        matrices: Callable[..., list[list[Tensor]]],
+        model: GPT,
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        self.matrices, self.dtype = matrices, dtype
+        self.model, self.dtype = model, dtype
 
     @torch.no_grad()
     def step(self) -> None:
@@ -136,11 +135,12 @@ class Muon(Optimizer):
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
 
-        # Those of one shape make one batch. `matrices` asks for a tensor in place of any parameter,
-        # but takes nothing of those that AdamW updates.
-        update_slices = self.matrices(lambda parameter: updates.get(parameter, parameter))
+        # The same slices of the weights and of their updates; those of one shape make one batch.
+        # (`p` in place of an update: AdamW's parameters, none of which is among these matrices.)
+        weights = block_matrices(self.model)
+        update_slices = block_matrices(self.model, lambda p: updates.get(p, p))
         by_shape = defaultdict(list)
-        for slices, update in zip(self.matrices(), map(torch.cat, update_slices), strict=True):
+        for slices, update in zip(weights, map(torch.cat, update_slices), strict=True):
             by_shape[update.shape].append((slices, update))
 
         for (R, C), same_shape in by_shape.items():
@@ -209,7 +209,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
         optimizers.append(
             Muon(
                 [{"name": "hidden", "params": in_blocks}],
-                partial(block_matrices, model),
+                model,
                 train.muon_learning_rate,
                 train.muon_momentum,
                 train.weight_decay,

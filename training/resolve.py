@@ -1,4 +1,4 @@
-"""The values that `auto` stands for: numbers and names in place of what was asked."""
+"""The values that `auto` stands for: numbers and names."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
     max_iters = train.max_iters
     warmup = max_iters // 70 if train.warmup_iters == "auto" else train.warmup_iters
 
-    # what was asked as a number or a name stays
+    # only an `auto` is replaced; a number or a name stays
     return replace(
         _fill(config, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
         model=_fill(

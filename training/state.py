@@ -68,25 +68,25 @@ class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(
-        self, asked: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
+        self, given: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
-        train = asked.train
+        train = given.train
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
         # batch i is micro-batch i of the run, counted over all steps
-        self.batches = Batches(corpus.train, asked.model.block_size, train.batch_size, asked.seed)
+        self.batches = Batches(corpus.train, given.model.block_size, train.batch_size, given.seed)
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
 
-        # `asked` has the settings as the user wrote them, which a checkpoint keeps; `config` has a
+        # `given` has the settings as the user gave them, which a checkpoint keeps; `config` has a
         # value in place of every `auto`, and is what everything else reads
-        self.asked, self.config = asked, resolve(asked, runtime, self.planned_epochs)
+        self.given, self.config = given, resolve(given, runtime, self.planned_epochs)
         self.options: frozenset[str] = frozenset()  # names of those that are not from a file
 
         # all that training changes
-        model = GPT(self.config.model, len(corpus.tokenizer), asked.seed)
+        model = GPT(self.config.model, len(corpus.tokenizer), given.seed)
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
         self.progress = Progress()

@@ -224,7 +224,7 @@ def fail_at_every_call(folder: Path, every: int) -> int:
     cases = list(itertools.product(FAULTS, range(len(calls_of_run()))))[::every]
     for fault, fatal in cases:
         case = f"{fault!r} at {calls_of_run(fault, fatal)[fatal]}, call {fatal}"
-        assert checkpoint.find(other, "last")[0].progress.step in (8, 12), case
+        assert checkpoint.find(other, "last", notify=print).progress.step in (8, 12), case
         assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, case
         assert same_runs(uninterrupted, other), f"{case}: differs from the uninterrupted run"
     return len(cases)
