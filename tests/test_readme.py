@@ -29,7 +29,7 @@ BLOCKS = [
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
-    line.split(" | ")[0]
+    re.split(r" [|<] ", line)[0]
     for block in BLOCKS
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("python ") and not line.startswith("python -c ")
@@ -65,8 +65,8 @@ def test_the_readme_gives_the_number_of_parameters_of_its_first_model():
 def test_every_loss_in_the_table_of_the_readme_is_one_of_results_rounded():
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     exact = {f"{float(loss):.2f}" for loss in re.findall(r"\b\d\.\d{3,4}\b", results)}
-    table = README.partition("\n## Results\n")[2].partition("\n## ")[0]
-    losses = re.findall(r"\| (\d\.\d\d) \|", table)
+    table = README.partition("\n## Recipes and results\n")[2].partition("\n## ")[0]
+    losses = re.findall(r"\| loss (\d\.\d\d) \|", table)
     assert len(losses) > 4 and set(losses) <= exact
 
 
