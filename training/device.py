@@ -107,6 +107,7 @@ def _cpu_is_fast_in_bfloat16() -> bool:
 def cpu_info(key: str) -> str:
     """Return an entry of /proc/cpuinfo, such as "model name"; elsewhere Python's name for it."""
     with contextlib.suppress(OSError):
+        # Linux only: elsewhere there is no such file
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(key):
                 return line.partition(":")[2].strip()

@@ -40,7 +40,9 @@ class World:
     @classmethod
     def from_environment(cls) -> Self:
         """Read the variables of torchrun; only rank 0 keeps its standard output."""
+        # without torchrun none of them is there, and the defaults make a world of one process
         world = cls(*(int(os.environ[name]) for name in VARIABLES if name in os.environ))
+        # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return world
@@ -63,13 +65,18 @@ class World:
         """Connect to the other ranks, each with a GPU of its own if `device` is cuda."""
         if self.size == 1:
             return
+
+        # a GPU for each process of this machine
         if device.type == "cuda":
             torch.cuda.set_device(self.local_rank)
+
         if self.machines == 1:  # listen on the loopback interface: nothing from outside connects
             names = [name for _, name in socket.if_nameindex()]
             loopback = next((name for name in names if name.startswith("lo")), "")
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
+
+        # meet the others: this waits until all of them are here
         backend = "nccl" if device.type == "cuda" else "gloo"
         hook = sys.excepthook
         # an hour: rank 0 may download a text, or sample, while the others wait
@@ -80,9 +87,11 @@ class World:
     @contextmanager
     def one_rank_first(self) -> Iterator[None]:
         """Let one rank of each machine run the block, which may download a text, then the rest."""
+        # the others wait here until the first one is through
         if self.size > 1 and self.local_rank > 0:
             distributed.barrier()
         yield
+        # the first one is through: what it downloaded is on the disk
         if self.size > 1 and self.local_rank == 0:
             distributed.barrier()
 
@@ -90,6 +99,7 @@ class World:
         """Raise ConfigError on every rank unless all have the same values."""
         if self.size == 1:
             return
+        # every rank gets the values of all: then all of them raise, and none is left waiting
         everywhere = [values] * self.size
         distributed.all_gather_object(everywhere, values)
         for name in values:
@@ -101,6 +111,7 @@ class World:
 
     def broadcast(self, value: T) -> T:
         """Return the value that rank 0 has."""
+        # in a list, because torch writes what it receives into it
         values = [value]
         if self.size > 1:
             distributed.broadcast_object_list(values)
@@ -121,6 +132,7 @@ class World:
 
     def rows(self, batch_size: int) -> slice:
         """Return this rank's rows of a batch; raise ConfigError unless `size` divides it."""
+        # the same number on each rank, so that none waits for the others
         rows, rest = divmod(batch_size, self.size)
         if rest:
             raise ConfigError(
@@ -149,9 +161,11 @@ class World:
     ) -> Sequence[float]:
         if self.size == 1:
             return values
+        # where the ranks can exchange it: nccl only sends what is on a GPU
         result = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(result, operation)
         return result.tolist()
 
 
+# of a run that torchrun did not start
 SINGLE_PROCESS = World()

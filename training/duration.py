@@ -40,14 +40,20 @@ def fit_to_minutes(
     model, train = given.model, replace(given.train, max_iters=10**6)
     if model.dropout == "auto":
         model = replace(model, dropout=0.1)
+
+    # a run that is thrown away, to measure this machine, model and text
     build_began = time.monotonic()
     trial = make_run(replace(given, model=model, train=train))
     build_seconds = time.monotonic() - build_began  # the real run has to be built too
 
     speed, world = measure_speed(trial, 60 * minutes), trial.world
     del trial  # frees its memory
+
+    # what is left of the time, after the start, the trial, and a second build
     left = began + 60 * minutes - time.monotonic() - build_seconds
     fitted = replace(given, train=fit_to_time(given.train, speed, left))
+
+    # every rank must train for as many steps: what rank 0 has measured counts
     return world.broadcast((fitted, speed))
 
 
@@ -70,6 +76,7 @@ def measure_speed(trial: Run, seconds: float) -> Speed:
     count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
     step = seconds_per_step(count)
 
+    # one evaluation: all of them take the same time
     evaluation_began = time.monotonic()
     evaluate(trial, Stop())  # a flag that nothing sets
     return Speed(step, time.monotonic() - evaluation_began)
@@ -80,13 +87,18 @@ def fit_to_time(train: TrainConfig, speed: Speed, seconds: float) -> TrainConfig
 
     Evaluations are as many as `eval_interval` asks for, if that takes at most a tenth of the time.
     """
+    # how many evaluations are there time for, and how many does the user want?
     affordable = max(1, int(EVALUATION_FRACTION * seconds / max(speed.evaluation, 1e-9)))
     wanted = EVALUATIONS
     if train.eval_interval != "auto":
         interval = train.eval_interval * speed.step + speed.evaluation  # seconds
         wanted = math.ceil(TARGET * seconds / interval)
+
+    # the steps get what the evaluations leave
     evaluations = min(affordable, wanted)
     max_iters = max(1, int((TARGET * seconds - evaluations * speed.evaluation) / speed.step))
+
+    # fewer evaluations than wanted: spread them over the run
     if evaluations < wanted:
         train = replace(train, eval_interval=math.ceil(max_iters / evaluations))
     return replace(train, max_iters=max_iters)

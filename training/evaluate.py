@@ -132,6 +132,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
 def batch_size_for(block_size: int, vocab_size: int) -> int:
     """Return how many windows of `block_size` tokens to evaluate at once."""
+    # few enough for the caches, and for the memory
     tokens = min(TOKENS_PER_BATCH, LOGITS_PER_BATCH // vocab_size)
     return max(1, tokens // block_size)
 
@@ -171,6 +172,7 @@ def window_losses(
 
     Targets IGNORED do not count. The model is left in evaluation mode.
     """
+    # no dropout, and `logit_scale` applies
     model.eval()
     nats, counts = np.zeros((2, model.config.block_size))
     right = []
@@ -195,6 +197,7 @@ def window_losses(
 
 def wrong_segments(split: Split, block_size: int, right: np.ndarray) -> np.ndarray:
     """Return the indices of the segments with a window that is not right."""
+    # the segment of each window, in the order of `right`
     segments, _, _ = windows_of(split, block_size)
     return np.unique(segments[~right])
 
@@ -217,6 +220,7 @@ def generate_sample(run: Run, stop: Stop) -> str:
     # a list: one item after another, each from random numbers of its own
     if item_format:
         items, left = [], 0 if item_format.answer_after else run.config.train.sample_chars
+        # an item ends with its separator, or where the characters run out
         while left > 0:
             sampler = Sampler(run.config.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
             items.append(complete_item(run, stop, "", sampler, left))
@@ -234,7 +238,10 @@ def generate_sample(run: Run, stop: Stop) -> str:
 def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit: int) -> str:
     """Draw the rest of an item, at most `limit` characters; return all of it, with its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
+    # the model has seen every item after the end of another one
     ids = tokenizer.encode(item_format.start + beginning).astype("int64")
+
+    # draw characters until its end comes
     item = beginning
     for new in stop.interruptible(generate(run.model, torch.from_numpy(ids)[None], sampler, limit)):
         item += tokenizer.decode(new.numpy())
@@ -251,6 +258,7 @@ def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
     val, item_format, lines = run.corpus.val, run.corpus.item_format, []
     for start, end in (val.segments[i] for i in segments):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
+        # show the model the question alone; temperature 0 draws the likeliest
         question = item_format.question(item)
         drawn = complete_item(run, stop, question, Sampler(temperature=0), 2 * len(item))
         if drawn != item:
@@ -261,9 +269,12 @@ def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
 
 def run_probe(run: Run) -> Probe:
     """Run the model on the beginning of the longest segment of the validation text."""
+    # a short text, the same at every evaluation
     start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
     length = min(PROBE_LENGTH, run.config.model.block_size, end - start - 1)
     ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
+
+    # what its heads look at, and what it expects to come next
     on_device = torch.from_numpy(ids).to(run.runtime.device)
     maps = [weights.float().cpu() for weights in attention_maps(run.model, on_device)]
     with torch.inference_mode():

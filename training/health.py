@@ -35,6 +35,7 @@ def step_warnings(
             "confidently wrong before the first update; normal after --init_from on another text, "
             "otherwise check the initial weights",
         )
+
     # clipping makes a huge gradient harmless at first, but it indicates a problem
     if grad_norm > MAX_GRAD_NORM:
         yield HealthWarning(
@@ -70,10 +71,13 @@ def attention_warnings(
         return
 
     dead = []
+    # counted from 1, as in the pictures of TensorBoard
     for layer, heads in enumerate(maps, 1):
         for h, weights in enumerate(heads, 1):
             if reason := dead_head_reason(weights):
                 dead.append(f"head {h} of layer {layer} {reason}")
+
+    # one warning for all of them
     if dead:
         yield HealthWarning(
             "dead heads",

@@ -32,6 +32,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         for parameter in self.state:
+            # None instead of zeros: the next backward pass has nothing to add to
             parameter.grad = None
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
@@ -43,7 +44,7 @@ class Optimizer:
         """
         named = {}
         for moment in self.moments:
-
+            # the slices are those of the weights, cut from the moment of each
             def moment_of(parameter: Tensor, moment: str = moment) -> Tensor:
                 if parameter in self.state:
                     return self.state[parameter][moment]
@@ -70,6 +71,7 @@ class AdamW(Optimizer):
     ):
         super().__init__(groups, lr=lr, weight_decay=weight_decay)
         self.beta1, self.beta2 = betas
+        # a tensor: the kernel reads it on the device, and a checkpoint stores it like a moment
         self.steps = torch.zeros((), device=next(iter(self.state)).device)
 
     def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
@@ -122,6 +124,7 @@ class Muon(Optimizer):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        # the layout of the model says where the rows of each matrix are
         self.model, self.dtype = model, dtype
 
     @torch.no_grad()
@@ -132,6 +135,7 @@ class Muon(Optimizer):
         # Nesterov momentum: look a step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
+            # momentum: a running mean of the gradients
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
 
@@ -152,6 +156,7 @@ class Muon(Optimizer):
             # decay and update; a tall matrix needs a larger step for the same change of its output
             scale = max(1.0, R / C) ** 0.5
             for (slices, _), direction in zip(same_shape, directions, strict=True):
+                # back from whole matrices to where the layout stores their rows
                 parts = direction.split([len(view) for view in slices])
                 for view, part in zip(slices, parts, strict=True):
                     view.mul_(1 - lr * weight_decay)
@@ -177,6 +182,8 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
         X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
+
+    # as it was: the same orientation, the same dtype
     return (X.mT if tall else X).to(matrices.dtype)
 
 
@@ -198,6 +205,7 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
         decayed = {"name": "embeddings", "params": embeddings}
     else:
         decayed = {"name": "matrices", "params": [*in_blocks, *embeddings]}
+
     # decay pulls weights towards 0; a norm weight of 0 would turn its features off
     groups = [
         decayed | {"weight_decay": train.weight_decay},

@@ -20,9 +20,11 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     # the schedules differ in when they slow down: all the time, at the end, or never
     low = train.min_lr_ratio
     if train.schedule == "cosine":
+        # half a cosine: 1 after the warm-up, `low` at the end
         progress = (step - train.warmup_iters) / (train.max_iters - train.warmup_iters)
         return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
     if train.schedule == "trapezoid":
+        # above 1 before the cooldown, where the minimum is 1
         fraction_left = (train.max_iters - step) / max(1, train.cooldown_iters)
         return min(1.0, low + (1 - low) * fraction_left)
     return 1.0

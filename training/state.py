@@ -71,6 +71,7 @@ class Run:
         self, given: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
         train = given.train
+        # the text to learn, the device to compute on, the processes to share the work
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
@@ -94,18 +95,21 @@ class Run:
     @property
     def epochs(self) -> float:
         """The average number of times that each training character has been read so far."""
+        # a step reads several micro-batches
         batches = self.progress.step * self.config.train.gradient_accumulation_steps
         return self.batches.epochs(batches)
 
     @property
     def evaluation_due(self) -> bool:
         step, train = self.progress.step, self.config.train
-        # never at step 0, where `last_eval_step` begins, and not again after a resume
+        # every eval_interval steps, and at the end
         due = step % train.eval_interval == 0 or step >= train.max_iters
+        # never at step 0, where `last_eval_step` begins, and not again after a resume
         return due and step > self.progress.last_eval_step
 
     @property
     def out_of_patience(self) -> bool:
+        # 0: it never runs out
         return 0 < self.config.train.patience <= self.progress.evals_since_best
 
     @property

@@ -94,13 +94,16 @@ class TrainStep:
         run, loss = self.run, 0.0
         run.model.train()  # an evaluation may have switched it
         for i in micro_batches:
+            # this rank's rows of the batch, on the device
             x, y = run.batches(i, run.rows)  # (B, T)
             x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
+
             # the ranks average their gradients once, in the last micro-batch
             is_last = i == micro_batches[-1]
             with self.world.grad_sync(self.network, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
+
                 # The loss of a step is the sum over all of its tokens, divided by their number. DDP
                 # divides gradients by the number of ranks, so multiply by that first. (A sum of
                 # nothing is 0; a mean would be NaN.)
@@ -111,6 +114,7 @@ class TrainStep:
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
         """Raise NonFiniteError unless loss and gradient are finite."""
+        # one such update, and every weight is NaN: stop before it
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(
                 f"after step {self.run.progress.step:,}, at learning rate {self.run.lr:.3g}: "
@@ -120,6 +124,7 @@ class TrainStep:
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """Return a seed for torch's default generator: dropout then needs no saved state."""
+    # mixes the three numbers well: neighboring steps get unrelated seeds
     sequence = np.random.SeedSequence((seed, step, rank))
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -130,8 +135,10 @@ def compile_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the compiler's errors have no common base class
+        # not the compiler's fault
         if is_out_of_memory(error):
             raise
+        # the rest is a traceback of the compiler
         reason = str(error).partition("\n")[0]
         raise ResourceError(
             f"compile: torch.compile failed ({reason}); --compile=false trains without it"
