@@ -87,6 +87,7 @@ class Batches:
 
     def __init__(self, split: Split, block_size: int, batch_size: int, seed: int):
         self._split, self._block_size, self._batch_size = split, block_size, batch_size
+        # an array: the hash overflows on purpose, and NumPy warns if a single number does
         self._seed = np.array([seed], dtype=np.uint64)
 
         # windows of each segment: as few as it needs; a text has one more, to be cut anywhere
@@ -109,7 +110,7 @@ class Batches:
         """Return (x, y) of batch i, or only some of its rows: those that one process trains on."""
         starts, lengths = self._windows(i, rows)
         # where a window is shorter, x is padded with id 0, and no target counts
-        x = np.zeros((len(starts), self._block_size), dtype=np.int64)
+        x = np.zeros((len(starts), self._block_size), dtype=np.int64)  # (rows, block_size)
         y = np.full_like(x, IGNORED)
         for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
             x[row, :length], y[row, :length] = self._split.window(start, length)
@@ -132,7 +133,7 @@ class Batches:
         # the numbers of its rows in the endless sequence: an epoch, and a place in its order
         first = i * self._batch_size
         numbers = np.arange(first, first + self._batch_size, dtype=np.uint64)[rows]
-        epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))
+        epoch, index = np.divmod(numbers, np.uint64(self.windows_per_epoch))  # each (rows,)
 
         # which window comes at that place, in which segment it lies, and its number there
         key = splitmix(self._seed, epoch)
@@ -147,7 +148,7 @@ class Batches:
         random = splitmix(~key, segment.astype(np.uint64)) % (b + 1 - earliest).astype(np.uint64)
         first_cut = earliest + random.astype(np.int64)
 
-        # a window is what lies between two cuts
+        # a window is what lies between two cuts; the ends of the segment are cuts too
         start, end = (np.clip(first_cut + n * b, 0, predictions) for n in (number - 1, number))
         return self._starts[segment] + start, end - start
 
@@ -164,6 +165,7 @@ def evaluation_windows(
     # the longest first: if they fit into the memory, all do
     for length in np.unique(lengths)[::-1].tolist():
         same_length = starts[lengths == length].tolist()
+        # the windows of this length, batch_size at a time
         for i in range(0, len(same_length), batch_size):
             windows = [split.window(start, length) for start in same_length[i : i + batch_size]]
             x, y = (np.stack(part).astype(np.int64) for part in zip(*windows, strict=True))
@@ -176,6 +178,7 @@ def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, np.ndarray, n
     The windows do not overlap and have every prediction once. The last one of a segment may be
     shorter than `block_size`. The longest windows come first.
     """
+    # how many windows each segment needs
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
     counts = -(-predictions // block_size)
@@ -185,6 +188,7 @@ def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, np.ndarray, n
     number = np.arange(len(segment)) - (np.cumsum(counts) - counts)[segment]
     lengths = np.minimum(block_size, predictions[segment] - number * block_size)
 
+    # stable: windows of one length stay in the order of the text
     longest_first = np.argsort(-lengths, kind="stable")
     windows = segment, starts[segment] + number * block_size, lengths
     return tuple(values[longest_first] for values in windows)
@@ -227,7 +231,7 @@ def splitmix(seed: np.ndarray, i: np.ndarray) -> np.ndarray:
     Pseudorandom Number Generators".)
     """
     # the state is a counter; two rounds of "shift, xor, multiply" make it look random
-    z = seed + i * np.uint64(0x9E3779B97F4A7C15)
+    z = seed + i * np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -89,6 +89,8 @@ def load_corpus(
         train, val = (join(map(encode, part)) for part in files)
     else:
         train, val, validates = split_text(files[0], data.val_fraction, encode)
+
+    # is there anything to predict in both?
     for name, part in (("training", train), ("validation", val)):
         if len(part) < 2:
             raise DataError(
@@ -124,6 +126,7 @@ def split_text(
     # whole files, if that is fair
     if len(files) >= MIN_FILES:
         train, val = train_val(files, val_fraction)
+        # a few of them may be most of the text, or next to nothing
         share = sum(map(len, val)) / sum(map(len, files))
         if 0.5 <= share / val_fraction <= 2:
             validates = f"{len(val):,} of {len(files):,} files"

@@ -35,6 +35,7 @@ class ItemFormat:
         """Return the format that the settings describe; None if the text is not a list."""
         if not data.separator:
             return None
+        # in the settings \n is two characters, in the text it is one
         return cls(unescape(data.separator), unescape(data.answer_after))
 
     @property
@@ -51,7 +52,9 @@ class ItemFormat:
 
         Raises DataError if one has no `answer_after`.
         """
+        # a piece of blanks, such as the one after the last separator, is no item
         pieces = [piece for piece in self.pieces_of(files) if piece.strip()]
+
         # every text contains "": without answers, no item lacks them
         lacking = [item for item in pieces if self.answer_after not in item.lstrip("\n")]
         if lacking:
@@ -68,6 +71,7 @@ class ItemFormat:
         Files have empty lines between items, or a line end before an end-of-text marker.
         """
         item = item.lstrip("\n")
+        # a question may end in newlines, which are part of it
         question = self.question(item)
         return question + item[len(question) :].rstrip("\n")
 
@@ -134,6 +138,8 @@ def split_list(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
+
+    # the ids of both, and a question that shows how to ask this model
     train_split, val_split = (item_format.as_split(part, encode) for part in (train, val))
     return train_split, val_split, item_format.question(val[0]), lines
 
@@ -148,11 +154,13 @@ def read_items(text: Text, item_format: ItemFormat) -> list[str]:
             f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
             "correct data.separator"
         )
+    # so that the first few, such as those that an evaluation shows, are like the rest
     return sorted(item_format.items_of(text.path, text.files), key=digest)
 
 
 def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[str]:
     """Yield how many items had newlines at their ends, and how many had no visible character."""
+    # the pieces as they are in the files
     pieces = [piece for text in texts for piece in item_format.pieces_of(text.files)]
     if trimmed := sum(item_format.trim(piece) != piece for piece in pieces if piece.strip()):
         yield f"note: newlines removed at the ends of {counted(trimmed, 'item')}"

@@ -35,6 +35,7 @@ def summarize(
     `text_counts` are the counts of the characters of each; `validates` says which part of a single
     text does.
     """
+    # of both texts together
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
 
@@ -52,6 +53,7 @@ def summarize(
 
 def size_advice(parameters: int, characters: int) -> str | None:
     """Return a note that names a better config if the model is too large or small for the text."""
+    # the recipe for texts of this length, and the sizes that suit them
     preset, _, (low, high) = next(row for row in PRESETS if characters <= row[1])
     if low <= parameters <= high:
         return None
@@ -137,7 +139,7 @@ def known_pieces(train: Split, val: Split) -> int:
     last = len(val) - PIECE_LENGTH
     if last < 0 or train.items:  # equal items are never on both sides
         return 0
-    # bytes can be searched quickly
+    # as bytes, which Python searches quickly
     text = train.ids.tobytes()
     starts = np.linspace(0, last, PIECES).astype(int)
     return sum(val.ids[start : start + PIECE_LENGTH].tobytes() in text for start in starts)

@@ -222,6 +222,8 @@ def read_text(path: Path, encoding: str) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; name a text file") from error
+
+    # sample.py has no setting for another encoding, so the file is converted
     convert = f"iconv -f ENCODING -t {encoding.upper()} OLD > NEW"
     remedy = f"the training text was {encoding.upper()}; convert it: {convert}"
     return decode(content, path, encoding, remedy)
@@ -242,6 +244,8 @@ def decode(content: bytes, path: Path, encoding: str, remedy: str = NAME_THE_ENC
         # where, and how much of it: damage is little, a wrong encoding is much
         start = len(content) - len(error.object) + error.start  # its object may lack the mark
         line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
+
+        # what comes back after decoding and encoding was right; the rest is wrong
         intact = content.decode(encoding, "ignore").encode(encoding)
         wrong, name = len(content) - len(intact), encoding.removesuffix("-sig").upper()
         raise DataError(
@@ -268,6 +272,7 @@ def download(address: str) -> Path:
         with urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310 - an ADDRESS begins with https
             content = response.read()
     except (OSError, HTTPException) as error:
+        # a URLError only wraps what went wrong
         reason = error.reason if type(error) is URLError else error
         raise Unavailable(str(reason)[:200] or type(error).__name__) from error
     found = hashlib.sha256(content).hexdigest()
@@ -276,6 +281,8 @@ def download(address: str) -> Path:
 
     # beside the code, where every command finds it, or else under the current folder
     target = ROOT / path if os.access(ROOT / "data", os.W_OK) else path
+
+    # under another name until it is complete: a kill leaves no half a text
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ class CharTokenizer:
     @classmethod
     def from_text(cls, text: str) -> "CharTokenizer":
         """Build the tokenizer whose vocabulary is the characters of a text."""
+        # as nanoGPT does: the order of the characters in the text plays no part
         return cls("".join(sorted(set(text))))
 
     def __len__(self) -> int:
@@ -71,6 +72,7 @@ class CharTokenizer:
 
     def decode(self, ids) -> str:
         """Return the text of a sequence, array or CPU tensor of ids."""
+        # look up all code points at once: as bytes they are the text in UTF-32
         return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
@@ -83,6 +85,8 @@ class CharTokenizer:
                     f"{where}; the vocabulary has its other Unicode form; normalize the text to "
                     f"{form}"
                 )
+
+        # which characters does it know?
         vocabulary = self.vocabulary[:100] + "..." * (len(self) > 100)
         return UnknownCharacter(
             f"{where}; the {len(self)} known characters are: {vocabulary}; remove or replace that "
@@ -107,6 +111,7 @@ def describe(character: str) -> str:
 
 def code_points(text: str, errors: str = "strict") -> np.ndarray:
     """Return the Unicode code points of a text, uint32."""
+    # UTF-32 has four bytes for each character: its code point
     return np.frombuffer(text.encode("utf-32-le", errors), dtype="<u4")
 
 
@@ -117,7 +122,7 @@ def count_characters(texts: Iterable[str]) -> Counter[str]:
     for text in texts:
         for _, piece in slices(text):
             found = np.bincount(code_points(piece))
-            counts[: len(found)] += found
+            counts[: len(found)] += found  # found ends at the largest code point of the piece
     return Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
 
 
