@@ -2,21 +2,18 @@
 one.
 """
 
-import gc
 import random
 import re
 
 import pytest
 import torch
 
-from run.checkpoint import BEST, LAST, PREV, Checkpoint
-from tests.commands import sample_main
+from run.checkpoint import BEST, LAST, PREV
 from tests.runs import (
     DIVERGING,
     ROOT,
     SMALL,
     STEPS,
-    at_step,
     contents,
     equal,
     same_runs,
@@ -45,11 +42,6 @@ def stopped(options, tmp_path):
     """The folder of a run that Ctrl-C has stopped in step 9."""
     stop_at(9, *options, f"--out_dir={tmp_path / 'run'}")
     return tmp_path / "run"
-
-
-def checkpoints_in_memory():
-    gc.collect()  # those of other tests
-    return [thing for thing in gc.get_objects() if type(thing) is Checkpoint]
 
 
 def resuming_line(output):
@@ -94,14 +86,6 @@ def test_a_checkpoint_of_another_folder_is_resumed_in_a_new_one(
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, new)))
 
 
-def test_a_resumed_run_does_not_hold_its_checkpoint_in_memory(stopped, options, monkeypatch):
-    held = []
-    at_step(monkeypatch, 10, lambda: held.extend(checkpoints_in_memory()))
-    assert train(options[0], f"--out_dir={stopped}", "--resume")[0] == 0
-    # an exception of another test may hold that of its run
-    assert [saved for saved in held if saved.path.parent == stopped] == []
-
-
 # ---------------------------------------------------------------------------- the files that it has
 
 
@@ -127,17 +111,6 @@ def test_another_checkpoint_is_resumed_in_place_of_a_damaged_one_to_the_same_bit
     assert same_runs(uninterrupted, run)
 
 
-def test_sample_says_which_checkpoint_it_uses_in_place_of_a_damaged_one(
-    train_run, tmp_path, capsys
-):
-    run = tmp_path / "run"
-    assert train_run("--max_iters=8")[0] == 0
-    (run / BEST).write_bytes(b"")
-    assert sample_main([f"--ckpt={run}", "--max-new-tokens=1"]) == 0
-    note = f"{run / BEST}: empty file (interrupted save?); using {run / LAST} instead"
-    assert note in capsys.readouterr().err
-
-
 def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(
     train_run, options, tmp_path
 ):
@@ -150,22 +123,6 @@ def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(
     assert code == 4 and output.count("\n") == 1 and snapshot(run) == before
     for name in (LAST, PREV, BEST):
         assert f"{run / name}: empty file (interrupted save?)" in output
-
-
-def test_resuming_a_finished_run_notes_no_difference_and_changes_nothing(
-    train_run, uninterrupted, tmp_path
-):
-    def contents_of_files():
-        files = {name: file and file[1] for name, file in snapshot(run).items()}
-        return {name: file for name, file in files.items() if "tfevents" not in name}
-
-    run = tmp_path / "run"
-    assert train_run()[0] == 0
-    before = contents_of_files()
-    code, output = train_run("--resume")
-    assert code == 0 and "best validation loss" in output
-    assert resuming_line(output) == f"resuming from {run / LAST} at step {STEPS}"
-    assert contents_of_files() == before and same_runs(run, uninterrupted)
 
 
 # ----------------------------------------------------------------------------------- what it prints
@@ -252,20 +209,6 @@ def test_the_text_of_a_resumed_run_is_found_without_saying_it_again(stopped, tmp
     assert train(*words)[0] == 0 and step_of(stopped) == STEPS
 
 
-def test_a_text_that_an_option_names_is_the_only_one_that_is_looked_at(stopped, tmp_path):
-    config = tmp_path / "mine.yaml"
-    text = f"data: {{sources: {tmp_path / 'text.txt'}}}\n"  # that of the run
-    config.write_text((ROOT / SMALL[0]).read_text() + text)
-    words = [f"--out_dir={stopped}", "--resume", "--data.sources=data/plays/orchard.txt"]
-    code, output = train(config, *words)
-    assert code == 4 and "the text has changed since the checkpoint" in output
-
-
-def test_the_config_file_in_the_folder_of_a_run_resumes_it(stopped):
-    code, output = train(stopped / "config.yaml", "--resume")
-    assert code == 0 and step_of(stopped) == STEPS and " in the file, " not in output
-
-
 def test_a_config_of_another_model_is_the_wrong_folder(options, tmp_path):
     run, config = tmp_path / "run", tmp_path / "other.yaml"
     plain = [options[0], f"--data.sources={tmp_path / 'text.txt'}", "--max_iters=12"]
@@ -300,25 +243,22 @@ def test_the_first_save_is_at_step_0_so_a_run_killed_early_keeps_its_settings(op
 # -------------------------------------------------------------------------------- nothing to resume
 
 
-def test_one_command_starts_a_run_and_resumes_it_and_names_the_runs_beside(options, tmp_path):
+@pytest.mark.parametrize("way", ["new", "init_from"])
+def test_one_command_starts_a_run_and_resumes_it(way, options, uninterrupted, tmp_path):
     """As torchrun --max-restarts and a cluster that restarts jobs need it."""
-    run = tmp_path / "runs" / "run"
-    words = [*options, f"--out_dir={run}", "--resume"]
-    code, output = train(*words)
-    assert code == 0 and output.startswith(f"{run} has no run to resume: starting one\n")
-    code, output = train(*words)
-    assert code == 0 and resuming_line(output) == f"resuming from {run / LAST} at step {STEPS}"
-    misspelled = [*options, f"--out_dir={run}n", "--resume", "--max_iters=12"]
-    assert (
-        f"{run}n has no run to resume: starting one; runs beside it: {run}\n"
-        in train(*misspelled)[1]
-    )
-
-
-def test_fine_tuning_with_resume_starts_once_and_then_resumes(options, uninterrupted, tmp_path):
     run = tmp_path / "run"
-    words = [*options, f"--init_from={uninterrupted}", f"--out_dir={run}", "--resume"]
+    words = [*options, f"--out_dir={run}", "--resume"]
+    words += [f"--init_from={uninterrupted}"] if way == "init_from" else []
     code, output = train(*words)
-    assert code == 0 and "has no run to resume" in output and "were best for fine-tuning" in output
+    assert code == 0 and f"{run} has no run to resume: starting one\n" in output
+    assert ("were best for fine-tuning" in output) == (way == "init_from")
+    before = {path.name: path.read_bytes() for path in run.glob("*.safetensors")}
     code, output = train(*words)
     assert code == 0 and resuming_line(output) == f"resuming from {run / LAST} at step {STEPS}"
+    assert {path.name: path.read_bytes() for path in run.glob("*.safetensors")} == before
+
+
+def test_if_there_is_no_run_to_resume_the_runs_beside_are_named(train_run, tmp_path):
+    for folder, beside in (("run", ""), ("runs", f"; runs beside it: {tmp_path / 'run'}")):
+        output = train_run("--max_iters=8", "--resume", f"--out_dir={tmp_path / folder}")[1]
+        assert f"{tmp_path / folder} has no run to resume: starting one{beside}\n" in output
