@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from math import log
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,8 +67,8 @@ def test_every_loss_in_the_table_of_the_readme_is_one_of_results_rounded():
     results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     exact = {f"{float(loss):.2f}" for loss in re.findall(r"\b\d\.\d{3,4}\b", results)}
     table = README.partition("\n## Recipes and results\n")[2].partition("\n## ")[0]
-    losses = re.findall(r"\| loss (\d\.\d\d) \|", table)
-    assert len(losses) > 4 and set(losses) <= exact
+    losses = set(re.findall(r"\b\d\.\d\d\b", table)) - {f"{log(65):.2f}"}  # a uniform guess
+    assert len(losses) > 4 and losses <= exact
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
