@@ -51,6 +51,7 @@ FINE_TUNING = 0.3  # of the learning rates of the first training: the best fract
 
 def main(command: Command) -> int:
     """Train the run of a command; return the exit code."""
+    # faster steps: each needs the memory that the last one has freed
     keep_freed_memory()
     folder = Path(command.out_dir)
     with (
@@ -97,10 +98,12 @@ def find_saved(command: Command) -> Checkpoint | None:
     elif command.resume and holds_run(folder):
         saved = checkpoints.find(folder, "last", notify=info)
     elif command.resume:
-        # is --out_dir misspelled?
+        # the first start of a script that always resumes, or is --out_dir misspelled?
         beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
+
+    # no run is replaced without being told to
     check_folder(folder, saved.path if saved else None, command.overwrite)
     return saved
 
@@ -108,6 +111,8 @@ def find_saved(command: Command) -> Checkpoint | None:
 def build_new(command: Command, world: World) -> Run:
     """Build a new run, with weights from the seed or from another model (--init_from)."""
     given = command.new_settings()
+
+    # the model to start from: its vocabulary is kept, and its architecture must be the same
     parent = None
     if command.init_from:
         parent = checkpoints.find(Path(command.init_from), "best", notify=info)
@@ -144,7 +149,10 @@ def build_new(command: Command, world: World) -> Run:
 
 def fine_tune(run: Run, parent: Checkpoint) -> None:
     """Give a new run the weights of another model; print what its user should know."""
+    # all weights but those of new characters
     checkpoints.load_weights(parent, run.model)
+
+    # are there characters that it does not know, or validation text that it has seen?
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
         info(f"{len(new):,} characters are new: {first_few(map(describe, new))}")
     if differences.may_have_seen_validation(parent, run):
@@ -190,6 +198,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
 def resumed_settings(command: Command, saved: Checkpoint) -> Config:
     """Return the settings of a resumed run; print where the config file differs from them."""
     try:
+        # only to compare: who has edited the file may expect that it counts
         file = command.file_settings()
     except ConfigError as error:
         info(f"note: {error}; the run keeps its own settings")
@@ -198,6 +207,7 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
             info(*lines)
 
     given = command.resumed_settings(saved.config)
+    # trained on a GPU, resumed on a laptop
     if given.device not in ("auto", *available_devices()) and "device" not in command.options:
         info(
             f"note: no {given.device.upper()} device on this machine; continuing with device: auto"
@@ -210,10 +220,12 @@ def resumed_text(command: Command, saved: Checkpoint, given: Config) -> Corpus:
     """Read the text of a resumed run: it is where it was, or where the config file says."""
     data = given.data
     for name in ("sources", "val_sources"):
-        # an option names the only place
+        # an option names the only place; else look where it was, then where the file says
         if f"data.{name}" not in command.options:
             places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
             data = replace(data, **{name: tuple(dict.fromkeys(places))})
+
+    # wherever it is, it must be the same text
     same_text = (saved.data.sha256, saved.data.val_sha256)
     return load_corpus(
         data,
@@ -240,6 +252,7 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
         manager = CheckpointManager(folder, info, run.progress if in_last else None)
         exit_code = loop(run, stop, log, manager)
 
+    # interrupted: how to go on; finished: what to do with the model
     if exit_code:
         stopped = f"stopped and saved at step {run.progress.step:,}; to resume:"
         info(stopped, f"  {command.resume_command()}")

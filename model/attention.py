@@ -151,6 +151,7 @@ class Stacked(QKVProjection):
         self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 if bias else 0))
 
     def head_weights(self, h, tensor_of=identity):
+        # stored for x @ weight, so transposed: (C, D) -> (D, C)
         weights = [tensor_of(weight)[h].T for weight in self.weights]
         return weights + [tensor_of(bias)[h, 0] for bias in self.biases]
 
@@ -167,6 +168,7 @@ class Unrolled(QKVProjection):
         self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 if bias else 0))
 
     def head_weights(self, h, tensor_of=identity):
+        # stored for x @ weight, so transposed: (C, D) -> (D, C)
         weights = [tensor_of(weight)[:, h].T for weight in self.weights]
         return weights + [tensor_of(bias)[h, 0] for bias in self.biases]
 
@@ -318,6 +320,7 @@ class MultiHeadAttention(nn.Module):
         qk_norm: bool = False,
     ):
         super().__init__()
+        # do the settings fit together?
         for setting, name, table in (("layout", layout, LAYOUTS), ("kernel", kernel, KERNELS)):
             if name not in table:
                 raise ValueError(f"unknown {setting} {name!r}; allowed: {', '.join(table)}")
@@ -328,6 +331,7 @@ class MultiHeadAttention(nn.Module):
             )
         head_size = head_size or n_embd // n_head
 
+        # into the heads, and out of them: the only parameters
         self.projection = LAYOUTS[layout](n_embd, n_head, head_size, bias)
         self.kernel = KERNELS[kernel]
         self.out_proj = nn.Linear(n_head * head_size, out_features or n_embd, bias)
@@ -342,9 +346,11 @@ class MultiHeadAttention(nn.Module):
         out_std: float = 0.02,
     ) -> None:
         """Draw the weights head by head, so that a seed gives the same weights in every layout."""
+        # the queries, keys and values: weights have two dimensions, biases one
         for h in range(self.projection.n_head):
             for view in self.projection.head_weights(h):
                 init_normal_(view, std if view.dim() == 2 else 0.0, generator)
+        # the output projection, whose std may be smaller (see `GPT.reset_parameters`)
         for parameter in self.out_proj.parameters():
             init_normal_(parameter, out_std if parameter.dim() == 2 else 0.0, generator)
 
@@ -394,6 +400,8 @@ class MultiHeadAttention(nn.Module):
         """
         if cache is not None and (context is not None or value_context is not None):
             raise ValueError("a cache is for self-attention; omit it, or the contexts")
+
+        # where the keys and values come from: without contexts, from x itself
         context = x if context is None else context
         value_context = context if value_context is None else value_context
         self._check_shapes(x, context, value_context)
@@ -455,6 +463,7 @@ class MultiHeadAttention(nn.Module):
 @torch.no_grad()
 def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = None) -> None:
     """Fill `view` from N(0, std^2). The numbers do not depend on its strides and dtype."""
+    # drawn into a tensor of their own, then copied: (D, C) in the same order for every layout
     numbers = torch.empty(view.shape, dtype=torch.float32)
     view.copy_(numbers.normal_(0.0, std, generator=generator))
 
@@ -462,11 +471,14 @@ def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = N
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """Convert any accepted mask, combined with causality, to an additive (B or 1, H or 1, T, S)."""
     B, H, T, _ = q.shape
+    # (B or 1, H or 1, T, S): all heads share a mask without heads, all texts one without both
     full = mask
     if mask.dim() == 2:
         full = mask[None, None]
     elif mask.dim() == 3:
         full = mask[:, None]
+
+    # does it fit?
     fits = full.dim() == 4 and full.size(0) in (1, B) and full.size(1) in (1, H)
     fits = fits and full.shape[2:] == (T, S)
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
@@ -475,6 +487,8 @@ def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
             f"floating point (added), of shape (T, S), (B, T, S) or (B, H, T, S) "
             f"with B {B} or 1, H {H} or 1, T {T}, S {S}"
         )
+
+    # numbers to add to the scores: 0 keeps one, -inf hides it
     if mask.dtype == torch.bool:
         full = torch.where(full, 0.0, -math.inf)
     if causal:

@@ -102,7 +102,7 @@ class Sampler:
 
 def apply_top_k(logits: np.ndarray, k: int) -> None:
     """Keep the k largest logits of each row (B, V) and ties of the k-th; set the rest to -inf."""
-    kth = np.partition(logits, -k, axis=-1)[:, -k, None]
+    kth = np.partition(logits, -k, axis=-1)[:, -k, None]  # (B, 1)
     logits[logits < kth] = -np.inf
 
 
@@ -114,7 +114,7 @@ def apply_top_p(probs: np.ndarray, p: float) -> None:
     cumulative sums  [0.125, 0.25,  0.5,  1.0]; entries with a sum <= 1 - p are dropped
     probs          = [0.5, 0, 0.25, 0]
     """
-    order = probs.argsort(axis=-1, kind="stable")
+    order = probs.argsort(axis=-1, kind="stable")  # (B, V)
     cumulative = np.take_along_axis(probs, order, axis=-1).cumsum(axis=-1)
     dropped = cumulative <= (1.0 - p) * cumulative[:, -1:]
     dropped[:, -1] = False  # the most likely one stays

@@ -71,6 +71,7 @@ def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
                 f"no head {head} in layer {layer}; allowed: heads 0 to {H - 1} "
                 f"in layers 0 to {L - 1}"
             )
+
     # D columns of the output projection read a head: while they are zero, it has no effect
     weights = [block.attention.out_proj.weight for block in model.blocks]  # (C, H*D) in each layer
     saved = [weight.detach().clone() for weight in weights]
