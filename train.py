@@ -198,7 +198,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
 def resumed_settings(command: Command, saved: Checkpoint) -> Config:
     """Return the settings of a resumed run; print where the config file differs from them."""
     try:
-        # only to compare: who has edited the file may expect that it counts
+        # only to compare: someone who has edited it may expect that it counts
         file = command.file_settings()
     except ConfigError as error:
         info(f"note: {error}; the run keeps its own settings")

@@ -143,6 +143,7 @@ class Command(CommandLineOptions):
 
 def _launcher() -> list[str]:
     """Return the words of the command before train.py: python, or torchrun if it started us."""
+    # torchrun sets these variables
     processes, machines = (
         int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     )
@@ -154,6 +155,7 @@ def _launcher() -> list[str]:
 
 def _override(config: Config, settings: Mapping[str, object]) -> Config:
     """Return a config with other values of some settings, which are given by full name."""
+    # all values go through the checks again: two that are fine may not fit together
     nested = asdict(config)
     for name, value in settings.items():
         section, _, key = name.rpartition(".")
@@ -188,6 +190,8 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     words, options = parse_arguments(argv, TRAIN_USAGE, CommandLineOptions, Config)
     if "minutes" in options and "train.max_iters" in options:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
+
+    # the only word that is no option is the config file
     if len(words) != 1:
         config_words = brief(tuple(words)) if words else "none"
         raise ConfigError(
@@ -196,12 +200,16 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
             "an option begins with -- and has its value after =, as in --resume=PATH; "
             "see python train.py --help"
         )
+
+    # some options say how to start, the others are settings
     names = options.keys() & settings_of(CommandLineOptions).keys()
     starting = {name: options.pop(name) for name in names}
     command = Command(config_file=words[0], file=read_config(words[0]), options=options, **starting)
+
     if command.print_config:
         print_text(to_yaml(command.new_settings()))
         raise SystemExit(0)
+    # find mistakes now, before torch is imported
     if not command.resume:  # else the settings of the checkpoint decide
         command.new_settings()
     return command
@@ -234,6 +242,7 @@ def check_page(path: Path) -> None:
 
 def read_prompt(prompt: str) -> str:
     """Return the text of --prompt: the option itself, the content of a file, or standard input."""
+    # a file or a pipe has bytes; an option is text, in which \n is a newline
     if prompt == "-":
         where, content = "standard input", sys.stdin.buffer.read()
     elif prompt.startswith("FILE:"):
@@ -241,6 +250,8 @@ def read_prompt(prompt: str) -> str:
         content = Path(where).read_bytes()
     else:
         return unescape(prompt)
+
+    # read as a training text is: without a byte order mark, and with \n at the ends of lines
     try:
         return universal_newlines(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -279,18 +290,24 @@ def parse_arguments(
     if "--help" in argv or "-h" in argv:
         print_text(usage + "".join(map(_help, sections)) + NOTES)
         raise SystemExit(0)
+
+    # word by word; an option without = may take the next word as its value
     options = options_of(*sections)
     words, values, rest = [], {}, iter(argv)
     for word in rest:
         if not word.startswith("-"):
             words.append(word)
             continue
+
+        # --n_layer=6 or --n-layer 6, --model.n_layer=6
         option, equals, text = word.partition("=")
         key = option.removeprefix("--").replace("-", "_")
         if key not in options:
             known = {name: f"--{name}" for name in (*options, "help")}
             hint = suggest_setting(key, known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
+
+        # its value; a few options have one even if they are given alone
         name, field = options[key]
         with error_context(option):
             if not equals:
@@ -311,6 +328,7 @@ def options_of(*sections: type) -> dict[str, tuple[str, Field]]:
     """
     options = {}
     for section in sections:
+        # no two settings have the same short name
         for name, field in settings_of(section).items():
             options[name] = options[field.name] = (name, field)
     return options
@@ -323,6 +341,7 @@ def _bare_value(field: Field) -> str:
 
 def _help(section: type, prefix: str = "") -> str:
     """Describe the settings of a section, then the sections in it."""
+    # a title, then of each setting the name, the default and the meaning
     lines = ["", prefix + section.__doc__.splitlines()[0]]
     for field in fields(section):
         if field.metadata:
@@ -331,6 +350,8 @@ def _help(section: type, prefix: str = "") -> str:
             lines += textwrap.wrap(
                 meaning, 80, initial_indent=f"{option:28}", subsequent_indent=indent
             )
+
+    # data, model and train have settings of their own
     inner = [
         _help(field.type, f"{field.name}: ")
         for field in fields(section)
@@ -364,6 +385,7 @@ def read_config(path: str) -> dict[str, object]:
     """
     with error_context(path):
         settings, faults = {}, []
+        # go on after a fault: someone who mistyped two names wants to hear of both
         for section, key, value, line in _entries(_compose(_read(path))):
             try:
                 with error_context(f"line {line}"):
@@ -381,6 +403,7 @@ def to_yaml(config: Config) -> str:
 
     options = {"sort_keys": False, "width": 100}
     text = yaml.safe_dump(to_dict(config), allow_unicode=True, **options)
+    # readable, unless some character cannot be seen
     if text.replace("\n", "").isprintable():
         return text
     return yaml.safe_dump(to_dict(config), allow_unicode=False, **options)  # with escapes
@@ -395,6 +418,7 @@ def _read(path: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
+        # a typo, or the name of a recipe without .yaml
         names = {Path(name).stem: name for name in _configs_in(file.parent, Path("configs"))}
         hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
         raise ConfigError(f"no such config; {hint}") from None
@@ -413,6 +437,7 @@ def _compose(text: str) -> "yaml.MappingNode":
     import yaml
 
     try:
+        # the events say what is written; in the nodes, tags and aliases are resolved
         events = list(yaml.parse(text, Loader=yaml.SafeLoader))
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -421,12 +446,16 @@ def _compose(text: str) -> "yaml.MappingNode":
         raise ConfigError(f"line {line}: not YAML ({problem}); {_hint(text)}") from None
     except Exception as error:  # PyYAML raises others too, such as a ValueError for "\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {_hint(text)}") from None
+
+    # a tag constructs an object, an alias repeats a value: settings need neither
     for event in events:
         if getattr(event, "anchor", None) or getattr(event, "tag", None):
             line = event.start_mark.line + 1
             raise ConfigError(
                 f"line {line}: tags, anchors and aliases are not supported; write the value out"
             )
+
+    # settings are keys with values
     if root is None:
         raise ConfigError("is empty; give at least one setting")
     if root.id != "mapping":
@@ -449,6 +478,7 @@ def _entries(
     lines = {}
     for key_node, value_node in mapping.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
+        # PyYAML would take the last one, without a word
         if key in lines:
             raise ConfigError(
                 f"line {line}: duplicate key {brief(key)}, as in line {lines[key]}; keep one"
@@ -470,9 +500,11 @@ def _value(node: "yaml.Node") -> object:
 def _parse_setting(section: str, key: str, value: object) -> object:
     """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
     name = section + key
+    # `model: 5`
     if name in SECTIONS:
         raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
     if name not in SETTINGS or "." in key:
+        # a typo, the wrong section, or the name that another project has for it
         names = {name: name for name in SECTIONS}
         for full_name in SETTINGS:
             parent, _, short_name = full_name.rpartition(".")

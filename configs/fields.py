@@ -44,6 +44,7 @@ class Checked:
     def __post_init__(self):
         for field in fields(self):
             if field.metadata:
+                # a frozen dataclass refuses an assignment, even in here
                 object.__setattr__(self, field.name, check_value(field, getattr(self, field.name)))
 
 
@@ -52,6 +53,7 @@ def settings_of(section: type) -> dict[str, Field]:
     found = {field.name: field for field in fields(section) if field.metadata}
     for inner in fields(section):
         if is_dataclass(inner.type):
+            # n_layer in the section, model.n_layer in the whole
             settings = settings_of(inner.type)
             found |= {f"{inner.name}.{name}": field for name, field in settings.items()}
     return found
@@ -59,6 +61,7 @@ def settings_of(section: type) -> dict[str, Field]:
 
 def value_type(field: Field) -> type:
     """Return a setting's type without its choices: int, float, bool, str or tuple."""
+    # `float | str` is a float that may also be a word, such as auto
     origin = get_origin(field.type)
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
 
@@ -70,6 +73,8 @@ def describe_allowed(field: Field) -> str:
         return "one string or several"
     if value_type(field) is str and choices:
         return f"one of {', '.join(choices)}"
+
+    # a number, with its words first: `auto or a number of at least 0`
     limits = describe_limits(field)
     return " or ".join([*choices, TYPE_NAMES[value_type(field)] + (limits and f" of {limits}")])
 
@@ -85,6 +90,7 @@ def parse_value(field: Field, text: str | list[str]) -> object:
 
     Raises ConfigError with the allowed values.
     """
+    # what does not look like its type stays a string, which `check_value` refuses
     value, wanted = text, value_type(field)
     if wanted is tuple and isinstance(text, str):
         value = [text]
@@ -101,8 +107,11 @@ def check_value(field: Field, value: object) -> object:
 
     Raises ConfigError with the allowed values if the type is wrong or the value out of range.
     """
+    # it may be left out
     if value is None and field.default is None:
         return value
+
+    # JSON and YAML know no tuples, and 1e3 may stand for an integer
     if isinstance(value, list):
         value = tuple(value)
     wanted = value_type(field)
@@ -110,6 +119,7 @@ def check_value(field: Field, value: object) -> object:
         value = int(value)
     if wanted is float and type(value) is int:
         value = float(value)
+
     if not _is_allowed(field, value):
         raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
     return value
@@ -121,15 +131,21 @@ def _is_allowed(field: Field, value: object) -> bool:
     Only a string or list that is empty by default may be empty.
     """
     choices, limits = field.metadata["choices"], field.metadata["limits"]
+    # a word such as auto, which a number may have too
     if isinstance(value, str) and value in choices:
         return True
+    # exactly this type: to isinstance, True is an int
     if type(value) is not value_type(field):
         return False
+
     if value in ("", ()):
         return value == field.default
+    # in range, and neither infinite nor NaN
     if isinstance(value, (int, float)):
         in_range = all(LIMITS[name](value, limit) for name, limit in limits.items())
         return math.isfinite(value) and in_range
+
+    # a string, or several
     items = value if isinstance(value, tuple) else (value,)
     valid = all(isinstance(item, str) and item and not INVALID_TEXT.search(item) for item in items)
     return valid and not choices

@@ -82,6 +82,8 @@ class DataConfig(Checked):
                 "such as '\\n'"
             )
         self._check_encoding()
+
+        # a download needs its digest: on another text, the losses of a recipe mean nothing
         for source in self.sources + self.val_sources:
             if "://" in source and not ADDRESS.fullmatch(source):
                 raise ConfigError(
@@ -138,6 +140,7 @@ class ModelConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        # every head gets an equal share of the width
         if self.n_embd % self.n_head:
             divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
             nearest = sorted(divisors, key=lambda n: (abs(n - self.n_head), -n))[:2]
@@ -145,6 +148,7 @@ class ModelConfig(Checked):
                 f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
                 f"nearest n_head: {', '.join(map(str, nearest))}"
             )
+
         head_size = self.n_embd // self.n_head
         if self.positions == "rope" and head_size % 2:
             raise ConfigError(
@@ -203,6 +207,7 @@ class TrainConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        # the warm-up and the cooldown are parts of the run; an `auto` always fits
         names = ["warmup_iters"] + ["cooldown_iters"] * (self.schedule == "trapezoid")
         numbers = {name: getattr(self, name) for name in names if getattr(self, name) != "auto"}
         if sum(numbers.values()) > self.max_iters:
@@ -269,6 +274,7 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        # a command does one of these
         modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
         if len(modes) > 1:
             raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
@@ -279,8 +285,11 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
 
     `names` maps the names of settings to what is printed for them.
     """
+    # `lr` is no typo: it is what others call learning_rate
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
     hint = did_you_mean(meant if meant in names else key, names, otherwise)
+
+    # where the meaning differs too, say so
     if meant == "learning_rate" and meant in names:
         hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
     if meant == "max_iters" and meant in names and "epochs" in key:
@@ -301,6 +310,8 @@ def flat_settings(config: Config) -> dict[str, object]:
             flat |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
             flat[name] = value
+
+    # a run that has moved to another folder or machine is still the same run
     paths = ("out_dir", "data.sources", "data.val_sources")
     return {name: value for name, value in flat.items() if name not in paths}
 
@@ -309,6 +320,8 @@ def from_dict(mapping: object, section: type = Config):
     """Build a Config, or another section, from plain nested data; defaults fill in the rest."""
     if not isinstance(mapping, dict):
         raise ConfigError(f"must be a mapping of names to values, but is {brief(mapping)}")
+
+    # are there names that nobody knows, or is a required one missing?
     known = {field.name: field for field in fields(section)}
     for key in mapping:
         if key not in known:
@@ -319,6 +332,8 @@ def from_dict(mapping: object, section: type = Config):
         if name not in mapping and field.default is MISSING:
             meaning = field.metadata["meaning"]
             raise ConfigError(f"--{name} is missing; write --{name}=VALUE: {meaning}")
+
+    # the sections first; each checks itself when it is built
     values = {
         key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
         for key, value in mapping.items()
