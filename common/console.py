@@ -60,6 +60,7 @@ def report(error: BaseException) -> int:
         reason = error.strerror or error
         line = f"{error.filename}: {reason}" if error.filename else reason
     else:
+        # a bug: whoever reports it needs the traceback
         sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
     print_note(f"error: {line}")
@@ -84,6 +85,7 @@ def escape(text: object, keep: str = "") -> str:
 
 def shorten(text: str, limit: int) -> str:
     """Leave out the middle of a text of more than `limit` characters."""
+    # the beginning says what it is, and the end often what is wrong
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
 
@@ -95,6 +97,7 @@ def printable(lines: Iterable[object]) -> str:
 
 def print_result(*lines: object) -> None:
     """Print lines on standard output."""
+    # flush: through a pipe, it would otherwise arrive at the end
     print(printable(lines), flush=True)
 
 
@@ -111,6 +114,7 @@ def print_error(error: UserError) -> None:
 
 def print_text(text: str) -> None:
     """Print a text as it is, but on a terminal with its control characters escaped."""
+    # a terminal obeys escape sequences, even those that a model makes up; a file gets them all
     shown = escape(text, keep="\n\t") if sys.stdout.isatty() else text
     print(shown, end="", flush=True)
 
@@ -120,6 +124,7 @@ def print_text(text: str) -> None:
 
 def shell_command(words: Iterable[object]) -> str:
     """Join words to a shell command, with quotes where a shell needs them."""
+    # the shell of Windows has rules of its own
     words = list(map(str, words))
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
@@ -148,6 +153,7 @@ def program(name: str) -> str:
 
 def script(name: str) -> str:
     """Return the path of a script of the project from the working directory: `train.py`."""
+    # in the folder of the project, the name is enough
     path = Path(__file__).parents[1] / name
     with suppress(OSError):
         if path.samefile(name):

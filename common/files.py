@@ -18,6 +18,7 @@ def beside_code(path: Path) -> Path:
 
     So a command works from any folder: python ../hornbook/train.py configs/shakespeare.yaml
     """
+    # a file in the current folder comes first
     other = ROOT / path
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
 
@@ -59,6 +60,7 @@ def unfinished(path: Path) -> Path:
 
 
 def _sync(file: BinaryIO) -> None:
+    # from Python's buffer to the system, then to the disk
     file.flush()
     os.fsync(file.fileno())
 
@@ -66,6 +68,7 @@ def _sync(file: BinaryIO) -> None:
 def _link_or_copy(path: Path, other: Path) -> None:
     other.unlink(missing_ok=True)  # left by a process that was killed
     try:
+        # a second name takes no time and no space
         os.link(path, other)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, other)

@@ -40,6 +40,7 @@ class Stop:
         return self
 
     def __exit__(self, *_) -> None:
+        # from here on, a signal does what it did before
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -51,6 +52,7 @@ class Stop:
             yield item
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        # only a flag: the loop sees it after the step
         self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
         # the next Ctrl-C leaves at once
         if signal.SIGINT in self._before:
