@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from configs.schema import TrainConfig
 from run import file_format
 from run.checkpoint import BEST, LAST, SECTIONS
 from tests.commands import exit_code, train_main
-from tests.conftest import ROOT, printed
+from tests.conftest import ROOT
 from training import device, evaluate, schedule
 
 STEPS = 24
@@ -74,22 +74,12 @@ def small_run_args(folder: Path) -> list[str]:
 def train(*arguments: object) -> tuple[int, str]:
     """Run train.py in this process; return its exit code, and its stdout with any error message."""
     torch.set_num_threads(1)
-    stdout = Output()
-    before = Path.cwd()
-    os.chdir(ROOT)
-    try:
-        with redirect_stdout(stdout):
+    with redirect_stdout(Output()) as stdout, chdir(ROOT):
+        try:
             code = train_main(list(arguments))
-    except UserError as error:
-        return error.exit_code, f"{stdout.getvalue()}error: {printed(error)}\n"
-    except OSError as error:
-        return 5, f"{stdout.getvalue()}error: {error}\n"
-    except SystemExit as system_exit:
-        return system_exit.code, stdout.getvalue()
-    except KeyboardInterrupt:
-        return 130, stdout.getvalue()
-    finally:
-        os.chdir(before)
+        except (UserError, OSError, SystemExit, KeyboardInterrupt) as error:
+            with redirect_stderr(stdout):
+                code = exit_code(raised(error), [])
     return code, stdout.getvalue()
 
 
@@ -101,18 +91,14 @@ class Output(io.StringIO):
 
 def start(*arguments: object) -> subprocess.Popen:
     """Start a script in a subprocess: `start("train.py", ...)`, stdout and stderr in one pipe."""
-    return _start([sys.executable, *map(str, arguments)])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    words = [sys.executable, *map(str, arguments)]
+    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
 
 
 def torchrun(size: int, *arguments: object) -> subprocess.Popen:
     """Start `torchrun --nproc_per_node=SIZE train.py ...`, with stdout and stderr in one pipe."""
-    ranks = ["-m", "torch.distributed.run", f"--nproc_per_node={size}"]
-    return _start([sys.executable, *ranks, "train.py", *map(str, arguments)])
-
-
-def _start(words: list[str]) -> subprocess.Popen:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, text=True, **pipes)
+    return start("-m", "torch.distributed.run", f"--nproc_per_node={size}", "train.py", *arguments)
 
 
 def raised(error: BaseException) -> Callable:
