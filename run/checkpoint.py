@@ -189,6 +189,7 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all that a run keeps in tensors, by name, as slices: views of its own memory."""
+    # the weights, then the moments of each optimizer
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
         named |= optimizer.named_slices(run.model)

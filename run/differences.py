@@ -52,6 +52,7 @@ def check_settings(saved: Checkpoint, given: Config, resume: bool) -> None:
 
     Without `resume`, which is --init_from, only the architecture must be the same.
     """
+    # --init_from needs the architecture; a resumed run must also train as before
     found = compare(flat_settings(saved.config), flat_settings(given))
     fixed, option = ARCHITECTURE, "--init_from"
     if resume:
@@ -99,6 +100,8 @@ def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, obje
     then = flat_settings(resolve(saved.config, run.runtime, saved.data.epochs))
     now = flat_settings(run.config)
     environment = environment_of(run.runtime, run.world.size)
+
+    # a text is the same if its characters are, wherever it lies
     return compare(
         then | _digests(saved.data) | saved.environment,
         now | _digests(text_info(run)) | environment,
@@ -122,6 +125,8 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
 def messages(found: Mapping[str, tuple[object, object]]) -> list[str]:
     """Say what differs, and what follows from it, a line each."""
     lines = [_line(name, *found[name]) for name in found if name not in NOT_SAID]
+
+    # some have consequences
     if found.keys() & FORGET_BEST:
         lines.append("earlier validation losses are not comparable: the best loss is reset")
     if found.keys() & {"data.sha256", "data.val_sha256"}:

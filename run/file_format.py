@@ -71,7 +71,7 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         # the tensors are views of the bytes: nothing is copied
         data, tensors = torch.from_numpy(content[data_start:]).view(torch.float32), {}
         for name, entry in header.items():
-            start = entry["data_offsets"][0] // 4
+            start = entry["data_offsets"][0] // 4  # bytes to numbers
             count = math.prod(entry["shape"])
             tensors[name] = data[start : start + count].view(entry["shape"])
         return metadata, tensors
@@ -95,6 +95,7 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
 
 def _check_digest(content: np.ndarray) -> None:
     """Raise CheckpointError unless this is the content of an undamaged checkpoint."""
+    # how does it begin?
     head = content[: DIGEST.stop].tobytes()
     if not head:
         raise CheckpointError("empty file (interrupted save?)")
@@ -102,12 +103,15 @@ def _check_digest(content: np.ndarray) -> None:
         is_pickle = head.startswith((b"PK\3\4", b"\x80"))  # PyTorch's, in a zip file or not
         remedy = "; python convert.py imports the ckpt.pt of nanoGPT" if is_pickle else ""
         raise CheckpointError(f"not a Hornbook checkpoint{remedy}")
+
+    # one of ours: is it as it was written?
     if head[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
 
 
 def _digest(content: bytearray | np.ndarray) -> bytes:
     """Return the SHA-256 of the file with the digits of the digest set to zeros."""
+    # in three parts, so that the file is not copied as a whole
     sha256 = hashlib.sha256(content[: DIGEST.start])
     sha256.update(ZEROS)
     sha256.update(memoryview(content)[DIGEST.stop :])

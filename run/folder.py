@@ -52,6 +52,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             "wait for that process, stop it or choose another --out_dir"
         ) from None
     except OSError as error:
+        # some network drives: better without a lock than not at all
         if error.errno not in NO_LOCKS:
             raise
         print_note(f"note: {folder}: this file system has no locks: start one run at a time there")
@@ -80,6 +81,7 @@ def check_folder(folder: Path, resumed_from: Path | None, overwrite: bool) -> No
 
 def is_in(resumed_from: Path | None, folder: Path) -> bool:
     """Return whether a checkpoint is resumed, and it is one of this folder."""
+    # resolved: out/a, ./out/a and a link to it are one folder
     return resumed_from is not None and resumed_from.parent.resolve() == folder.resolve()
 
 
@@ -167,8 +169,10 @@ class CheckpointManager:
     def _is_due(self, run: Run) -> bool:
         """Return whether to save `last`: at the start, then as `save_interval` says."""
         progress, interval = run.progress, run.config.train.save_interval
+        # before the first step: from then on, the folder holds a run
         if self.tried_at is None:
             return True
+        # with each evaluation, and so often that a kill costs only minutes
         if interval == "auto":
             evaluated = progress.step == progress.last_eval_step
             return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS

@@ -58,9 +58,11 @@ SECONDS_BETWEEN_LINES = 30  # in a file, which has no bar
 def info(*lines: object) -> None:
     """Print lines above the progress bar. If nobody reads them any more, training continues."""
     try:
+        # above the bar, which tqdm draws again below
         tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
+        # the reader has gone (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -78,6 +80,7 @@ class Log:
 
         # TensorBoard writes in a thread; its error comes back at the next flush, without traceback
         self.thread_hook, threading.excepthook = threading.excepthook, self._on_thread_error
+
         # metrics.csv and TensorBoard; what cannot be opened is a warning, and None
         self.writer = self.metrics = None
         if folder:
@@ -138,6 +141,7 @@ class Log:
         """Log a step: every log_interval steps its scalars, now and then a line."""
         run, train = self.run, self.run.config.train
         step, vocab_size = run.progress.step, run.model.vocab_size
+
         # the speed is a mean over the steps between two lines
         self.tokens += result.tokens
         self.seconds += result.seconds
@@ -175,10 +179,13 @@ class Log:
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
         }
+
         # does the model use its context? then later characters are easier to predict
         for position, loss in enumerate(result.loss_by_position.tolist(), 1):
             if position in POSITIONS and not math.isnan(loss):  # NaN: nothing counts there
                 scalars[f"val/loss_at/{position}"] = loss
+
+        # questions: how many answers are right?
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
@@ -227,6 +234,7 @@ class Log:
 
         # a finished run that is resumed has nothing to do
         if progress.step == self.first_step:
+            # which limit has it reached, the steps or the patience?
             change = f"--max_iters={2 * train.max_iters}"
             if self.run.out_of_patience:
                 change = "--patience=0"
@@ -324,6 +332,7 @@ class Log:
         try:
             yield
         except OSError as error:
+            # once: a full disk stays full for a while
             if path not in self.warned:
                 reason = error.strerror or error
                 info(f"warning: {path}: the log is not written ({reason}); training continues")
@@ -361,6 +370,7 @@ class Metrics:
         minutes = self.minutes_before + (time.monotonic() - self.began) / 60
         cells = [f"{scalars[tag]:.7g}" if tag in scalars else "" for tag in COLUMNS.values()]
         self.unwritten.append(f"{step},{minutes:.3f},{','.join(cells)}\n")
+        # opened for each row, so that a kill loses none, and other programs can read it meanwhile
         with open(self.path, self.mode, encoding="ascii", newline="") as file:
             file.writelines(self.unwritten)
         self.mode, self.unwritten = "a", []
@@ -372,6 +382,7 @@ def code_block(tag: str, lines: Iterable[str]) -> Summary:
     Control characters but tabs are escaped: a carriage return would end the block.
     """
     escaped = [escape(line, keep="\t") for line in lines]
+    # four spaces: code, in Markdown
     return summary.text(tag, "".join(f"    {line}\n" for line in escaped))
 
 
@@ -382,6 +393,7 @@ def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
     rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
     likeliest = [f"{probability:6.1%}  {pictures.name(vocabulary[i])}" for probability, i in rows]
     yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
+
     # what the heads of a layer look at
     for layer, maps in enumerate(probe.attention, 1):
         image = pictures.attention_maps(maps.numpy(), probe.text, layer).convert("RGB")

@@ -77,6 +77,7 @@ def _draw_scale(canvas: Image.Image) -> None:
     """Draw the scale of the weights into the upper right corner: 0, 1/4 and 1."""
     draw = ImageDraw.Draw(canvas)
     left = canvas.width - SCALE_WIDTH
+    # a cell in the shade of each weight, with its label
     for weight, label in ((0.0, "0"), (0.25, "1/4"), (1.0, "1")):
         shade = _cells(np.full((1, 1), weight))
         canvas.paste(Image.fromarray(shade), (left, 4))
@@ -95,11 +96,13 @@ def _cells(weights: np.ndarray) -> np.ndarray:
 
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
     """Draw the labels to the left of a map and those below it."""
+    # wide enough for the longest name, such as U+1F600
     names = [SYMBOLS.get(character, name(character)) for character in characters]
     margin = 6 + max(8, *(math.ceil(SMALL.getlength(label)) for label in names))
     rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
     below = Image.new("L", (len(names) * CELL, margin), BACKGROUND)
     for i, label in enumerate(names):
+        # beside the map, they end at its edge
         drawn = Image.new("L", (margin, CELL), BACKGROUND)
         ImageDraw.Draw(drawn).text((margin - 3, CELL // 2), label, DARK, SMALL, anchor="rm")
         rows.paste(drawn, (0, i * CELL))
