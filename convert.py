@@ -69,13 +69,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--vocabulary", type=Path, required=True, metavar="TEXT")
     parser.add_argument("--out_dir", type=Path, required=True, help="folder of the new run")
     options = parser.parse_args(argv)
+
+    # read everything before anything is written
     vocabulary = "".join(sorted(set(read_text(options.vocabulary, "utf-8"))))
     saved = read_nanogpt(options.ckpt, vocabulary)
+
+    # a run folder with one checkpoint: `best`, which sampling and --init_from take
     with only_writer(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
         prepare_folder(options.out_dir, None, saved.config)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
+
     folder = path_word(options.out_dir)
     command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])
     print_result(f"imported {options.ckpt}; now try:", f"  {command}")
@@ -85,11 +90,14 @@ def main(argv: list[str] | None = None) -> int:
 def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
     """Read a ckpt.pt of nanoGPT; raise CheckpointError if its model does not fit."""
     with checkpoint_errors(path):
+        # tensors and plain values only; anything else in the pickle is refused
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except UnpicklingError:  # whose message says how to run what is in the file
             raise CheckpointError("not a checkpoint of nanoGPT; nothing in it was run") from None
         args, tensors = content["model_args"], our_tensors(content["model"])
+
+        # a token must be a character: one trained on GPT-2's tokens has 50,257 of them
         if args["vocab_size"] != len(vocabulary):
             raise CheckpointError(
                 f"the model has {args['vocab_size']:,} tokens, --vocabulary {len(vocabulary):,} "
@@ -97,6 +105,8 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
                 "that it was trained on"
             )
         model = ModelConfig(**GPT2, **{name: args[name] for name in SHARED})
+
+    # a run that has not begun: it can be sampled from and fine-tuned, not resumed
     config = Config(model=model, train=ADAMW)
     saved = Checkpoint(config, vocabulary, tensors, TextInfo(str(path)), path=path)
     checkpoints.build_model(saved)  # checks the tensors
@@ -107,8 +117,10 @@ def our_tensors(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a nanoGPT model under the names of a checkpoint."""
     tensors = {}
     for name, tensor in model.items():
+        # nanoGPT's name, replaced part by part
         for theirs, ours in NAMES.items():
             name = name.replace(theirs, ours)
+
         if ".attn.c_attn" in name:  # one matrix for query, key and value
             for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 whole_name = name.replace(".attn.c_attn", f".attention.{part}")

@@ -96,11 +96,14 @@ class Session:
 
         Raises ConfigError for such a character otherwise.
         """
+        # leave out what the model has never seen, and say how much that is
         if self.options.unknown == "skip":
             known = "".join(c for c in text if c in self.tokenizer.vocabulary)
             if skipped := len(text) - len(known):
                 print_note(f"skipped {skipped:,} characters not in the vocabulary")
             text = known
+
+        # or refuse it, with its place
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
@@ -108,11 +111,14 @@ class Session:
 
     def encode_prompt(self, text: str) -> np.ndarray:
         """Encode the beginning of a sample; raise ConfigError if no item of a list begins so."""
+        # a model of a list has seen one item at a time
         if self.item_format and self.item_format.separator in text:
             raise ConfigError(
                 f"prompt: {brief(self.item_format.separator)} ends an item, and the model has "
                 "never seen two; give the beginning of one item"
             )
+
+        # a model of answers has to be asked
         if self.answer_after not in text:
             question = with_escapes(self.saved.data.question)
             raise ConfigError(
@@ -159,8 +165,10 @@ class Session:
         for _ in range(self.options.max_new_tokens):
             characters = self.tokenizer.decode(generation.step())  # one for each sample
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
+            # a sample that has stopped is still drawn, but not shown, until all have stopped
             if all(stop.reached for stop in stops):
                 return
+        # out of characters: the last ones did not become a stop string, so show them
         yield [stop.pending for stop in stops]
 
 
@@ -179,11 +187,14 @@ class StopStrings:
         if self.reached:
             return ""
         self.pending += character
+
+        # does a stop string end here? if several do, the longest is left out
         found = max(filter(self.pending.endswith, self.strings), key=len, default="")
         if found:
             self.reached = True
             shown, self.pending = self.pending.removesuffix(found), ""
         else:
+            # hold back as much as could be the beginning of one
             length = max(0, len(self.pending) - (self.longest - 1))
             shown, self.pending = self.pending[:length], self.pending[length:]
         return shown
@@ -241,8 +252,12 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
     """Print the first samples that are whole items and not in the file of --novel, each once."""
     if not session.item_format:
         raise ConfigError("--novel is for models of a list, trained with data.separator")
+
+    # what not to print: the items of the file, an empty one, and later what has been printed
     path, wanted = session.options.novel, session.options.num_samples
     known = {"", *session.item_format.items_of(path, [session.read(path)])}
+
+    # draw until there are enough of them; a model that has learned its list by heart has no more
     for batch in batches(range(TRIES * wanted)):
         for text, whole in draw(session, batch, ids):
             if whole and wanted and text not in known:
@@ -263,6 +278,7 @@ def take_turns(session: Session, prompt: str) -> None:
     After an empty line the model continues where it stopped. With a model of a list, each turn is
     an item: the prompt, the typed line and the reply.
     """
+    # a text is one long sample; of a list, each turn is the next sample
     number = (session.options.sample or 1) - 1
     if not session.item_format:
         generation = session.begin([number], session.encode(prompt))
@@ -275,6 +291,7 @@ def take_turns(session: Session, prompt: str) -> None:
                 generation = session.begin([number], session.encode_prompt(prompt + line))
                 number += 1
             elif line:
+                # what is typed is a line of its own
                 start = session.tokenizer.start  # a newline, if the vocabulary has one
                 at_start = session.tokenizer.decode(generation.ids[0, -1:]) == start
                 generation.append(session.encode(line if at_start else start + line)[None])
@@ -296,6 +313,7 @@ def read_line() -> str | None:
         print_text("> ")
     # a byte that is not UTF-8 becomes a character that no vocabulary has
     line = sys.stdin.buffer.readline().decode(errors="surrogateescape")
+    # Ctrl-D: the shell's prompt should not stand beside ours
     if not line and sys.stdin.isatty():
         print_text("\n")
     return line.rstrip("\r\n") if line else None
@@ -331,6 +349,8 @@ def score(session: Session) -> None:
     block_size = session.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
     losses = window_losses(session.model, windows, session.runtime)
+
+    # nats, and bits as others report them
     line = (
         f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
         f"{int(losses.counts.sum()):,} predictions"

@@ -44,6 +44,7 @@ def write_page(
     not fit, ResourceError if the file cannot be written. A model that model.js cannot run is
     written too: the page compares its logits with these, and says so.
     """
+    # what the page needs besides the weights, as JSON
     shapes, weights = pack_weights(model)
     item_format = ItemFormat.of(saved.config.data)
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
@@ -60,6 +61,7 @@ def write_page(
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
         "about": model_summary(saved, model),
     }
+
     page = fill_template(data, weights)
     write_atomic(path, page)
     return len(page)
@@ -70,22 +72,28 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
 
     The values are float32, little-endian. Raises ConfigError for more than MAX_WEIGHTS bytes.
     """
+    # the same names and shapes for every attention layout, so model.js has to know only these
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
         for name, slices in named_slices(model).items()
     }
+
+    # a page is one file, which a browser loads as a whole
     size = sum(array.nbytes for array in arrays.values())
     if size > MAX_WEIGHTS:
         raise ConfigError(
             f"--html: the weights are {size / 1e6:,.1f} MB; at most {MAX_WEIGHTS / 1e6:,.0f} MB "
             "fit into a page; train a smaller model"
         )
+
+    # one after the other; the shapes say where each ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]
     return shapes, b"".join(array.astype("<f4").tobytes() for array in arrays.values())
 
 
 def unpack_weights(shapes: list[tuple[str, list[int]]], weights: bytes) -> dict[str, torch.Tensor]:
     """Return the tensors of `pack_weights` by name."""
+    # cut where one array ends and the next begins
     numbers = np.frombuffer(weights, "<f4").astype(np.float32)
     ends = np.cumsum([np.prod(shape, dtype=int) for _, shape in shapes])
     arrays = np.split(numbers, ends[:-1])
@@ -101,9 +109,12 @@ def expected_logits(model: GPT) -> dict[str, list]:
     The logits are [n, those after the first n ids]: after a single one, after a whole context, and
     where the window has moved. In a context above MAX_CHECKED it does not move.
     """
+    # any text will do, so a random one, the same every time
     block_size = model.config.block_size
     length = min(block_size, MAX_CHECKED) + 1
     ids = np.random.default_rng(0).integers(model.vocab_size, size=length)
+
+    # rounded: the page compares with a tolerance anyway
     logits = []
     for n in sorted({1, length - 1, length}):
         window = ids[window_start(n, block_size) : n]
@@ -130,24 +141,32 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     # escape `<`, so that HTML finds no tags; JSON decodes it
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts["weights"] = base64.b64encode(weights).decode()
+
+    # {{name}} in the template is a slot for the part of that name
     template = read("template.html")
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
 def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
+    # the data and weights of the page
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
+
+    # the model that they describe
     names = {field.name for field in fields(ModelConfig)}
     settings = {name: value for name, value in data["config"].items() if name in names}
     model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
     load_tensors(model, unpack_weights(data["shapes"], weights))
+
+    # the page again, with today's code and today's logits
     config = asdict(model.config) | {"separator": data["config"]["separator"]}
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 
 
 def content_security_policy(parts: dict[str, str]) -> str:
     """Return a policy that allows only the page's own code and a worker made from it."""
+    # a text that got into the page as a script would have another hash, and is not run
     scripts = " ".join(source_hash(parts[name]) for name in SCRIPTS)
     return (
         f"default-src 'none'; script-src {scripts}; style-src {source_hash(parts['style.css'])}; "
