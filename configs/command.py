@@ -90,6 +90,7 @@ class CommandLineOptions(Checked):
 
     def __post_init__(self):
         super().__post_init__()
+        # some options contradict each other, some need another one
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
         if self.allow_data_change and not self.resume:
@@ -135,6 +136,7 @@ class Command(CommandLineOptions):
 
     def resume_command(self, *more: str) -> str:
         """Return the shell command that resumes this run, whatever options started it."""
+        # only what finds the run: the checkpoint has all its settings
         words = [*_launcher(), script("train.py"), path_word(self.config_file)]
         if "out_dir" in self.options:
             words.append(f"--out_dir={self.out_dir}")
@@ -226,6 +228,7 @@ def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
     """
     prepare_console()
     options = parse_sample_options(argv)
+    # now, before the model is loaded
     if options.html:
         check_page(Path(options.html))
     return SampleCommand(options, read_prompt(options.prompt))
@@ -484,6 +487,8 @@ def _entries(
                 f"line {line}: duplicate key {brief(key)}, as in line {lines[key]}; keep one"
             )
         lines[key] = line
+
+        # `model:` has settings of its own below it
         if section + key in SECTIONS and value_node.id == "mapping":
             yield from _entries(value_node, f"{key}.")
         else:

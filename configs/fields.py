@@ -171,6 +171,7 @@ def universal_newlines(text: str) -> str:
 
 def unescape(text: str) -> str:
     r"""Replace \n, \t, \r and \\ with the characters they stand for; \r ends a line as \n does."""
+    # in one pass: what follows \\ is not looked at again
     replaced = re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
     return universal_newlines(replaced)
 
@@ -186,4 +187,5 @@ def error_context(where: str):
     try:
         yield
     except ConfigError as error:
+        # each line, since a config file may have several faults
         raise ConfigError(*(f"{where}: {line}" for line in error.args)) from None

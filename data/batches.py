@@ -93,7 +93,7 @@ class Batches:
         # windows of each segment: as few as it needs; a text has one more, to be cut anywhere
         segments = np.array(split.segments, dtype=np.int64)
         self._starts, self._predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
-        self._counts = -(-self._predictions // block_size)
+        self._counts = -(-self._predictions // block_size)  # rounded up
         if not split.items and self._counts[0] > 1:
             self._counts += 1
 
@@ -181,7 +181,7 @@ def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, np.ndarray, n
     # how many windows each segment needs
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], np.maximum(0, segments[:, 1] - segments[:, 0] - 1)
-    counts = -(-predictions // block_size)
+    counts = -(-predictions // block_size)  # rounded up
 
     # the segment of each window, and its number there, counted from 0
     segment = np.repeat(np.arange(len(counts)), counts)

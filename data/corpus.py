@@ -65,6 +65,7 @@ def load_corpus(
     texts = [find_text(data, "sources", sha256s[0], name_unused)]
     if data.val_sources:
         texts.append(find_text(data, "val_sources", sha256s[1]))
+        # a loss on what the model has learned by heart says nothing
         if texts[0].sha256 == texts[1].sha256:
             raise DataError(
                 f"data.val_sources: {texts[1].path} is the same text as data.sources; name "

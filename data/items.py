@@ -86,6 +86,7 @@ class ItemFormat:
         """
         # the items, one after the other, with a separator before the first too
         ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
+        # where each begins, and where the last one ends
         lengths = (len(item) + len(self.separator) for item in items)
         starts = list(accumulate(lengths, initial=len(self.separator)))
 
@@ -114,6 +115,8 @@ def split_list(
     """
     # the items of each text
     lists = [read_items(text, item_format) for text in texts]
+
+    # are there enough? a list that is split needs two
     needed = 1 if len(texts) == 2 else 2
     for text, items in zip(texts, lists, strict=True):
         if len(set(items)) < needed:

@@ -59,6 +59,7 @@ class CharTokenizer:
         With `map_unknown`, unknown characters map to UNK, which must be in the vocabulary;
         otherwise the first one raises UnknownCharacter, with its position counted from 0.
         """
+        # a byte for each character, if there are at most 256 different ones
         ids = np.empty(len(text), self.dtype)
         for start, piece in slices(text):
             # one look-up in the table for each slice; "clip" takes the last entry for the rest
