@@ -13,7 +13,7 @@ import sys
 from configs.command import SampleCommand, parse_sample
 
 if __name__ == "__main__":
-    COMMAND = parse_sample()  # a mistake is answered before torch, whose import takes seconds
+    COMMAND = parse_sample()  # before torch, whose import takes seconds: a mistake is found first
     # model/decode.py multiplies vectors with NumPy: too little work for several threads. NumPy
     # reads this variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -73,7 +73,7 @@ class Session:
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
-        # to write text, the weights are converted; to score one, autocast does as in training
+        # to write, convert the weights; to score, leave them, and autocast as in training
         dtype = torch.float32 if options.score else self.runtime.dtype
         self.model.to(self.runtime.device, dtype)
         self.tokenizer = CharTokenizer(self.saved.vocabulary)

@@ -13,7 +13,7 @@ import os
 from configs.command import Command, parse_train
 
 if __name__ == "__main__":
-    COMMAND = parse_train()  # a mistake is answered before torch, whose import takes seconds
+    COMMAND = parse_train()  # before torch, whose import takes seconds: a mistake is found first
     # On a busy machine, waiting OpenMP threads should sleep. OpenMP reads this when torch is
     # imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")

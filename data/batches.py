@@ -55,7 +55,7 @@ class Split:
         """
         total = sum(end - start - 1 for start, end in self.segments)
         if self.items:
-            # whole items: as many as have that many predictions on average
+            # whole items: as many as have about so many predictions in all
             count = max(1, round(len(self.items) * predictions / total))
             chosen = np.linspace(0, len(self.items) - 1, count).astype(int)
             pieces = tuple(self.items[i] for i in chosen)
@@ -141,8 +141,8 @@ class Batches:
         segment = np.searchsorted(self._first_window, window, side="right") - 1
         number = window - self._first_window[segment]
 
-        # where this epoch first cuts the segment: not so early that the windows after it cannot
-        # reach the end; ~key: independent of the order
+        # where this epoch first cuts the segment: at random, but late enough for the windows after
+        # it to reach the end (~key: independent of the order)
         b, predictions = self._block_size, self._predictions[segment]
         earliest = np.maximum(1, predictions - (self._counts[segment] - 1) * b)
         random = splitmix(~key, segment.astype(np.uint64)) % (b + 1 - earliest).astype(np.uint64)

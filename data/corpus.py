@@ -16,7 +16,7 @@ from data.summary import summarize
 from data.text import find_text
 from data.tokenizer import UNK, CharTokenizer, count_characters, describe
 
-MIN_FILES = 20  # of a text of so many files, whole ones can validate
+MIN_FILES = 20  # with so many files, whole ones can validate
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def load_corpus(
     item_format = ItemFormat.of(data)
     files = [text.files if item_format else text.files_to_join() for text in texts]
 
-    # the characters give the vocabulary, and that the ids
+    # the characters give the vocabulary, and the vocabulary the ids
     text_counts = list(map(count_characters, files))
     counts = sum(text_counts, Counter())
     tokenizer = tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
@@ -175,7 +175,7 @@ def tokenizer_for(
     if vocabulary is None or add_characters:
         return CharTokenizer((vocabulary or "") + "".join(missing))
 
-    # without new characters, the rare ones may be mapped to UNK
+    # the given one as it is: characters that it lacks must be able to become UNK
     if missing and not (min_count > 1 and UNK in vocabulary):
         raise CheckpointError(
             f"{path}: {len(missing)} of its characters are not in the checkpoint's "

@@ -163,7 +163,7 @@ def read_items(text: Text, item_format: ItemFormat) -> list[str]:
 
 def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[str]:
     """Yield how many items had newlines at their ends, and how many had no visible character."""
-    # the pieces as they are in the files
+    # the pieces before they are trimmed
     pieces = [piece for text in texts for piece in item_format.pieces_of(text.files)]
     if trimmed := sum(item_format.trim(piece) != piece for piece in pieces if piece.strip()):
         yield f"note: newlines removed at the ends of {counted(trimmed, 'item')}"

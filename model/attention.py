@@ -463,7 +463,7 @@ class MultiHeadAttention(nn.Module):
 @torch.no_grad()
 def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = None) -> None:
     """Fill `view` from N(0, std^2). The numbers do not depend on its strides and dtype."""
-    # drawn into a tensor of their own, then copied: (D, C) in the same order for every layout
+    # into a plain tensor first: a transposed view would be filled in another order
     numbers = torch.empty(view.shape, dtype=torch.float32)
     view.copy_(numbers.normal_(0.0, std, generator=generator))
 
@@ -471,7 +471,7 @@ def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = N
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """Convert any accepted mask, combined with causality, to an additive (B or 1, H or 1, T, S)."""
     B, H, T, _ = q.shape
-    # (B or 1, H or 1, T, S): all heads share a mask without heads, all texts one without both
+    # give it the dimensions that it lacks, of size 1: all heads, or all texts, share it then
     full = mask
     if mask.dim() == 2:
         full = mask[None, None]

@@ -22,7 +22,7 @@ from model.parameters import parameter_count
 
 GREEDY_BELOW = 1e-6  # temperature
 MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
-COMPARED_TOKENS = 16  # with which the decoder is compared with the model
+COMPARED_TOKENS = 16  # on which the decoder is compared with the model
 TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
 
 

@@ -15,7 +15,7 @@ from training.device import environment_of
 from training.resolve import resolve
 from training.state import Run
 
-# What a difference means. For a name in none of these sets it is a line to read.
+# What a difference means. For a name in none of these sets, it is printed and nothing else.
 CHANGEABLE = {
     f"model.{key}" for key in ("attention", "kernel", "dropout", "attention_dropout", "logit_scale")
 }

@@ -86,7 +86,7 @@ class Log:
         if folder:
             with self._or_warn(folder / METRICS):
                 self.metrics = Metrics(folder / METRICS, self.first_step)
-            # The steps after the checkpoint come again: TensorBoard shall forget them. Those up to
+            # The steps after the checkpoint come again: TensorBoard has to drop them. Those up to
             # the checkpoint stay, and so does its evaluation, which does not come again.
             with self._or_warn(folder):
                 self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)

@@ -167,5 +167,5 @@ class World:
         return result.tolist()
 
 
-# of a run that torchrun did not start
+# the world of a run that torchrun did not start
 SINGLE_PROCESS = World()

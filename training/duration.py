@@ -14,8 +14,8 @@ from training.step import TrainStep
 WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
 MIN_TIMED_STEPS = 3
 TIMED_FRACTION = 0.05  # of the given time, spent on timed steps
-TARGET = 0.96  # fraction of the time that is left to plan for, so that the run does not exceed it
-EVALUATION_FRACTION = 0.1  # at most, of the time that is left; but there is always one evaluation
+TARGET = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
+EVALUATION_FRACTION = 0.1  # of the time that is left, at most; but there is always one evaluation
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
 
 
@@ -35,8 +35,8 @@ def fit_to_minutes(
     `began` is a time of `time.monotonic`; `make_run` builds a run of some settings. All ranks get
     what rank 0 has measured.
     """
-    # Dropout slows a step, and only long runs have it: time with it. A million steps: the trial
-    # never comes to the end of its schedule.
+    # Time with dropout: it slows a step, and the run may be long enough to have it. A million
+    # steps: the trial must not come to the end of its schedule.
     model, train = given.model, replace(given.train, max_iters=10**6)
     if model.dropout == "auto":
         model = replace(model, dropout=0.1)

@@ -25,7 +25,7 @@ class Optimizer:
     moments: tuple[str, ...]
 
     def __init__(self, groups: Sequence[dict], **settings: float):
-        # what a group does not set is the same for all of them
+        # `settings` holds what a group does not set itself
         self.param_groups = [settings | group for group in groups]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self.state = {p: {name: torch.zeros_like(p) for name in self.moments} for p in parameters}
@@ -44,7 +44,7 @@ class Optimizer:
         """
         named = {}
         for moment in self.moments:
-            # the slices are those of the weights, cut from the moment of each
+            # in place of each weight its moment, which is cut into slices as the weight is
             def moment_of(parameter: Tensor, moment: str = moment) -> Tensor:
                 if parameter in self.state:
                     return self.state[parameter][moment]
@@ -139,8 +139,8 @@ class Muon(Optimizer):
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
 
-        # The same slices of the weights and of their updates; those of one shape make one batch.
-        # (`p` in place of an update: AdamW's parameters, none of which is among these matrices.)
+        # Cut the updates as the weights are cut; matrices of one shape make one batch. (AdamW's
+        # parameters have no update here: `p` stands in, and no matrix is cut from it.)
         weights = block_matrices(self.model)
         update_slices = block_matrices(self.model, lambda p: updates.get(p, p))
         by_shape = defaultdict(list)

@@ -24,7 +24,7 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
         progress = (step - train.warmup_iters) / (train.max_iters - train.warmup_iters)
         return low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2
     if train.schedule == "trapezoid":
-        # above 1 before the cooldown, where the minimum is 1
+        # before the cooldown, this is more than 1
         fraction_left = (train.max_iters - step) / max(1, train.cooldown_iters)
         return min(1.0, low + (1 - low) * fraction_left)
     return 1.0

@@ -84,7 +84,7 @@ class Run:
         # `given` has the settings as the user gave them, which a checkpoint keeps; `config` has a
         # value in place of every `auto`, and is what everything else reads
         self.given, self.config = given, resolve(given, runtime, self.planned_epochs)
-        self.options: frozenset[str] = frozenset()  # names of those that are not from a file
+        self.options: frozenset[str] = frozenset()  # names of the settings from the command line
 
         # all that training changes
         model = GPT(self.config.model, len(corpus.tokenizer), given.seed)
