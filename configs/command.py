@@ -271,6 +271,7 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
             'a prompt as --prompt="TEXT"; see python sample.py --help'
         )
+    # with escapes, as a prompt has: --stop='\n\n'
     values["stop"] = tuple(map(unescape, values.get("stop", ())))
     return from_dict(values, SampleConfig)
 

@@ -286,6 +286,7 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
         except CheckpointError as error:
             faults.append(str(error))
         else:
+            # not the first choice: say so
             if faults:
                 notify(f"{faults[0]}; using {choice} instead")
             return saved

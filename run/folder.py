@@ -95,7 +95,7 @@ def prepare_folder(folder: Path, resumed_from: Path | None, config: Config) -> N
     # what a kill has left of a save
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
-    # a new run
+    # a new run: what an earlier one has made goes
     if not is_in(resumed_from, folder):
         earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
