@@ -97,7 +97,7 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
             raise CheckpointError("not a checkpoint of nanoGPT; nothing in it was run") from None
         args, tensors = content["model_args"], our_tensors(content["model"])
 
-        # a token must be a character: one trained on GPT-2's tokens has 50,257 of them
+        # a token must be a character: with GPT-2's tokens, a model has about 50,000 of them
         if args["vocab_size"] != len(vocabulary):
             raise CheckpointError(
                 f"the model has {args['vocab_size']:,} tokens, --vocabulary {len(vocabulary):,} "
