@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError, UserError
+from common.errors import ConfigError
 from configs.schema import ModelConfig
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
@@ -24,11 +24,11 @@ from model.inspect import attention_maps
 from model.parameters import parameter_count
 from page import export
 from run import checkpoint
+from run.checkpoint import TextInfo
 from tests.commands import exit_code, sample_main
 from tests.conftest import ROOT
-from tests.hostile import HOSTILE, hostile_checkpoint
 from tests.node import parts_of, run_node
-from tests.variants import CHOICES, noisy
+from tests.variants import CHOICES, noisy, save_model
 from training.device import select_runtime
 from training.evaluate import exact_loss
 
@@ -161,42 +161,28 @@ def test_a_list_is_scored_as_by_score(separator, answer_after):
         assert run_node(SCORE, packed(model, ids) | laid_out) == pytest.approx(nats, abs=1e-5)
 
 
-def test_attention_and_the_means_of_heads_are_those_of_the_attention_maps(trained):
-    ids = np.random.default_rng(4).integers(0, 3, 64).tolist()
-    choices = [{"positions": "rope", "qk_norm": True}, {"token_shifts": 3}]
-    models = [trained[1], *(random_model(block_size=64, **each) for each in choices)]
+def test_the_induction_share_of_a_head_is_its_attention_to_what_followed_the_last_two_characters():
+    ids, model = np.random.default_rng(4).integers(0, 3, 64).tolist(), random_model(block_size=64)
     code = """
-    return given.map((each) => {
-      const [model, rows, shares] = [modelOf(each), [], []];
-      for (const [n] of readWindow(model, each.ids, 0, each.ids.length)) {
-        rows.push(model.attention.map((row) => Array.from(row)));
-        shares.push(headShares(each.ids, n - 1, model.attention));
-      }
-      const mean = (pattern) => meanShares(shares.map((share) => share[pattern]));
-      return { rows, previous: mean("previous"), induction: mean("induction") };
-    });
+    const [model, shares] = [modelOf(given), []];
+    for (const [n] of readWindow(model, given.ids, 0, given.ids.length)) {
+      shares.push(headShares(given.ids, n - 1, model.attention).induction);
+    }
+    return meanShares(shares);
     """
-    for model, found in zip(
-        models, run_node(code, [packed(model, ids) for model in models]), strict=True
-    ):
-        maps = torch.cat(attention_maps(model, torch.tensor(ids))).numpy()  # (L * H, T, T)
-        for position, rows in enumerate(found["rows"]):
-            assert_close(rows, maps[:, position, : position + 1], 1e-5)
-        rows = np.arange(1, 64)
-        assert_close(found["previous"]["heads"], maps[:, rows, rows - 1].mean(axis=1), 1e-5)
-        assert found["previous"]["uniform"] == pytest.approx((1 / (rows + 1)).mean())
-        sums, uniform = [], []
-        for p in range(64):
-            after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
-            if after:
-                sums.append(maps[:, p, after].sum(axis=1))
-                uniform.append(len(after) / (p + 1))
-        assert len(sums) > 10
-        assert_close(found["induction"]["heads"], np.mean(sums, axis=0), 1e-5)
-        assert found["induction"]["uniform"] == pytest.approx(np.mean(uniform))
+    found = run_node(code, packed(model, ids))
+    maps = torch.cat(attention_maps(model, torch.tensor(ids))).numpy()  # (L * H, T, T)
+    sums, uniform = [], []
+    for p in range(64):
+        after = [j + 1 for j in range(1, p) if ids[j - 1 : j + 1] == ids[p - 1 : p + 1]]
+        if after:
+            sums.append(maps[:, p, after].sum(axis=1))
+            uniform.append(len(after) / (p + 1))
+    assert_close(found["heads"], np.mean(sums, axis=0), 1e-5)
+    assert found["uniform"] == pytest.approx(np.mean(uniform))
 
 
-@pytest.mark.parametrize("length", [2, 64, 65, 66, 300])
+@pytest.mark.parametrize("length", [2, 65, 300])
 def test_a_score_is_the_exact_loss(trained, length):
     path, model, _ = trained
     ids = np.random.default_rng(length).integers(0, model.vocab_size, length)
@@ -268,34 +254,29 @@ def test_the_page_holds_the_facts_and_names_no_path(trained, smoke):
     text = path.read_text(encoding="utf-8")
     data = json.loads(parts_of(text)["data"])
     assert data["vocabulary"] == vocabulary and data["prompt"] == "KING"
-    assert data["settings"] == {
-        "temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1337,
-        "max_new_tokens": 500,
-    }  # fmt: skip
-    assert data["about"]["parameters"] == parameter_count(model)
-    assert data["about"]["text"] == "plays" and 0 < data["about"]["loss"] < 5
-    assert data["about"]["steps"] == data["about"]["loss_step"] == 60
+    about = data["about"]
+    assert about["parameters"] == parameter_count(model) and about["text"] == "plays"
+    assert about["steps"] == about["loss_step"] == 60 and 0 < about["loss"] < 5
     for secret in (str(smoke.parent), str(ROOT), os.path.expanduser("~")):
         assert secret not in text
 
 
-def test_the_policy_allows_the_pages_own_code_alone(trained):
+def test_the_page_fetches_nothing_and_allows_no_other_code(trained):
     text = trained[0].read_text(encoding="utf-8")
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
-    code = re.findall(
-        r'<script(?: id="[\w-]+")?>(.*?)</script>|<style>(.*?)</style>', text, re.DOTALL
-    )
-    style, *scripts = (export.source_hash("".join(each)) for each in code)
-    assert policy == (
-        f"default-src 'none'; script-src {' '.join(scripts)}; style-src {style}; "
-        "worker-src blob:; child-src blob:; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy and "http" not in policy
     body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.DOTALL)
     assert not re.search(r"\bstyle=|\bon\w+=|(src|href)=\"(?!data:|#)|https?:", body)
 
 
+HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0\U0001f600"
+
+
 def test_hostile_strings_stay_data(tmp_path):
-    path, page = hostile_checkpoint(tmp_path), tmp_path / "page.html"
+    model, page = random_model(vocab_size=len(HOSTILE)), tmp_path / "page.html"
+    data = TextInfo(name="/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J")
+    path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, data=data)
     prompt = "".join(c for c in "</script><b>\u2028\u202e\"'{{}}" if c in HOSTILE)
     sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
     parts = parts_of(page.read_text(encoding="utf-8"))
@@ -331,16 +312,13 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     path = ROOT / "docs" / "plays.html"
     page = path.read_bytes()
     assert len(page) < 2_500_000
-    given, refreshed = given_of(path), export.refresh(page.decode()).decode()
+    refreshed = export.refresh(page.decode()).decode()
     logits = re.compile(r'"check": \{.*?\}')  # their last digits depend on the CPU
     assert logits.sub("", refreshed) == logits.sub("", page.decode()), (
         "run: python -m page.export docs/plays.html"
     )
-    new = json.loads(parts_of(refreshed)["data"])["check"]["logits"]
-    for (n, found), (m, expected) in zip(given["check"]["logits"], new, strict=True):
-        assert n == m
-        assert_close(found, expected, 1e-4)
     text = (ROOT / "data" / "plays" / "orchard.txt").read_text()[-2000:]  # it did not train on it
+    given = given_of(path)
     ids = [given["vocabulary"].index(character) for character in text]
     assert run_node(SCORE, given | {"ids": ids}) < 1.35
 
@@ -360,22 +338,7 @@ def test_a_page_of_ours_is_replaced_and_another_file_is_left_alone(smoke, tmp_pa
     assert path.read_text() == "no page"
 
 
-@pytest.mark.parametrize("name", ["no/such/folder/page.html", f"{'x' * 300}.html", "a.txt/b.html"])
-def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, name, capsys):
-    (tmp_path / "a.txt").touch()
-    assert exit_code(sample_main, [f"--ckpt={smoke}", f"--html={tmp_path / name}"]) == 5
-    assert capsys.readouterr().err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_weights_that_do_not_fit_are_refused_with_their_size(smoke, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "MAX_WEIGHTS", 300_000)
-    with pytest.raises(ConfigError, match=r"0\.4 MB; at most 0 MB .*train a smaller model"):
-        sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}"])
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_character_of_the_prompt_is_refused_before_anything_is_written(smoke, tmp_path):
-    with pytest.raises(UserError, match="not in the vocabulary"):
-        sample_main([f"--ckpt={smoke}", f"--html={tmp_path / 'page.html'}", "--prompt=\xe9"])
-    assert not list(tmp_path.iterdir())
+def test_a_path_that_cannot_be_written_is_one_line_with_code_5(smoke, tmp_path, capsys):
+    path = tmp_path / "no" / "such" / "folder" / "page.html"
+    assert exit_code(sample_main, [f"--ckpt={smoke}", f"--html={path}"]) == 5
+    assert capsys.readouterr().err.count("\n") == 1 and not list(tmp_path.iterdir())
