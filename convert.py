@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     with only_writer(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        prepare_folder(options.out_dir, None, saved.config)
+        prepare_folder(options.out_dir, None, saved.settings)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
 
     folder = path_word(options.out_dir)

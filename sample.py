@@ -69,7 +69,7 @@ class Session:
         # the checkpoint, with the layout and kernel that it was trained with or that the user chose
         self.runtime = select_runtime(options.device, options.dtype)
         self.saved = checkpoints.find(Path(options.ckpt), "best", notify=print_note)
-        config = resolve(self.saved.config, self.runtime, self.saved.data.epochs).model
+        config = resolve(self.saved.settings, self.runtime, self.saved.data.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
@@ -79,7 +79,7 @@ class Session:
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
         # each sample of a list is an item, and the separator ends it
-        self.item_format = ItemFormat.of(self.saved.config.data)
+        self.item_format = ItemFormat.of(self.saved.settings.data)
         self.stops, self.end, self.answer_after = options.stop, "\n", ""
         if self.item_format:
             self.end, self.answer_after = self.item_format.separator, self.item_format.answer_after
@@ -129,7 +129,7 @@ class Session:
 
     def read(self, path: str) -> str:
         """Read a file in the encoding of the training text."""
-        return read_text(Path(path), self.saved.config.data.encoding)
+        return read_text(Path(path), self.saved.settings.data.encoding)
 
     def begin(self, numbers: Sequence[int], ids: np.ndarray) -> Generation:
         """Begin the samples with these numbers, counted from 0, with a prompt.
@@ -333,7 +333,7 @@ def score(session: Session) -> None:
     path, item_format, tokenizer = session.options.score, session.item_format, session.tokenizer
 
     # rare characters are what they were in training; other unknown ones are refused or skipped
-    text, rare = session.read(path), session.saved.config.data.min_count > 1
+    text, rare = session.read(path), session.saved.settings.data.min_count > 1
     with error_context("--score"):
         if rare and UNK in tokenizer.vocabulary:
             ids = tokenizer.encode(text, map_unknown=True)

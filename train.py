@@ -81,7 +81,7 @@ def build(command: Command, world: World) -> tuple[Run, Path | None]:
     # all processes must have built the same one
     world.require_equal(
         {
-            "max_iters": run.given.train.max_iters,
+            "max_iters": run.settings.train.max_iters,
             "text": (run.corpus.sha256, run.corpus.val_sha256),
             "dtype": run.config.dtype,
             "step": run.progress.step,
@@ -110,22 +110,22 @@ def find_saved(command: Command) -> Checkpoint | None:
 
 def build_new(command: Command, world: World) -> Run:
     """Build a new run, with weights from the seed or from another model (--init_from)."""
-    given = command.new_settings()
+    settings = command.new_settings()
 
     # the model to start from: its vocabulary is kept, and its architecture must be the same
     parent = None
     if command.init_from:
         parent = checkpoints.find(Path(command.init_from), "best", notify=info)
-        differences.check_settings(parent, given, resume=False)
+        differences.check_settings(parent, settings, resume=False)
 
     # the device, and the other processes
-    runtime = select_runtime(given.device, given.dtype)
+    runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
 
     # the text, in the vocabulary of the weights
     with world.one_rank_first():
         corpus = load_corpus(
-            given.data,
+            settings.data,
             vocabulary=parent.vocabulary if parent else None,
             add_characters=command.new_characters == "add",
             name_unused="data.sources" in command.options,
@@ -134,14 +134,14 @@ def build_new(command: Command, world: World) -> Run:
     # how long?
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
-        given, speed = fit_to_minutes(command.minutes, command.started, given, make_run)
-        steps = f"{counted(given.train.max_iters, 'step')} of {speed.step:.3f} s"
+        settings, speed = fit_to_minutes(command.minutes, command.started, settings, make_run)
+        steps = f"{counted(settings.train.max_iters, 'step')} of {speed.step:.3f} s"
         evaluations = f"evaluations of {speed.evaluation:.1f} s"
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 
     # the run itself
-    run = make_run(given)
-    run.options = frozenset(command.options)
+    run = make_run(settings)
+    run.option_names = frozenset(command.options)
     if parent:
         fine_tune(run, parent)
     return run
@@ -159,7 +159,7 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
         info(differences.SEEN_BEFORE)
 
     # suggest lower learning rates, unless the user has changed them
-    now, before = run.given.train, parent.config.train
+    now, before = run.settings.train, parent.settings.train
     rates = ["learning_rate", *["muon_learning_rate"] * (now.optimizer == "muon")]
     if all(getattr(now, name) == getattr(before, name) for name in rates):
         lower = " ".join(f"--{name}={FINE_TUNING * getattr(now, name):g}" for name in rates)
@@ -169,20 +169,20 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
 def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     """Build a run in the state of a checkpoint, and print what has changed since."""
     # the settings of the run, overridden by options; the config file only names the folder
-    given = resumed_settings(command, saved)
-    differences.check_settings(saved, given, resume=True)
+    settings = resumed_settings(command, saved)
+    differences.check_settings(saved, settings, resume=True)
     if command.minutes:
-        info(f"--minutes: the run keeps its {given.train.max_iters:,} steps")
+        info(f"--minutes: the run keeps its {settings.train.max_iters:,} steps")
 
     # the device, the other processes, the text
-    runtime = select_runtime(given.device, given.dtype)
+    runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     with world.one_rank_first():
-        corpus = resumed_text(command, saved, given)
+        corpus = resumed_text(command, saved, settings)
 
     # the run itself
-    run = Run(given, corpus, runtime, world)
-    run.options = saved.options | command.options.keys()
+    run = Run(settings, corpus, runtime, world)
+    run.option_names = saved.option_names | command.options.keys()
     checkpoints.restore(saved, run)
     info(f"resuming from {saved.path} at step {run.progress.step:,}")
 
@@ -206,19 +206,18 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
         if lines := differences.file_differences(saved, file, command.config_file):
             info(*lines)
 
-    given = command.resumed_settings(saved.config)
+    settings = command.resumed_settings(saved.settings)
     # trained on a GPU, resumed on a laptop
-    if given.device not in ("auto", *available_devices()) and "device" not in command.options:
-        info(
-            f"note: no {given.device.upper()} device on this machine; continuing with device: auto"
-        )
-        given = replace(given, device="auto")
-    return given
+    if settings.device not in ("auto", *available_devices()) and "device" not in command.options:
+        device = settings.device.upper()
+        info(f"note: no {device} device on this machine; continuing with device: auto")
+        settings = replace(settings, device="auto")
+    return settings
 
 
-def resumed_text(command: Command, saved: Checkpoint, given: Config) -> Corpus:
+def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
     """Read the text of a resumed run: it is where it was, or where the config file says."""
-    data = given.data
+    data = settings.data
     for name in ("sources", "val_sources"):
         # an option names the only place; else look where it was, then where the file says
         if f"data.{name}" not in command.options:
@@ -243,7 +242,7 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
     folder, is_main = Path(command.out_dir), run.world.is_main
     # up to here, nothing in the folder has been changed
     if is_main:
-        prepare_folder(folder, resumed_from, run.given)
+        prepare_folder(folder, resumed_from, run.settings)
 
     with closing(Log(run, folder if is_main else None)) as log:
         log.start(new_model=not (resumed_from or command.init_from))

@@ -28,7 +28,7 @@ CHUNK = 10_000  # characters that an n-gram model predicts at a time
 def load_model(folder: str, corpus: Corpus) -> GPT:
     """Load the best GPT of a run, or a checkpoint; exit if it was trained on another text."""
     saved = checkpoint.find(Path(folder), "best", notify=print)
-    settings = replace(saved.config.data, sources=DataConfig().sources)
+    settings = replace(saved.settings.data, sources=DataConfig().sources)
     if saved.data.sha256 != corpus.sha256 or settings != DataConfig():
         raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
     return checkpoint.build_model(saved).eval()

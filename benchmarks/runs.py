@@ -65,7 +65,7 @@ def seconds_in_steps(folder: Path) -> float:
 
     The log has the speed of each interval, from which the seconds of its steps follow.
     """
-    per_step = characters_per_step(checkpoint.load(folder / checkpoint.LAST).config)
+    per_step = characters_per_step(checkpoint.load(folder / checkpoint.LAST).settings)
     speeds = load_events(folder).Scalars("train/tokens_per_sec")
     steps = np.diff([0, *(speed.step for speed in speeds)])
     return float(np.sum(per_step * steps / [speed.value for speed in speeds]))

@@ -81,8 +81,8 @@ def save_weights(folder: Path, path: Path) -> GPT:
     """Write the best checkpoint of a run to `path` without optimizer state; return its model."""
     saved = checkpoint.load(folder / checkpoint.BEST)
     weights = {f"model.{name}": tensor for name, tensor in saved.weights.items()}
-    config = replace(saved.config, out_dir="auto")  # no path of the temporary folder
-    write_atomic(path, checkpoint.to_bytes(replace(saved, config=config, tensors=weights)))
+    config = replace(saved.settings, out_dir="auto")  # no path of the temporary folder
+    write_atomic(path, checkpoint.to_bytes(replace(saved, settings=config, tensors=weights)))
     return checkpoint.build_model(checkpoint.load(path)).eval()
 
 

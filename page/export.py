@@ -46,9 +46,9 @@ def write_page(
     """
     # what the page needs besides the weights, as JSON
     shapes, weights = pack_weights(model)
-    item_format = ItemFormat.of(saved.config.data)
+    item_format = ItemFormat.of(saved.settings.data)
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
-    rare = saved.config.data.min_count > 1 and UNK in saved.vocabulary
+    rare = saved.settings.data.min_count > 1 and UNK in saved.vocabulary
     data = {
         "config": asdict(model.config) | {"separator": separator},
         "vocabulary": saved.vocabulary,

@@ -45,8 +45,8 @@ class TextInfo(Checked):
     question: str = setting("", "of an item that validates, if items have answers")
 
 
-SECTIONS = {  # the parts of a checkpoint that are dataclasses of settings; in a file, JSON
-    "config": Config,
+SECTIONS = {  # the JSON sections of a file, which are checked as a config file is
+    "config": Config,  # `Checkpoint.settings`
     "data": TextInfo,
     "progress": Progress,
 }
@@ -63,13 +63,13 @@ class Checkpoint:
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
 
-    config: Config  # as the user gave it: an `auto` is still `auto`
+    settings: Config  # as the user gave them: an `auto` is still `auto`
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
     data: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
     environment: dict[str, str] = field(default_factory=dict)  # see `environment_of`
-    options: frozenset[str] = frozenset()  # names of the settings from the command line
+    option_names: frozenset[str] = frozenset()  # of the settings from the command line
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
@@ -102,12 +102,12 @@ def capture(run: Run) -> Checkpoint:
 
     # batches, dropout and learning rate are functions of the step: nothing of them is saved
     return Checkpoint(
-        config=run.given,
+        settings=run.settings,
         vocabulary=run.corpus.tokenizer.vocabulary,
         data=text_info(run),
         progress=replace(run.progress),
         environment=environment_of(run.runtime, run.world.size),
-        options=run.options,
+        option_names=run.option_names,
         tensors=tensors,
     )
 
@@ -157,7 +157,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     # the values of `auto` on the simplest machine
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
-        config = resolve(saved.config, on_cpu, saved.data.epochs).model
+        config = resolve(saved.settings, on_cpu, saved.data.epochs).model
     model = GPT(config, len(saved.vocabulary))
     load_weights(saved, model)
     return model
@@ -242,11 +242,13 @@ def check_tensors(
 def to_bytes(checkpoint: Checkpoint) -> bytearray:
     """Serialize a checkpoint, for `write_atomic`."""
     # the metadata of a safetensors file are strings: JSON, but for the vocabulary
+    parts = (checkpoint.settings, checkpoint.data, checkpoint.progress)
     metadata = {
-        name: json.dumps(asdict(getattr(checkpoint, name)), allow_nan=False) for name in SECTIONS
+        name: json.dumps(asdict(part), allow_nan=False)
+        for name, part in zip(SECTIONS, parts, strict=True)
     }
     metadata["environment"] = json.dumps(checkpoint.environment)
-    metadata["options"] = json.dumps(sorted(checkpoint.options))
+    metadata["options"] = json.dumps(sorted(checkpoint.option_names))
     metadata["vocabulary"] = checkpoint.vocabulary
     return file_format.to_bytes(metadata, checkpoint.tensors)
 
@@ -262,9 +264,10 @@ def load(path: Path) -> Checkpoint:
                 sections[name] = from_dict(json.loads(metadata[name]), section)
         sections["environment"] = dict(json.loads(metadata["environment"]))
         return Checkpoint(
+            settings=sections.pop("config"),
             **sections,
             vocabulary=metadata["vocabulary"],
-            options=frozenset(json.loads(metadata["options"])),
+            option_names=frozenset(json.loads(metadata["options"])),
             tensors=tensors,
             path=path,
         )

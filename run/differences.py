@@ -47,13 +47,13 @@ def compare(
     return {name: (then.get(name), now[name]) for name in now if then.get(name) != now[name]}
 
 
-def check_settings(saved: Checkpoint, given: Config, resume: bool) -> None:
+def check_settings(saved: Checkpoint, settings: Config, resume: bool) -> None:
     """Raise CheckpointError if a run with these settings cannot continue from a checkpoint.
 
     Without `resume`, which is --init_from, only the architecture must be the same.
     """
     # --init_from needs the architecture; a resumed run must also train as before
-    found = compare(flat_settings(saved.config), flat_settings(given))
+    found = compare(flat_settings(saved.settings), flat_settings(settings))
     fixed, option = ARCHITECTURE, "--init_from"
     if resume:
         fixed, option = ARCHITECTURE | FIXED_IN_A_RUN, "--resume"
@@ -71,9 +71,9 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
     architecture, which no option has chosen.
     """
     # is it another run altogether?
-    found = compare(flat_settings(saved.config), flat_settings(file))
+    found = compare(flat_settings(saved.settings), flat_settings(file))
     other_model = [
-        _line(name, *found[name]) for name in found if name in ARCHITECTURE - saved.options
+        _line(name, *found[name]) for name in found if name in ARCHITECTURE - saved.option_names
     ]
     if other_model:
         raise CheckpointError(
@@ -97,7 +97,7 @@ def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[
 def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, object]]:
     """Return what may change the result of a resumed run: settings, text and environment."""
     # what an `auto` amounts to counts, not the word
-    then = flat_settings(resolve(saved.config, run.runtime, saved.data.epochs))
+    then = flat_settings(resolve(saved.settings, run.runtime, saved.data.epochs))
     now = flat_settings(run.config)
     environment = environment_of(run.runtime, run.world.size)
 
@@ -117,7 +117,7 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
     # not if the parent had another text, or has left out the same part of this one
     if parent.data.sha256 not in (run.corpus.sha256, run.corpus.val_sha256):
         return False
-    then, now = parent.config.data, run.given.data
+    then, now = parent.settings.data, run.settings.data
     same_split = (then.val_fraction, then.separator) == (now.val_fraction, now.separator)
     return not same_split or parent.data.val_sha256 != run.corpus.val_sha256
 

@@ -152,7 +152,7 @@ def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums, capsys
     assert rows[0].endswith(",exact_match") and 0 < accuracy < 1
     assert scalars(run)["val/exact_match"][-1][1] == pytest.approx(accuracy, abs=1e-6)
     saved = checkpoint.load(run / checkpoint.LAST)
-    resumed = Run(saved.config, load_corpus(saved.config.data), CPU)
+    resumed = Run(saved.settings, load_corpus(saved.settings.data), CPU)
     checkpoint.restore(saved, resumed)
     result = evaluate(resumed, Stop())
     assert result.exact_match == pytest.approx(accuracy, abs=1e-6) and not result.sample
@@ -207,7 +207,7 @@ def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names, output):
 
 def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, output, tmp_path):
     _, run = sums
-    corpus = load_corpus(checkpoint.load(run / checkpoint.LAST).config.data)
+    corpus = load_corpus(checkpoint.load(run / checkpoint.LAST).settings.data)
     held = tmp_path / "held.txt"
     held.write_text("".join(item[1:] for item in segments_of(corpus.val, of=corpus)))
     printed, _ = output(run / checkpoint.LAST, f"--score={held}")

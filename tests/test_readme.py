@@ -83,7 +83,7 @@ def test_every_init_from_example_has_the_model_of_its_checkpoint(command, monkey
     monkeypatch.chdir(ROOT)
     fine_tune = parse_train(shlex.split(command, comments=True)[2:])
     parent = parse_train([f"configs/{Path(fine_tune.init_from).name}.yaml"])
-    saved = SimpleNamespace(config=parent.new_settings(), path="parent")
+    saved = SimpleNamespace(settings=parent.new_settings(), path="parent")
     check_settings(saved, fine_tune.new_settings(), resume=False)
 
 

@@ -90,7 +90,7 @@ def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options
     ):
         code, output = train(*arguments, f"--out_dir={folder}")
         assert code == 0 and f"dropout {dropout}, logit_scale {scale}\n" in output
-        saved = load(folder / "last.safetensors").config
+        saved = load(folder / "last.safetensors").settings
         assert autos(saved.model) == {"dropout", "logit_scale", "kernel"}
         assert "warmup_iters" in autos(saved.train)
         # whoever loads it resolves to the same

@@ -52,7 +52,7 @@ def resumed_losses(path: Path, folder: Path) -> dict[str, list[tuple[int, float]
     """Resume a stored checkpoint in a new run folder; return the losses by tag."""
     folder.mkdir()
     config = folder / "stored.yaml"
-    config.write_text(to_yaml(checkpoints.load(path).config), encoding="utf-8")
+    config.write_text(to_yaml(checkpoints.load(path).settings), encoding="utf-8")
     code, output = train(config, f"--out_dir={folder / 'run'}", f"--resume={path}")
     assert code == 0, output
     values = scalars(folder / "run")
@@ -71,7 +71,7 @@ def store(recipe: str) -> None:
         if not path.exists():
             stop_at(7, f"configs/{recipe}.yaml", *SMALLEST, f"--out_dir={folder / 'run'}")
             saved = checkpoints.load(folder / "run" / LAST)
-            saved.config = replace(saved.config, out_dir="auto")
+            saved.settings = replace(saved.settings, out_dir="auto")
             write_atomic(path, checkpoints.to_bytes(saved))
         losses = resumed_losses(path, folder / "resumed")
     (STORED / f"{recipe}.json").write_text(json.dumps(losses, indent=1), encoding="utf-8")
@@ -93,7 +93,7 @@ def test_a_stored_checkpoint_is_read_and_resumed_with_the_same_losses(name, tmp_
 
 def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
     stored = [
-        switches(checkpoints.load(STORED / f"{name}.safetensors").config) for name in FORMAT_1
+        switches(checkpoints.load(STORED / f"{name}.safetensors").settings) for name in FORMAT_1
     ]
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         assert switches(parse_train([str(path)]).new_settings()) in stored, (

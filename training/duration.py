@@ -28,7 +28,7 @@ class Speed:
 
 
 def fit_to_minutes(
-    minutes: float, began: float, given: Config, make_run: Callable[[Config], Run]
+    minutes: float, began: float, settings: Config, make_run: Callable[[Config], Run]
 ) -> tuple[Config, Speed]:
     """Return the settings of the longest run that ends `minutes` after `began`, and its speed.
 
@@ -37,13 +37,13 @@ def fit_to_minutes(
     """
     # Time with dropout: it slows a step, and the run may be long enough to have it. A million
     # steps: the trial must not come to the end of its schedule.
-    model, train = given.model, replace(given.train, max_iters=10**6)
+    model, train = settings.model, replace(settings.train, max_iters=10**6)
     if model.dropout == "auto":
         model = replace(model, dropout=0.1)
 
     # a run that is thrown away, to measure this machine, model and text
     build_began = time.monotonic()
-    trial = make_run(replace(given, model=model, train=train))
+    trial = make_run(replace(settings, model=model, train=train))
     build_seconds = time.monotonic() - build_began  # the real run has to be built too
 
     speed, world = measure_speed(trial, 60 * minutes), trial.world
@@ -51,7 +51,7 @@ def fit_to_minutes(
 
     # what is left of the time, after the start, the trial, and a second build
     left = began + 60 * minutes - time.monotonic() - build_seconds
-    fitted = replace(given, train=fit_to_time(given.train, speed, left))
+    fitted = replace(settings, train=fit_to_time(settings.train, speed, left))
 
     # every rank must train for as many steps: what rank 0 has measured counts
     return world.broadcast((fitted, speed))

@@ -68,26 +68,30 @@ class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(
-        self, given: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
+        self, settings: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
-        train = given.train
+        train = settings.train
         # the text to learn, the device to compute on, the processes to share the work
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
         # batch i is micro-batch i of the run, counted over all steps
-        self.batches = Batches(corpus.train, given.model.block_size, train.batch_size, given.seed)
+        self.batches = Batches(
+            corpus.train, settings.model.block_size, train.batch_size, settings.seed
+        )
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
 
-        # `given` has the settings as the user gave them, which a checkpoint keeps; `config` has a
+        # `settings` are as the user gave them, and a checkpoint keeps those; `config` has a
         # value in place of every `auto`, and is what everything else reads
-        self.given, self.config = given, resolve(given, runtime, self.planned_epochs)
-        self.options: frozenset[str] = frozenset()  # names of the settings from the command line
+        self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
+        self.option_names: frozenset[str] = (
+            frozenset()
+        )  # names of the settings from the command line
 
         # all that training changes
-        model = GPT(self.config.model, len(corpus.tokenizer), given.seed)
+        model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
         self.progress = Progress()
