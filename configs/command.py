@@ -303,7 +303,7 @@ def parse_arguments(
             words.append(word)
             continue
 
-        # --n_layer=6 or --n-layer 6, --model.n_layer=6
+        # --n_layer=6 or --model.n_layer 6; a dash in a name is an underscore
         option, equals, text = word.partition("=")
         key = option.removeprefix("--").replace("-", "_")
         if key not in options:

@@ -88,7 +88,7 @@ class Run:
         self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
         self.option_names: frozenset[str] = (
             frozenset()
-        )  # names of the settings from the command line
+        )  # from the command line
 
         # all that training changes
         model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
