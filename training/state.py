@@ -86,9 +86,7 @@ class Run:
         # `settings` are as the user gave them, and a checkpoint keeps those; `config` has a
         # value in place of every `auto`, and is what everything else reads
         self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
-        self.option_names: frozenset[str] = (
-            frozenset()
-        )  # from the command line
+        self.option_names: frozenset[str] = frozenset()  # from the command line
 
         # all that training changes
         model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
