@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -54,18 +53,6 @@ def printed(error: Exception) -> str:
 def shapes(picture: Path) -> list[tuple[str, str | None]]:
     """Return the kinds of the shapes in an SVG file, and its words."""
     return [(shape.tag, shape.text) for shape in ElementTree.parse(picture).iter()]
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class Command:

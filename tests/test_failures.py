@@ -46,19 +46,17 @@ def last_line(output):
 # ------------------------------------------------------------------------------- non-finite values
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_non_finite_loss_ends_the_run_before_the_update_and_names_the_last_checkpoint(
-    factor, train_run, options, run, monkeypatch
+    train_run, options, run, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch_losses(patch, lambda loss, number: loss * factor if number == 11 else loss)
+        patch_losses(patch, lambda loss, number: loss * math.nan if number == 11 else loss)
         code, output = train_run()
     assert code == 6 and step_of(run) == 4
-    assert re.fullmatch(
-        r"error: after step 5, at learning rate 0\.000955: loss (?:nan|inf), gradient norm nan; "
-        rf"both must be finite; the last checkpoint is {run}/last\.safetensors; "
-        "resume it with a lower learning rate",
-        last_line(output),
+    assert last_line(output) == (
+        "error: after step 5, at learning rate 0.000955: loss nan, gradient norm nan; both must be "
+        f"finite; the last checkpoint is {run}/last.safetensors; resume it with a lower learning "
+        "rate"
     )
     lower = "--muon_learning_rate=0.01"
     code, output = train(options[0], f"--out_dir={run}", "--resume", lower)
@@ -102,12 +100,6 @@ def test_a_non_finite_validation_loss_is_reported_and_never_the_best(train_run, 
     is_nan = [math.isnan(value) for _, value in scalars(run)["val/loss"]]
     assert is_nan == [True, False, True, False]
     assert contents(run / BEST)["progress"]["best_step"] == STEPS
-
-
-def test_an_error_of_our_own_is_not_explained_away(train_run, monkeypatch):
-    patch_losses(monkeypatch, raised(RuntimeError("our own mistake")))
-    with pytest.raises(RuntimeError, match="our own mistake"):
-        train_run()
 
 
 # --------------------------------------------------------------------------------------------- disk
