@@ -1,14 +1,10 @@
-"""sample.py from the command line: errors, samples, stop strings, chat, scores, terminals and
-pipes.
-"""
+"""sample.py from the command line: errors, samples, stop strings, chat and scores."""
 
 import io
-import os
-import pty
 import re
 import signal
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
@@ -25,7 +21,7 @@ from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from run import checkpoint
 from tests.commands import exit_code, sample_main
-from tests.conftest import ROOT
+from tests.runs import Output, start
 from tests.variants import save_model
 from training import device
 from training.evaluate import exact_loss
@@ -53,25 +49,25 @@ HEADING = re.compile(r"-+ sample \d -+\n")
 
 
 class Input:
-    """Standard input that is not a terminal."""
+    """Standard input: a pipe, or a terminal."""
 
-    def __init__(self, content: bytes = b""):
-        self.buffer = io.BytesIO(content)
+    def __init__(self, content: bytes, terminal: bool = False):
+        self.buffer, self.isatty = io.BytesIO(content), lambda: terminal
 
-    def isatty(self):
-        return False
+
+def run_sample(ckpt, *words, stdin: bytes = b"", terminal: bool = False) -> tuple[str, str]:
+    """Run sample.py in this process; return its standard output and standard error."""
+    stdout, stderr = Output(), Output()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        patch.setattr(sys, "stdin", Input(stdin, terminal))
+        assert sample_main([f"--ckpt={ckpt}", *words]) == 0
+    return stdout.getvalue(), stderr.getvalue()
 
 
 @pytest.fixture
-def sample_output(smoke, capsys, monkeypatch):
-    """Return a function that runs sample.py in this process: `sample_output("--prompt=a")`."""
-
-    def run(*arguments, stdin: bytes = b"") -> str:
-        monkeypatch.setattr(sys, "stdin", Input(stdin))
-        assert sample_main([f"--ckpt={smoke}", *arguments]) == 0
-        return capsys.readouterr().out
-
-    return run
+def sample_output(smoke):
+    """A function that samples from the trained model: `sample_output("--prompt=a")`."""
+    return lambda *words, **options: run_sample(smoke, *words, **options)[0]
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -102,18 +98,21 @@ def test_a_sample_is_the_prompt_and_max_new_tokens_characters(sample_output):
     assert text == sample_output("--prompt", "ROMEO:", "--max-new-tokens=100")
 
 
-def test_the_same_seed_gives_the_same_samples_and_another_seed_others(sample_output):
-    options = ["--num-samples=3", "--max-new-tokens=60"]
-    texts = [sample_output(*options, f"--seed={seed}") for seed in (7, 7, 8)]
-    assert texts[0] == texts[1] != texts[2]
-    assert len(set(HEADING.split(texts[0])[1:])) == 3
+def test_a_sample_depends_on_its_number_and_the_seed_alone(sample_output, monkeypatch):
+    options = ["--prompt=So ", "--max-new-tokens=60"]
+    together = sample_output(*options, "--num-samples=3")
+    numbers, texts = HEADING.findall(together), HEADING.split(together)[1:]
+    assert numbers == [f"---------- sample {i} ----------\n" for i in (1, 2, 3)]
+    assert [sample_output(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
+    assert len({*texts, sample_output(*options, "--seed=8")}) == 4
+    monkeypatch.setattr(sample, "BATCH_SIZE", 2)
+    assert sample_output(*options, "--num-samples=3") == together
 
 
 @pytest.mark.parametrize(
     "prompt, content",
     [
-        ("Now\\ngo", b"\xef\xbb\xbfNow\ngo"),  # as Windows writes UTF-8
-        ("Now\\ngo", b"Now\r\ngo\r\n"),
+        ("Now\\ngo", b"\xef\xbb\xbfNow\r\ngo\r\n"),  # as Windows writes UTF-8
         ("Now\\n", b"Now\n\n"),  # only the last newline is dropped
         ("", b"\n"),
     ],
@@ -128,23 +127,17 @@ def test_a_prompt_from_a_file_or_a_pipe_loses_one_final_newline(
         assert again == text
 
 
-def test_the_final_newline_of_a_file_is_kept_if_it_ends_the_question(tmp_path, capsys):
+def test_the_final_newline_of_a_file_is_kept_if_it_ends_the_question(tmp_path):
     data = DataConfig(separator="\\n\\n", answer_after="\\n")
     model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 4)
     saved = save_model(tmp_path / "a.safetensors", model, "\n?ab", Config(data, model.config))
     (tmp_path / "question.txt").write_text("ab?\n")
-    sample_main([f"--ckpt={saved}", f"--prompt=FILE:{tmp_path / 'question.txt'}"])
-    assert capsys.readouterr().out.startswith("ab?\n")
-
-
-@pytest.mark.parametrize(
-    "written, read", [(r"\n", "\n"), (r"\t\r\n\r\\n", "\t\n\n\\n"), (r"\x\ ", r"\x\ ")]
-)
-def test_escapes_in_prompt_and_stop_stand_for_their_characters(written, read):
-    assert unescape(written) == read
+    output, _ = run_sample(saved, f"--prompt=FILE:{tmp_path / 'question.txt'}")
+    assert output.startswith("ab?\n")
 
 
 def test_escapes_are_for_the_command_line_not_for_files(sample_output, tmp_path):
+    assert unescape(r"\t\r\n\r\\n\x\ ") == "\t\n\n\\n\\x\\ "
     options = ["--prompt=So\\n", "--max-new-tokens=200"]
     text = sample_output(*options)
     assert text.startswith("So\n")
@@ -171,23 +164,6 @@ def test_cache_layout_and_kernel_do_not_change_the_text(sample_output):
         for others in ([], ["--cache=false"], ["--attention=unrolled", "--kernel=loop"])
     }
     assert len(texts) == 1
-
-
-def test_samples_have_separators_and_do_not_depend_on_the_batch_size(sample_output, monkeypatch):
-    options = ["--prompt=So ", "--num-samples=5", "--max-new-tokens=30"]
-    expected = sample_output(*options)
-    numbers, texts = HEADING.findall(expected), HEADING.split(expected)[1:]
-    assert numbers == [f"---------- sample {i} ----------\n" for i in range(1, 6)]
-    assert all(text.startswith("So ") for text in texts)
-    monkeypatch.setattr(sample, "BATCH_SIZE", 2)
-    assert sample_output(*options) == expected
-
-
-def test_a_sample_alone_is_the_sample_of_its_number_among_others(sample_output):
-    options = ["--prompt=So ", "--max-new-tokens=60"]
-    texts = HEADING.split(sample_output(*options, "--num-samples=3"))[1:]
-    assert [sample_output(*options, f"--sample={number}") for number in (1, 2, 3)] == texts
-    assert sample_output(*options) == texts[0]
 
 
 # ------------------------------------------------------------------------------------- stop strings
@@ -257,14 +233,24 @@ def test_a_stop_string_ends_a_turn_and_stays_in_the_context(sample_output):
 
 
 @pytest.mark.parametrize("encoding, named", [("utf-8", "U+00E9"), ("latin-1", "U+DCE9")])
-def test_an_unknown_character_does_not_end_a_chat(
-    encoding, named, sample_output, smoke, capsys, monkeypatch
-):
-    monkeypatch.setattr(sys, "stdin", Input("caf\xe9\nStay".encode(encoding)))
-    assert sample_main([f"--ckpt={smoke}", "--interactive", "--max-new-tokens=30"]) == 0
-    printed = capsys.readouterr()
-    assert named in printed.err and printed.err.count("\n") == 1
-    assert printed.out == sample_output("--interactive", "--max-new-tokens=30", stdin=b"Stay\n")
+def test_an_unknown_character_does_not_end_a_chat(encoding, named, smoke):
+    options = [smoke, "--interactive", "--max-new-tokens=30"]
+    out, err = run_sample(*options, stdin="caf\xe9\nStay".encode(encoding))
+    assert named in err and err.count("\n") == 1
+    assert out == run_sample(*options, stdin=b"Stay\n")[0]
+
+
+def test_a_chat_on_a_terminal_has_a_prompt(sample_output):
+    options = ["--interactive", "--max-new-tokens=20"]
+    reply = sample_output(*options, stdin=b"ROMEO:\n")
+    assert sample_output(*options, stdin=b"ROMEO:\n", terminal=True) == f"> {reply}> \n"
+
+
+def test_ctrl_c_ends_sampling_without_a_traceback(smoke):
+    process = start("sample.py", f"--ckpt={smoke}", "--max-new-tokens=1000000000")
+    process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in process.communicate()[0] and process.returncode == 130
 
 
 # ------------------------------------------------------------------------------------------- scores
@@ -288,76 +274,21 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
     assert sample_output(*arguments) == line
 
 
-def test_a_score_maps_rare_characters_as_training_did(train_run, tmp_path, capsys):
-    assert train_run("--data.min_count=20", "--max_iters=2", "--warmup_iters=0")[0] == 0
-    assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
-    assert "over 5,999 predictions" in capsys.readouterr().out
-
-
-def test_a_score_reads_the_text_as_training_did(train_run, tmp_path, capsys):
+def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_run, tmp_path):
+    text, words = tmp_path / "text.txt", [tmp_path / "run", f"--score={tmp_path / 'text.txt'}"]
     lines = [f"caf\xe9 {i % 7}\r\n" for i in range(900)]
-    (tmp_path / "text.txt").write_bytes("".join(lines).encode("cp1252"))
-    as_training = ["--data.encoding=cp1252"]
+    text.write_bytes("".join(lines).encode("cp1252"))
+    as_training = ["--encoding=cp1252", "--min_count=200"]  # the digits are rare
     assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
-    assert sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"]) == 0
-    assert f"over {900 * 7 - 1:,} predictions" in capsys.readouterr().out
-    (tmp_path / "text.txt").write_bytes(b"caf\x81")  # no character of cp1252
-    with pytest.raises(
-        UserError, match=r"not CP1252 at byte 3 .*; the training text was CP1252; convert"
-    ):
-        sample_main([f"--ckpt={tmp_path / 'run'}", f"--score={tmp_path / 'text.txt'}"])
+    assert f"over {900 * 7 - 1:,} predictions" in run_sample(*words)[0]
+    text.write_bytes(b"caf\x81")  # no character of cp1252
+    with pytest.raises(UserError, match=r"not CP1252 at byte 3 .*; the training text was CP1252"):
+        run_sample(*words)
 
 
 @pytest.mark.parametrize("content, code", [(b"a", 3), (b"", 3), (b"\xff", 3), (b"\xc3\xa9", 2)])
 def test_a_text_that_cannot_be_scored_is_rejected(smoke, tmp_path, content, code):
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(UserError) as caught:
-        sample_main([f"--ckpt={smoke}", f"--score={tmp_path / 'text.txt'}"])
+        run_sample(smoke, f"--score={tmp_path / 'text.txt'}")
     assert caught.value.exit_code == code
-
-
-# ------------------------------------------------------------------------------ pipes and terminals
-
-
-def start(checkpoint_path, *arguments, **options):
-    command = [sys.executable, "sample.py", f"--ckpt={checkpoint_path}", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, **options)
-
-
-def read_terminal(terminal: int, until: str | None = None) -> str:
-    """Return the output of a terminal up to `until`, or to its end."""
-    shown = b""
-    try:
-        while until is None or not shown.endswith(until.encode()):
-            shown += os.read(terminal, 4096)
-    except OSError:  # a terminal raises it at the end of the output
-        pass
-    return shown.decode().replace("\r\n", "\n")
-
-
-def test_a_chat_on_a_terminal_has_a_prompt_and_ends_with_ctrl_d(smoke, sample_output):
-    controller, terminal = pty.openpty()
-    process = start(smoke, "--interactive", "--max-new-tokens=20", stdin=terminal, stdout=terminal)
-    os.close(terminal)
-    shown = read_terminal(controller, until="> ")
-    for typed in (b"ROMEO:\n", b"\n", b"\x04"):
-        os.write(controller, typed)
-        shown += read_terminal(controller, until=None if typed == b"\x04" else "\n> ")
-    first = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n")
-    both = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
-    assert shown == f"> ROMEO:\n{first}> \n{both.removeprefix(first)}> \n"
-    assert process.wait() == 0 and process.stderr.read() == b""
-
-
-def test_a_closed_pipe_ends_sampling_silently(smoke):
-    process = start(smoke, "--max-new-tokens=1000000000", stdout=subprocess.PIPE)
-    process.stdout.read(10)
-    process.stdout.close()
-    assert process.stderr.read() == b"" and process.wait() == 141
-
-
-def test_ctrl_c_ends_sampling_without_a_traceback(smoke):
-    process = start(smoke, "--max-new-tokens=1000000000", stdout=subprocess.PIPE)
-    process.stdout.read(10)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate()[1] == b"\n" and process.returncode == 130
