@@ -17,6 +17,7 @@ from run.checkpoint import TextInfo
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
 from tests.test_page import random_model
+from tests.test_sample import run_sample
 from tests.variants import RECIPES, choices_of, save_model
 
 expect.set_options(timeout=60_000)
@@ -105,13 +106,11 @@ def open_model(open_page, tmp_path):
 
 
 @pytest.fixture
-def printed(smoke, capsys):
+def printed(smoke):
     """A function that calls sample.py; it returns what that prints."""
 
     def printed(*words, ckpt=smoke):
-        capsys.readouterr()
-        assert sample_main([f"--ckpt={ckpt}", "--device=cpu", *words]) == 0
-        return capsys.readouterr().out.removesuffix("\n")
+        return run_sample(ckpt, "--device=cpu", *words)[0].removesuffix("\n")
 
     return printed
 

@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from common.errors import ConfigError
 from common.stop import Stop
 from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
-from page.export import refresh
 from run import checkpoint
-from tests.commands import exit_code, sample_main, train_main
-from tests.node import run_node
-from tests.runs import in_float64, run_ranks, scalars
-from tests.test_page import given_of
-from tests.test_sample import Input
+from tests.commands import train_main
+from tests.conftest import printed
+from tests.runs import in_float64, run_ranks, scalars, train
+from tests.test_sample import run_sample
 from tests.texts import load, segments_of, write
 from training import optimizers
 from training.device import select_runtime
@@ -71,19 +70,6 @@ def sums(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("sums"), SUMS, *options)
 
 
-@pytest.fixture
-def output(capsys, monkeypatch):
-    """Return a function that runs sample.py in this process, and returns stdout and stderr."""
-
-    def run(ckpt: Path, *arguments: str, stdin: bytes = b"") -> tuple[str, str]:
-        monkeypatch.setattr(sys, "stdin", Input(stdin))
-        assert sample_main([f"--ckpt={ckpt}", *arguments]) == 0
-        captured = capsys.readouterr()
-        return captured.out, captured.err
-
-    return run
-
-
 # ------------------------------------------------------------------------------------------ answers
 
 
@@ -107,13 +93,11 @@ def test_a_step_without_any_target_changes_nothing(tmp_path):
     step, skipped = TrainStep(run), 0
     for i in range(8):
         before = checkpoint.capture(run).tensors
-        result = step()
-        assert run.progress.step == i + 1
-        if run.batches.predictions(i) == 0:
+        if step() is None:
             skipped += 1
-            assert result is None
+            assert run.batches.predictions(i) == 0
             torch.testing.assert_close(checkpoint.capture(run).tensors, before, rtol=0, atol=0)
-    assert 0 < skipped < 8
+    assert 0 < skipped < 8 and run.progress.step == 8
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -122,18 +106,17 @@ def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
     text.write_text("\n".join(f"{'question' * 3}{a}={a % 7}" for a in range(40)))
     options = [*SMALL, f"--data.sources={text}", "--answer_after=="]
     options += ["--batch_size=2", "--max_iters=6", "--eval_interval=6"]
-    losses, matches, steps = [], [], []
+    logged = []
     for size in (1, 2):
         arguments = [*options, f"--out_dir={tmp_path / str(size)}"]
         ended = run_ranks(tmp_path / "output", *[arguments] * size, each=in_float64)
         assert [code for code, *_ in ended] == [0] * size
-        logged = scalars(tmp_path / str(size))
-        losses.append([loss for tag in ("train/loss", "val/loss") for _, loss in logged[tag]])
-        matches.append(logged["val/exact_match"])
-        steps.append([step for step, _ in logged["train/loss"]])
-    # a step without a target has no loss
-    assert steps[0] == steps[1] and len(steps[0]) < 6
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and matches[0] == matches[1]
+        logged.append(scalars(tmp_path / str(size)))
+    one, two = logged
+    assert len(one["train/loss"]) < 6  # a step without a target has no loss
+    assert one["val/exact_match"] == two["val/exact_match"]
+    for tag in ("train/loss", "val/loss"):
+        assert np.array(one[tag]) == pytest.approx(np.array(two[tag]), rel=1e-6)
 
 
 def test_an_answer_cut_by_the_context_is_wrong_if_any_part_is(tmp_path):
@@ -145,7 +128,7 @@ def test_an_answer_cut_by_the_context_is_wrong_if_any_part_is(tmp_path):
         assert wrong_segments(corpus.val, 3, flags).tolist() == [0], segments
 
 
-def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums, capsys):
+def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums):
     _, run = sums
     rows = (run / "metrics.csv").read_text().splitlines()
     accuracy = float(rows[-1].split(",")[-1])
@@ -170,104 +153,79 @@ def test_an_evaluation_reports_the_accuracy_and_draws_wrong_answers(sums, capsys
 # ---------------------------------------------------------------------------------------- sample.py
 
 
-def test_items_are_printed_one_after_the_other_each_as_it_is_drawn_alone(names, output):
-    printed, _ = output(names[1], "--num_samples=70")
-    lines = printed.splitlines(keepends=True)
+def test_items_are_printed_one_after_the_other_each_as_it_is_drawn_alone(names):
+    ckpt = names[1]
+    lines = run_sample(ckpt, "--num_samples=70")[0].splitlines(keepends=True)
     assert len(lines) == 70 and all(line.endswith("\n") for line in lines)
-    assert output(names[1], "--sample=7")[0] == lines[6]
-    assert output(names[1], "--sample=7", "--cache=false")[0] == lines[6]
-    assert output(names[1], "--prompt=b", "--num_samples=3")[0].count("\nb") == 2
+    for more in ([], ["--cache=false"]):
+        assert run_sample(ckpt, "--sample=7", *more)[0] == lines[6]
+    stopped, _ = run_sample(ckpt, "--num_samples=30", "--stop=e", "--stop=o")
+    assert not set("eo") & set(stopped) and stopped.count("\n") == 30
 
 
-def test_stop_strings_end_an_item_too(names, output):
-    printed, _ = output(names[1], "--num_samples=30", "--stop=e", "--stop=o")
-    assert not set("eo") & set(printed) and printed.count("\n") == 30
-
-
-def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names, output):
+def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names):
     text, run = names
-    short = ["--prompt=b", "--max_new_tokens=2", "--temperature=2"]  # many twice, many cut
-    drawn = output(run, *short, "--num_samples=300")[0].splitlines()
+    short = [run, "--prompt=b", "--max_new_tokens=2", "--temperature=2"]  # many twice, many cut
+    drawn = run_sample(*short, "--num_samples=300")[0].splitlines()
     whole = [item for item in drawn if len(item) < 3 and item not in NAMES]
     new = list(dict.fromkeys(whole))
     assert len(new) < len(whole) < len(drawn)
-    assert output(run, *short, f"--novel={text}", "--num_samples=5")[0].splitlines() == new[:5]
-    printed, error = output(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
-    assert printed.count("\n") < 2 and "were not found; raise --temperature" in error
+    assert run_sample(*short, f"--novel={text}", "--num_samples=5")[0].splitlines() == new[:5]
+    _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
+    assert "were not found; raise --temperature" in note
 
 
-def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names, output):
-    printed, _ = output(names[1], "--interactive", stdin=b"b\n\nh\n")
+def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
+    replies, _ = run_sample(names[1], "--interactive", stdin=b"b\n\nh\n")
     expected = [
-        output(names[1], f"--sample={i}", f"--prompt={line}")[0].removeprefix(line)
+        run_sample(names[1], f"--sample={i}", f"--prompt={line}")[0].removeprefix(line)
         for i, line in ((1, "b"), (2, ""), (3, "h"))
     ]
-    assert printed == "".join(reply for reply in expected if reply != "\n")
+    assert replies == "".join(reply for reply in expected if reply != "\n")
 
 
-def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, output, tmp_path):
+def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tmp_path):
     _, run = sums
     corpus = load_corpus(checkpoint.load(run / checkpoint.LAST).settings.data)
     held = tmp_path / "held.txt"
     held.write_text("".join(item[1:] for item in segments_of(corpus.val, of=corpus)))
-    printed, _ = output(run / checkpoint.LAST, f"--score={held}")
+    score, _ = run_sample(run / checkpoint.LAST, f"--score={held}")
     *_, loss, _, accuracy = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
-    items, (counts,) = len(corpus.val.segments), {int(printed.split("over ")[1].split()[0])}
-    per_item = float(loss) * counts / items
-    assert printed.startswith(f"{float(loss):.4f} nats")
-    assert f"{per_item:.4f} nats per item, over {items} items" in printed
-    assert f"{float(accuracy):.2%} exact match" in printed
+    items, predictions = len(corpus.val.segments), int(score.split("over ")[1].split()[0])
+    per_item = float(loss) * predictions / items
+    assert score.startswith(f"{float(loss):.4f} nats")
+    assert f"{per_item:.4f} nats per item, over {items} items" in score
+    assert f"{float(accuracy):.2%} exact match" in score
 
 
-def test_answers_are_greedy_unless_a_temperature_is_given(sums, output):
-    alone = output(sums[1], "--prompt=3+4=")[0]
+def test_answers_are_greedy_unless_a_temperature_is_given(sums):
+    question = [sums[1], "--prompt=3+4="]
+    (alone,) = {run_sample(*question, f"--seed={seed}")[0] for seed in range(4)}
     assert alone.startswith("3+4=") and alone.count("\n") == 1
-    assert {output(sums[1], "--prompt=3+4=", f"--seed={seed}")[0] for seed in range(4)} == {alone}
-    drawn = output(sums[1], "--prompt=3+4=", "--num_samples=50", "--temperature=9")[0]
+    drawn, _ = run_sample(*question, "--num_samples=50", "--temperature=9")
     assert len(set(drawn.splitlines())) > 1
 
 
-@pytest.mark.parametrize("option", ["--prompt=3+4=", "--prompt=-", "--interactive"])
-def test_a_question_is_an_argument_or_a_line_from_a_pipe(option, sums, output):
-    answer = output(sums[1], option, stdin=b"3+4=\n")[0]
-    assert answer.removeprefix("3+4=") == output(sums[1], "--prompt=3+4=")[0][4:]
+@pytest.mark.parametrize("option", ["--prompt=-", "--interactive"])
+def test_a_question_may_come_from_a_pipe(option, sums):
+    answer, _ = run_sample(sums[1], option, stdin=b"3+4=\n")
+    assert answer.removeprefix("3+4=") == run_sample(sums[1], "--prompt=3+4=")[0][4:]
 
 
 @pytest.mark.parametrize("prompt", ["", "3+4", "3+4=7\\n1+1="])
-def test_what_is_no_question_is_refused_with_an_example(prompt, sums, capsys):
+def test_what_is_no_question_is_refused_with_an_example(prompt, sums):
     question = checkpoint.load(sums[1] / checkpoint.LAST).data.question
-    assert exit_code(sample_main, [f"--ckpt={sums[1]}", f"--prompt={prompt}"]) == 2
-    printed = capsys.readouterr()
-    example = f"answers questions that end in '='; ask one, such as '{question}'\n"
+    example = f"answers questions that end in '='; ask one, such as '{question}'"
     two_items = "'\\n' ends an item, and the model has never seen two; "
-    assert printed.out == "" and printed.err.count("\n") == 1
-    assert (two_items if "\\n" in prompt else example) in printed.err
+    with pytest.raises(ConfigError) as caught:
+        run_sample(sums[1], f"--prompt={prompt}")
+    assert (two_items if "\\n" in prompt else example) in printed(caught.value)
 
 
-def test_the_page_of_a_list_knows_its_separator_and_agrees_with_python(names, tmp_path):
-    path = tmp_path / "names.html"
-    assert sample_main([f"--ckpt={names[1]}", f"--html={path}"]) == 0
-    page = given_of(path)
-    assert "".join(page["vocabulary"][i] for i in page["config"]["separator"]) == "\n"
-    code = """
-    const weights = decodeWeights(given.weights, given.shapes);
-    return Array.from(differences(new GPT(given.config, weights), given.check));
-    """
-    assert max(run_node(code, page)) < 1e-5 and page["settings"]["temperature"] == 0.7
-    assert refresh(path.read_text(encoding="utf-8")) == path.read_bytes()
-
-
-# ------------------------------------------------------------------------------------------- errors
-
-
-def test_answer_after_cannot_change_on_resume_and_with_init_from_the_separator_can(
-    names, tmp_path, capsys
+def test_a_fine_tune_with_another_separator_is_told_of_validation_text_that_was_trained_on(
+    names, tmp_path
 ):
     text, run = names
-    options = [*SMALL, f"--data.sources={text}", "--max_iters=1"]
-    resume = [*options, "--answer_after=a", f"--out_dir={run}", "--resume"]
-    assert exit_code(train_main, resume) == 4
-    assert "set them back, or start a new run" in capsys.readouterr().err
-    new = ["--separator=o", f"--out_dir={tmp_path / 'new'}", f"--init_from={run}"]
-    assert exit_code(train_main, [*options, *new]) == 0
-    assert "trained on some of this validation text" in capsys.readouterr().out
+    new = ["--separator=o", f"--out_dir={tmp_path / 'new'}", f"--init_from={run}", "--max_iters=1"]
+    code, output = train(*SMALL, f"--data.sources={text}", *new)
+    assert code == 0 and "trained on some of this validation text" in output

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from run import load_model
-from tests.commands import sample_main
+from tests.test_sample import run_sample
 
 
-def test_the_example_in_the_docstring_runs_and_gives_what_sample_gives(smoke, tmp_path, capsys):
+def test_the_example_in_the_docstring_runs_and_gives_what_sample_gives(smoke, tmp_path):
     (example,) = re.findall(r"\n\n((?: {8}.*\n|\n)+)", load_model.__doc__)
     code = textwrap.dedent(example).replace("out/shakespeare", str(smoke))
     found = {}
     exec(code, found)
-    words = [f"--ckpt={smoke}", "--seed=1", "--device=cpu"]
-    assert sample_main([*words, "--prompt=To be, or not to be", "--max-new-tokens=200"]) == 0
-    assert capsys.readouterr().out == f"To be, or not to be{found['text']}\n"
+    words = [smoke, "--seed=1", "--device=cpu"]
+    sample, _ = run_sample(*words, "--prompt=To be, or not to be", "--max-new-tokens=200")
+    assert sample == f"To be, or not to be{found['text']}\n"
     (tmp_path / "text.txt").write_text("To be, or not to be")
-    assert sample_main([*words, f"--score={tmp_path / 'text.txt'}"]) == 0
-    assert capsys.readouterr().out.startswith(f"{found['loss'].item():.4f} nats, ")
+    score, _ = run_sample(*words, f"--score={tmp_path / 'text.txt'}")
+    assert score.startswith(f"{found['loss'].item():.4f} nats, ")
     assert found["logits"].shape == (19, found["model"].vocab_size)
     assert [each.shape for each in found["maps"]] == [torch.Size([2, 19, 19])] * 2
 
