@@ -6,8 +6,6 @@ import signal
 
 import pytest
 
-from common import stop
-from common.stop import EXIT_CODES
 from tests.runs import (
     CODES,
     PHASES,
@@ -15,7 +13,6 @@ from tests.runs import (
     count_checkpoints,
     same_runs,
     send_at,
-    step_of,
     train,
 )
 
@@ -30,48 +27,6 @@ MOMENTS = [
     ),
     *(("step", name) for name in SIGNALS if name != "SIGTERM"),
 ]
-
-
-# --------------------------------------------------------------------------------------------- Stop
-
-
-@pytest.mark.parametrize("name", [name for name in EXIT_CODES if hasattr(signal, name)])
-def test_a_signal_only_sets_a_flag_until_the_block_ends(name, capfd):
-    before = signal.getsignal(getattr(signal, name))
-    with stop.Stop() as run:
-        assert (run.requested, run.exit_code) == (False, 0)
-        signal.raise_signal(getattr(signal, name))
-        assert (run.requested, run.exit_code) == (True, 130 if name == "SIGINT" else 143)
-    assert signal.getsignal(getattr(signal, name)) == before
-    assert capfd.readouterr().err.count("stopping: ") == 1
-
-
-@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
-def test_ctrl_c_after_another_signal_is_pythons_own(first):
-    with pytest.raises(KeyboardInterrupt), stop.Stop():
-        signal.raise_signal(getattr(signal, first))
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_the_first_exit_code_of_several_stays():
-    with stop.Stop() as run:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        assert run.exit_code == 130
-
-
-def test_interruptible_work_is_abandoned_between_two_items():
-    run, done = stop.Stop(), []
-    with pytest.raises(stop.Interrupted):
-        for item in run.interruptible(range(9)):
-            done.append(item)
-            if item == 3:
-                run.exit_code = 143
-    assert done == [0, 1, 2, 3]
-    assert list(stop.Stop().interruptible(range(3))) == [0, 1, 2]
-
-
-# ------------------------------------------------------------------------------------------ signals
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
@@ -97,8 +52,6 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     assert code == CODES[signals]
     if phase == "evaluate":  # it was abandoned: it is not recorded, and repeated on resume
         assert "validation loss" not in output and not (run / "best.safetensors").exists()
-    if phase == "folder" and signals == "SIGTERM":
-        assert step_of(run) == 0
     saved, loadable_count = count_checkpoints(run)
     assert saved == loadable_count
     if phase == "load" or signals == "SIGINT twice":
