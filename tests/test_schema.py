@@ -18,13 +18,10 @@ MODERN = {
 }  # fmt: skip
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 INVALID = [
-    None, [], "x", {"modle": {}}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None},
-    {"seed": None}, {"seed": False}, {"seed": "6"}, {"seed": 6.5}, {"seed": -1},
-    {"seed": math.nan}, {"seed": {}}, {"seed": [1]}, {"compile": 1}, {"compile": "true"},
-    {"dtype": ["auto"]}, {"dtype": "half"}, {"out_dir": 1}, {"out_dir": ""}, {"out_dir": "\ud800"},
-    {"train": {"learning_rate": math.inf}}, {"train": {"learning_rate": True}},
-    {"data": {"sources": "a"}}, {"data": {"sources": []}}, {"data": {"sources": ["a", 1]}},
-    {"data": {"val_sources": [""]}},
+    None, [], {"modle": {}}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None},
+    {"seed": None}, {"seed": False}, {"seed": "6"}, {"seed": -1}, {"seed": math.nan}, {"seed": [1]},
+    {"compile": 1}, {"dtype": ["auto"]}, {"dtype": "half"}, {"out_dir": "\ud800"},
+    {"data": {"sources": "a"}}, {"data": {"sources": ["a", 1]}},
 ]  # fmt: skip
 
 
