@@ -1,11 +1,5 @@
 """Comparing settings: which runs are made, what counts as a difference, and no run is lost."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 
 from benchmarks import trials
@@ -13,7 +7,6 @@ from configs.command import parse_train
 from run.folder import METRICS
 from run.log import HEADER
 from tests.conftest import ROOT
-from tests.runs import small_run_args
 
 SMOKE = "configs/smoke.yaml"
 RATES = "--learning_rate=0.01,0.02"
@@ -59,7 +52,9 @@ def test_each_combination_is_trained_with_each_seed_and_the_rest_goes_to_all():
     assert [run.seed for run in runs] == [1, 1, 1, 1, 2, 2, 2, 2]
     assert [run.trial for run in runs[:2]] == [f"learning_rate=0.01,n_layer={n}" for n in (1, 2)]
     assert len({run.folder for run in runs}) == 8 and runs[0].folder.parent == folder
-    config = parse_train(runs[-1].words).new_settings()
+    command = parse_train(runs[-1].words)
+    config = command.new_settings()
+    assert command.resume == "auto"  # what was interrupted continues
     assert (config.train.learning_rate, config.model.n_layer, config.seed) == (0.02, 2, 2)
     assert config.data.sources == ("a.txt",) and config.train.max_iters == 60
 
@@ -127,23 +122,3 @@ def test_a_failed_run_is_named_with_its_last_line_and_tried_again(compare, capsy
     printed = capsys.readouterr().out
     assert "| learning_rate=0.01 | 1 |" in printed and "| learning_rate=0.02 | 1 |" not in printed
     assert "| learning_rate=0.02 | 1 |" in run(RATES) and runs == [SECOND]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="process groups")
-def test_an_interrupted_run_is_saved_and_resumed(tmp_path):
-    """Interrupt a real run as a terminal does: all processes of the group."""
-    arguments = [*small_run_args(tmp_path), "--max_iters=100"]
-    command = [sys.executable, "-m", "benchmarks.trials", *arguments, f"--name={tmp_path}"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    run = tmp_path / "seed=1"
-    while not (run / METRICS).exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130 and process.stdout.read().endswith("command continues\n")
-    assert "stopped and saved at step" in (run / trials.OUTPUT).read_text()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "| all runs | 1 |" in done.stdout
-    assert "resuming from" in (run / trials.OUTPUT).read_text()
