@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from benchmarks import curves, lists, runs, time_to_loss, tour
-from configs.schema import KERNELS, LAYOUTS
+from configs.schema import LAYOUTS
 from tests.conftest import CHROMIUM, ROOT
 from tests.runs import train
 
@@ -19,25 +19,21 @@ LOSS = r"\d\.\d{4}"
 SHORTEST = {  # arguments, and what is printed
     "attention": (
         ["--sizes=toy", "--repeats=1"],
-        [rf"^\| {layout} \| {kernel} \|( \d+\.\d\d \|){{3}}"
-         for layout in LAYOUTS for kernel in KERNELS],
+        [rf"^\| {layout} \| sdpa \|( \d+\.\d\d \|){{3}}" for layout in LAYOUTS],
     ),
     "baselines": (
         ["RUN", "--text=TEXT"],
-        [*(rf"^\| modified Kneser-Ney, order {n} \| {LOSS} \|$" for n in range(1, 9)),
-         rf"^\| .*run \| {LOSS} \|$"],
+        [rf"^\| modified Kneser-Ney, order 8 \| {LOSS} \|$", rf"^\| .*run \| {LOSS} \|$"],
     ),
     "curves": ([], [r"^Good: best .* at step 2, last ", r"^Too little text: best "]),
     "decode": (
         ["--shapes=small", "--repeats=1"],
         [r"logits of Hugging Face and GPT.forward: differences up to (0.0e.00|\S+e-0[67])$",
-         r"inside the window: Hugging Face, threads: 1 +[\d,]+ characters/s  ours is [\d.]+ times",
-         r"past the window: ours +[\d,]+ characters/s"],
+         r"inside the window: Hugging Face, threads: 1 +[\d,]+ characters/s  ours is [\d.]+ times"],
     ),
     "lists": (
         ["NAMES", "--seeds", "1", "2"],
         [rf"^\| names, makemore's split \| {LOSS} \| {LOSS} to {LOSS} \| \d\.\d \| about 1.92",
-         rf"^\| names, none on both sides \| {LOSS} ",
          r"^\| sums of 2 digits, plain \| \d\.\d\d% "],
     ),
     "minutes": (
@@ -45,10 +41,7 @@ SHORTEST = {  # arguments, and what is printed
     ),
     "page": (["--repeats=1"], [r"past the window: [\d,]+ characters/s"]),
     "throughput": (["--steps=1", "--shapes=small"], [r"^small  ours +[\d,]+ characters/s"]),
-    "time_to_loss": (
-        ["--nanogpt=NANOGPT", "--repeats=1"],
-        [r"^fast.yaml, training: [\d.]+ times as fast", rf"^mean losses: nanoGPT 1.88.*{LOSS}$"],
-    ),
+    "time_to_loss": (["--nanogpt=NANOGPT", "--repeats=1"], [r"^mean losses: nanoGPT 1.88.*\d$"]),
     "tour": ([], [rf"^--data.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
 }  # fmt: skip
 
