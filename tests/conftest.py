@@ -55,25 +55,16 @@ def shapes(picture: Path) -> list[tuple[str, str | None]]:
     return [(shape.tag, shape.text) for shape in ElementTree.parse(picture).iter()]
 
 
-class Command:
-    """A function that runs a script in the repository: `run("train.py", "configs/smoke.yaml")`."""
-
-    def __call__(self, *arguments, stdin: str | None = None, check: int | None = 0, **environment):
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            cwd=ROOT,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            env=os.environ | environment,
-        )
-        if check is not None:
-            assert done.returncode == check, (
-                f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-            )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done
+def run_command(*arguments, stdin: str | None = None, check: int = 0, **environment):
+    """Run a script in the repository, which ends with the exit code `check` and no traceback."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=240,
+        env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == check, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 @pytest.fixture
@@ -105,7 +96,8 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run():
-    return Command()
+    """A function that runs a script: `run("train.py", "configs/smoke.yaml")`."""
+    return run_command
 
 
 @pytest.fixture(scope="session")

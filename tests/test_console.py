@@ -13,7 +13,7 @@ import pytest
 from common.console import escape, print_note, print_result
 from common.errors import ConfigError, RunInUseError
 from tests.commands import exit_code
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, run_command
 from tests.runs import ENVIRONMENT, raised, small_run_args
 
 REQUIREMENTS = re.findall(r"^\w+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
@@ -21,7 +21,7 @@ REQUIREMENTS = re.findall(r"^\w+", (ROOT / "requirements.txt").read_text(), re.M
 
 def command(*words, check=0, **environment):
     """Run a script of the project: stdout and stderr."""
-    done = Command()(*words, check=check, **environment)
+    done = run_command(*words, check=check, **environment)
     return done.stdout, done.stderr
 
 
