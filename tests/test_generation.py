@@ -91,20 +91,6 @@ def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text(dtype
         context = np.concatenate([context, appended, drawn], axis=1)
 
 
-def test_memory_does_not_grow_with_the_text():
-    generation = Generation(build().float(), Sampler(3))
-    generation.append(prompts(1, 100).numpy())
-    for _ in range(100):
-        generation.step()
-        assert generation.ids.shape[1] <= SMALL.block_size
-    assert generation.length == 200
-
-
-def test_a_text_needs_a_character_to_start_from():
-    with pytest.raises(ValueError, match="at least 1"):
-        next(generate(build(), prompts(1, 0), Sampler(), 1))
-
-
 def test_a_sample_depends_on_the_seed_and_its_number_and_not_on_the_others_of_its_batch():
     model, prompt = build(), prompts(1, 4)
     batch = generate_ids(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
@@ -148,23 +134,6 @@ def test_a_decoder_that_differs_is_not_used_and_gives_a_warning(change, monkeypa
     with pytest.warns(UserWarning, match="model/decode.py does not compute what model/gpt.py"):
         result = generate_ids(model, prompts(1, 2), Sampler(5), 20)
     assert torch.equal(result, expected)
-
-
-def test_the_decoder_is_used_only_for_one_small_float32_sample_with_a_cache(monkeypatch):
-    steps, step = [], Decoder.step
-    monkeypatch.setattr(Decoder, "step", lambda *words: steps.append(words[1]) or step(*words))
-    for model, rows, options, decoder_steps in (
-        (build().float(), 1, {}, 4),  # the comparison and 3 steps
-        (build(), 1, {}, 0),
-        (build().float(), 2, {}, 0),
-        (build().float(), 1, {"cache": False}, 0),
-        (build().bfloat16(), 1, {}, 0),
-        (build(block_size=1).float(), 1, {}, 0),
-        (build(n_layer=20, n_head=1, n_embd=130).float(), 1, {}, 0),  # 4.06 million parameters
-    ):
-        steps.clear()
-        generate_ids(model, prompts(rows, 2), Sampler(1, range(rows)), 4, **options)
-        assert len(steps) == decoder_steps
 
 
 # -------------------------------------------------------------------------------------- the sampler
