@@ -1,16 +1,11 @@
-"""The settings that change the function a model computes; conversion of layouts; random models and
-their checkpoints.
-"""
-
-import dataclasses
+"""The settings that change the function a model computes; random models and their checkpoints."""
 
 import torch
 
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import Config
-from model.gpt import GPT
-from model.parameters import copy_slices, load_tensors, named_slices
+from model.parameters import named_slices
 from run.checkpoint import Checkpoint, to_bytes
 
 CHOICES = {
@@ -36,26 +31,6 @@ def choices_of(recipe):
 def concatenated(rows):
     """Concatenate the views of `named_slices` into one tensor per name."""
     return {name: torch.cat([view.detach() for view in views]) for name, views in rows.items()}
-
-
-def in_layout(model, attention=None, kernel=None):
-    """Convert a model to another attention layout or kernel, as checkpoints do."""
-    changes = {"attention": attention, "kernel": kernel}
-    changes = {name: value for name, value in changes.items() if value}
-    weight = model.token_embedding.weight
-    other = GPT(dataclasses.replace(model.config, **changes), model.vocab_size)
-    other = other.to(weight.device, weight.dtype).train(model.training)
-    load_tensors(other, concatenated(named_slices(model)))
-    return other
-
-
-def copy_optimizers(model, optimizers, other, others):
-    """Copy optimizer state from `model` to `other`, as checkpoints do."""
-    for source, target in zip(optimizers, others, strict=True):
-        saved = concatenated(source.named_slices(model))
-        with torch.no_grad():
-            for name, rows in target.named_slices(other).items():
-                copy_slices(saved[name], rows)
 
 
 def noisy(model, scale=0.3, seed=1):
