@@ -158,14 +158,6 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(saved):
         assert (folder / "run/last.safetensors").read_bytes() == before
 
 
-def test_with_init_from_min_count_maps_what_the_vocabulary_lacks(saved):
-    folder, _ = saved
-    alphas = ("\N{GREEK SMALL LETTER ALPHA}" * 3).encode()
-    (folder / "alpha.txt").write_bytes((folder / "text.txt").read_bytes() + alphas)
-    run = run_with(saved, "init_from", "--data.sources=alpha.txt", "--data.min_count=9")
-    assert texts(run)[1][-1] == "\ufffd" and "\x80" in texts(run)[0]
-
-
 @pytest.mark.parametrize(
     "change",
     [
