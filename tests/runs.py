@@ -181,10 +181,9 @@ def step_of(folder: Path) -> int:
     return contents(folder / LAST)["progress"]["step"]
 
 
-def count_checkpoints(folder: Path) -> tuple[int, int]:
-    """Return the number of checkpoints in a folder, and the number of those that load."""
-    files = list(folder.glob("*.safetensors"))
-    return len(files), sum(1 for file in files if contents(file))
+def count_checkpoints(folder: Path) -> int:
+    """Return the number of checkpoints in a folder; raise CheckpointError if one is damaged."""
+    return len([contents(file) for file in folder.glob("*.safetensors")])
 
 
 def snapshot(folder: Path) -> dict[str, object]:

@@ -52,8 +52,7 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     assert code == CODES[signals]
     if phase == "evaluate":  # it was abandoned: it is not recorded, and repeated on resume
         assert "validation loss" not in output and not (run / "best.safetensors").exists()
-    saved, loadable_count = count_checkpoints(run)
-    assert saved == loadable_count
+    count_checkpoints(run)  # all are whole
     if phase == "load" or signals == "SIGINT twice":
         assert train_run("--resume")[0] == 0
     else:
