@@ -13,7 +13,8 @@ from run import checkpoint as checkpoints
 from tests.runs import small_run_args, train
 from tests.variants import checkpoint_of, noisy
 
-OLD, NEW = "\n abdyz", "\n abdyz!c\xe9\U0001f600"  # an old id stays the same
+OLD = "\n abdyz"
+NEW = f"{OLD}!c\xe9\U0001f600"  # an old id stays the same
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16}
 MODELS = {
     "classic, tied": ModelConfig(**SIZE, **GPT2, bias=True),
@@ -21,26 +22,15 @@ MODELS = {
 }
 
 
-def logits_of(model, vocabulary, text):
-    """Return the logits over a text by character: {"a": (T,), ...}."""
-    ids = torch.from_numpy(CharTokenizer(vocabulary).encode(text)).long()
-    with torch.no_grad():
-        logits = model.eval()(ids[None])[0]  # (T, V)
-    return dict(zip(vocabulary, logits.T, strict=True))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_the_logits_of_old_characters_over_old_text_stay_the_same(name):
-    saved = checkpoint_of(noisy(GPT(MODELS[name], len(OLD), 1)), OLD)
-    grown = GPT(MODELS[name], len(NEW), seed=3)
-    checkpoints.load_weights(saved, grown)
-    text = "bad day zz\nby a"
-    before = logits_of(checkpoints.build_model(saved), saved.vocabulary, text)
-    after = logits_of(grown, NEW, text)
-    assert list(after) == list(NEW)
-    for character in OLD:
-        difference = (after[character] - before[character]).abs().max()
-        assert difference < 1e-5 * max(1, before[character].abs().max())
+    old = noisy(GPT(MODELS[name], len(OLD), 1)).eval()
+    grown = GPT(MODELS[name], len(NEW), seed=3).eval()
+    checkpoints.load_weights(checkpoint_of(old, OLD), grown)
+    ids = torch.from_numpy(CharTokenizer(OLD).encode("bad day zz\nby a")).long()
+    with torch.no_grad():
+        before, after = old(ids[None]), grown(ids[None])
+    torch.testing.assert_close(after[..., : len(OLD)], before, atol=1e-4, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------ the command
