@@ -2,10 +2,8 @@
 every command that is printed runs as it is.
 """
 
-import errno
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,20 +12,18 @@ import pytest
 from common.console import path_word, program, script, shell_command
 from configs.command import parse_sample_options, parse_train
 from configs.schema import Config
-from run import folder as run_folder
 from run.folder import write_settings
 from tests.conftest import ROOT
 from tests.runs import (
-    at_step,
     raised,
     scalars,
     small_run_args,
     snapshot,
     start,
     step_of,
+    stop_at,
     train,
 )
-from tests.stress.kills import Killed
 from training import state
 
 SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]
@@ -36,12 +32,6 @@ SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_i
 @pytest.fixture
 def options(tmp_path):
     return [*small_run_args(tmp_path), *SHORT, f"--out_dir={tmp_path / 'run'}"]
-
-
-def kill_at(step, *words):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        at_step(patch, step, raised(Killed()))
-        train(*words)
 
 
 # ----------------------------------------------------------------------------------------- the lock
@@ -54,22 +44,6 @@ def test_of_two_simultaneous_starts_one_trains_and_the_other_is_refused(options,
     first, second = sorted(starts, key=lambda process: process.returncode)
     assert (first.returncode, second.returncode) == (0, 7), outputs
     assert f"out_dir: {tmp_path / 'run'} is in use by another process" in outputs[second]
-
-
-def test_a_killed_holder_leaves_no_lock(tmp_path):
-    code = "from run.folder import only_writer; import os, sys, pathlib, signal\n"
-    code += "with only_writer(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
-    killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT)
-    assert killed.returncode == -9 and (tmp_path / ".lock").exists()
-    with run_folder.only_writer(tmp_path):
-        pass
-
-
-def test_a_file_system_without_locks_is_a_note(tmp_path, monkeypatch, capsys):
-    fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(fcntl, "flock", raised(OSError(errno.ENOLCK, "No locks available")))
-    with run_folder.only_writer(tmp_path):
-        assert "this file system has no locks" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------- files of a person
@@ -134,7 +108,7 @@ FAILING = {  # options, exit code, and what fails in the code
 def test_a_start_that_fails_changes_nothing_and_leaves_at_most_a_folder_with_its_lock(
     name, options, tmp_path, monkeypatch
 ):
-    kill_at(3, *options, f"--out_dir={tmp_path / 'saved'}")
+    stop_at(3, *options, f"--out_dir={tmp_path / 'saved'}")
     (tmp_path / "saved/last.safetensors.tmp").write_text("of a process that was killed")
     (tmp_path / "others").mkdir()
     (tmp_path / "others/config.yaml").write_text("# mine\n")
