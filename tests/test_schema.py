@@ -12,10 +12,6 @@ from data.summary import PRESETS, size_advice
 from model.gpt import GPT
 from tests.conftest import ROOT, printed
 
-MODERN = {
-    "positions": "rope", "token_shifts": 2, "mlp": "relu2", "qk_norm": True, "tied": False,
-    "residual_init": "zero", "logit_softcap": 15, "optimizer": "muon", "schedule": "trapezoid",
-}  # fmt: skip
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 INVALID = [
     None, [], {"modle": {}}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None},
@@ -48,22 +44,14 @@ def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset
     assert config.model.dropout != 0
 
 
-def test_a_config_of_a_text_and_sizes_has_the_architecture_and_optimizer_of_the_main_recipe(
-    tmp_path,
-):
-    sizes = "model: {n_layer: 6, n_head: 6, n_embd: 384, block_size: 256}"
-    lengths = "train: {batch_size: 64, max_iters: 5000}"
-    file = tmp_path / "own.yaml"
-    file.write_text(f"data: {{sources: book.txt}}\n{sizes}\n{lengths}\n")
-    own = parse_train([str(file)]).new_settings()
-    main = parse_train([str(ROOT / "configs/shakespeare.yaml")]).new_settings()
-    assert MODERN.items() <= vars(own.model).items() | vars(own.train).items()
-    for section in ("model", "train"):
-        found, expected = vars(getattr(own, section)), vars(getattr(main, section))
-        assert {name for name in found if found[name] != expected[name]} <= {
-            *("n_layer", "n_head", "n_embd", "block_size", "kernel", "dropout", "logit_scale"),
-            *("batch_size", "max_iters", "eval_interval"),
-        }
+def test_the_defaults_are_the_architecture_and_optimizer_of_the_main_recipe():
+    main = flat_settings(parse_train([str(ROOT / "configs/shakespeare.yaml")]).new_settings())
+    defaults = flat_settings(Config())
+    different = {name.partition(".")[2] for name in main if main[name] != defaults[name]}
+    assert different - {"sources", ""} <= {
+        *("n_layer", "n_head", "n_embd", "block_size", "kernel", "dropout", "logit_scale"),
+        *("batch_size", "max_iters", "eval_interval"),
+    }
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
