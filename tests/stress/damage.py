@@ -49,38 +49,25 @@ def stress(full: bool) -> str:
     return f"{count} damaged files: all rejected; no code was executed"
 
 
-# ------------------------------------------------------------------------------------------- damage
-
-
 def damaged(original: bytes, rng: random.Random, full: bool) -> Iterator[bytes]:
     """Yield damaged contents: all of each kind, or 150 in total in the short form."""
-    header_end = 8 + int.from_bytes(original[:8], "little")
-    last = range(len(original) - 1024, len(original))
-    flips = [(i, bit) for i in (*range(header_end), *last) for bit in range(8)]
-    cuts = list(range(0, len(original), 1024))
+    header_end, size = 8 + int.from_bytes(original[:8], "little"), len(original)
+    places = [*range(header_end), *range(size - 1024, size)]
+    cuts = range(0, size, 1024)
     if not full:
-        flips, cuts = rng.sample(flips, 100), rng.sample(cuts, min(len(cuts), 20))
-    for position, bit in flips:
-        content = bytearray(original)
-        content[position] ^= 1 << bit
-        yield bytes(content)
+        places, cuts = rng.sample(places, 100), rng.sample(cuts, 20)
+    for place in places:
+        for bit in range(8) if full else [rng.randrange(8)]:
+            yield original[:place] + bytes([original[place] ^ 1 << bit]) + original[place + 1 :]
     for length in cuts:
         yield original[:length]
-    for _ in range(1000 if full else 150 - len(flips) - len(cuts)):
-        yield rng.choice([_spliced, _foreign])(original, rng)
-
-
-def _spliced(original: bytes, rng: random.Random) -> bytes:
-    start, source = rng.sample(range(len(original)), 2)
-    size = rng.randrange(1, len(original) - max(start, source) + 1)
-    content = original[:start] + original[source : source + size] + original[start + size :]
-    return content if content != original else original[:-1]
-
-
-def _foreign(_: bytes, rng: random.Random) -> bytes:
-    noise = rng.randbytes(rng.randrange(2, 5000))
-    archive = archive_of(HOSTILE[rng.choice(sorted(HOSTILE))])
-    return rng.choice([noise, archive, *OTHER_FILES.values()])
+    for _ in range(500 if full else 15):
+        # a piece of it somewhere else; a file of another kind
+        start, source = rng.sample(range(1, size - 64), 2)
+        moved = original[:start] + original[source : source + 64] + original[start + 64 :]
+        yield moved if moved != original else original[:-1]
+        archive = archive_of(HOSTILE[rng.choice(sorted(HOSTILE))])
+        yield rng.choice([rng.randbytes(rng.randrange(2, 5000)), archive, *OTHER_FILES.values()])
 
 
 if __name__ == "__main__":
