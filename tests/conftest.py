@@ -8,7 +8,6 @@ import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -48,11 +47,6 @@ def printed(error: Exception) -> str:
     line = stderr.getvalue().removeprefix("error: ").removesuffix("\n")
     assert escape(line) == line
     return line
-
-
-def shapes(picture: Path) -> list[tuple[str, str | None]]:
-    """Return the kinds of the shapes in an SVG file, and its words."""
-    return [(shape.tag, shape.text) for shape in ElementTree.parse(picture).iter()]
 
 
 def run_command(*arguments, stdin: str | None = None, check: int = 0, **environment):
