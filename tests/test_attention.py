@@ -231,18 +231,14 @@ def test_all_layouts_and_kernels_agree_for_any_shape_and_mask(
 @every_pair
 def test_bfloat16_autocast_is_close_to_float64(layout, kernel):
     for option, input_name in CASES:
-        float64_output = reference_results(option, input_name)[0]
         layer = make_layer(layout, kernel, **OPTIONS[option]).float()
-        given_inputs = {
-            name: t if t.dtype == torch.bool else t.float()
-            for name, t in INPUTS[input_name].items()
-        }
+        inputs = {"x": randn(B, T, C), **INPUTS[input_name]}
+        inputs = {name: t.float() if t.is_floating_point() else t for name, t in inputs.items()}
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = layer(randn(B, T, C).float(), **given_inputs)
+            y = layer(**inputs)
+        expected = reference_results(option, input_name)[0]
         assert y.dtype == torch.bfloat16
-        assert_near([y], [float64_output], 0.05, f"{option} layer given {input_name}")
-        y.float().square().sum().backward()
-        assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+        assert_near([y], [expected], 0.05, f"{option} layer given {input_name}")
 
 
 # ------------------------------------------------------------------------------------------ dropout
