@@ -393,27 +393,6 @@ def test_probabilities_lens_and_heads_that_are_off_are_pythons(open_model, recip
     assert_equal(10)
 
 
-def test_a_score_is_cancelled_and_a_text_too_short_refused(page):
-    page.fill("#score-text", "So it is, and so it was.\n" * 400)
-    page.click("#score")
-    wait_for(page, "#score-result", "so far")
-    page.click("#score")
-    assert page.inner_text("#score-result") == "Cancelled."
-    page.fill("#score-text", "S")
-    page.click("#score")
-    assert page.inner_text("#score-result") == "At least 2 characters are needed."
-
-
-@pytest.mark.parametrize("width", [360, 1600])
-def test_at_every_width_a_click_brings_the_explanation_into_view(open_page, smoke_page, width):
-    page = open_page(smoke_page, viewport={"width": width, "height": 844})
-    write(page)
-    select(page, 40)
-    for seen in ("#why", "#text .selected"):
-        expect(page.locator(seen)).to_be_in_viewport(ratio=0.99)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-
-
 def test_code_that_is_not_the_pages_own_does_not_run(open_page, smoke_page, tmp_path):
     text = smoke_page.read_text(encoding="utf-8")
     changed = text.replace("</body>", "<script>document.title = 'run'</script></body>")
