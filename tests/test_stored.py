@@ -80,7 +80,6 @@ def store(recipe: str) -> None:
 @pytest.mark.parametrize("name", FORMAT_1)
 def test_a_stored_checkpoint_is_read_and_resumed_with_the_same_losses(name, tmp_path):
     path = STORED / f"{name}.safetensors"
-    assert path.stat().st_size < 300_000
     expected = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
     found = resumed_losses(path, tmp_path / "resumed")
     for tag, values in expected.items():
