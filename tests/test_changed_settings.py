@@ -11,7 +11,7 @@ import torch
 from common.errors import CheckpointError
 from configs.command import parse_train as parse
 from model.attention import KERNELS, LAYOUTS
-from run.checkpoint import load
+from run.checkpoint import BEST, LAST, load
 from run.differences import FIXED_IN_A_RUN, SEEN_BEFORE
 from tests.conftest import ROOT
 from tests.runs import contents, train, write_checkpoint
@@ -148,41 +148,34 @@ def test_a_setting_that_the_weights_depend_on_is_refused_by_name(way, saved):
 
 def test_what_a_resumed_run_cannot_change_is_refused_by_name(saved):
     folder, options = saved
-    before = (folder / "run/last.safetensors").read_bytes()
+    before = (folder / "run" / LAST).read_bytes()
     resume = [options[0], f"--out_dir={folder / 'run'}", "--resume"]
     changes = ["train.optimizer=adamw", "data.min_count=9", "data.separator=w", "val_fraction=0.3"]
     for change in changes:
         code, output = train(*resume, f"--{change}")
         assert code == 4 and change.partition("=")[0] in output.splitlines()[-1]
         assert "set them back, or start a new run without --resume" in output
-        assert (folder / "run/last.safetensors").read_bytes() == before
+        assert (folder / "run" / LAST).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "--encoding=latin-1",
-        "--val_sources=other.txt",
-        "--data.sources=other.txt",
-        "--logit_scale=0.9",
-    ],
-)
+BEGINS_ANEW = ["--encoding=latin-1", "--val_sources=other.txt", "--logit_scale=0.9"]
+
+
+@pytest.mark.parametrize("change", BEGINS_ANEW)
 def test_on_another_validation_text_or_logit_scale_the_best_loss_begins_anew(
     change, saved, tmp_path
 ):
-    shutil.copytree(saved[0] / "run", tmp_path / "run")
-    forged = contents(tmp_path / "run/last.safetensors")
+    run = shutil.copytree(saved[0] / "run", tmp_path / "run")
+    forged = contents(run / LAST)
     forged["progress"] |= {"best_loss": 0.001, "best_step": 1, "evals_since_best": 2}
-    write_checkpoint(tmp_path / "run/last.safetensors", forged)
-    change = re.sub(r"=(\w+\.txt)", rf"={saved[0]}/\1", change)
-    code, output = train(
-        saved[1][0], change, f"--out_dir={tmp_path / 'run'}", "--resume",
-        "--allow-data-change", "--max_iters=6", "--eval_interval=2", "--patience=3",
-    )  # fmt: skip
+    write_checkpoint(run / LAST, forged)
+    resume = [saved[1][0], f"--out_dir={run}", "--resume", "--allow-data-change"]
+    lengths = ["--max_iters=6", "--eval_interval=2", "--patience=3"]
+    code, output = train(*resume, *lengths, change.replace("other.txt", f"{saved[0]}/other.txt"))
     assert code == 0
     assert "not comparable: the best loss is reset\n" in output and " (best so far)" in output
     assert (SEEN_BEFORE in output) == ("logit_scale" not in change)
-    best = load(tmp_path / "run/best.safetensors").progress
+    best = load(run / BEST).progress
     assert best.step in (4, 6) and best.best_loss > 1
 
 
@@ -209,11 +202,11 @@ def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
     folder, options = saved
     shutil.copytree(folder / "run", tmp_path / "run")
     resume = [options[0], f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change"]
-    best = load(tmp_path / "run/last.safetensors").progress.best_loss
+    best = load(tmp_path / "run" / LAST).progress.best_loss
     for _ in range(2):
         code, output = train(*resume, "--max_iters=4", "--learning_rate=0.5")
         assert code == 0 and "the best loss is reset" not in output
-    assert load(tmp_path / "run/last.safetensors").progress.best_loss == best
+    assert load(tmp_path / "run" / LAST).progress.best_loss == best
 
 
 def test_each_step_of_a_run_has_its_own_dropout(saved):
