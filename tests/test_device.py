@@ -27,19 +27,11 @@ def simulate_devices(monkeypatch):
     return has
 
 
-@pytest.mark.parametrize(
-    "has, device, message",
-    [
-        ([], "cuda", "no CUDA device on this machine; available: cpu; use device: auto"),
-        (["cuda"], "mps", "no MPS device on this machine; available: cuda, cpu; use dev"),
-    ],
-)
-def test_an_unavailable_device_is_rejected_with_the_available_ones(
-    simulate_devices, has, device, message
-):
-    simulate_devices(*has)
-    with pytest.raises(ResourceError, match=f"^device: {message}") as caught:
-        select_runtime(device, "auto")
+def test_an_unavailable_device_is_rejected_with_the_available_ones(simulate_devices):
+    simulate_devices("cuda")
+    message = "^device: no MPS device on this machine; available: cuda, cpu; use device: auto"
+    with pytest.raises(ResourceError, match=message) as caught:
+        select_runtime("mps", "auto")
     assert caught.value.exit_code == 5
 
 
