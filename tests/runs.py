@@ -169,11 +169,10 @@ def contents(path: Path) -> dict:
 
 
 def write_checkpoint(path: Path, changed: dict) -> None:
-    """Write a checkpoint file with any contents and the correct digest."""
+    """Write a checkpoint file with changed `contents` and the correct digest."""
     metadata = {name: json.dumps(changed[name]) for name in JSON_SECTIONS if name in changed}
-    if "vocabulary" in changed:
-        metadata["vocabulary"] = changed["vocabulary"]
-    write_atomic(path, file_format.to_bytes(metadata, changed.get("tensors", {})))
+    metadata["vocabulary"] = changed["vocabulary"]
+    write_atomic(path, file_format.to_bytes(metadata, changed["tensors"]))
 
 
 def step_of(folder: Path) -> int:
@@ -215,13 +214,16 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:
     return found
 
 
-def outcome(folder: Path) -> dict:
-    """Return all results of a run, except timings and the paths of its folder and text."""
-    results = {name: contents(folder / name) for name in (LAST, BEST)}
-    for checkpoint in results.values():
-        del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
-        del checkpoint["options"]
-    return results | {"scalars": repr(scalars(folder))}  # as text, since NaN != NaN
+def same_runs(a: Path, b: Path) -> bool:
+    """Compare all results of two runs bit for bit, but timings and the paths of folder and text."""
+    outcomes = []
+    for folder in (a, b):
+        results = {name: contents(folder / name) for name in (LAST, BEST)}
+        for checkpoint in results.values():
+            del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
+            del checkpoint["options"]
+        outcomes.append(results | {"scalars": repr(scalars(folder))})  # as text, since NaN != NaN
+    return equal(*outcomes)
 
 
 def equal(a: object, b: object) -> bool:
@@ -233,11 +235,6 @@ def equal(a: object, b: object) -> bool:
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
     return type(a) is type(b) and a == b
-
-
-def same_runs(a: Path, b: Path) -> bool:
-    """Compare the results of two runs, bit for bit."""
-    return equal(outcome(a), outcome(b))
 
 
 # -------------------------------------------------------------------------------------------- ranks
