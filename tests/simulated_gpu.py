@@ -7,7 +7,6 @@ build of PyTorch; a CPU build has no "cuda", so a device of another name is regi
 passes need a real GPU. Run this in its own process, because the registration is global.
 """
 
-import dataclasses
 import itertools
 
 import torch
@@ -20,11 +19,8 @@ from model.gpt import GPT
 from model.inspect import attention_maps
 from model.kv_cache import new_caches
 
-SMALL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=8, bias=True)
-VARIANTS = (
-    GPT2 | {"dropout": 0.1},
-    {"mlp": "swiglu", "norm": "rmsnorm"},
-)
+SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
+VARIANTS = (GPT2 | {"dropout": 0.1, "bias": True}, {"mlp": "swiglu", "norm": "rmsnorm"})
 V = 11
 
 
@@ -37,52 +33,25 @@ def simulated_device() -> str:
     return "simulated"
 
 
-def move_(module: torch.nn.Module, device: str) -> None:
-    """Replace parameters and buffers by simulated ones; `Module.to` fails on them."""
-    for each in module.modules():
-        for name, tensor in [*each._parameters.items(), *each._buffers.items()]:
-            if tensor is not None:
-                moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-                if name in each._buffers:
-                    each._buffers[name] = moved
-                else:
-                    each._parameters[name] = torch.nn.Parameter(moved)
-
-
-def check_gpt(model: GPT, device: str) -> None:
-    """Run full and cached forward passes and attention maps; all results must be on the device."""
-    move_(model, device)
-    ids = torch.zeros(3, SMALL.block_size, dtype=torch.int64, device=device)
-    results = [model(ids), *attention_maps(model.eval(), ids[0])]
+def results(device: str, layout: str, kernel: str, variant: dict) -> list[torch.Tensor]:
+    """Run full and cached forward passes, attention maps, cross-attention and masked attention."""
+    with torch.device(device):  # parameters and inputs, but nothing that forward makes
+        model = GPT(ModelConfig(**SIZES, attention=layout, kernel=kernel, **variant), V)
+        layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel, attention_dropout=0.1)
+        ids, x, context = torch.zeros(3, 8).long(), torch.empty(3, 4, 8), torch.empty(3, 5, 8)
+        boolean, additive = torch.empty(4, 4).bool(), torch.empty(3, 2, 4, 5)
     caches = new_caches(model.config)
-    for end in (3, 4):  # prefill, then one token
-        results.append(model(ids[:, :end], caches))
-    shapes = [tuple(result.shape) for result in results]
-    assert shapes == [(3, 8, V), (2, 8, 8), (3, 3, V), (3, 1, V)], shapes
-    assert {result.device.type for result in results} == {device}
-
-
-def check_masks(layer: MultiHeadAttention, device: str) -> None:
-    """Run cross-attention and masked attention."""
-    move_(layer, device)
-    x, context = (torch.empty(3, n, 8, device=device) for n in (4, 5))
-    for arguments in (
-        {"context": context},
-        {"mask": torch.empty(4, 4, dtype=torch.bool, device=device)},
-        {"context": context, "mask": torch.empty(3, 2, 4, 5, device=device)},
-    ):
-        y = layer(x, **arguments)
-        assert (tuple(y.shape), y.device.type) == ((3, 4, 8), device)
+    found = [model(ids), *attention_maps(model.eval(), ids[0])]
+    found += [model(ids[:, :end], caches) for end in (3, 4)]  # prefill, then one token
+    return [*found, layer(x, context), layer(x, mask=boolean), layer(x, context, mask=additive)]
 
 
 def main() -> None:
     device, pairs = simulated_device(), list(itertools.product(LAYOUTS, KERNELS))
-    for (layout, kernel), variant in zip(pairs, itertools.cycle(VARIANTS), strict=False):
-        model = GPT(dataclasses.replace(SMALL, attention=layout, kernel=kernel, **variant), V)
-        layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel, attention_dropout=0.1)
+    for pair, variant in zip(pairs, itertools.cycle(VARIANTS), strict=False):
         with FakeTensorMode():
-            check_gpt(model, device)
-            check_masks(layer, device)
+            found = results(device, *pair, variant)
+        assert {result.device.type for result in found} == {device}, pair
     print(f"{len(pairs)} models and layers on a simulated device, {device}: all right")
 
 
