@@ -10,7 +10,6 @@ from convert import GPT2
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
 from run import checkpoint as checkpoints
-from tests.runs import small_run_args, train
 from tests.variants import checkpoint_of, noisy
 
 OLD = "\n abdyz"
@@ -36,48 +35,37 @@ def test_the_logits_of_old_characters_over_old_text_stay_the_same(name):
 # ------------------------------------------------------------------------------------ the command
 
 
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory):
-    """The options of a small_run_args run, and the folder of that run."""
-    folder = tmp_path_factory.mktemp("parent")
-    options = small_run_args(folder)
-    assert train(*options, "--max_iters=6", f"--out_dir={folder / 'run'}")[0] == 0
-    return options, folder / "run"
-
-
 @pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("Enter the ca\xf1\xf3n's cur\xe9 #.\n\u2028" * 40, encoding="utf-8")
-    return path
+def other_text(options, tmp_path):
+    """Another text in place of that of the small run, with five new characters."""
+    text = "Enter the ca\xf1\xf3n's cur\xe9 #.\n\u2028" * 40
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
 
 
-def test_a_fine_tune_adds_new_characters_and_is_resumed(parent, text, tmp_path):
-    options, folder = parent
-    options = [*options[:-1], f"--data.sources={text}"]
-    start = [f"--init_from={folder}", "--new_characters=add", f"--out_dir={tmp_path / 'new'}"]
-    code, output = train(*options, *start, "--max_iters=6", "--learning_rate=1e-9")
+def test_a_fine_tune_adds_new_characters_and_is_resumed(
+    uninterrupted, other_text, train_run, tmp_path
+):
+    start = [f"--init_from={uninterrupted}", "--new_characters=add"]
+    code, output = train_run(*start, "--max_iters=6", "--learning_rate=1e-9")
     assert code == 0, output
-    assert "fine-tuning" not in output  # its learning rate is not the parent's
-    old = checkpoints.load(folder / "best.safetensors")
-    new = checkpoints.load(tmp_path / "new" / "last.safetensors")
+    old = checkpoints.load(uninterrupted / "best.safetensors")
+    new = checkpoints.load(tmp_path / "run" / "last.safetensors")
     assert "5 characters are new: '#' (U+0023), " in output
     # also what sorts before the old ones
     assert new.vocabulary == old.vocabulary + "#\xe9\xf1\xf3\u2028"
     name, count = "model.token_embedding", len(old.vocabulary)
     assert (new.tensors[name][:count] - old.tensors[name]).abs().max() < 1e-6
-    code, output = train(*options, "--max_iters=8", f"--out_dir={tmp_path / 'new'}", "--resume")
+    code, output = train_run("--max_iters=8", "--resume")
     assert code == 0 and "are new" not in output, output
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_without_the_option_new_characters_are_refused_and_the_option_named(
-    resume, parent, text, tmp_path
+    resume, uninterrupted, other_text, train_run, tmp_path
 ):
-    options, folder = parent
-    start = [f"--out_dir={tmp_path / 'new'}", f"--init_from={folder}"]
+    start = [f"--init_from={uninterrupted}"]
     if resume:
-        copy = shutil.copytree(folder, tmp_path / "copy")
-        start = [f"--out_dir={copy}", "--resume", "--allow_data_change"]
-    code, output = train(*options[:-1], f"--data.sources={text}", *start)
+        shutil.copytree(uninterrupted, tmp_path / "run")
+        start = ["--resume", "--allow_data_change"]
+    code, output = train_run(*start)
     assert code == 4 and "--init_from=CKPT --new_characters=add" in output
