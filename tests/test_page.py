@@ -7,9 +7,12 @@ import itertools
 import json
 import os
 import re
+import subprocess
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
+import playwright
 import pytest
 import torch
 
@@ -27,7 +30,6 @@ from run import checkpoint
 from run.checkpoint import TextInfo
 from tests.commands import exit_code, sample_main
 from tests.conftest import ROOT
-from tests.node import parts_of, run_node
 from tests.variants import CHOICES, noisy, save_model
 from training.device import select_runtime
 from training.evaluate import exact_loss
@@ -49,6 +51,26 @@ for (const [n, logits] of predictions(modelOf(given), given.ids, given.starts)) 
 }
 return nats / counted;
 """
+
+
+def run_node(code, given):
+    """Run JavaScript with the page's functions and `given`; return what `code` returns.
+
+    `modelOf(page)` is the model of a page. The package playwright brings Node.
+    """
+    source = export.read("model.js") + export.read("text.js")
+    source += "const modelOf = (page) => new GPT(page.config, decodeWeights(page.weights, "
+    source += f"page.shapes)); const given = {json.dumps(given)};"
+    source += f"console.log(JSON.stringify((() => {{ {code} }})()));"
+    node = next((Path(playwright.__file__).parent / "driver").glob("node*"))
+    done = subprocess.run([node, "-"], input=source, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+def parts_of(page):
+    """Return the scripts of a page by id: data, weights, worker-code, model-code."""
+    return dict(re.findall(r'<script [^>]*id="([\w-]+)">(.*?)</script>', page, re.DOTALL))
 
 
 def random_model(seed=0, vocab_size=V, **choices):
