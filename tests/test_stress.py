@@ -1,4 +1,4 @@
-"""The short forms of the stress tests; that of cached_text is in test_generation.py."""
+"""The short forms of the stress tests; that of cached_text is in test_generate.py."""
 
 from pathlib import Path
 
