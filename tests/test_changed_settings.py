@@ -96,8 +96,9 @@ def saved(tmp_path_factory):
     text = every_byte + "".join(lines)
     (folder / "text.txt").write_bytes(text.encode())
     (folder / "other.txt").write_bytes(("Zweil" + text).encode())
-    options = [str(ROOT / "configs/smoke.yaml"), f"--data.sources={folder / 'text.txt'}"]
-    options += [f"--{name}={value}" for name, value in BASE.items()]
+    recipe = (ROOT / "configs/smoke.yaml").read_text()
+    (folder / "mine.yaml").write_text(f"{recipe}data: {{sources: {folder / 'text.txt'}}}\n")
+    options = [folder / "mine.yaml", *(f"--{name}={value}" for name, value in BASE.items())]
     code, output = train(
         *options, f"--out_dir={folder / 'run'}", "--max_iters=4", "--warmup_iters=2"
     )
@@ -105,27 +106,21 @@ def saved(tmp_path_factory):
     return folder, options
 
 
-def changed_options(saved, *changes):
-    """Return the options of the saved run, and changes of them; texts are files in its folder."""
-    folder, options = saved
-    changes = [re.sub(r"=(\w+\.txt)", rf"={folder}/\1", change) for change in changes]
-    if any(change.startswith("--data.sources") for change in changes):
-        options = [word for word in options if "sources" not in word]
-    return [*options, *changes]
+def with_paths(saved, changes):
+    """Return options in which texts are files in the folder of the saved run."""
+    return [re.sub(r"=(\w+\.txt)", rf"={saved[0]}/\1", change) for change in changes]
 
 
 def run_with(saved, way, *changes):
     """Build the run that --resume or --init_from makes with changed settings, as train.py."""
     folder, options = saved
+    words = [*options, f"--out_dir={folder / 'new'}", f"--init_from={folder / 'run'}"]
     if way == "resume":
-        changes = [re.sub(r"=(\w+\.txt)", rf"={folder}/\1", change) for change in changes]
-        start = [f"--out_dir={folder / 'run'}", "--resume", "--allow-data-change"]
-        words = [options[0], *start, "--max_iters=20", *changes]
-    else:
-        start = [f"--out_dir={folder / 'new'}", f"--init_from={folder / 'run'}"]
-        words = [*changed_options(saved, *changes), *start]
+        words = [options[0], f"--out_dir={folder / 'run'}", "--resume", "--allow-data-change"]
     torch.set_num_threads(1)
-    return build(parse(words), World())[0]
+    return build(parse([*map(str, words), "--max_iters=20", *with_paths(saved, changes)]), World())[
+        0
+    ]
 
 
 @pytest.mark.parametrize("way", ["resume", "init_from"])
@@ -171,7 +166,7 @@ def test_on_another_validation_text_or_logit_scale_the_best_loss_begins_anew(
     write_checkpoint(run / LAST, forged)
     resume = [saved[1][0], f"--out_dir={run}", "--resume", "--allow-data-change"]
     lengths = ["--max_iters=6", "--eval_interval=2", "--patience=3"]
-    code, output = train(*resume, *lengths, change.replace("other.txt", f"{saved[0]}/other.txt"))
+    code, output = train(*resume, *lengths, *with_paths(saved, [change]))
     assert code == 0
     assert "not comparable: the best loss is reset\n" in output and " (best so far)" in output
     assert (SEEN_BEFORE in output) == ("logit_scale" not in change)
@@ -192,8 +187,8 @@ def test_on_another_validation_text_or_logit_scale_the_best_loss_begins_anew(
 def test_fine_tuning_on_another_split_of_the_same_text_says_what_that_means(
     change, said, saved, tmp_path
 ):
-    words = [*changed_options(saved, *change), f"--out_dir={tmp_path / 'new'}", "--max_iters=4"]
-    words += [f"--init_from={saved[0] / 'run'}", "--new_characters=add"]
+    start = [f"--init_from={saved[0] / 'run'}", f"--out_dir={tmp_path / 'new'}", "--max_iters=4"]
+    words = [*saved[1], *start, "--new_characters=add", *with_paths(saved, change)]
     code, output = train(*words)
     assert code == 0 and (SEEN_BEFORE in output) == said
 
