@@ -52,20 +52,20 @@ CONTROLS = [chr(code) for code in (*range(1, 32), *range(127, 160))]
 @pytest.fixture(scope="module")
 def controls(tmp_path_factory):
     """The folder of a run on control characters, and what it printed on a terminal."""
-    folder = tmp_path_factory.mktemp("controls")
-    text, run = folder / "\x1b[2J.txt", folder / "run"
-    text.write_text("".join(CONTROLS) * 40 + "\nж", encoding="utf-8", newline="")
-    words = [word for word in small_run_args(folder) if "--data.sources" not in word]
+    folder = tmp_path_factory.mktemp("controls") / "\x1b[2J"
+    folder.mkdir()
+    text = "".join(CONTROLS) * 40 + "\nж"
+    (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
     lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
-    arguments = [*words, *lengths, f"--data.sources={text}", f"--out_dir={run}"]
-    code, shown = on_terminal("train.py", *arguments)
+    run = folder.parent / "run"
+    code, shown = on_terminal("train.py", *small_run_args(folder), *lengths, f"--out_dir={run}")
     assert code == 0
     return run, shown
 
 
 def test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_one(controls):
     run, shown = controls
-    assert escape(shown, keep="\n") == shown and "\\x1b[2J.txt" in shown
+    assert escape(shown, keep="\n") == shown and "\\x1b[2J/text.txt" in shown
     words = ["sample.py", f"--ckpt={run}", f"--prompt={CONTROLS[5]}", "--max_new_tokens=60"]
     code, shown = on_terminal(*words)
     piped, _ = command(*words)

@@ -36,12 +36,9 @@ def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
 
 @pytest.fixture
 def options(tmp_path):
-    """The small run, without its lengths."""
-    return [
-        each
-        for each in small_run_args(tmp_path)
-        if not any(word in each for word in ("max_iters", "warmup", "eval_interval"))
-    ] + ["--warmup_iters=auto", "--eval_interval=auto"]
+    """The small run, without its length."""
+    words = [word for word in small_run_args(tmp_path) if "max_iters" not in word]
+    return [*words, "--warmup_iters=auto", "--eval_interval=auto"]
 
 
 def chosen(output):
