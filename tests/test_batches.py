@@ -77,14 +77,6 @@ def test_epochs_differ_in_order_and_in_where_the_text_is_cut():
     assert len(order) == 100 and cuts == set(range(1, 17))
 
 
-def test_items_are_cut_anywhere_into_as_few_windows_as_they_need_and_none_is_empty():
-    batches = Batches(split_of([26, 42]), block_size=16, batch_size=1, seed=2)
-    assert batches.windows_per_epoch == 2 + 3
-    assert all(batches.predictions(step) for step in range(500))
-    cuts = set(window_starts(batches, range(500)).tolist())
-    assert cuts == {5, *range(5 + 9, 5 + 17), 41, *range(41 + 9, 41 + 17), *range(41 + 25, 41 + 33)}
-
-
 def test_a_batch_depends_only_on_the_seed_and_the_step_and_not_on_the_batch_size():
     split = split_of([1000, 200])
     expected = window_starts(Batches(split, 16, 6, seed=9), range(40)).reshape(30, 8)
