@@ -35,6 +35,18 @@ class Mutation(NamedTuple):
     new: str
 
 
+# two statements, for another order
+SAVE_BEST = """\
+            if self.unsaved_best is not None:
+                files.write_atomic(self.folder / BEST, self.unsaved_best)
+                self.unsaved_best = None
+"""
+SAVE_LAST = """\
+            if as_last:
+                files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
+                self.saved_progress = replace(run.progress)
+"""
+
 # fmt: off
 MUTATIONS = (
     # ------------------------------------------------------------------------------------- model/
@@ -169,22 +181,7 @@ MUTATIONS = (
         "sha256.update(memoryview(content)[DIGEST.stop : 2**20])"),
     Mutation("last_before_best", "a kill between both leaves a best loss that was never saved",
         "run/folder.py", "test_run_folder test_checkpoint test_failures",
-        """\
-            if self.unsaved_best is not None:
-                files.write_atomic(self.folder / BEST, self.unsaved_best)
-                self.unsaved_best = None
-            if as_last:
-                files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved_progress = replace(run.progress)
-""",
-        """\
-            if as_last:
-                files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved_progress = replace(run.progress)
-            if self.unsaved_best is not None:
-                files.write_atomic(self.folder / BEST, self.unsaved_best)
-                self.unsaved_best = None
-"""),
+        SAVE_BEST + SAVE_LAST, SAVE_LAST + SAVE_BEST),
     Mutation("old_run_replaced_unasked", "a second start destroys the run of the first",
         "run/folder.py", "test_run_folder",
         "if holds_run(folder) and not overwrite and not is_in(resumed_from, folder):",
