@@ -193,17 +193,6 @@ def test_fine_tuning_on_another_split_of_the_same_text_says_what_that_means(
     assert code == 0 and (SEEN_BEFORE in output) == said
 
 
-def test_on_the_same_validation_text_the_best_loss_stays(saved, tmp_path):
-    folder, options = saved
-    shutil.copytree(folder / "run", tmp_path / "run")
-    resume = [options[0], f"--out_dir={tmp_path / 'run'}", "--resume", "--allow-data-change"]
-    best = load(tmp_path / "run" / LAST).progress.best_loss
-    for _ in range(2):
-        code, output = train(*resume, "--max_iters=4", "--learning_rate=0.5")
-        assert code == 0 and "the best loss is reset" not in output
-    assert load(tmp_path / "run" / LAST).progress.best_loss == best
-
-
 def test_each_step_of_a_run_has_its_own_dropout(saved):
     step, seeds = TrainStep(run_with(saved, "resume", "--dropout=0.7")), set()
     for _ in range(3):
