@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from common.errors import ConfigError
 from configs.command import parse_train
 from configs.schema import TrainConfig
 from tests.conftest import ROOT
@@ -12,11 +11,9 @@ from tests.runs import contents, same_runs, send_at, small_run_args, train
 from training.duration import EVALUATION_FRACTION, TARGET, Speed, fit_to_time
 
 
-def test_a_length_that_is_written_stands_and_one_that_does_not_fit_names_the_way_out():
-    config = str(ROOT / "configs/nanogpt_cpu.yaml")
-    assert parse_train([config, "--max_iters=100"]).new_settings().train.warmup_iters == 100
-    with pytest.raises(ConfigError, match=r"warmup_iters 100 is more .* set --warmup_iters=auto"):
-        parse_train([config, "--max_iters=99"])
+def test_a_length_that_is_written_stands():
+    words = [str(ROOT / "configs/nanogpt_cpu.yaml"), "--max_iters=100"]
+    assert parse_train(words).new_settings().train.warmup_iters == 100
 
 
 @pytest.mark.parametrize("seconds", [1, 60, 600, 36000])

@@ -41,12 +41,10 @@ def test_dropout_rises_and_logit_scale_falls_with_the_number_of_epochs(epochs, d
 @pytest.mark.parametrize(
     ("device", "dtype", "block_size", "kernel"),
     [
-        ("cpu", torch.bfloat16, 1024, "batched"),
-        ("cpu", torch.bfloat16, 1025, "sdpa"),
-        ("cpu", torch.float32, 64, "sdpa"),
-        ("cuda", torch.bfloat16, 64, "sdpa"),
+        ("cpu", torch.bfloat16, 1024, "batched"), ("cpu", torch.bfloat16, 1025, "sdpa"),
+        ("cpu", torch.float32, 64, "sdpa"), ("cuda", torch.bfloat16, 64, "sdpa"),
     ],
-)
+)  # fmt: skip
 def test_kernel_auto_is_the_fastest_one_to_train_with(device, dtype, block_size, kernel):
     config = replace(AUTO, model=replace(AUTO.model, block_size=block_size))
     assert resolve(config, Runtime(torch.device(device), dtype, ""), 1).model.kernel == kernel
