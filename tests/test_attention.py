@@ -292,18 +292,13 @@ def test_chunks_through_the_kv_cache_give_the_output_of_one_forward_pass_with_an
             assert_near([torch.cat(outputs, dim=1)], [whole], 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((2, 3, 3, 4), "6 tokens exceed the cache's capacity of 5"),
-        ((3, 3, 1, 4), r"\(3, 3, 1, 4\) .* takes \(2, 3, 1, 4\)"),
-    ],
-)
-def test_keys_that_do_not_fit_the_kv_cache_are_refused(shape, message):
-    cache, keys, wrong = KVCache(5), torch.zeros(2, 3, 3, 4), torch.zeros(shape)
+def test_keys_that_do_not_fit_the_kv_cache_are_refused():
+    cache, keys = KVCache(5), torch.zeros(2, 3, 3, 4)
     cache.append(keys, keys)
-    with pytest.raises(ValueError, match=message):
-        cache.append(wrong, wrong)
+    with pytest.raises(ValueError, match="6 tokens exceed the cache's capacity of 5"):
+        cache.append(keys, keys)
+    with pytest.raises(ValueError, match=r"takes \(2, 3, 1, 4\)"):
+        cache.append(torch.zeros(3, 3, 1, 4), torch.zeros(3, 3, 1, 4))
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -314,10 +309,8 @@ MISTAKES = {  # message: options of the layer; shapes of x and the contexts; opt
     "unknown kernel 'flash'; allowed: loop, bmm, batched, sdpa": ({"kernel": "flash"}, [X], {}),
     "n_embd 6 is not divisible by n_head 4": ({"n_head": 4}, [X], {}),
     r"\(2, 4, 5\).* allowed: x \(B, T, 6\)": ({}, [(2, 4, 5)], {}),
-    r"\(2, 5, 1, 6\).* contexts": ({}, [X, (2, 5, 1, 6)], {}),
     r"\(2, 4, 6\)\]; allowed: .* contexts": ({}, [X, (2, 5, 6), X], {}),
     r"mask is \(4, 5\) torch.bool; .* T 4, S 4": ({}, [X], {"mask": boolean_mask(4, 5)}),
-    r"mask is \(2, 2, 4, 4\) .* H 3 or 1": ({}, [X], {"mask": boolean_mask(2, 2, 4, 4)}),
     "mask is .* torch.int64; allowed: bool": ({}, [X], {"mask": boolean_mask(4, 4).long()}),
     "a cache is for self-attention": ({}, [X, X], {"cache": KVCache(8)}),
 }
