@@ -17,9 +17,8 @@ from common.errors import UserError
 from configs.fields import unescape
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
-from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from run import checkpoint
+from run import load_model
 from tests.commands import exit_code, sample_main
 from tests.runs import Output, start
 from tests.variants import save_model
@@ -257,16 +256,12 @@ def test_ctrl_c_ends_sampling_without_a_traceback(smoke):
 
 
 def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_path):
-    text, saved = "So it is, and so it was.\n" * 20, checkpoint.load(smoke / "best.safetensors")
+    text, (model, tokenizer) = "So it is, and so it was.\n" * 20, load_model(smoke)
     (tmp_path / "text.txt").write_text(text)
-    ids = CharTokenizer(saved.vocabulary).encode(text)
-    windows = evaluation_windows(Split(ids, ((0, len(ids)),)), 64, 7)
-    model = checkpoint.build_model(saved)
+    windows = evaluation_windows(Split(tokenizer.encode(text)), 64, 7)
     nats = exact_loss(model, windows, device.select_runtime("cpu", "float32"))
-    line = (
-        f"{nats:.4f} nats, {nats / np.log(2):.4f} bits per character, over {len(text) - 1} "
-        f"predictions\n"
-    )
+    bits, predictions = nats / np.log(2), len(text) - 1
+    line = f"{nats:.4f} nats, {bits:.4f} bits per character, over {predictions} predictions\n"
     assert sample_output(f"--score={tmp_path / 'text.txt'}", "--device=cpu") == line
     # characters that the model does not know can be skipped
     (tmp_path / "text.txt").write_text(f"\xe9{text}\xe9", encoding="utf-8")
