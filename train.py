@@ -128,7 +128,7 @@ def build_new(command: Command, world: World) -> Run:
             settings.data,
             vocabulary=parent.vocabulary if parent else None,
             add_characters=command.new_characters == "add",
-            name_unused="data.sources" in command.options,
+            list_unused="data.sources" in command.options,
         )
 
     # how long?
@@ -230,7 +230,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
         data,
         sha256s=(None, None) if command.allow_data_change else same_text,
         vocabulary=saved.vocabulary,
-        name_unused="data.sources" in command.options,
+        list_unused="data.sources" in command.options,
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from common.errors import ConfigError, did_you_mean
 from configs.fields import Checked, brief, setting, unescape, with_escapes
 
-# an address of a text: URL, name of its folder, name of the file, SHA-256
-ADDRESS = re.compile(
+# a text to download: URL, name of its folder, name of the file, SHA-256
+TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
 )
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
@@ -85,7 +85,7 @@ class DataConfig(Checked):
 
         # a download needs its digest: on another text, the losses of a recipe mean nothing
         for source in self.sources + self.val_sources:
-            if "://" in source and not ADDRESS.fullmatch(source):
+            if "://" in source and not TEXT_URL.fullmatch(source):
                 raise ConfigError(
                     f"sources: {brief(source)} is not a verifiable download; allowed: "
                     "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; add its SHA-256, or download "

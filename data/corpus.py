@@ -13,23 +13,23 @@ from configs.schema import DataConfig
 from data.batches import Split
 from data.items import ItemFormat, split_list, train_val
 from data.summary import summarize
-from data.text import find_text
+from data.text import Text, find_text
 from data.tokenizer import UNK, CharTokenizer, count_characters, describe
 
-MIN_FILES = 20  # with so many files, whole ones can validate
+MIN_FILES = 20  # with at least so many files, whole files may be held out
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
     """A text, split and encoded.
 
-    name        for messages: `tinyshakespeare`, `plays`, `book.txt`
-    sha256      of the text, as `text.Text` defines it
-    val_sha256  of the validation text, if that is a text of its own
-    characters  in all files together
-    summary     lines for the user
-    item_format for a list; None: the text is one piece
-    question    of an item that validates, if items have answers
+    name         for messages: `tinyshakespeare`, `plays`, `book.txt`
+    sha256       of the text, as `text.Text` defines it
+    val_sha256   of the separate validation text, if there is one
+    characters   total number in all files
+    summary      lines for the user
+    item_format  None if the text is not a list
+    question     of a validation item, if items have answers
     """
 
     name: str
@@ -50,57 +50,49 @@ def load_corpus(
     sha256s: tuple[str | None, str | None] = (None, None),
     vocabulary: str | None = None,
     add_characters: bool = False,
-    name_unused: bool = False,
+    list_unused: bool = False,
 ) -> Corpus:
     """Load the first available source and encode it into training and validation ids.
 
     A resumed run passes the `sha256s` of its text and of its validation text, and gets these texts
     or an error. A run that starts from saved weights passes their `vocabulary`; `add_characters`
-    adds what it lacks. With `name_unused`, a note names the sources after the one that is used.
+    adds the characters it lacks. With `list_unused`, a note lists the sources that are not read.
 
     Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
     text with these SHA-256s is missing or the vocabulary lacks characters of the text.
     """
-    # find the texts, download one if necessary, and read them into memory
-    texts = [find_text(data, "sources", sha256s[0], name_unused)]
-    if data.val_sources:
-        texts.append(find_text(data, "val_sources", sha256s[1]))
-        # a loss on what the model has learned by heart says nothing
-        if texts[0].sha256 == texts[1].sha256:
-            raise DataError(
-                f"data.val_sources: {texts[1].path} is the same text as data.sources; name "
-                "another text, or leave val_sources out to validate on the end of each file"
-            )
-
-    # the items of a list stay apart; all other files are joined
+    texts = read_texts(data, sha256s, list_unused)
+    # keep the files of a list apart; join those of any other text
     item_format = ItemFormat.of(data)
-    files = [text.files if item_format else text.files_to_join() for text in texts]
+    contents = [text.contents if item_format else text.contents_to_join() for text in texts]
 
-    # the characters give the vocabulary, and the vocabulary the ids
-    text_counts = list(map(count_characters, files))
+    # count characters -> vocabulary -> ids
+    text_counts = list(map(count_characters, contents))
     counts = sum(text_counts, Counter())
-    tokenizer = tokenizer_for(counts, texts[0].path, data.min_count, vocabulary, add_characters)
-    encode = partial(tokenizer.encode, map_unknown=data.min_count > 1)
+    characters = characters_to_learn(counts, data.min_count, texts[0].path)
+    map_unknown = data.min_count > 1
+    tokenizer = tokenizer_for(characters, texts[0].path, map_unknown, vocabulary, add_characters)
+    encode = partial(tokenizer.encode, map_unknown=map_unknown)
 
-    # one part to train on, one to validate on
-    validates, question, item_lines = "", "", []
+    # hold out the validation text
+    held_out, question, item_lines = "", "", []
     if item_format:
         train, val, question, item_lines = split_list(texts, item_format, data.val_fraction, encode)
     elif data.val_sources:
-        train, val = (join(map(encode, part)) for part in files)
+        train, val = (join(map(encode, files)) for files in contents)
     else:
-        train, val, validates = split_text(files[0], data.val_fraction, encode)
+        train, val, held_out = split_text(contents[0], data.val_fraction, encode)
 
-    # is there anything to predict in both?
-    for name, part in (("training", train), ("validation", val)):
-        if len(part) < 2:
+    # both need a character to predict, and one to predict it from
+    for name, split, text in (("training", train, texts[0]), ("validation", val, texts[-1])):
+        if len(split) < 2:
             raise DataError(
-                f"{texts[-1].path}: {counted(len(part), 'character')} of {name} text; at least 2 "
-                "are needed, the second to be predicted from the first; use a longer text"
+                f"{text.path}: {counted(len(split), 'character')} of {name} text; at least 2 are "
+                "needed, the second to be predicted from the first; use a longer text"
             )
 
-    # what the start prints about it
-    summary = summarize(texts, text_counts, tokenizer.vocabulary, train, val, validates)
+    # what the run prints at its start
+    summary = summarize(texts, text_counts, tokenizer.vocabulary, train, val, held_out)
     return Corpus(
         name=texts[0].name,
         sha256=texts[0].sha256,
@@ -115,25 +107,40 @@ def load_corpus(
     )
 
 
+def read_texts(
+    data: DataConfig, sha256s: tuple[str | None, str | None], list_unused: bool
+) -> list[Text]:
+    """Read the training text and, if there is a separate one, the validation text."""
+    texts = [find_text(data, "sources", sha256s[0], list_unused)]
+    if data.val_sources:
+        texts.append(find_text(data, "val_sources", sha256s[1]))
+        # a validation loss on the training text is meaningless
+        if texts[0].sha256 == texts[1].sha256:
+            raise DataError(
+                f"data.val_sources: {texts[1].path} is the same text as data.sources; name "
+                "another text, or leave val_sources out to validate on the end of each file"
+            )
+    return texts
+
+
 def split_text(
     files: Sequence[str], val_fraction: float, encode: Callable[[str], np.ndarray]
 ) -> tuple[Split, Split, str]:
-    """Split a text into training and validation ids; also say which part validates.
+    """Split a text into training and validation ids; also name the part that is held out.
 
-    Of MIN_FILES files or more, whole files validate, unless their lengths are so unequal that these
-    have less than half or more than twice `val_fraction` of the characters. Otherwise the end of
-    each file validates: its last `val_fraction`, rounded up.
+    With at least MIN_FILES files, hold out whole files, unless their lengths are so unequal that
+    less than half or more than twice `val_fraction` of the characters would be held out. Otherwise
+    hold out the end of each file: its last `val_fraction`, rounded up.
     """
-    # whole files, if that is fair
+    # whole files, if they come to about val_fraction of the text
     if len(files) >= MIN_FILES:
         train, val = train_val(files, val_fraction)
-        # a few of them may be most of the text, or next to nothing
         share = sum(map(len, val)) / sum(map(len, files))
         if 0.5 <= share / val_fraction <= 2:
-            validates = f"{len(val):,} of {len(files):,} files"
-            return join(map(encode, train)), join(map(encode, val)), validates
+            held_out = f"{len(val):,} of {len(files):,} files"
+            return join(map(encode, train)), join(map(encode, val)), held_out
 
-    # or the end of each
+    # or the end of each file
     ids = list(map(encode, files))
     cuts = [int(len(file) * (1 - val_fraction)) for file in files]
     train = join(file[:cut] for file, cut in zip(ids, cuts, strict=True))
@@ -147,20 +154,16 @@ def join(files: Iterable[np.ndarray]) -> Split:
     return Split(np.concatenate(list(files)))
 
 
-def tokenizer_for(
-    counts: Counter[str], path: Path, min_count: int, vocabulary: str | None, add_characters: bool
-) -> CharTokenizer:
-    """Build the tokenizer of a text.
+def characters_to_learn(counts: Counter[str], min_count: int, path: Path) -> set[str]:
+    """Return the distinct characters of a text, with UNK in place of the rare ones.
 
-    A given vocabulary must contain the text's characters; `add_characters` appends those it lacks,
-    so that no id changes.
+    Raises DataError if there are fewer than two of them.
     """
     # characters that are too rare to learn become one
     frequent = {character for character, count in counts.items() if count >= min_count}
     if len(frequent) < len(counts):
         frequent |= {UNK}
 
-    # is there anything to learn?
     if not counts:
         raise DataError(f"{path}: the text is empty; use a longer text")
     if len(frequent) == 1:
@@ -169,14 +172,23 @@ def tokenizer_for(
             f"{path}: nothing to learn: {describe(*frequent)} is the only character{often}; "
             "use another text"
         )
+    return frequent
 
-    # a new vocabulary, or the given one, with new characters at its end
-    missing = sorted(frequent - set(vocabulary or ""))
-    if vocabulary is None or add_characters:
+
+def tokenizer_for(
+    characters: set[str], path: Path, map_unknown: bool, vocabulary: str | None, add: bool
+) -> CharTokenizer:
+    """Build the tokenizer for these characters: a new one, or one with a given vocabulary.
+
+    With `add`, the characters that the vocabulary lacks are appended, so no id changes. Otherwise
+    raises CheckpointError if there are any, unless they can be mapped to UNK.
+    """
+    missing = sorted(characters - set(vocabulary or ""))
+    if vocabulary is None or add:
         return CharTokenizer((vocabulary or "") + "".join(missing))
 
-    # the given one as it is: characters that it lacks must be able to become UNK
-    if missing and not (min_count > 1 and UNK in vocabulary):
+    # keep the given vocabulary: it must have UNK for the characters it lacks
+    if missing and not (map_unknown and UNK in vocabulary):
         raise CheckpointError(
             f"{path}: {len(missing)} of its characters are not in the checkpoint's "
             f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "

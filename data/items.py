@@ -1,8 +1,8 @@
-"""Lists: texts whose items are learned one by one, such as names, recipes, or sums with answers.
+"""Lists: texts whose items are independent training examples: names, recipes, sums with answers.
 
 A list is laid out as `separator item separator item ... separator`. The segment of an item begins
 with the last character of the separator before it and ends with its own separator. So a model
-learns how an item begins and ends, and never sees another one:
+learns how an item begins and ends, and never sees two items at once:
 
     separator "\\n", items "ab" and "c":  the text "\\nab\\nc\\n", segments "\\nab\\n" and "\\nc\\n"
 """
@@ -25,7 +25,7 @@ from data.text import Text
 
 @dataclass(frozen=True)
 class ItemFormat:
-    """The format of a list: the ends of its items, and of their questions if they have answers."""
+    """The format of a list: what ends an item, and, if items have answers, what ends a question."""
 
     separator: str
     answer_after: str = ""
@@ -43,19 +43,19 @@ class ItemFormat:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
-    def pieces_of(self, files: Sequence[str]) -> list[str]:
-        """Return what stands between the separators; the end of a file ends a piece too."""
-        return [piece for file in files for piece in file.split(self.separator)]
+    def pieces_of(self, contents: Sequence[str]) -> list[str]:
+        """Split files at the separators; a piece never spans two files."""
+        return [piece for content in contents for piece in content.split(self.separator)]
 
-    def items_of(self, path: Path | str, files: Sequence[str]) -> list[str]:
+    def items_of(self, path: Path | str, contents: Sequence[str]) -> list[str]:
         """Return the items of some files: the pieces with a visible character, trimmed.
 
         Raises DataError if one has no `answer_after`.
         """
         # a piece of blanks, such as the one after the last separator, is no item
-        pieces = [piece for piece in self.pieces_of(files) if piece.strip()]
+        pieces = [piece for piece in self.pieces_of(contents) if piece.strip()]
 
-        # every text contains "": without answers, no item lacks them
+        # without answers this is "", which every item contains
         lacking = [item for item in pieces if self.answer_after not in item.lstrip("\n")]
         if lacking:
             raise DataError(
@@ -66,12 +66,11 @@ class ItemFormat:
         return list(map(self.trim, pieces))
 
     def trim(self, item: str) -> str:
-        """Remove the newlines at both ends of an item, except those that end its question.
+        """Remove the newlines at both ends of an item, but keep those that end its question.
 
-        Files have empty lines between items, or a line end before an end-of-text marker.
+        Files often have empty lines between items, or a newline before an end-of-text marker.
         """
         item = item.lstrip("\n")
-        # a question may end in newlines, which are part of it
         question = self.question(item)
         return question + item[len(question) :].rstrip("\n")
 
@@ -84,18 +83,18 @@ class ItemFormat:
 
         With `answer_after`, only the answers and the ends of the items count for the loss.
         """
-        # the items, one after the other, with a separator before the first too
+        # separator item separator item ... separator
         ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
-        # where each begins, and where the last one ends
+        # where each item begins, and where the last one ends
         lengths = (len(item) + len(self.separator) for item in items)
         starts = list(accumulate(lengths, initial=len(self.separator)))
 
-        # each begins one character early, with the end of the separator before it
+        # a segment includes the character before the item, from which its first is predicted
         segments = tuple((start - 1, end) for start, end in pairwise(starts))
         if not self.answer_after:
             return Split(ids, segments)
 
-        # questions do not count: they cannot be guessed
+        # mask the questions: they are unpredictable
         targets = ids.astype(np.int32)
         for item, start in zip(items, starts, strict=False):
             targets[start : start + len(self.question(item))] = IGNORED
@@ -108,15 +107,14 @@ def split_list(
     val_fraction: float,
     encode: Callable[[str], np.ndarray],
 ) -> tuple[Split, Split, str, list[str]]:
-    """Split a list into training and validation ids; its validation text may be another list.
+    """Encode a list, or one list to train on and another to validate on, as two splits.
 
-    Also return the question of an item that validates, and lines for the user. Raises DataError for
-    a text in which the separator does not occur, or with too few items.
+    Also return the question of a validation item, and lines for the user. Raises DataError for a
+    text in which the separator does not occur, or with too few items.
     """
-    # the items of each text
     lists = [read_items(text, item_format) for text in texts]
 
-    # are there enough? a list that is split needs two
+    # a single list is divided, so it needs two items
     needed = 1 if len(texts) == 2 else 2
     for text, items in zip(texts, lists, strict=True):
         if len(set(items)) < needed:
@@ -125,11 +123,11 @@ def split_list(
                 "needed; add items, or correct data.separator"
             )
 
-    # all items of the second text validate, or some of the only one
+    # hold out the second list, or some items of the only one
     train, val = lists if len(lists) == 2 else train_val(lists[0], val_fraction)
     items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
 
-    # what the user should know
+    # describe them to the user
     lines = [
         f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
@@ -142,52 +140,52 @@ def split_list(
             "text too"
         )
 
-    # the ids of both, and a question that shows how to ask this model
+    # the question is an example of how to prompt this model
     train_split, val_split = (item_format.as_split(part, encode) for part in (train, val))
     return train_split, val_split, item_format.question(val[0]), lines
 
 
 def read_items(text: Text, item_format: ItemFormat) -> list[str]:
-    """Return the items of a text, in the order of their digests, which is a fair shuffle.
+    """Return the items of a text, sorted by SHA-256: a deterministic shuffle.
 
     Raises DataError if the separator does not occur, or an item has no `answer_after`.
     """
-    if not any(item_format.separator in file for file in text.files):
+    if not any(item_format.separator in content for content in text.contents):
         raise DataError(
             f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
             "correct data.separator"
         )
-    # so that the first few, such as those that an evaluation shows, are like the rest
-    return sorted(item_format.items_of(text.path, text.files), key=digest)
+    # shuffled, because evaluations show the first few items
+    return sorted(item_format.items_of(text.path, text.contents), key=digest)
 
 
 def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[str]:
     """Yield how many items had newlines at their ends, and how many had no visible character."""
-    # the pieces before they are trimmed
-    pieces = [piece for text in texts for piece in item_format.pieces_of(text.files)]
+    # split again: `items_of` returns the items already trimmed
+    pieces = [piece for text in texts for piece in item_format.pieces_of(text.contents)]
     if trimmed := sum(item_format.trim(piece) != piece for piece in pieces if piece.strip()):
         yield f"note: newlines removed at the ends of {counted(trimmed, 'item')}"
     if blank := sum(piece.strip("\n") != "" and not piece.strip() for piece in pieces):
         yield f"note: {counted(blank, 'item')} without a visible character left out"
 
 
-def train_val(pieces: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Divide items, or whole files, into those to train on and those to validate on.
+def train_val(examples: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
+    """Divide examples, which are items or the contents of files, into training and validation.
 
-    A piece is for validation if its SHA-256, as a fraction of the largest possible one, is
-    below `val_fraction`. So equal pieces stay together, and no other piece, seed or machine
-    matters. If all are on one side, the one nearest to the limit changes sides.
+    An example is held out if its SHA-256, as a fraction of 2**256, is below `val_fraction`. So
+    equal examples stay together, and neither other examples nor the seed nor the machine matters.
+    If all are on one side, the one nearest to the limit changes sides.
     """
-    # how many of the distinct pieces are below the limit?
-    ordered = sorted(map(digest, set(pieces)))
-    count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in ordered)
-    # one at least, and not all
-    last = ordered[max(1, min(count, len(ordered) - 1)) - 1]
-    train = [piece for piece in pieces if digest(piece) > last]
-    val = [piece for piece in pieces if digest(piece) <= last]
+    # how many of the distinct examples are below the limit?
+    digests = sorted(map(digest, set(examples)))
+    count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in digests)
+    # hold out at least one, but not all
+    last = digests[max(1, min(count, len(digests) - 1)) - 1]
+    train = [example for example in examples if digest(example) > last]
+    val = [example for example in examples if digest(example) <= last]
     return train, val
 
 
-def digest(piece: str) -> bytes:
-    """Return the SHA-256 of an item or a file."""
-    return sha256(piece.encode()).digest()
+def digest(example: str) -> bytes:
+    """Return the SHA-256 of an item or of the content of a file."""
+    return sha256(example.encode()).digest()

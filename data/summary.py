@@ -10,15 +10,14 @@ import numpy as np
 from common.errors import counted, first_few
 from data.batches import Split
 from data.text import Text
-from data.tokenizer import SLICE, UNK, describe
+from data.tokenizer import CHUNK, UNK, describe
 
-# how many pieces of the validation text are looked for in the training text, and their length
-PIECES, PIECE_LENGTH = 20, 200
-# config file, largest text in characters, (fewest, most) parameters that suit such a text
-PRESETS = (
-    ("configs/mytext_small.yaml", 1e5, (0, 1.2e6)),
-    ("configs/mytext.yaml", 2e7, (3e5, 1.2e7)),
-    ("configs/mytext.yaml", float("inf"), (3e5, float("inf"))),
+# passages of the validation text that are searched for in the training text, and their length
+PASSAGES, PASSAGE_LENGTH = 20, 200
+PRESETS = (  # config file, most characters, fewest and most parameters for such a text
+    ("configs/mytext_small.yaml", 1e5, 0, 1.2e6),
+    ("configs/mytext.yaml", 2e7, 3e5, 1.2e7),
+    ("configs/mytext.yaml", float("inf"), 3e5, float("inf")),
 )
 
 
@@ -28,24 +27,24 @@ def summarize(
     vocabulary: str,
     train: Split,
     val: Split,
-    validates: str,
+    held_out: str,
 ) -> list[str]:
-    """Return the summary of a text, and of its validation text; notes about it come last.
+    """Return the summary of a training text and its validation text; the notes come last.
 
-    `text_counts` are the counts of the characters of each; `validates` says which part of a single
-    text does.
+    `text_counts` has the character counts of each text. `held_out` names the part of a single text
+    that is held out for validation.
     """
-    # of both texts together
+    # the counts of both texts together
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
 
-    # the rarest characters show what does not belong into a text
+    # the rarest characters show what does not belong in a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
         *map(text_line, ("text        ", "validation  "), texts, text_counts),
         f"split       {len(train):,} characters to train on, "
-        f"{len(val):,} ({share:.1%}) to validate on{validates and ': '}{validates}",
-        f"rarest      {', '.join(f'{describe(c)} {times(counts[c])}' for c in rarest)}",
+        f"{len(val):,} ({share:.1%}) to validate on{held_out and ': '}{held_out}",
+        f"rarest      {', '.join(f'{describe(c)} {n_times(counts[c])}' for c in rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
         *(f"note: {note}" for note in unusual(counts, vocabulary, train, val)),
     ]
@@ -53,12 +52,11 @@ def summarize(
 
 def size_advice(parameters: int, characters: int) -> str | None:
     """Return a note that names a better config if the model is too large or small for the text."""
-    # the recipe for texts of this length, and the sizes that suit them
-    preset, _, (low, high) = next(row for row in PRESETS if characters <= row[1])
-    if low <= parameters <= high:
+    preset, _, fewest, most = next(row for row in PRESETS if characters <= row[1])
+    if fewest <= parameters <= most:
         return None
 
-    if parameters > high:
+    if parameters > most:
         size, result = "many", "memorizes the text"
     else:
         size, result = "few", "learns less than it could"
@@ -89,21 +87,21 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
 
 
 def text_line(label: str, text: Text, counts: Counter[str]) -> str:
-    """Return a line about a text: where it is, and its size."""
-    files = f"{len(text.files):,} files, " if len(text.files) > 1 else ""
+    """Return a line with the path and the size of a text."""
+    files = f"{len(text.contents):,} files, " if len(text.contents) > 1 else ""
     return f"{label}{text.path}: {files}{counts.total():,} characters, {len(counts):,} distinct"
 
 
 def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    # control characters: the output of a program, or the wrong encoding
+    # control characters: the text is the output of a program, or its encoding is wrong
     if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n"]:
-        names = first_few(f"U+{ord(c):04X} {times(counts[c])}" for c in sorted(controls))
+        names = first_few(f"U+{ord(c):04X} {n_times(counts[c])}" for c in sorted(controls))
         yield f"control characters kept: {names}"
 
     # characters that data.min_count or a checkpoint's vocabulary leaves out
     if rare := sorted(counts.keys() - set(vocabulary)):
-        total = times(sum(counts[c] for c in rare))
+        total = n_times(sum(counts[c] for c in rare))
         yield (
             f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}, {total} in all: "
             f"{first_few(map(describe, rare))}"
@@ -113,39 +111,40 @@ def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> 
     in_train, in_val = (count_ids(split, len(vocabulary)) for split in (train, val))
     if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
         names = first_few(describe(vocabulary[i]) for i in unseen)
-        total = times(int(in_val[unseen].sum()))
+        total = n_times(int(in_val[unseen].sum()))
         yield f"{counted(len(unseen), 'character')} only in the validation text, {total}: {names}"
 
     # validation text that is in the training text too
-    if known := known_pieces(train, val):
+    if leaked := count_leaked_passages(train, val):
         yield (
-            f"{known} of {PIECES} pieces of the validation text, of {PIECE_LENGTH} characters "
-            "each, are in the training text too, so the validation loss is too low; is something "
-            "there twice?"
+            f"{leaked} of {PASSAGES} passages of the validation text, of {PASSAGE_LENGTH} "
+            "characters each, are in the training text too, so the validation loss is too low; is "
+            "part of the text duplicated?"
         )
 
 
 def count_ids(split: Split, vocab_size: int) -> np.ndarray:
     """Count each id in a split: (vocab_size,)."""
-    # bincount makes eight bytes of each id: slice by slice, a long text fits into memory
+    # in chunks, because bincount converts every id to eight bytes
     counts = np.zeros(vocab_size, dtype=np.int64)
-    for start in range(0, len(split), SLICE):
-        counts += np.bincount(split.ids[start : start + SLICE], minlength=vocab_size)
+    for start in range(0, len(split), CHUNK):
+        counts += np.bincount(split.ids[start : start + CHUNK], minlength=vocab_size)
     return counts
 
 
-def known_pieces(train: Split, val: Split) -> int:
-    """Return how many of PIECES pieces of a validation text also stand in the training text."""
-    last = len(val) - PIECE_LENGTH
-    if last < 0 or train.items:  # equal items are never on both sides
+def count_leaked_passages(train: Split, val: Split) -> int:
+    """Return how many of PASSAGES passages of the validation text are in the training text too."""
+    last = len(val) - PASSAGE_LENGTH
+    if last < 0 or train.items:  # split_list compares the items of lists
         return 0
-    # as bytes, which Python searches quickly
+    # bytes, because Python searches them quickly
     text = train.ids.tobytes()
 
-    # a few pieces, spread evenly, are enough to find a text that stands there twice
-    starts = np.linspace(0, last, PIECES).astype(int)
-    return sum(val.ids[start : start + PIECE_LENGTH].tobytes() in text for start in starts)
+    # a few evenly spaced passages are enough to notice a duplicated text
+    starts = np.linspace(0, last, PASSAGES).astype(int)
+    return sum(val.ids[start : start + PASSAGE_LENGTH].tobytes() in text for start in starts)
 
 
-def times(count: int) -> str:
+def n_times(count: int) -> str:
+    """Return `once`, `2 times`."""
     return "once" if count == 1 else f"{count:,} times"

@@ -8,9 +8,9 @@ import numpy as np
 
 from common.errors import UserError
 
-SLICE = 2**20  # characters at a time: what is computed from a text is larger than the text
-NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
-FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and a symbol that are blank
+CHUNK = 2**20  # characters at a time: temporary arrays are 4 to 8 times the text
+BLANK_NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
+FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters outside categories C, M, Z
 UNK = "\ufffd"  # the replacement character, for all characters that are too rare to learn
 
 
@@ -21,28 +21,28 @@ class UnknownCharacter(UserError):
 class CharTokenizer:
     """A mapping between characters and ids, defined by the string `vocabulary` alone.
 
-    A new vocabulary is sorted by code point; characters that are added to it later come after them.
+    A new vocabulary is sorted by code point; characters that are added later are appended.
     Raises ValueError for a vocabulary that is empty, or contains a duplicate or a surrogate.
     """
 
     def __init__(self, vocabulary: str):
-        # a surrogate is half a character, and code_points refuses it
-        codes = code_points(vocabulary)
+        # raises for a surrogate, which is half a character
+        characters = code_points(vocabulary)
         if not vocabulary or len(set(vocabulary)) < len(vocabulary):
             raise ValueError("the vocabulary must be one or more distinct characters")
         self.vocabulary = vocabulary
-        self.dtype = np.min_scalar_type(len(codes) - 1)  # the smallest unsigned type for all ids
+        self.dtype = np.min_scalar_type(len(self) - 1)  # the smallest unsigned type for all ids
 
         # to decode: id -> code point
-        self._codes = codes
-        # to encode: code point -> id, or -1; the last entry stands for all higher code points
-        self._ids = np.full(int(codes.max()) + 2, -1, dtype=np.int32)
-        self._ids[codes] = np.arange(len(codes))
+        self._code_points = characters
+        # to encode: code point -> id, or -1; +2: the largest index, and a -1 for all beyond it
+        self._id_of = np.full(int(characters.max()) + 2, -1, dtype=np.int32)
+        self._id_of[characters] = np.arange(len(self))
 
     @classmethod
     def from_text(cls, text: str) -> "CharTokenizer":
         """Build the tokenizer whose vocabulary is the characters of a text."""
-        # as nanoGPT does: the order of the characters in the text plays no part
+        # sorted, as in nanoGPT
         return cls("".join(sorted(set(text))))
 
     def __len__(self) -> int:
@@ -59,26 +59,26 @@ class CharTokenizer:
         With `map_unknown`, unknown characters map to UNK, which must be in the vocabulary;
         otherwise the first one raises UnknownCharacter, with its position counted from 0.
         """
-        # a byte for each character, if there are at most 256 different ones
+        # one byte per character if the vocabulary has at most 256
         ids = np.empty(len(text), self.dtype)
-        for start, piece in slices(text):
-            # one look-up in the table for each slice; "clip" takes the last entry for the rest
-            found = np.take(self._ids, code_points(piece, errors="surrogatepass"), mode="clip")
+        for start, chunk in chunks(text):
+            # "clip": code points beyond the table get its last entry, -1
+            found = np.take(self._id_of, code_points(chunk, errors="surrogatepass"), mode="clip")
             if found.min() < 0:
                 if not map_unknown:
                     raise self._unknown(text, start + int(found.argmin()))
-                found[found < 0] = self._ids[ord(UNK)]
+                found[found < 0] = self._id_of[ord(UNK)]
             ids[start : start + len(found)] = found
         return ids
 
     def decode(self, ids) -> str:
         """Return the text of a sequence, array or CPU tensor of ids."""
-        # look up all code points at once: as bytes they are the text in UTF-32
-        return self._codes[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
+        # the bytes of the code points are the text in UTF-32
+        return self._code_points[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
 
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
         where = f"not in the vocabulary: {describe(text[position])} at position {position}"
-        # a letter with its accent is one code point in NFC, two in NFD: does the other form fit?
+        # an accented letter is one code point in NFC, two in NFD: try the other form
         letter = text[max(0, position - 1) : position + 1]
         for form in ("NFC", "NFD"):
             if set(unicodedata.normalize(form, letter)) <= set(self.vocabulary):
@@ -87,7 +87,6 @@ class CharTokenizer:
                     f"{form}"
                 )
 
-        # which characters does it know?
         vocabulary = self.vocabulary[:100] + "..." * (len(self) > 100)
         return UnknownCharacter(
             f"{where}; the {len(self)} known characters are: {vocabulary}; remove or replace that "
@@ -96,13 +95,13 @@ class CharTokenizer:
 
 
 def character_name(character: str) -> str:
-    """Return a character, or the name of one that cannot be seen alone: `space`, `U+00A0`.
+    """Return a character, or a name for one that is invisible on its own: `space`, `U+00A0`.
 
     characterName() in page/text.js does the same.
     """
     # C: controls, joiners, tags; M: combining marks; Z: spaces
     blank = unicodedata.category(character)[0] in "CMZ" or character in FILLERS
-    return NAMES.get(character) or (f"U+{ord(character):04X}" if blank else character)
+    return BLANK_NAMES.get(character) or (f"U+{ord(character):04X}" if blank else character)
 
 
 def describe(character: str) -> str:
@@ -112,7 +111,7 @@ def describe(character: str) -> str:
 
 def code_points(text: str, errors: str = "strict") -> np.ndarray:
     """Return the Unicode code points of a text, uint32."""
-    # UTF-32 has four bytes for each character: its code point
+    # UTF-32 stores each character as its code point, in four bytes
     return np.frombuffer(text.encode("utf-32-le", errors), dtype="<u4")
 
 
@@ -121,13 +120,13 @@ def count_characters(texts: Iterable[str]) -> Counter[str]:
     # one counter for each code point of Unicode
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in texts:
-        for _, piece in slices(text):
-            found = np.bincount(code_points(piece))
-            counts[: len(found)] += found  # found ends at the largest code point of the piece
+        for _, chunk in chunks(text):
+            chunk_counts = np.bincount(code_points(chunk))
+            counts[: len(chunk_counts)] += chunk_counts  # ends at the chunk's largest code point
     return Counter({chr(code): int(counts[code]) for code in np.flatnonzero(counts)})
 
 
-def slices(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the start and the characters of each slice of a text."""
-    for start in range(0, len(text), SLICE):
-        yield start, text[start : start + SLICE]
+def chunks(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the start and the characters of each chunk of a text."""
+    for start in range(0, len(text), CHUNK):
+        yield start, text[start : start + CHUNK]

@@ -122,7 +122,8 @@ MUTATIONS = (
         "targets[start : start + len(self.question(item)) - 1] = IGNORED"),
     Mutation("validation_text_in_the_training_text", "a far too low loss is given without a word",
         "data/summary.py", "test_summary",
-        "if known := known_pieces(train, val):", "if known := 0 * known_pieces(train, val):"),
+        "if leaked := count_leaked_passages(train, val):",
+        "if leaked := 0 * count_leaked_passages(train, val):"),
     # ---------------------------------------------------------------------------------- training/
     Mutation("micro_batches_weigh_the_same", "accumulation with padding is not the larger batch",
         "training/step.py", "test_lists test_batches",

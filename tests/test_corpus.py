@@ -1,4 +1,4 @@
-"""Corpora: the vocabulary, and which part of a text validates."""
+"""Corpora: the vocabulary, and which part of a text is held out for validation."""
 
 from pathlib import Path
 
@@ -96,6 +96,11 @@ def test_rare_characters_are_mapped_to_unk():
 def test_a_text_without_anything_to_predict_is_refused(content, settings, expected):
     message = error_message(DataError, write("book.txt", content), **settings)
     assert message.startswith(f"book.txt: {expected}")
+
+
+def test_a_training_text_that_is_too_short_is_named():
+    message = error_message(DataError, write("a.txt", "a"), val_sources=[write("book.txt")])
+    assert message.startswith("a.txt: 1 character of training text; at least 2 are needed")
 
 
 def test_the_plays_match_the_counts_in_their_readme():

@@ -29,10 +29,10 @@ def test_the_summary_lists_counts_split_rarest_characters_and_notes():
 
 def test_validation_text_that_stands_in_the_training_text_too_is_noted():
     lines = [f"Line {number}, and {number * 37 % 101}.\n" for number in range(2000)]
-    assert not any("twice" in line for line in load(write("once.txt", "".join(lines))).summary)
+    assert not any("duplicated" in line for line in load(write("once.txt", "".join(lines))).summary)
     note = load(write("book.txt", "".join(lines) * 2)).summary[-1]
-    assert note.startswith("note: 20 of 20 pieces of the validation text, of 200 characters each,")
-    assert note.endswith("the validation loss is too low; is something there twice?")
+    assert note.startswith("note: 20 of 20 passages of the validation text, of 200 characters each")
+    assert note.endswith("the validation loss is too low; is part of the text duplicated?")
 
 
 @pytest.mark.parametrize(

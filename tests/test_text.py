@@ -26,8 +26,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def find(*sources: str, wanted: str | None = None, **settings) -> text.Text:
-    return find_text(DataConfig(sources=sources, **settings), "sources", wanted, name_unused=True)
+def find(*sources: str, expected: str | None = None, **settings) -> text.Text:
+    return find_text(DataConfig(sources=sources, **settings), "sources", expected, list_unused=True)
 
 
 def digest(content: str) -> str:
@@ -56,15 +56,15 @@ def test_a_source_is_a_file_a_folder_or_a_pattern(source, name, files, folder, m
     os.symlink("b.txt", "here/books/link.txt"), os.symlink("draft[1]*.md", "here/books/m.md")
     monkeypatch.chdir("here")
     found = find(source)
-    assert (found.name, "".join(found.files)) == (name, files)
+    assert (found.name, "".join(found.contents)) == (name, files)
 
 
 def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
     monkeypatch.setattr(text, "ROOT", folder / "code")
     write("code/data/book.txt", "beside the code"), write("code/data/a/b.md", "pattern")
-    assert find("data/book.txt").files == ["beside the code"]
-    assert find("data/**/*.md").files == ["pattern"]
-    assert find(write("data/book.txt", "here")).files == ["here"]
+    assert find("data/book.txt").contents == ["beside the code"]
+    assert find("data/**/*.md").contents == ["pattern"]
+    assert find(write("data/book.txt", "here")).contents == ["here"]
 
 
 def test_the_first_available_source_is_used_and_notes_name_the_others():
@@ -82,7 +82,7 @@ def test_the_first_available_source_is_used_and_notes_name_the_others():
     ("source", "hint"),
     [
         ("books/austin.txt", "no such file or folder); did you mean books/austen.txt?"),
-        ("books/*.md", "nothing matches); name an existing file, folder or address"),
+        ("books/*.md", "nothing matches); name an existing file or folder, or a URL"),
     ],
 )
 def test_without_an_available_source_the_nearest_name_is_suggested(source, hint):
@@ -107,7 +107,7 @@ def test_an_invalid_source_is_an_error_even_if_another_source_follows(name):
 
 
 @pytest.mark.parametrize("end", ["", "#sha256=123", "/.git/input.txt#sha256=" + "0" * 64])
-def test_an_address_needs_the_sha256_of_its_bytes_and_a_plain_name(end):
+def test_a_url_needs_the_sha256_of_its_bytes_and_a_plain_name(end):
     with pytest.raises(ConfigError, match=r"^sources"):
         DataConfig(sources=("book.txt", f"https://example.org/corpus/input.txt{end}"))
 
@@ -116,7 +116,7 @@ def test_an_address_needs_the_sha256_of_its_bytes_and_a_plain_name(end):
 def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
     sources = [write("a.txt", OTHER), write("b.txt"), write("c.txt", "a third text\n")]
     wanted = find(name).sha256
-    assert find("missing.txt", *sources, wanted=wanted).name == name
+    assert find("missing.txt", *sources, expected=wanted).name == name
     message = error_message(CheckpointError, *sources, sha256s=(digest("x"), None))
     assert message.startswith("data.sources: the text has changed since the checkpoint")
 
@@ -144,12 +144,12 @@ def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
 def test_a_byte_order_mark_selects_the_encoding_and_only_the_first_is_removed(encoding):
     line = "\ufeffΝαι, 🙂!\n"
     write("book.txt", f"\ufeff{line}".encode(encoding))
-    assert find("book.txt", encoding="cp1252").files == [line]
+    assert find("book.txt", encoding="cp1252").contents == [line]
 
 
 def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
     write("book.txt", "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\r\r\n")
-    assert find("book.txt").files == [Path("book.txt").read_text(encoding="utf-8")]
+    assert find("book.txt").contents == [Path("book.txt").read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_bytes_in_another_encoding_are_reported_with_place_count_and_remedies(
 
 
 class Network(list):
-    """A network that gives one answer to every address; a list of those that were asked for."""
+    """A network that gives one answer to every URL; a list of those that were asked for."""
 
     answer: bytes | Exception = TEXT.encode()
 
@@ -191,7 +191,7 @@ def network(monkeypatch):
 
 
 URL = "https://example.org/corpus/input.txt"
-ADDRESS = f"{URL}#sha256={digest(TEXT)}"
+SOURCE = f"{URL}#sha256={digest(TEXT)}"
 
 
 def files_in(folder: Path) -> list[str]:
@@ -205,9 +205,9 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
     monkeypatch.setattr(text, "ROOT", folder / "code")
     (folder / "code" / "data").mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda path, mode: writable)
-    for source in (ADDRESS, ADDRESS.replace("example", "mirror"), "data/corpus/input.txt"):
+    for source in (SOURCE, SOURCE.replace("example", "mirror"), "data/corpus/input.txt"):
         found = find(source)
-        assert found.files == [TEXT] and found.name == "corpus"
+        assert found.contents == [TEXT] and found.name == "corpus"
     stored = "code/data/corpus/input.txt" if writable else "data/corpus/input.txt"
     assert files_in(folder) == [stored] and network == [URL]
 
@@ -224,16 +224,16 @@ def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
     answer, reason, network, folder
 ):
     network.answer = answer
-    found = find(ADDRESS, write("plays/a.txt"))
+    found = find(SOURCE, write("plays/a.txt"))
     assert found.name == "a.txt" and files_in(folder) == ["plays/a.txt"]
     assert found.notes[0] == "losses on a.txt and corpus are not comparable"
     assert f"{URL} ({reason}" in found.notes[1]
     # it is an error only if no source is left
-    assert f"{URL} ({reason}" in error_message(DataError, ADDRESS)
+    assert f"{URL} ({reason}" in error_message(DataError, SOURCE)
 
 
 def test_a_download_that_cannot_be_stored_leaves_no_files(network, folder, monkeypatch):
     monkeypatch.setattr(os, "replace", raised(OSError(28, "No space left on device")))
-    message = error_message(DataError, ADDRESS)
+    message = error_message(DataError, SOURCE)
     assert "cannot be stored at data/corpus/input.txt: No space left on device" in message
     assert files_in(folder) == []
