@@ -36,7 +36,7 @@ def test_invalid_settings_in_a_checkpoint_are_refused_in_one_line(tree):
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset[0])
 def test_the_preset_for_each_text_size_is_a_valid_config_of_suitable_size(preset):
-    name, characters, _ = preset
+    name, characters, *_ = preset
     config = parse_train([str(ROOT / name)]).new_settings()
     model = GPT(replace(config.model, kernel="sdpa", dropout=0.0, logit_scale=1.0), 100)
     parameters = sum(p.numel() for p in model.parameters())
