@@ -11,6 +11,7 @@ from configs.fields import settings_of
 from configs.schema import LAYOUTS, Config, DataConfig, SampleConfig
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
+from tests.texts import write
 
 SMOKE = str(ROOT / "configs/smoke.yaml")
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
@@ -131,13 +132,6 @@ MISSING_CONFIGS = [
 ]
 
 
-def write(folder, content):
-    """Write a config file; return its path."""
-    file = folder / "config.yaml"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(file)
-
-
 def error_message(*argv, parse=parse_train):
     """Return the one line of the error for these arguments; its exit code is 2."""
     with pytest.raises(ConfigError) as caught:
@@ -158,7 +152,7 @@ def value_of(config, name):
 @pytest.mark.parametrize("row", INVALID_FILES, ids=lambda row: repr(row[0][:40]))
 def test_a_wrong_config_file_is_one_line_with_the_file_and_the_line(row, tmp_path):
     content, *words = row
-    file = write(tmp_path, content)
+    file = write(f"{tmp_path}/config.yaml", content)
     message = error_message(file)
     assert message.startswith(f"{file}: ") and len(message) < 1000
     assert all(part in message for part in words), message
@@ -168,14 +162,13 @@ def test_a_wrong_config_file_is_one_line_with_the_file_and_the_line(row, tmp_pat
 def test_a_value_of_a_config_file_is_parsed_by_the_type_of_its_setting(
     content, name, expected, tmp_path
 ):
-    found = value_of(parse_train([write(tmp_path, content)]).new_settings(), name)
+    found = value_of(parse_train([write(f"{tmp_path}/config.yaml", content)]).new_settings(), name)
     assert found == expected and type(found) is type(expected)
 
 
 def test_each_of_the_first_five_wrong_settings_of_a_file_is_a_line(tmp_path, capsys):
-    file = write(
-        tmp_path, "sead: 1\nmodel:\n  n_layer: 0\ntrain: 3\nseed: x\ndevice: 1\ncompile: yes\n"
-    )
+    wrong = "sead: 1\nmodel:\n  n_layer: 0\ntrain: 3\nseed: x\ndevice: 1\ncompile: yes\n"
+    file = write(f"{tmp_path}/config.yaml", wrong)
     assert exit_code(train_main, [file]) == 2
     lines = capsys.readouterr().err.splitlines()
     numbers = [re.match(rf"error: {file}: line (\d): ", line)[1] for line in lines]
@@ -207,7 +200,7 @@ def test_print_config_prints_the_settings_as_a_config_file_with_the_same_meaning
     with pytest.raises(SystemExit) as ending:
         parse_train([*words, "--print-config"])
     assert ending.value.code == 0
-    again = parse_train([write(tmp_path, capsys.readouterr().out)]).new_settings()
+    again = parse_train([write(f"{tmp_path}/config.yaml", capsys.readouterr().out)]).new_settings()
     assert again == parse_train(words).new_settings() and again.model.n_layer == 5
 
 
@@ -216,7 +209,10 @@ def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):
     for text in [*special, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
         config = Config(out_dir=text, data=DataConfig(sources=(text, "x")))
         assert escape(to_yaml(config), keep="\n") == to_yaml(config)
-        assert parse_train([write(tmp_path, to_yaml(config))]).new_settings() == config
+        assert (
+            parse_train([write(f"{tmp_path}/config.yaml", to_yaml(config))]).new_settings()
+            == config
+        )
     assert "книга" in to_yaml(Config(out_dir="книга"))
 
 
@@ -231,7 +227,7 @@ def test_every_form_of_an_option_sets_its_setting(argv, name, expected):
 
 
 @pytest.mark.parametrize(("parse", "argv", "name", "expected"), WORDS)
-def test_a_command_has_what_its_words_say(parse, argv, name, expected):
+def test_every_form_of_an_option_that_is_no_setting_has_its_value(parse, argv, name, expected):
     found = getattr(parse(argv), name)
     assert found == expected and type(found) is type(expected)
 
