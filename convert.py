@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from common.console import (
-    path_word,
+    executable,
+    path_argument,
     prepare_console,
     print_result,
-    program,
-    script,
+    script_path,
     shell_command,
 )
 from common.errors import CheckpointError, ConfigError
@@ -81,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
         prepare_folder(options.out_dir, None, saved.settings)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
 
-    folder = path_word(options.out_dir)
-    command = shell_command([program("python"), script("sample.py"), "--ckpt", folder])
+    folder = path_argument(options.out_dir)
+    command = shell_command([executable("python"), script_path("sample.py"), "--ckpt", folder])
     print_result(f"imported {options.ckpt}; now try:", f"  {command}")
     return 0
 

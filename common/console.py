@@ -32,8 +32,8 @@ def _end(_, error: BaseException, __) -> NoReturn:
 def report(error: BaseException) -> int:
     """Report the exception that ends a command; return the exit code.
 
-    One line if the reason is the user, the disk or the memory. Anything else is a bug, and has its
-    traceback.
+    Errors that the user, the disk or the memory causes are one line. Anything else is a bug, and is
+    printed with its traceback.
     """
     # Ctrl-C; the terminal has printed ^C
     if isinstance(error, KeyboardInterrupt):
@@ -45,14 +45,14 @@ def report(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
-    # ours: a message and an exit code
+    # our own exceptions have a message and an exit code
     if isinstance(error, UserError):
         print_error(error)
         return error.exit_code
 
-    # of others: something is missing, or used up
+    # exceptions of Python and libraries: something is missing or used up
     if isinstance(error, ModuleNotFoundError):
-        install = f"{program('python')} -m pip install -r requirements.txt"
+        install = f"{executable('python')} -m pip install -r requirements.txt"
         line = f"{error}; install the packages: {install}"
     elif is_out_of_memory(error):
         line = "out of memory; choose a smaller batch_size, block_size or model"
@@ -73,7 +73,7 @@ def report(error: BaseException) -> int:
 def escape(text: object, keep: str = "") -> str:
     """Escape control characters and surrogates, for example to `\\x1b`, except those in `keep`.
 
-    A terminal must not obey what is printed: a file name, a config key, generated text.
+    Otherwise a file name, a config key or generated text could control the terminal.
     """
 
     def escaped(match: re.Match) -> str:
@@ -91,13 +91,13 @@ def shorten(text: str, limit: int) -> str:
 
 
 def printable(lines: Iterable[object]) -> str:
-    """Escape some lines and join them. A newline in one of them begins no other."""
+    """Escape some lines, including the newlines in them, and join them."""
     return "\n".join(map(escape, lines))
 
 
 def print_result(*lines: object) -> None:
     """Print lines on standard output."""
-    # flush: through a pipe, it would otherwise arrive at the end
+    # flush, because Python buffers what it writes to a pipe
     print(printable(lines), flush=True)
 
 
@@ -113,8 +113,8 @@ def print_error(error: UserError) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print a text as it is, but on a terminal with its control characters escaped."""
-    # a terminal obeys escape sequences, even those that a model makes up; a file gets them all
+    """Print a text as it is; on a terminal, escape its control characters."""
+    # a terminal would execute escape sequences, even those that a model makes up
     shown = escape(text, keep="\n\t") if sys.stdout.isatty() else text
     print(shown, end="", flush=True)
 
@@ -123,37 +123,36 @@ def print_text(text: str) -> None:
 
 
 def shell_command(words: Iterable[object]) -> str:
-    """Join words to a shell command, with quotes where a shell needs them."""
-    # the shell of Windows has rules of its own
+    """Join words to a shell command, with quotes where the shell needs them."""
+    # Windows has other rules
     words = list(map(str, words))
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
-def path_word(path: object) -> str:
-    """Return a path as a word that a command takes for nothing else: no option, `auto` or `~`."""
+def path_argument(path: object) -> str:
+    """Return a path that no command mistakes for an option, for `auto` or for a home folder."""
     text = str(path)
     return f"./{text}" if text == "auto" or text[:1] in ("-", "~") else text
 
 
-def program(name: str) -> str:
-    """Return the word that starts a program of this Python environment.
+def executable(name: str) -> str:
+    """Return the name or the path by which a shell starts a program of this Python environment.
 
-    `tensorboard`, if a shell finds it by this name, otherwise a path: `.venv/bin/tensorboard`.
+    `tensorboard` if that is on the PATH, otherwise `.venv/bin/tensorboard`.
     """
-    # would a shell find this one, or that of another environment?
+    # the PATH may lead to another environment
     found, folder = shutil.which(name), Path(sys.executable).parent
     if not sys.executable or (found and Path(found).parent == folder):
         return name
 
-    # as short as it can be: from the working directory, if it is below that
+    # a relative path if the environment is below the working directory
     with suppress(ValueError):
         return str((folder / name).relative_to(Path.cwd()))
     return str(folder / name)
 
 
-def script(name: str) -> str:
-    """Return the path of a script of the project from the working directory: `train.py`."""
-    # in the folder of the project, the name is enough
+def script_path(name: str) -> str:
+    """Return the path of train.py or sample.py; in the project's folder, the name is enough."""
     path = Path(__file__).parents[1] / name
     with suppress(OSError):
         if path.samefile(name):

@@ -1,13 +1,13 @@
-"""The errors that a user can fix, with their exit codes, and words for their messages.
+"""The errors that a user can fix, with their exit codes, and functions that phrase messages.
 
-A message may have control characters in it, from the name of a file for example: console.py escapes
-them when it prints.
+A message may contain control characters, for example from a file name. console.py escapes them when
+it prints.
 """
 
 import difflib
 from collections.abc import Iterable
 
-# how PyTorch, which raises RuntimeErrors, and the operating system say it
+# in the messages of PyTorch, which raises RuntimeErrors, and of operating systems
 OUT_OF_MEMORY = ("out of memory", "allocate memory", "not enough memory", "bad_alloc")
 
 
@@ -59,7 +59,6 @@ class RunInUseError(UserError):
 
 def first_few(items: Iterable[str], separator: str = ", ") -> str:
     """Join the first five items, followed by the number of the others."""
-    # a message has room for five
     items = list(items)
     more = f" and {len(items) - 5:,} more" if len(items) > 5 else ""
     return separator.join(items[:5]) + more
@@ -75,7 +74,7 @@ def did_you_mean(given: str, known: dict[str, str], otherwise: str) -> str:
 
     `known` maps names to what is printed for them.
     """
-    # the right name in a wrong section (train.n_layer), a typo, or the beginning of a name
+    # the right name in the wrong section (train.n_layer), a typo, or the beginning of a name
     key = given.rpartition(".")[2]
     near = [key] if key in known else difflib.get_close_matches(given[:99], known, n=1)
     near = near or [name for name in known if given and name.startswith(given)]

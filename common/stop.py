@@ -19,13 +19,13 @@ class Interrupted(Exception):
 class Stop:
     """A flag that a signal sets, so that the run can finish its step, save and end.
 
-    Within a `with` block. The second Ctrl-C there is Python's KeyboardInterrupt. A signal that was
-    ignored before, such as SIGHUP under nohup, stays ignored.
+    It handles signals inside a `with` block, where a second Ctrl-C raises KeyboardInterrupt as
+    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
     """
 
     def __init__(self, verbose: bool = True):
         self.verbose = verbose  # say that a signal has been received
-        self.exit_code = 0  # that of the first signal
+        self.exit_code = 0  # set by the first signal
 
     @property
     def requested(self) -> bool:
@@ -40,7 +40,7 @@ class Stop:
         return self
 
     def __exit__(self, *_) -> None:
-        # from here on, a signal does what it did before
+        # restore the earlier handlers
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -52,12 +52,12 @@ class Stop:
             yield item
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        # only a flag: the loop sees it after the step
+        # only set a flag; the loop checks it after the step
         self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
         # the next Ctrl-C leaves at once
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
-        # a system call, since print is not reentrant; the terminal may have gone
+        # os.write, because print is not reentrant; the terminal may be closed
         if self.verbose:
             with suppress(OSError):
                 os.write(2, NOTE)

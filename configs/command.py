@@ -1,9 +1,9 @@
 """The command lines of train.py and sample.py: config files, options, --help and the prompt.
 
-All of it is checked before torch is imported. That takes seconds, and a mistake is reported first.
+Importing torch takes seconds, so all of this is checked before: a mistake is reported at once.
 
-Config files are YAML, but each value is the string in the file, parsed by the type of its setting:
-nothing is guessed (`010`, `on`, `1:30`).
+Config files are YAML, but each value is read as a string and parsed by the type of its setting.
+YAML's guesses (`010`, `on`, `1:30`) play no part.
 """
 
 import dataclasses
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.console import (
-    path_word,
+    executable,
+    path_argument,
     prepare_console,
     print_text,
-    program,
-    script,
+    script_path,
     shell_command,
 )
 from common.errors import ConfigError, did_you_mean
@@ -43,7 +43,7 @@ from configs.fields import (
 from configs.schema import Config, SampleConfig, from_dict, suggest_setting, to_dict
 
 if TYPE_CHECKING:
-    import yaml  # a command imports it where it needs it: a missing package is one line then
+    import yaml  # the functions import it, so that a missing package is reported in one line
 
 TRAIN_USAGE = """\
 usage: python train.py CONFIG [--section.key=value ...]
@@ -65,13 +65,14 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 """
 NOTES = """
 The value after = is the default. --key value is --key=value, a dash is an
-underscore, and --key alone is --key=true. Repeat an option to give it several
-texts.
+underscore, and --key alone is --key=true. To give several texts, repeat the
+option.
 """
 SETTINGS = settings_of(Config)  # by full name
-SECTIONS = {name.partition(".")[0] for name in SETTINGS if "." in name}
+SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
-PAGE = b"<title>Hornbook</title>"  # in the first bytes of every page that --html writes
+# in the first bytes of every page that --html writes; page/export.py would import torch
+PAGE_MARK = b"<title>Hornbook</title>"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class CommandLineOptions(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # some options contradict each other, some need another one
+        # options that contradict each other, or need another one
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
         if self.allow_data_change and not self.resume:
@@ -101,10 +102,10 @@ class CommandLineOptions(Checked):
 
 @dataclass(frozen=True)
 class Command(CommandLineOptions):
-    """A command line of train.py: how to start, and settings by full name, of two origins.
+    """A command line of train.py: how to start, and the settings in the file and in the options.
 
-    A new run has the settings of `file`, overridden by `options`; a resumed run has those of its
-    checkpoint instead of the file's.
+    A new run takes its settings from `file`, a resumed run from its checkpoint; `options` override
+    both. Both mappings have full names as keys.
     """
 
     config_file: str = ""
@@ -114,30 +115,30 @@ class Command(CommandLineOptions):
 
     @property
     def out_dir(self) -> str:
-        """The folder of the run; auto is out/<name of the config file>."""
+        """The run folder; `auto` means out/NAME for NAME.yaml."""
         out_dir = self.options.get("out_dir", self.file.get("out_dir", "auto"))
         return f"out/{Path(self.config_file).stem}" if out_dir == "auto" else out_dir
 
     def file_settings(self) -> Config:
-        """Return the settings that the file describes; raise ConfigError if they do not fit."""
+        """Return the settings of the file alone; raise ConfigError if they contradict."""
         with error_context(self.config_file):
             return _override(Config(), self.file | {"out_dir": self.out_dir})
 
     def new_settings(self) -> Config:
-        """Return the settings of a new run; raise ConfigError if they do not fit together."""
+        """Return the settings of a new run; raise ConfigError if they contradict."""
         where = f"{self.config_file} and the options" if self.options else self.config_file
         with error_context(where):
             return _override(Config(), self.file | self.options | {"out_dir": self.out_dir})
 
     def resumed_settings(self, saved: Config) -> Config:
-        """Return the settings of a checkpoint, overridden by the options, to resume in out_dir."""
+        """Return the settings of a resumed run: those of its checkpoint, changed by the options."""
         with error_context("the settings of the checkpoint and the options"):
             return _override(saved, self.options | {"out_dir": self.out_dir})
 
     def resume_command(self, *more: str) -> str:
         """Return the shell command that resumes this run, whatever options started it."""
-        # only what finds the run: the checkpoint has all its settings
-        words = [*_launcher(), script("train.py"), path_word(self.config_file)]
+        # only its folder: the settings are in the checkpoint
+        words = [*_launcher(), script_path("train.py"), path_argument(self.config_file)]
         if "out_dir" in self.options:
             words.append(f"--out_dir={self.out_dir}")
         return shell_command([*words, "--resume", *more])
@@ -150,14 +151,14 @@ def _launcher() -> list[str]:
         int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     )
     if processes == machines == 1:
-        return [program("python")]
+        return [executable("python")]
     nodes = [f"--nnodes={machines}"] if machines > 1 else []
-    return [program("torchrun"), *nodes, f"--nproc_per_node={processes}"]
+    return [executable("torchrun"), *nodes, f"--nproc_per_node={processes}"]
 
 
 def _override(config: Config, settings: Mapping[str, object]) -> Config:
-    """Return a config with other values of some settings, which are given by full name."""
-    # all values go through the checks again: two that are fine may not fit together
+    """Return a config in which some settings, given by full name, have other values."""
+    # build it anew, so that the combination is checked too
     nested = asdict(config)
     for name, value in settings.items():
         section, _, key = name.rpartition(".")
@@ -185,15 +186,15 @@ class SampleCommand:
 def parse_train(argv: Sequence[str] | None = None) -> Command:
     """Parse and check the arguments of train.py: a config file and the options that override it.
 
-    Without `argv` they are those of the process. Exits after --help and --print_config. From here
-    on, an error is one line with its exit code.
+    `argv` defaults to the arguments of the process. Exits after --help and --print_config. From
+    here on, an error is printed as one line and ends in its exit code.
     """
     prepare_console()
     words, options = parse_arguments(argv, TRAIN_USAGE, CommandLineOptions, Config)
     if "minutes" in options and "train.max_iters" in options:
         raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
 
-    # the only word that is no option is the config file
+    # exactly one argument is not an option: the config file
     if len(words) != 1:
         config_words = brief(tuple(words)) if words else "none"
         raise ConfigError(
@@ -211,8 +212,8 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     if command.print_config:
         print_text(to_yaml(command.new_settings()))
         raise SystemExit(0)
-    # find mistakes now, before torch is imported
-    if not command.resume:  # else the settings of the checkpoint decide
+    # find mistakes now; a resumed run takes its settings from the checkpoint
+    if not command.resume:
         command.new_settings()
     return command
 
@@ -223,8 +224,8 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
     """Parse and check the arguments of sample.py, and read the prompt.
 
-    Without `argv` they are those of the process. Exits after --help. From here on, an error is one
-    line with its exit code.
+    `argv` defaults to the arguments of the process. Exits after --help. From here on, an error is
+    printed as one line and ends in its exit code.
     """
     prepare_console()
     options = parse_sample_options(argv)
@@ -235,17 +236,17 @@ def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
 
 
 def check_page(path: Path) -> None:
-    """Raise ConfigError if a file is there that is not a page of ours, which --html may replace."""
+    """Raise ConfigError if the file exists and is not a Hornbook page, which may be replaced."""
     if not path.exists():
         return
     with open(path, "rb") as file:
-        if PAGE not in file.read(4096):
+        if PAGE_MARK not in file.read(4096):
             raise ConfigError(f"{path}: exists, and is not a Hornbook page; name another file")
 
 
 def read_prompt(prompt: str) -> str:
     """Return the text of --prompt: the option itself, the content of a file, or standard input."""
-    # a file or a pipe has bytes; an option is text, in which \n is a newline
+    # files and pipes contain bytes; the option is text with escapes such as \n
     if prompt == "-":
         where, content = "standard input", sys.stdin.buffer.read()
     elif prompt.startswith("FILE:"):
@@ -254,7 +255,7 @@ def read_prompt(prompt: str) -> str:
     else:
         return unescape(prompt)
 
-    # read as a training text is: without a byte order mark, and with \n at the ends of lines
+    # as with a training text: drop the byte order mark, convert the line ends
     try:
         return universal_newlines(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -264,14 +265,14 @@ def read_prompt(prompt: str) -> str:
 
 
 def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
-    """Parse the options of sample.py."""
+    """Parse the options of sample.py without reading any file."""
     words, values = parse_arguments(argv, SAMPLE_USAGE, SampleConfig)
     if words:
         raise ConfigError(
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
             'a prompt as --prompt="TEXT"; see python sample.py --help'
         )
-    # with escapes, as a prompt has: --stop='\n\n'
+    # stop strings have escapes, as the prompt: --stop='\n\n'
     values["stop"] = tuple(map(unescape, values.get("stop", ())))
     return from_dict(values, SampleConfig)
 
@@ -284,18 +285,18 @@ def parse_arguments(
 ) -> tuple[list[str], dict[str, object]]:
     """Return the arguments that are not options, and the values of the options by full name.
 
-    Of an option that is given twice the last value counts; the values of a list are collected.
-    Prints the help and exits if that is asked for.
+    If an option is repeated, the last one wins; a list option collects its values. With --help,
+    prints the help and exits.
 
-    argparse would not do: `--resume[=PATH]` must not take the next argument, and an error must be
-    one line that names the nearest option.
+    Why not argparse: `--resume[=PATH]` must not take the next argument, and an error must be one
+    line that names the nearest option.
     """
     argv = sys.argv[1:] if argv is None else argv
     if "--help" in argv or "-h" in argv:
         print_text(usage + "".join(map(_help, sections)) + NOTES)
         raise SystemExit(0)
 
-    # word by word; an option without = may take the next word as its value
+    # word by word; an option without = takes the next word as its value
     options = options_of(*sections)
     words, values, rest = [], {}, iter(argv)
     for word in rest:
@@ -311,7 +312,7 @@ def parse_arguments(
             hint = suggest_setting(key, known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
 
-        # its value; a few options have one even if they are given alone
+        # its value; a few options have a default if they are given alone
         name, field = options[key]
         with error_context(option):
             if not equals:
@@ -326,13 +327,13 @@ def parse_arguments(
 
 
 def options_of(*sections: type) -> dict[str, tuple[str, Field]]:
-    """Return the full name and the setting for both names of an option, long and short.
+    """Map the names of every option to its full name and its setting.
 
-    Those of model.n_layer are `model.n_layer` and `n_layer`.
+    An option has two names: `model.n_layer` and `n_layer`.
     """
     options = {}
     for section in sections:
-        # no two settings have the same short name
+        # all short names differ
         for name, field in settings_of(section).items():
             options[name] = options[field.name] = (name, field)
     return options
@@ -345,7 +346,7 @@ def _bare_value(field: Field) -> str:
 
 def _help(section: type, prefix: str = "") -> str:
     """Describe the settings of a section, then the sections in it."""
-    # a title, then of each setting the name, the default and the meaning
+    # a title, then the name, default and meaning of each setting
     lines = ["", prefix + section.__doc__.splitlines()[0]]
     for field in fields(section):
         if field.metadata:
@@ -355,7 +356,7 @@ def _help(section: type, prefix: str = "") -> str:
                 meaning, 80, initial_indent=f"{option:28}", subsequent_indent=indent
             )
 
-    # data, model and train have settings of their own
+    # the sections: data, model and train
     inner = [
         _help(field.type, f"{field.name}: ")
         for field in fields(section)
@@ -372,7 +373,7 @@ def _default(value: object) -> str:
 
 
 def _range(field: Field) -> str:
-    """Return what follows the meaning: the choices of a name, or the limits of a number."""
+    """Return the choices of a name, or the limits of a number, to print after the meaning."""
     choices, limits = field.metadata["choices"], describe_limits(field)
     if value_type(field) is str and choices:
         return f": {', '.join(choices)}"
@@ -389,7 +390,7 @@ def read_config(path: str) -> dict[str, object]:
     """
     with error_context(path):
         settings, faults = {}, []
-        # go on after a fault: someone who mistyped two names wants to hear of both
+        # continue after a fault, to report several at once
         for section, key, value, line in _entries(_compose(_read(path))):
             try:
                 with error_context(f"line {line}"):
@@ -407,14 +408,14 @@ def to_yaml(config: Config) -> str:
 
     options = {"sort_keys": False, "width": 100}
     text = yaml.safe_dump(to_dict(config), allow_unicode=True, **options)
-    # readable, unless some character cannot be seen
+    # readable; but escape everything if a character is invisible
     if text.replace("\n", "").isprintable():
         return text
-    return yaml.safe_dump(to_dict(config), allow_unicode=False, **options)  # with escapes
+    return yaml.safe_dump(to_dict(config), allow_unicode=False, **options)
 
 
 def _read(path: str) -> str:
-    """Return the text of a config file, which may also be beside the code."""
+    """Return the text of a config file; a relative path may also start at the code's folder."""
     file = beside_code(Path(path))
     if file.is_dir():
         nearby = ", ".join(_configs_in(file))
@@ -431,17 +432,17 @@ def _read(path: str) -> str:
 
 
 def _configs_in(*folders: Path) -> list[str]:
-    """Return the configs in the folders, or, if there are none, the README's."""
-    found = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    return found or ["configs/shakespeare.yaml"]
+    """Return the configs in the folders; if there are none, name the main recipe."""
+    configs = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    return configs or ["configs/shakespeare.yaml"]
 
 
 def _compose(text: str) -> "yaml.MappingNode":
-    """Parse YAML into nodes with lines, whose scalars are strings: nothing is constructed."""
+    """Parse YAML into nodes, which have line numbers and strings; no values are constructed."""
     import yaml
 
     try:
-        # the events say what is written; in the nodes, tags and aliases are resolved
+        # nodes do not show anchors and aliases, so look for them in the events
         events = list(yaml.parse(text, Loader=yaml.SafeLoader))
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -451,7 +452,7 @@ def _compose(text: str) -> "yaml.MappingNode":
     except Exception as error:  # PyYAML raises others too, such as a ValueError for "\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {_hint(text)}") from None
 
-    # a tag constructs an object, an alias repeats a value: settings need neither
+    # tags construct objects, aliases repeat values: settings need neither
     for event in events:
         if getattr(event, "anchor", None) or getattr(event, "tag", None):
             line = event.start_mark.line + 1
@@ -459,7 +460,6 @@ def _compose(text: str) -> "yaml.MappingNode":
                 f"line {line}: tags, anchors and aliases are not supported; write the value out"
             )
 
-    # settings are keys with values
     if root is None:
         raise ConfigError("is empty; give at least one setting")
     if root.id != "mapping":
@@ -468,10 +468,10 @@ def _compose(text: str) -> "yaml.MappingNode":
 
 
 def _hint(text: str) -> str:
-    """Return what to do about a text that is not YAML: often a colon lacks its space, `lr:0.1`."""
-    found = re.search(r"^ *(\w+):[^\s/]", text, re.MULTILINE)
-    if found:
-        return f"write a space after {brief(found[1] + ':')}"
+    """Return advice on a text that is not YAML; often the space after a colon is missing."""
+    match = re.search(r"^ *(\w+):[^\s/]", text, re.MULTILINE)
+    if match:
+        return f"write a space after {brief(match[1] + ':')}"
     return "check the indentation (spaces only), colons, quotes and brackets up to there"
 
 
@@ -482,22 +482,22 @@ def _entries(
     lines = {}
     for key_node, value_node in mapping.value:
         key, line = str(key_node.value), key_node.start_mark.line + 1
-        # PyYAML would take the last one, without a word
+        # PyYAML would silently take the last one
         if key in lines:
             raise ConfigError(
                 f"line {line}: duplicate key {brief(key)}, as in line {lines[key]}; keep one"
             )
         lines[key] = line
 
-        # `model:` has settings of its own below it
-        if section + key in SECTIONS and value_node.id == "mapping":
+        # a section, such as `model:`, with its settings indented below it
+        if section + key in SECTION_NAMES and value_node.id == "mapping":
             yield from _entries(value_node, f"{key}.")
         else:
             yield section, key, _value(value_node), line
 
 
 def _value(node: "yaml.Node") -> object:
-    """Return a node as a string, a list, or a mapping (empty: no setting is one)."""
+    """Return a node as a string or a list; a mapping becomes {}, which no setting accepts."""
     if node.id == "sequence":
         return [_value(item) for item in node.value]
     return node.value if node.id == "scalar" else {}
@@ -506,12 +506,12 @@ def _value(node: "yaml.Node") -> object:
 def _parse_setting(section: str, key: str, value: object) -> object:
     """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
     name = section + key
-    # `model: 5`
-    if name in SECTIONS:
+    # a section with a value, such as `model: 5`
+    if name in SECTION_NAMES:
         raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
     if name not in SETTINGS or "." in key:
-        # a typo, the wrong section, or the name that another project has for it
-        names = {name: name for name in SECTIONS}
+        # a typo, the wrong section, or a name from another project
+        names = {name: name for name in SECTION_NAMES}
         for full_name in SETTINGS:
             parent, _, short_name = full_name.rpartition(".")
             names[short_name] = f"{short_name} below {parent}" if parent else short_name

@@ -19,8 +19,8 @@ LIMITS = {
     "less_than": operator.lt,
 }
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
-WRITTEN = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
-# what no file name and no UTF-8 text has: NUL, and surrogates, which stand for invalid bytes
+ESCAPE_OF = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
+# NUL and surrogates: no file name or UTF-8 text contains them
 INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
@@ -30,8 +30,8 @@ def setting(
     """Declare a setting: a dataclass field with a meaning, choices and limits.
 
     The limits are those of LIMITS: `at_least=0, less_than=1`. A number may have choices too:
-    `int | str` with choices ("auto",). A setting whose default is MISSING is required; with None it
-    may be omitted. `bare_value` is the value of an option that is given without one.
+    `int | str` with choices ("auto",). A setting whose default is MISSING is required, and one
+    whose default is None is optional. `bare_value` is the value of an option given without one.
     """
     assert limits.keys() <= LIMITS.keys()
     metadata = {"meaning": meaning, "choices": choices, "limits": limits, "bare_value": bare_value}
@@ -50,18 +50,18 @@ class Checked:
 
 def settings_of(section: type) -> dict[str, Field]:
     """Return the settings of a dataclass and its sections by full name: `seed`, `model.n_layer`."""
-    found = {field.name: field for field in fields(section) if field.metadata}
+    settings = {field.name: field for field in fields(section) if field.metadata}
     for inner in fields(section):
         if is_dataclass(inner.type):
-            # n_layer in the section, model.n_layer in the whole
-            settings = settings_of(inner.type)
-            found |= {f"{inner.name}.{name}": field for name, field in settings.items()}
-    return found
+            # n_layer of the section `model` is model.n_layer
+            inner_settings = settings_of(inner.type)
+            settings |= {f"{inner.name}.{name}": field for name, field in inner_settings.items()}
+    return settings
 
 
 def value_type(field: Field) -> type:
     """Return a setting's type without its choices: int, float, bool, str or tuple."""
-    # `float | str` is a float that may also be a word, such as auto
+    # `float | str` is a float, or a choice such as auto
     origin = get_origin(field.type)
     return get_args(field.type)[0] if origin is UnionType else origin or field.type
 
@@ -74,7 +74,7 @@ def describe_allowed(field: Field) -> str:
     if value_type(field) is str and choices:
         return f"one of {', '.join(choices)}"
 
-    # a number, with its words first: `auto or a number of at least 0`
+    # a number, after its choices: `auto or a number of at least 0`
     limits = describe_limits(field)
     return " or ".join([*choices, TYPE_NAMES[value_type(field)] + (limits and f" of {limits}")])
 
@@ -90,14 +90,14 @@ def parse_value(field: Field, text: str | list[str]) -> object:
 
     Raises ConfigError with the allowed values.
     """
-    # what does not look like its type stays a string, which `check_value` refuses
-    value, wanted = text, value_type(field)
-    if wanted is tuple and isinstance(text, str):
+    # text that does not parse stays a string, which `check_value` refuses unless it is a choice
+    value, type_ = text, value_type(field)
+    if type_ is tuple and isinstance(text, str):
         value = [text]
-    elif wanted is bool and isinstance(text, str):
+    elif type_ is bool and isinstance(text, str):
         value = {"true": True, "false": False}.get(text.lower(), text)
-    elif wanted in (int, float) and isinstance(text, str):
-        with suppress(ValueError):  # auto, or what `check_value` refuses
+    elif type_ in (int, float) and isinstance(text, str):
+        with suppress(ValueError):
             value = float(text)
     return check_value(field, value)
 
@@ -107,17 +107,17 @@ def check_value(field: Field, value: object) -> object:
 
     Raises ConfigError with the allowed values if the type is wrong or the value out of range.
     """
-    # it may be left out
+    # an optional setting
     if value is None and field.default is None:
         return value
 
-    # JSON and YAML know no tuples, and 1e3 may stand for an integer
+    # JSON and YAML have no tuples, and 1e3 may stand for an integer
     if isinstance(value, list):
         value = tuple(value)
-    wanted = value_type(field)
-    if wanted is int and isinstance(value, float) and value.is_integer():
+    type_ = value_type(field)
+    if type_ is int and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if wanted is float and type(value) is int:
+    if type_ is float and type(value) is int:
         value = float(value)
 
     if not _is_allowed(field, value):
@@ -131,10 +131,10 @@ def _is_allowed(field: Field, value: object) -> bool:
     Only a string or list that is empty by default may be empty.
     """
     choices, limits = field.metadata["choices"], field.metadata["limits"]
-    # a word such as auto, which a number may have too
+    # a choice such as auto, which a number may have too
     if isinstance(value, str) and value in choices:
         return True
-    # exactly this type: to isinstance, True is an int
+    # not isinstance, for which True is an int
     if type(value) is not value_type(field):
         return False
 
@@ -171,14 +171,14 @@ def universal_newlines(text: str) -> str:
 
 def unescape(text: str) -> str:
     r"""Replace \n, \t, \r and \\ with the characters they stand for; \r ends a line as \n does."""
-    # in one pass: what follows \\ is not looked at again
+    # in one pass, so that \\n becomes \n and not a newline
     replaced = re.sub(r"\\([ntr\\])", lambda match: ESCAPES[match[1]], text)
     return universal_newlines(replaced)
 
 
 def with_escapes(text: str) -> str:
     r"""Write newlines, tabs, carriage returns and backslashes as `unescape` reads them."""
-    return re.sub(r"[\n\t\r\\]", lambda match: WRITTEN[match[0]], text)
+    return re.sub(r"[\n\t\r\\]", lambda match: ESCAPE_OF[match[0]], text)
 
 
 @contextmanager
@@ -187,5 +187,5 @@ def error_context(where: str):
     try:
         yield
     except ConfigError as error:
-        # each line, since a config file may have several faults
+        # prefix each line: a config file may have several faults
         raise ConfigError(*(f"{where}: {line}" for line in error.args)) from None

@@ -3,8 +3,8 @@
 Config files, command lines, `--help` and checkpoints all use these frozen dataclasses, so a new
 setting is one line here. Nothing here imports torch, so a wrong setting is reported at once.
 
-The defaults of architecture and optimizer are the main recipe, configs/shakespeare.yaml. Only what
-its lines say differs: sizes, lengths, and `auto` for what needs a run to become a number.
+The default architecture and optimizer are those of the main recipe, configs/shakespeare.yaml. That
+file only sets a text, sizes, lengths, and `auto` for values that depend on the run.
 """
 
 import re
@@ -17,6 +17,7 @@ from configs.fields import Checked, brief, setting, unescape, with_escapes
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
 )
+# the keys of the tables in model/attention.py, repeated here to avoid importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cuda", "mps", "cpu")
@@ -44,9 +45,9 @@ OTHER_NAMES = {
 }  # fmt: skip
 MAX_SEED = 2**32 - 1
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
-# for dropout auto: (epochs, dropout probability of a run of that many epochs or more)
+# dropout auto: (epochs, dropout of a run of at least so many epochs); see docs/research.md
 DROPOUT_BY_EPOCHS = ((0, 0.0), (6, 0.1), (8, 0.2), (16, 0.3))
-# for logit_scale auto: what each epoch takes off 1, and the lower limit
+# logit_scale auto: it starts at 1, drops by this much per epoch, and stays above the minimum
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
 
@@ -57,15 +58,15 @@ class DataConfig(Checked):
 
     sources: tuple[str, ...] = setting(
         ("data/plays",),
-        "file, folder of .txt files, 'notes/**/*.md' or https://...#sha256=HEX; of several, the "
-        "first found",
+        "file, folder of .txt files, 'notes/**/*.md' or https://...#sha256=HEX; reads the first "
+        "that exists",
     )
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
-    min_count: int = setting(1, "map rarer characters to U+FFFD", at_least=1)
+    min_count: int = setting(1, "map characters with fewer occurrences to U+FFFD", at_least=1)
     val_sources: tuple[str, ...] = setting((), "texts to validate on (none = a part of sources)")
     val_fraction: float = setting(
         0.1,
-        "the end of each file, or this share of files or items, validates",
+        "fraction held out: the end of each file, or whole files / items",
         more_than=0,
         less_than=1,
     )
@@ -74,7 +75,8 @@ class DataConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("separator", "answer_after"):  # one spelling, however it was written
+        # a newline and \n are stored the same way, so that they compare equal
+        for name in ("separator", "answer_after"):
             object.__setattr__(self, name, with_escapes(unescape(getattr(self, name))))
         if self.answer_after and not self.separator:
             raise ConfigError(
@@ -83,7 +85,7 @@ class DataConfig(Checked):
             )
         self._check_encoding()
 
-        # a download needs its digest: on another text, the losses of a recipe mean nothing
+        # a download needs its SHA-256: losses on another text are not comparable
         for source in self.sources + self.val_sources:
             if "://" in source and not TEXT_URL.fullmatch(source):
                 raise ConfigError(
@@ -104,7 +106,7 @@ class DataConfig(Checked):
 
 @dataclass(frozen=True)
 class ModelConfig(Checked):
-    """The architecture, and how it is computed."""
+    """The architecture, and its implementation."""
 
     attention: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
     kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
@@ -112,12 +114,12 @@ class ModelConfig(Checked):
     n_head: int = setting(4, "number of attention heads per block", at_least=1)
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1)
     block_size: int = setting(64, "context length, in characters", at_least=1)
-    positions: str = setting("rope", "position encoding", ("learned", "rope"))  # encodes distances
-    token_shifts: int = setting(2, "embed N previous characters too", at_least=0)  # sees trigrams
+    positions: str = setting("rope", "position encoding", ("learned", "rope"))  # rope: relative
+    token_shifts: int = setting(2, "embed N previous characters too", at_least=0)  # 2: trigrams
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"))
     mlp: str = setting("relu2", "MLP activation", ("gelu", "relu2", "swiglu"))  # cheaper than GELU
     bias: bool = setting(False, "biases in linear layers and LayerNorm")
-    tied: bool = setting(False, "tie lm_head to the token embedding")  # each has its own job
+    tied: bool = setting(False, "tie lm_head to the token embedding")  # saves little: V is small
     qk_norm: bool = setting(True, "RMS-normalize queries and keys")  # allows high learning rates
     dropout: float | str = setting(
         0.0,
@@ -168,14 +170,14 @@ class TrainConfig(Checked):
     optimizer: str = setting(  # Muon needs fewer steps than AdamW alone
         "muon", "optimizer of the blocks' matrices", ("adamw", "muon")
     )
-    learning_rate: float = setting(  # high: with Muon, only of embeddings, lm_head and vectors
-        0.02, "peak learning rate of AdamW (with optimizer adamw, rather 1e-3)", more_than=0
+    learning_rate: float = setting(  # high: with Muon, AdamW trains only embeddings, head, vectors
+        0.02, "peak learning rate of AdamW (for optimizer adamw use 1e-3)", more_than=0
     )
     muon_learning_rate: float = setting(0.02, "peak learning rate of Muon", more_than=0)
     min_lr_ratio: float = setting(0.0, "final learning rate / peak", at_least=0, at_most=1)
     beta1: float = setting(0.9, "beta1 of AdamW", at_least=0, less_than=1)
     beta2: float = setting(0.99, "beta2 of AdamW", at_least=0, less_than=1)
-    muon_momentum: float = setting(  # a longer average has gradients of outdated weights
+    muon_momentum: float = setting(  # more would average over gradients of outdated weights
         0.9, "momentum of Muon", at_least=0, less_than=1
     )
     weight_decay: float = setting(0.1, "weight decay, on matrices and embeddings", at_least=0)
@@ -207,7 +209,7 @@ class TrainConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # the warm-up and the cooldown are parts of the run; an `auto` always fits
+        # warm-up and cooldown together must fit into the run; an `auto` always does
         names = ["warmup_iters"] + ["cooldown_iters"] * (self.schedule == "trapezoid")
         numbers = {name: getattr(self, name) for name in names if getattr(self, name) != "auto"}
         if sum(numbers.values()) > self.max_iters:
@@ -274,7 +276,7 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # a command does one of these
+        # each of these is a mode of its own
         modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
         if len(modes) > 1:
             raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
@@ -285,11 +287,11 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
 
     `names` maps the names of settings to what is printed for them.
     """
-    # `lr` is no typo: it is what others call learning_rate
+    # `lr` is not a typo, but the name of learning_rate elsewhere
     meant = OTHER_NAMES.get(key.rpartition(".")[2])
     hint = did_you_mean(meant if meant in names else key, names, otherwise)
 
-    # where the meaning differs too, say so
+    # two names do not mean quite the same
     if meant == "learning_rate" and meant in names:
         hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
     if meant == "max_iters" and meant in names and "epochs" in key:
@@ -298,7 +300,7 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
 
 
 def to_dict(config: Config) -> dict:
-    """Return a config as plain nested data, as checkpoints store it."""
+    """Return a config as nested dicts, the form in which checkpoints store it."""
     return asdict(config)
 
 
@@ -317,11 +319,11 @@ def flat_settings(config: Config) -> dict[str, object]:
 
 
 def from_dict(mapping: object, section: type = Config):
-    """Build a Config, or another section, from plain nested data; defaults fill in the rest."""
+    """Build a Config, or another section, from nested dicts; defaults fill in the rest."""
     if not isinstance(mapping, dict):
         raise ConfigError(f"must be a mapping of names to values, but is {brief(mapping)}")
 
-    # are there names that nobody knows, or is a required one missing?
+    # refuse unknown names, and a missing one without a default
     known = {field.name: field for field in fields(section)}
     for key in mapping:
         if key not in known:
@@ -333,7 +335,7 @@ def from_dict(mapping: object, section: type = Config):
             meaning = field.metadata["meaning"]
             raise ConfigError(f"--{name} is missing; write --{name}=VALUE: {meaning}")
 
-    # the sections first; each checks itself when it is built
+    # build the inner sections first; each checks its values when it is created
     values = {
         key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
         for key, value in mapping.items()

@@ -19,7 +19,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter, summary
 from tqdm import tqdm
 
-from common.console import escape, path_word, printable, program, script, shell_command
+from common.console import escape, executable, path_argument, printable, script_path, shell_command
 from common.errors import counted
 from configs.command import Command
 from configs.fields import with_escapes
@@ -253,10 +253,10 @@ class Log:
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
-        sample = [program("python"), script("sample.py"), "--ckpt", path_word(folder)]
+        sample = [executable("python"), script_path("sample.py"), "--ckpt", path_argument(folder)]
         if question := self.run.corpus.question:  # a model of answers wants to be asked
             sample.append(f"--prompt={with_escapes(question)}")
-        tensorboard = [program("tensorboard"), "--logdir", path_word(folder.parent)]
+        tensorboard = [executable("tensorboard"), "--logdir", path_argument(folder.parent)]
         info(
             f"{folder}: {best}; now try:",
             f"  {shell_command(sample)}",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.console import path_word, program, script, shell_command
+from common.console import executable, path_argument, script_path, shell_command
 from configs.command import parse_sample_options, parse_train
 from configs.schema import Config
 from run.folder import write_settings
@@ -136,14 +136,15 @@ def test_every_printed_command_means_the_folder_that_it_names(name, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     write_settings(Path(name), Config())
-    word = path_word(name)
-    start = parse_train([path_word(f"{name}/config.yaml"), f"--out_dir={word}", "--seed=4"])
+    word = path_argument(name)
+    start = parse_train([path_argument(f"{name}/config.yaml"), f"--out_dir={word}", "--seed=4"])
     _, train_script, *resumed = shlex.split(start.resume_command("--seed=5"))
     assert train_script == str(ROOT / "train.py")
     command = parse_train(resumed)
     assert Path(command.config_file).parent.samefile(name)
     assert command.resume == "auto" and command.options["seed"] == 5
-    sample = shlex.split(shell_command([program("python"), script("sample.py"), "--ckpt", word]))
+    sample = [executable("python"), script_path("sample.py"), "--ckpt", word]
+    sample = shlex.split(shell_command(sample))
     for path in (command.out_dir, parse_sample_options(sample[2:]).ckpt, os.path.expanduser(word)):
         assert os.path.samefile(path, name)
 
@@ -152,15 +153,15 @@ def test_a_printed_command_starts_with_the_python_that_is_running(tmp_path, monk
     python = tmp_path / "python"
     python.touch(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    assert program("python") == str(python)
+    assert executable("python") == str(python)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert program("python") == "python"
+    assert executable("python") == "python"
 
 
 def test_a_printed_command_runs_from_another_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert script("train.py") == "train.py"
+    assert script_path("train.py") == "train.py"
     monkeypatch.chdir(tmp_path)
-    assert script("train.py") == str(ROOT / "train.py")
+    assert script_path("train.py") == str(ROOT / "train.py")
     (tmp_path / "train.py").write_text("")  # another program of that name
-    assert script("train.py") == str(ROOT / "train.py")
+    assert script_path("train.py") == str(ROOT / "train.py")
