@@ -140,7 +140,7 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
     ids = torch.from_numpy(corpus.tokenizer.encode(PROMPT).astype(int))
     logits = model(ids[None])[:, -1].double().numpy()
     order = (-logits[0]).argsort()[:10]
-    names = [pictures.name(corpus.tokenizer.vocabulary[i]) for i in order]
+    names = [pictures.label_of(corpus.tokenizer.vocabulary[i]) for i in order]
     columns = len(SAMPLER_SETTINGS)
     with charts.picture(path, height=2.8, columns=columns, sharex=True, sharey=True) as panels:
         for axes, (name, settings) in zip(panels, SAMPLER_SETTINGS.items(), strict=True):

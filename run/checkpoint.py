@@ -1,8 +1,8 @@
 """A checkpoint: the complete state of a run at one step.
 
 `capture` makes a checkpoint from a run, `restore` gives a run the state of a checkpoint.
-`to_bytes` and `load` are the way to a file and back, in the format of file_format.py. Whatever is
-loaded has been checked.
+`to_bytes` and `load` convert it to a file and back, in the format of file_format.py. A loaded
+checkpoint has been checked.
 """
 
 import json
@@ -27,9 +27,9 @@ from training.device import environment_of, select_runtime
 from training.resolve import resolve
 from training.state import Progress, Run
 
-# of a run folder: the newest state, the one that was saved before it, and the best weights
+# in a run folder: the newest state, the one saved before it, and the best weights
 LAST, PREV, BEST = "last.safetensors", "prev.safetensors", "best.safetensors"
-# what is wanted from a run folder -> the files to try, in this order
+# the preferred checkpoint of a run folder -> the files to try, in this order
 FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
 
 
@@ -39,13 +39,13 @@ class TextInfo(Checked):
 
     name: str = setting("", "for messages: plays, book.txt")
     sha256: str | None = setting(None, "of the text, as data.text.Text defines it")
-    characters: int = setting(0, "in all files together", at_least=0)
-    val_sha256: str | None = setting(None, "of the validation text, if that is a text of its own")
-    epochs: float = setting(0.0, "how often the run will have read it when it ends", at_least=0)
-    question: str = setting("", "of an item that validates, if items have answers")
+    characters: int = setting(0, "total number in all files", at_least=0)
+    val_sha256: str | None = setting(None, "of the separate validation text, if there is one")
+    epochs: float = setting(0.0, "planned for the whole run", at_least=0)
+    question: str = setting("", "of a validation item, if items have answers")
 
 
-SECTIONS = {  # the JSON sections of a file, which are checked as a config file is
+SECTIONS = {  # the JSON sections of a file, checked like a config file
     "config": Config,  # `Checkpoint.settings`
     "data": TextInfo,
     "progress": Progress,
@@ -56,9 +56,9 @@ SECTIONS = {  # the JSON sections of a file, which are checked as a config file 
 class Checkpoint:
     """A run at one step. It is all that sampling needs; a resume needs the text as well.
 
-    A tensor is called by its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
-    "momentum.blocks.0.mlp.up" its momentum. They are the same in every attention layout (see
-    `named_slices`). `restore` and `build_model` check that they fit the model.
+    A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
+    "momentum.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention layout
+    (see `named_slices`). `restore` and `build_model` check that they fit the model.
 
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
@@ -100,7 +100,7 @@ def capture(run: Run) -> Checkpoint:
                 "the weights are no longer finite"
             )
 
-    # batches, dropout and learning rate are functions of the step: nothing of them is saved
+    # no generator states: batches, dropout and learning rate are functions of the step
     return Checkpoint(
         settings=run.settings,
         vocabulary=run.corpus.tokenizer.vocabulary,
@@ -122,7 +122,7 @@ def restore(saved: Checkpoint, run: Run) -> None:
             f"{saved.path}: an imported model, which has no optimizer state to resume from; "
             "start a new run with --init_from"
         )
-    # check all before anything is copied
+    # check everything before copying anything
     named = _tensors_of(run)
     check_tensors(saved.path, saved.tensors, named)
 
@@ -139,7 +139,7 @@ def load_weights(saved: Checkpoint, model: GPT) -> None:
     Raises CheckpointError for weights that do not fit.
     """
     weights, named = saved.weights, named_slices(model)
-    # characters that the checkpoint does not know come last, and keep the rows that the model has
+    # new characters are at the end of the vocabulary; they keep their initial rows
     if model.vocab_size > len(saved.vocabulary):
         for name in weights.keys() & named.keys():
             old, new = weights[name], torch.cat(named[name]).detach()
@@ -151,10 +151,9 @@ def load_weights(saved: Checkpoint, model: GPT) -> None:
 def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """Build a model with the weights of a checkpoint; raise CheckpointError unless they fit.
 
-    `config`, without an `auto`, has the architecture of the checkpoint and may have, say, another
-    kernel. If it is omitted, the model is built as for float32 on a CPU.
+    `config` must be resolved (no `auto`) and have the architecture of the checkpoint; the kernel,
+    for example, may differ. Without it, `auto` values are those for float32 on a CPU.
     """
-    # the values of `auto` on the simplest machine
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
         config = resolve(saved.settings, on_cpu, saved.data.epochs).model
@@ -179,16 +178,16 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
         text = tokenizer.decode(torch.cat(list(new)))
         maps = attention_maps(model, ids)  # of each layer: (H, T, T)
 
-    The model is on the CPU, in evaluation mode. Of a run folder it is the best one or, with a
-    warning, another one if that is damaged. Raises CheckpointError if there is none. For the exact
-    loss of a long text see `training.evaluate.exact_loss`.
+    The model is on the CPU, in evaluation mode. For a run folder, this loads best.safetensors; if
+    that is damaged, it warns and falls back to another checkpoint. Raises CheckpointError if there
+    is none. For the exact loss of a long text see `training.evaluate.exact_loss`.
     """
     saved = find(Path(path), "best", notify=partial(warnings.warn, stacklevel=3))
     return build_model(saved).eval(), CharTokenizer(saved.vocabulary)
 
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
-    """Return all that a run keeps in tensors, by name, as slices: views of its own memory."""
+    """Return all tensors of a run's state by name, as slices: views of its memory."""
     # the weights, then the moments of each optimizer
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
@@ -216,13 +215,12 @@ def check_tensors(
 
     `expected` has a list of slices for each (see `named_slices`).
     """
-    # the same names
     missing = first_few(name for name in expected if name not in found)
     unknown = first_few(name for name in found if name not in expected)
     if missing or unknown:
         raise CheckpointError(f"{path}: missing: {missing or 'none'}; unknown: {unknown or 'none'}")
 
-    # the shapes: slices are rows, so their lengths add up
+    # slices are blocks of rows, so the lengths add up
     for name, slices in expected.items():
         shape = (sum(map(len, slices)), *slices[0].shape[1:])
         if found[name].shape != shape:
@@ -230,7 +228,6 @@ def check_tensors(
                 f"{path}: {name} is {tuple(found[name].shape)}, its config describes {shape}"
             )
 
-    # numbers that one can compute with
     infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
     if infinite:
         raise CheckpointError(f"{path}: not finite: {first_few(infinite)}")
@@ -241,7 +238,7 @@ def check_tensors(
 
 def to_bytes(checkpoint: Checkpoint) -> bytearray:
     """Serialize a checkpoint, for `write_atomic`."""
-    # the metadata of a safetensors file are strings: JSON, but for the vocabulary
+    # safetensors metadata are strings: JSON, except for the vocabulary
     parts = (checkpoint.settings, checkpoint.data, checkpoint.progress)
     metadata = {
         name: json.dumps(asdict(part), allow_nan=False)
@@ -257,7 +254,7 @@ def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
     with file_format.checkpoint_errors(path):
-        # settings are checked as those of a config file are, part by part
+        # check each section like a config file
         sections = {}
         for name, section in SECTIONS.items():
             with error_context(name):
@@ -274,11 +271,11 @@ def load(path: Path) -> Checkpoint:
 
 
 def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint:
-    """Load a checkpoint: that file, or of a run folder the one that `prefer` names, last or best.
+    """Load a checkpoint file; for a run folder, load the one that `prefer` names, last or best.
 
-    If the one of a folder is missing or damaged, the next of FALLBACK is taken, and `notify` gets a
-    line that says so. A file that is given by name is loaded or refused. Raises CheckpointError if
-    there is no whole checkpoint; for a wrong path it names the runs that are there.
+    If that is missing or damaged, the next of FALLBACK is loaded, and `notify` gets a line that
+    says so. A path to a file has no fallback. Raises CheckpointError if no checkpoint can be
+    loaded; for a wrong path it names the runs that exist.
     """
     # the first one that is whole
     choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
@@ -289,12 +286,11 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
         except CheckpointError as error:
             faults.append(str(error))
         else:
-            # not the first choice: say so
             if faults:
                 notify(f"{faults[0]}; using {choice} instead")
             return saved
 
-    # none: if nothing is there at all, the path is wrong
+    # if there is not even a damaged one, the path is wrong
     if not any(map(os.path.exists, choices)):
         runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]

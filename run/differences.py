@@ -1,7 +1,7 @@
-"""Differences between a checkpoint and the run that continues from it, and what they mean.
+"""Differences between a checkpoint and the run that continues from it, and their consequences.
 
-Compared are settings ("model.n_layer"), the digests of the text ("data.sha256") and the environment
-("threads"), all by these names.
+They are looked up by name: settings ("model.n_layer"), the digests of the text ("data.sha256"), the
+environment ("threads").
 """
 
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ from training.device import environment_of
 from training.resolve import resolve
 from training.state import Run
 
-# What a difference means. For a name in none of these sets, it is printed and nothing else.
+# The consequences of a difference. If a name is in none of these sets, it is only printed.
 CHANGEABLE = {
     f"model.{key}" for key in ("attention", "kernel", "dropout", "attention_dropout", "logit_scale")
 }
-# refused: the weights would not fit, or mean something else
+# refused: with another architecture the weights do not fit, or mean something else
 ARCHITECTURE = {name for name in settings_of(Config) if name.startswith("model.")} - CHANGEABLE
-# refused at a resume; a new run may have others
+# refused with --resume; a new run with --init_from may change these
 FIXED_IN_A_RUN = {
-    "train.optimizer",  # the state of one does not fit another
-    "data.min_count",  # the vocabulary was made with it
-    "data.val_fraction",  # these decide what is trained on
+    "train.optimizer",  # the optimizer state would not fit
+    "data.min_count",  # it determined the vocabulary
+    "data.val_fraction",  # the next three determine the training text
     "data.separator",
     "data.answer_after",
 }
-# not mentioned: they do not change the weights
-NOT_SAID = {
+# not printed: they do not change the weights
+IGNORED_SETTINGS = {
     f"train.{key}" for key in ("log", "log_interval", "save_interval", "sample_chars", "patience")
 }
-# the best loss so far cannot be compared with later ones
+# the best loss is reset, because later losses are not comparable with it
 FORGET_BEST = {"model.logit_scale", "data.encoding", "data.sha256", "data.val_sha256"}
 SEEN_BEFORE = (
     "if the model has been trained on some of this validation text, the validation loss is too low"
@@ -43,65 +43,62 @@ SEEN_BEFORE = (
 def compare(
     then: Mapping[str, object], now: Mapping[str, object]
 ) -> dict[str, tuple[object, object]]:
-    """Return the values then and now by name, where they differ."""
+    """Return name -> (value then, value now) for all that differ."""
     return {name: (then.get(name), now[name]) for name in now if then.get(name) != now[name]}
 
 
 def check_settings(saved: Checkpoint, settings: Config, resume: bool) -> None:
     """Raise CheckpointError if a run with these settings cannot continue from a checkpoint.
 
-    Without `resume`, which is --init_from, only the architecture must be the same.
+    Without `resume`, which means --init_from, only the architecture must be the same.
     """
-    # --init_from needs the architecture; a resumed run must also train as before
     found = compare(flat_settings(saved.settings), flat_settings(settings))
     fixed, option = ARCHITECTURE, "--init_from"
     if resume:
         fixed, option = ARCHITECTURE | FIXED_IN_A_RUN, "--resume"
-    if wrong := [_line(name, *found[name]) for name in found if name in fixed]:
+    if wrong := [name for name in found if name in fixed]:
+        values = (f"{name} (checkpoint {found[name][0]}, now {found[name][1]})" for name in wrong)
         raise CheckpointError(
-            f"{saved.path}: the checkpoint has other settings ({'; '.join(wrong)}), which cannot "
-            f"change; set them back, or start a new run without {option}"
+            f"{saved.path}: the settings differ from the checkpoint in {', '.join(values)}, which "
+            f"cannot change; set them back, or start a new run without {option}"
         )
 
 
 def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[str]:
     """Say where a config file differs from the settings of a run, in at most five lines.
 
-    Raises CheckpointError if the folder holds the run of another file: one with another
-    architecture, which no option has chosen.
+    Raises CheckpointError if the architectures differ, unless command-line options changed the
+    run's: then the folder holds the run of another file.
     """
-    # is it another run altogether?
     found = compare(flat_settings(saved.settings), flat_settings(file))
-    other_model = [
-        _line(name, *found[name]) for name in found if name in ARCHITECTURE - saved.option_names
-    ]
-    if other_model:
+    if wrong := [name for name in found if name in ARCHITECTURE - saved.option_names]:
+        values = (f"{name} (run {found[name][0]}, file {found[name][1]})" for name in wrong)
         raise CheckpointError(
-            f"{saved.path}: the run has another model than {config_file} "
-            f"({'; '.join(other_model)}); give the folder of the run as --out_dir"
+            f"{saved.path}: the model of this run differs from {config_file} in "
+            f"{', '.join(values)}; give the folder of the run as --out_dir"
         )
 
-    # a line each, with the option that sets the value of the file; the length first: it is what
-    # --minutes has chosen, and what one wants to change
-    names = [name for name in found if name not in ARCHITECTURE | NOT_SAID]
+    # a line for each, with the option that applies the file's value; max_iters first: --minutes
+    # chooses it, and it is changed most often
+    names = [name for name in found if name not in ARCHITECTURE | IGNORED_SETTINGS]
     names.sort(key=lambda name: (name != "train.max_iters", name in FIXED_IN_A_RUN))
     lines = []
     for name in names[:5]:
         then, now = found[name]
         key = name.rpartition(".")[2]
-        remedy = "" if name in FIXED_IN_A_RUN else f": --{key}={now}"
+        remedy = "" if name in FIXED_IN_A_RUN else f"; to use {now}: --{key}={now}"
         lines.append(f"{key} {now} in the file, {then} in the run{remedy}")
     return lines
 
 
 def run_differences(saved: Checkpoint, run: Run) -> dict[str, tuple[object, object]]:
-    """Return what may change the result of a resumed run: settings, text and environment."""
-    # what an `auto` amounts to counts, not the word
+    """Return the differences in settings, text and environment that may change a run's result."""
+    # compare the values that `auto` stands for
     then = flat_settings(resolve(saved.settings, run.runtime, saved.data.epochs))
     now = flat_settings(run.config)
     environment = environment_of(run.runtime, run.world.size)
 
-    # a text is the same if its characters are, wherever it lies
+    # compare texts by their characters, not by their paths
     return compare(
         then | _digests(saved.data) | saved.environment,
         now | _digests(text_info(run)) | environment,
@@ -114,7 +111,7 @@ def _digests(text: TextInfo) -> dict[str, str | None]:
 
 def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
     """Return whether a new run may validate on text that its parent was trained on."""
-    # not if the parent had another text, or has left out the same part of this one
+    # not if the parent had another text, or held out the same part of this one
     if parent.data.sha256 not in (run.corpus.sha256, run.corpus.val_sha256):
         return False
     then, now = parent.settings.data, run.settings.data
@@ -124,15 +121,13 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
 
 def messages(found: Mapping[str, tuple[object, object]]) -> list[str]:
     """Say what differs, and what follows from it, a line each."""
-    lines = [_line(name, *found[name]) for name in found if name not in NOT_SAID]
-
-    # some have consequences
+    lines = [
+        f"{name} {shorten(str(then), 200)} -> {shorten(str(now), 200)}"
+        for name, (then, now) in found.items()
+        if name not in IGNORED_SETTINGS
+    ]
     if found.keys() & FORGET_BEST:
         lines.append("earlier validation losses are not comparable: the best loss is reset")
     if found.keys() & {"data.sha256", "data.val_sha256"}:
         lines.append(SEEN_BEFORE)
     return lines
-
-
-def _line(name: str, then: object, now: object) -> str:
-    return f"{name} {shorten(str(then), 200)} -> {shorten(str(now), 200)}"

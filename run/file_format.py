@@ -3,8 +3,8 @@
 8 bytes with the length of the header (little-endian), the header in JSON, then the raw float32
 tensors (https://github.com/huggingface/safetensors#format). Nothing in such a file can be run.
 
-The header's `__metadata__` begins with `sha256`, the digest of the whole file, in which these 64
-digits count as zeros. They are at a fixed place, so damage is noticed before anything is parsed.
+The header's `__metadata__` begins with `sha256`, the digest of the whole file, computed with these
+64 digits set to zero. They are at a fixed place, so damage is noticed before anything is parsed.
 The digest detects damage, not forgery.
 """
 
@@ -23,7 +23,7 @@ from common.console import shorten
 from common.errors import CheckpointError, UserError
 
 VERSION = 1  # of this format
-# how every file begins, after the 8 bytes of the length; then the digest
+# what stands between the 8 bytes of the length and the digest
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
 ZEROS = b"0" * 64
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         content = np.fromfile(path, np.uint8)
         _check_digest(content)
 
-        # from here on these are the bytes that were written
+        # undamaged: parse it
         data_start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:data_start].tobytes())
         metadata = header.pop("__metadata__")
@@ -68,7 +68,7 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
                 f"{VERSION}; upgrade Hornbook, or train again"
             )
 
-        # the tensors are views of the bytes: nothing is copied
+        # tensors are views of the file's bytes, not copies
         data, tensors = torch.from_numpy(content[data_start:]).view(torch.float32), {}
         for name, entry in header.items():
             start = entry["data_offsets"][0] // 4  # bytes to numbers
@@ -82,36 +82,35 @@ def checkpoint_errors(path: Path) -> Iterator[None]:
     """Turn an error in reading a checkpoint into a CheckpointError that begins with its path."""
     try:
         yield
-    except MemoryError:  # says nothing about the file
+    except MemoryError:  # not the fault of the file
         raise
     except UserError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    except Exception as error:  # the digest is right, so someone wrote what does not fit
+    except Exception as error:  # the digest matched, so the writer produced invalid content
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise CheckpointError(f"{path}: its content is invalid ({reason})") from error
 
 
 def _check_digest(content: np.ndarray) -> None:
     """Raise CheckpointError unless this is the content of an undamaged checkpoint."""
-    # how does it begin?
     head = content[: DIGEST.stop].tobytes()
     if not head:
         raise CheckpointError("empty file (interrupted save?)")
     if not head.startswith(BEFORE_DIGEST, 8):
-        is_pickle = head.startswith((b"PK\3\4", b"\x80"))  # PyTorch's, in a zip file or not
+        is_pickle = head.startswith((b"PK\3\4", b"\x80"))  # from torch.save: zipped, or old
         remedy = "; python convert.py imports the ckpt.pt of nanoGPT" if is_pickle else ""
         raise CheckpointError(f"not a Hornbook checkpoint{remedy}")
 
-    # one of ours: is it as it was written?
+    # a Hornbook checkpoint; check its bytes
     if head[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
 
 
 def _digest(content: bytearray | np.ndarray) -> bytes:
     """Return the SHA-256 of the file with the digits of the digest set to zeros."""
-    # in three parts, so that the file is not copied as a whole
+    # in three parts, to avoid copying the file
     sha256 = hashlib.sha256(content[: DIGEST.start])
     sha256.update(ZEROS)
     sha256.update(memoryview(content)[DIGEST.stop :])

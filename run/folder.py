@@ -1,10 +1,10 @@
-"""The run folder: what a start may replace there, and when a run saves its checkpoints.
+"""The run folder: what train.py may replace there, and when a run saves its checkpoints.
 
-A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files that an
-earlier one has made, by their names. All others are left alone, also a config.yaml that you wrote.
+A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files of an earlier
+run, which it knows by their names, and no others. A config.yaml that you wrote is kept too.
 
-A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run makes the
-steps since the last save again.
+A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run repeats the
+steps since the last save.
 """
 
 import os
@@ -30,19 +30,19 @@ CHECKPOINT_FILES = (LAST, PREV, BEST)
 METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
-WRITTEN_BY = b"# Written by train.py"  # how a config.yaml begins that may be replaced
-NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # what a file system without locks answers
+WRITTEN_BY = b"# Written by train.py"  # a config.yaml that begins so may be replaced
+NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # errors of a file system without locks
 AUTO_SAVE_SECONDS = 300
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Lock a run folder, which is made if necessary, until the end of the block.
+    """Create a run folder if necessary, and lock it until the end of the block.
 
     Raises RunInUseError if another process has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # the system's lock: it ends with the process, however that ends; a soft one would stay
+    # the system's lock ends with the process, even if it is killed; a lock file would stay behind
     lock = FileLock(folder / ".lock", timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -52,7 +52,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             "wait for that process, stop it or choose another --out_dir"
         ) from None
     except OSError as error:
-        # some network drives: better without a lock than not at all
+        # some network drives have no locks: train without one
         if error.errno not in NO_LOCKS:
             raise
         print_note(f"note: {folder}: this file system has no locks: start one run at a time there")
@@ -63,14 +63,14 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run: a run saves a checkpoint before its first step."""
+    """Return whether a folder holds a run, which saves a checkpoint before its first step."""
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
 def check_folder(folder: Path, resumed_from: Path | None, overwrite: bool) -> None:
-    """Raise ConfigError if a start would replace a run without being told to; change nothing.
+    """Raise ConfigError if the folder holds a run that may not be replaced; change nothing.
 
-    `resumed_from` is the checkpoint that is resumed, None for a new run.
+    `resumed_from` is the checkpoint to resume, None for a new run.
     """
     if holds_run(folder) and not overwrite and not is_in(resumed_from, folder):
         raise ConfigError(
@@ -80,22 +80,22 @@ def check_folder(folder: Path, resumed_from: Path | None, overwrite: bool) -> No
 
 
 def is_in(resumed_from: Path | None, folder: Path) -> bool:
-    """Return whether a checkpoint is resumed, and it is one of this folder."""
-    # resolved: out/a, ./out/a and a link to it are one folder
+    """Return whether a run is resumed from a checkpoint in this folder; None is a new run."""
+    # resolve, because out/a, ./out/a and a link to it are the same folder
     return resumed_from is not None and resumed_from.parent.resolve() == folder.resolve()
 
 
 def prepare_folder(folder: Path, resumed_from: Path | None, config: Config) -> None:
-    """Write config.yaml; remove what an earlier run left, unless that run is resumed.
+    """Write config.yaml; remove the files of an earlier run, unless that run is resumed.
 
-    These are the first changes in the folder: a start that fails before leaves it as it was. Raises
-    OSError or ResourceError.
+    These are the first changes in the folder: if train.py fails earlier, nothing has changed.
+    Raises OSError or ResourceError.
     """
     write_settings(folder, config)
-    # what a kill has left of a save
+    # temporary files of saves that were killed
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
-    # a new run: what an earlier one has made goes
+    # a new run replaces an earlier one
     if not is_in(resumed_from, folder):
         earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
@@ -103,9 +103,9 @@ def prepare_folder(folder: Path, resumed_from: Path | None, config: Config) -> N
 
 
 def write_settings(folder: Path, config: Config) -> None:
-    """Write all settings of a run to config.yaml, to read; a resume takes them from the checkpoint.
+    """Write all settings to config.yaml, for people: a resume reads them from the checkpoint.
 
-    A file that train.py has not written is left unchanged, with a note.
+    A config.yaml that train.py did not write is left unchanged, with a note.
     """
     path = folder / SETTINGS_FILE
     if path.exists() and not path.read_bytes().startswith(WRITTEN_BY):
@@ -122,7 +122,7 @@ class CheckpointManager:
     """Saves the checkpoints of a run: the newest state in `last`, the best weights in `best`.
 
     A save that fails, as on a full disk, is reported with `notify`; the next one tries again.
-    `saved_progress` is the progress that is in `last` already, None for a new run.
+    `saved_progress` is the progress in `last`, None for a new run.
     """
 
     def __init__(
@@ -132,17 +132,17 @@ class CheckpointManager:
         saved_progress: Progress | None,
     ):
         self.folder, self.notify = folder, notify
+        # a copy, because the run mutates its progress
         self.saved_progress = saved_progress and replace(saved_progress)
-        # when a save was last tried; None: never, so the first one is due
+        # time of the latest attempt to save; None: never, so the first save is due
         self.tried_at = time.monotonic() if saved_progress else None
-        self.unsaved_best: bytearray | None = None  # which the disk had no room for
+        self.unsaved_best: bytearray | None = None  # a best checkpoint that failed to be written
 
     def save(self, run: Run, *, as_best: bool, final: bool) -> None:
-        """Save the run in `best` if it is `as_best`, in `last` if that is due or `final`.
+        """Save the run in `best` if `as_best`, and in `last` if a save is due or `final`.
 
-        Raises ResourceError only if `final`: then no other save comes.
+        Raises ResourceError only if `final`, because no later save will try again.
         """
-        # is there anything to save?
         as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
         if not (as_best or as_last):
             return
@@ -153,8 +153,8 @@ class CheckpointManager:
         if as_best:
             self.unsaved_best = content
         try:
-            # The best first: `last` must not speak of a best loss that a kill kept from the disk.
-            # What `last` was becomes `prev`.
+            # write best first: otherwise a kill between the two leaves a last whose best_loss has
+            # no file; the old last becomes prev
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None
@@ -167,12 +167,11 @@ class CheckpointManager:
             self.notify(f"warning: {error}; training continues and retries at the next save")
 
     def _is_due(self, run: Run) -> bool:
-        """Return whether to save `last`: at the start, then as `save_interval` says."""
+        """Return whether to save `last`: before the first step, then as `save_interval` says."""
         progress, interval = run.progress, run.config.train.save_interval
-        # before the first step: from then on, the folder holds a run
         if self.tried_at is None:
             return True
-        # with each evaluation, and so often that a kill costs only minutes
+        # at each evaluation, and often enough that a kill costs only minutes
         if interval == "auto":
             evaluated = progress.step == progress.last_eval_step
             return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS

@@ -1,6 +1,6 @@
 """The log of a run: lines and a bar on the console, TensorBoard, metrics.csv.
 
-It only reads the run, and a log that cannot be written never ends one. TensorBoard sorts by tag:
+The log only reads the run, and a failure to write it never ends the run. TensorBoard sorts by tag:
 `train/` comes from steps, `setup/` describes the run, everything else comes from evaluations.
 """
 
@@ -42,8 +42,8 @@ COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
     "exact_match": "val/exact_match",
 }
 HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
-# The page of charts, in the order in which people look. The losses share one, because TensorBoard
-# cuts off outliers, and takes most of a curve for that if it has few points and is alone.
+# The page of charts, the most important first. The losses share a chart: alone, a curve with few
+# points would be cut off, because TensorBoard takes most of them for outliers.
 CHARTS = {
     "training loss and validation loss": ["^train/loss$", "^val/loss$"],
     "generalization gap": ["^val/gap$"],
@@ -51,23 +51,26 @@ CHARTS = {
     "learning rates": ["^train/lr"],
     "characters per second": ["^train/tokens_per_sec$"],
 }
-POSITIONS = (1, 8, 64, 512)  # in the context, whose validation losses are logged
-SECONDS_BETWEEN_LINES = 30  # in a file, which has no bar
+POSITIONS = (1, 8, 64, 512)  # positions in the context whose validation loss is logged
+SECONDS_BETWEEN_LINES = 30  # if the output is a file, which has no bar
 
 
 def info(*lines: object) -> None:
-    """Print lines above the progress bar. If nobody reads them any more, training continues."""
+    """Print lines above the progress bar. If the reader has gone (`| head`), training continues."""
     try:
-        # above the bar, which tqdm draws again below
+        # tqdm draws the bar again below the lines
         tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
-        # the reader has gone (`| head`)
+        # discard all further output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Log:
-    """The log of one start of a run; without a folder, as on every rank but 0, only its console."""
+    """The log of one process of a run; without a folder, as on every rank but 0, only a console.
+
+    A run that is resumed has a new `Log`, which continues the files.
+    """
 
     def __init__(self, run: Run, folder: Path | None):
         self.run, self.folder = run, folder
@@ -76,18 +79,19 @@ class Log:
         self.tokens, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
         self.train_loss_at_best: float | None = None
-        self.warned: set[object] = set()  # names of warnings, paths that cannot be written
+        self.warned: set[str | Path] = set()  # health warnings, and paths that cannot be written
 
-        # TensorBoard writes in a thread; its error comes back at the next flush, without traceback
+        # TensorBoard writes in a thread; suppress the traceback of an error there, since the next
+        # flush raises it again
         self.thread_hook, threading.excepthook = threading.excepthook, self._on_thread_error
 
-        # metrics.csv and TensorBoard; what cannot be opened is a warning, and None
+        # metrics.csv and TensorBoard; if one cannot be opened, warn and leave it None
         self.writer = self.metrics = None
         if folder:
             with self._or_warn(folder / METRICS):
                 self.metrics = Metrics(folder / METRICS, self.first_step)
-            # The steps after the checkpoint come again: TensorBoard has to drop them. Those up to
-            # the checkpoint stay, and so does its evaluation, which does not come again.
+            # purge the steps after the checkpoint: they will be logged again; +1 keeps the
+            # checkpoint's own evaluation, which will not
             with self._or_warn(folder):
                 self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
 
@@ -101,12 +105,12 @@ class Log:
         )
 
     def start(self, *, new_model: bool) -> None:
-        """Log the text, the model and the device; of a `new_model`, advise on the size."""
+        """Log the text, the model and the device; for a `new_model`, also advice on its size."""
         run, model, corpus = self.run, self.run.model, self.run.corpus
         parameters = parameter_count(model)
         config, train = model.config, run.config.train
 
-        # what one wants to know first: which text, which model, on what, for how long
+        # which text, which model, on which device, for how long
         device = [str(run.runtime), str(run.world), f"{config.kernel} attention"]
         lines = [
             *corpus.summary,
@@ -123,7 +127,7 @@ class Log:
         lines += filter(None, advice)
         info(*lines)
 
-        # the same in TensorBoard, with every setting; the charts; the row of the tab HParams
+        # to TensorBoard: the same lines and every setting, the charts, a row in the tab HParams
         settings = flat_settings(run.config)
         lines += [
             f"vocabulary  {corpus.tokenizer.vocabulary}",
@@ -132,7 +136,7 @@ class Log:
             *(f"{name:<33}{value}" for name, value in settings.items()),
         ]
         charts = {title: ["Multiline", tags] for title, tags in CHARTS.items()}
-        # only the part with the values: so TensorBoard shows those settings first that differ
+        # without the part that declares the settings, TensorBoard shows those first that differ
         _, hparams, _ = summary.hparams(settings, {})
         layout = summary.custom_scalars({"training": charts})
         self._write(self.first_step, [code_block("setup/run", lines), layout, hparams])
@@ -146,7 +150,7 @@ class Log:
         self.tokens += result.tokens
         self.seconds += result.seconds
 
-        # the simplest test of a model: does it begin with a guess?
+        # a simple test: an untrained model should guess uniformly
         if step == 1:
             info(
                 f"first loss  {result.loss:.3f}; a uniform guess has "
@@ -170,7 +174,7 @@ class Log:
             self._write_scalars(step, scalars)
 
     def evaluation(self, result: Evaluation) -> None:
-        """Log an evaluation: losses, samples, what the model sees, and whether it is healthy."""
+        """Log an evaluation: losses, samples, health warnings and attention maps."""
         run, progress = self.run, self.run.progress
         step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
         scalars = {
@@ -180,12 +184,12 @@ class Log:
             "val/gap": val_loss - train_loss,
         }
 
-        # does the model use its context? then later characters are easier to predict
+        # if the model uses its context, later characters are easier to predict
         for position, loss in enumerate(result.loss_by_position.tolist(), 1):
             if position in POSITIONS and not math.isnan(loss):  # NaN: nothing counts there
                 scalars[f"val/loss_at/{position}"] = loss
 
-        # questions: how many answers are right?
+        # the share of right answers to the questions of the validation list
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
@@ -193,7 +197,7 @@ class Log:
             exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
         self._write_scalars(step, scalars)
 
-        # two losses fit on a line; the rest is in TensorBoard
+        # only these two losses on the console; the rest is in TensorBoard
         best = " (best so far)" if result.improved else ""
         info(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
@@ -201,7 +205,7 @@ class Log:
         )
         self.last_line = time.monotonic()
 
-        # what it writes by now
+        # a sample, and the first few wrong answers
         texts = {
             "samples/wrong_answers": "\n".join(result.wrong_answers),
             "samples/text": result.sample,
@@ -211,7 +215,7 @@ class Log:
                 self._write(step, [code_block(tag, text.split("\n"))])
                 info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
 
-        # is it healthy?
+        # warn of overfitting, and of dead attention heads
         if result.improved or self.train_loss_at_best is None:
             self.train_loss_at_best = train_loss
         self._warn(
@@ -223,7 +227,7 @@ class Log:
             maps, max_iters = result.probe.attention, run.config.train.max_iters
             self._warn(health.attention_warnings(step, max_iters, maps))
 
-        # what it sees on a fixed text
+        # attention maps and the likeliest next characters for a fixed text
         if result.probe and self.pictures:
             self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
 
@@ -234,7 +238,7 @@ class Log:
 
         # a finished run that is resumed has nothing to do
         if progress.step == self.first_step:
-            # which limit has it reached, the steps or the patience?
+            # it has reached max_iters, or run out of patience
             change = f"--max_iters={2 * train.max_iters}"
             if self.run.out_of_patience:
                 change = "--patience=0"
@@ -249,7 +253,7 @@ class Log:
                 f"(patience {train.patience})"
             )
 
-        # what came of it, and what to do with it
+        # the result, and the commands to use it
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
@@ -264,7 +268,7 @@ class Log:
         )
 
     def close(self) -> None:
-        """Close the bar and TensorBoard's file, whatever has ended the run."""
+        """Close the bar and TensorBoard's file, however the run has ended."""
         with suppress(OSError):
             self.bar.close()
         if self.writer:
@@ -273,14 +277,14 @@ class Log:
         threading.excepthook = self.thread_hook
 
     def _show_progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
-        """Move the bar; print the speed once, and then, to a file, a line now and then."""
+        """Move the bar; print the speed once, and to a file also a line now and then."""
         with suppress(OSError):
-            # the new words, but not drawn yet: `update` draws the bar
+            # `update` draws the bar, so do not draw it here
             postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
-        # the first step is slower than the others: time from its end
+        # the first step is slower than the others, so measure from its end
         now, left = time.monotonic(), self.run.config.train.max_iters - step
         done = step - self.first_step - 1
         if done == 0:
@@ -289,7 +293,7 @@ class Log:
             return
         minutes = (now - self.began) / done * left / 60
 
-        # the speed once; then, in a file, a sign of life
+        # the speed once; then, in a file, the progress
         if self.last_line is None:
             speed = f"{tokens_per_sec:,.0f} characters per second"
             info(f"speed       {speed}: about {minutes:.1f} minutes left")
@@ -299,7 +303,7 @@ class Log:
             self.last_line = now
 
     def _warn(self, warnings: Iterable[health.HealthWarning]) -> None:
-        """Log health warnings, each of them once a start."""
+        """Log health warnings, each of them once per process."""
         for name, text in warnings:
             if name not in self.warned:
                 info(text)
@@ -315,10 +319,10 @@ class Log:
         self._write(step, [summary.scalar(tag, value) for tag, value in scalars.items()])
 
     def _write(self, step: int, entries: Iterable[Summary]) -> None:
-        """Write to TensorBoard, at once: it shows a short run too, and a kill loses nothing."""
+        """Write to TensorBoard and flush, so that a short run is shown and a kill loses nothing."""
         if not self.writer:
             return
-        # on an error TensorBoard is given up: then the writer stays None
+        # after an error the writer stays None: no more attempts
         writer, self.writer = self.writer, None
         with self._or_warn(self.folder):
             for entry in entries:
@@ -328,11 +332,10 @@ class Log:
 
     @contextmanager
     def _or_warn(self, path: Path) -> Iterator[None]:
-        """Turn an OSError into a warning, the first time for this path."""
+        """Turn an OSError into a warning; print it once for each path."""
         try:
             yield
         except OSError as error:
-            # once: a full disk stays full for a while
             if path not in self.warned:
                 reason = error.strerror or error
                 info(f"warning: {path}: the log is not written ({reason}); training continues")
@@ -345,56 +348,58 @@ class Log:
 
 
 class Metrics:
-    """metrics.csv: the numbers of a run in a file that every spreadsheet and script reads.
+    """metrics.csv: the numbers of a run, for spreadsheets and scripts.
 
-    A logged step is a row, and so is an evaluation; what a row does not have is empty. A run that
-    continues at `step` makes the later steps again, so their rows go. Raises OSError if the file
-    cannot be read.
+    Each logged step and each evaluation is a row; missing values are empty. A run that continues at
+    `step` repeats the later steps, so their rows are removed. Raises OSError if the file cannot be
+    read.
     """
 
     def __init__(self, path: Path, step: int):
         self.path, self.began = path, time.monotonic()
 
-        # the rows to keep, which begin with the step and the minutes; a kill may have cut the last
+        # keep whole rows up to `step`; each begins with the step and the minutes
         old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         rows = re.finditer(r"^(\d+),(\d+\.\d+),.*\n", old, re.MULTILINE)
         kept = [row for row in rows if int(row[1]) <= step]
         self.minutes_before = float(kept[-1][2]) if kept else 0.0
 
-        # the first write replaces the file; what cannot be written comes with the next row
+        # the first write replaces the file; rows that could not be written come with the next one
         self.mode, self.unwritten = "w", [HEADER, *(row[0] for row in kept)]
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append a row with the values of these TensorBoard tags."""
-        # the time of all starts together, so that a resumed run has one curve over it
+        # count the minutes before a resume too, so that they never run backwards
         minutes = self.minutes_before + (time.monotonic() - self.began) / 60
         cells = [f"{scalars[tag]:.7g}" if tag in scalars else "" for tag in COLUMNS.values()]
         self.unwritten.append(f"{step},{minutes:.3f},{','.join(cells)}\n")
-        # opened for each row, so that a kill loses none, and other programs can read it meanwhile
+        # open and close it for each row: a kill loses none, and other programs can read the file
         with open(self.path, self.mode, encoding="ascii", newline="") as file:
             file.writelines(self.unwritten)
         self.mode, self.unwritten = "a", []
 
 
 def code_block(tag: str, lines: Iterable[str]) -> Summary:
-    """Make a text for TensorBoard in which nothing is Markdown.
+    """Return a text summary that TensorBoard shows as it is, not as Markdown.
 
-    Control characters but tabs are escaped: a carriage return would end the block.
+    Control characters except tabs are escaped: a carriage return would end the block.
     """
     escaped = [escape(line, keep="\t") for line in lines]
-    # four spaces: code, in Markdown
+    # Markdown shows lines with four leading spaces as code
     return summary.text(tag, "".join(f"    {line}\n" for line in escaped))
 
 
 def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
-    """Make the summaries of a probe: the likeliest next characters, and attention maps."""
+    """Yield the summaries of a probe: the likeliest next characters, and attention maps."""
     # the five likeliest next characters
     probabilities, ids = probe.next_probs.sort(descending=True)
-    rows = zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
-    likeliest = [f"{probability:6.1%}  {pictures.name(vocabulary[i])}" for probability, i in rows]
+    likeliest = [
+        f"{probability:6.1%}  {pictures.label_of(vocabulary[i])}"
+        for probability, i in zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
+    ]
     yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
 
-    # what the heads of a layer look at
+    # a picture for each layer, with a map for each head
     for layer, maps in enumerate(probe.attention, 1):
         image = pictures.attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
         tag = f"views/attention_layer_{layer}"

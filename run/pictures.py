@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard: attention maps, on white, which is readable in dark mode too.
+"""Pictures for TensorBoard: attention maps on a white background, readable in dark mode too.
 
 H heads, T characters
 """
@@ -17,7 +17,7 @@ BACKGROUND, FAINT, DARK = 255, 242, 0  # indices of PALETTE, from dark blue to w
 COLOR_STOPS = np.array(  # red, green, blue
     [[13, 27, 62], [40, 94, 163], [139, 190, 219], [225, 238, 246], [255, 255, 255]]
 )
-# the image format stores an index for each pixel; these are the colors between the stops
+# each pixel is an index of this palette, interpolated between the stops
 PALETTE = np.stack(
     [np.interp(np.arange(256), [0, 90, 180, 240, 255], channel) for channel in COLOR_STOPS.T],
     axis=1,
@@ -26,19 +26,20 @@ SMALL, FONT = (ImageFont.load_default(size) for size in (10, 12))
 SYMBOLS = {"\n": "\\n", "\t": "\\t", " ": "_"}  # labels beside a map
 
 
-def name(character: str) -> str:
+def label_of(character: str) -> str:
     """Return the label of a character: its name, or U+XXXX if the font cannot draw it."""
-    # a font draws all that it lacks alike, such as this code point, which has no character
-    missing = bytes(FONT.getmask("\U0010ffff"))
+    # render an unassigned code point to learn what a missing glyph looks like
+    missing_glyph = bytes(FONT.getmask("\U0010ffff"))
     label = character_name(character)
-    lacking = label == character and bytes(FONT.getmask(character)) == missing
-    return f"U+{ord(character):04X}" if lacking else label
+    is_missing = label == character and bytes(FONT.getmask(character)) == missing_glyph
+    return f"U+{ord(character):04X}" if is_missing else label
 
 
 def attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image:
     """Draw the attention weights (H, T, T) of all heads of a layer, in a grid.
 
-    Side by side one sees which head looks one character back, and which at the start of the word.
+    Side by side they show which head attends to the previous character, and which to the start of
+    the word.
     """
     heads = [
         attention_map(weights, characters, f"layer {layer}, head {head}")
@@ -89,7 +90,7 @@ def _cells(weights: np.ndarray) -> np.ndarray:
     """Return the shades (T * CELL, T * CELL) of the cells for weights (T, T)."""
     # the square root keeps small weights visible: 1/16 is a quarter as dark as 1
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
-    # keys after the query: nothing to see
+    # keys after the query are masked: leave them blank
     shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
     return np.kron(shades, np.ones((CELL, CELL))).astype(np.uint8)
 
@@ -97,16 +98,16 @@ def _cells(weights: np.ndarray) -> np.ndarray:
 def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
     """Draw the labels to the left of a map and those below it."""
     # wide enough for the longest name, such as U+1F600
-    names = [SYMBOLS.get(character, name(character)) for character in characters]
-    margin = 6 + max(8, *(math.ceil(SMALL.getlength(label)) for label in names))
-    rows = Image.new("L", (margin, len(names) * CELL), BACKGROUND)
-    below = Image.new("L", (len(names) * CELL, margin), BACKGROUND)
-    for i, label in enumerate(names):
-        # beside the map, they end at its edge
+    labels = [SYMBOLS.get(character, label_of(character)) for character in characters]
+    margin = 6 + max(8, *(math.ceil(SMALL.getlength(label)) for label in labels))
+    rows = Image.new("L", (margin, len(labels) * CELL), BACKGROUND)
+    below = Image.new("L", (len(labels) * CELL, margin), BACKGROUND)
+    for i, label in enumerate(labels):
+        # beside the map, right-aligned
         drawn = Image.new("L", (margin, CELL), BACKGROUND)
         ImageDraw.Draw(drawn).text((margin - 3, CELL // 2), label, DARK, SMALL, anchor="rm")
         rows.paste(drawn, (0, i * CELL))
-        # below the map, a label has the width of a cell: a longer one is turned
+        # below the map, rotate labels that are wider than a cell
         if SMALL.getlength(label) > CELL:
             below.paste(drawn.rotate(90, expand=True), (i * CELL, 0))
         else:

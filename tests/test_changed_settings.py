@@ -136,7 +136,7 @@ def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_batch
 def test_a_setting_that_the_weights_depend_on_is_refused_by_name(way, saved):
     for name, value in FIXED.items():
         with pytest.raises(
-            CheckpointError, match=rf"other settings \(model\.{name} .*cannot change"
+            CheckpointError, match=rf"differ from the checkpoint in model\.{name} \(.*cannot change"
         ):
             run_with(saved, way, f"--model.{name}={value}")
 

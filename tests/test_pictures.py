@@ -34,7 +34,7 @@ def test_attention_maps_are_the_weights_that_the_kernels_apply(layout, kernel):
 def test_characters_without_a_glyph_are_labelled_by_name_or_code_point():
     names = {"a": "a", "~": "~", "\n": "newline", "\t": "tab", " ": "space", "中": "U+4E2D"}
     names |= {"\x1b": "U+001B", "\u0301": "U+0301", "\u202e": "U+202E", "\U0001f600": "U+1F600"}
-    assert {character: pictures.name(character) for character in names} == names
+    assert {character: pictures.label_of(character) for character in names} == names
 
 
 def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for_the_future():

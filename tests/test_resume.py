@@ -186,7 +186,7 @@ def test_a_bare_command_resumes_what_options_started(stopped, options, uninterru
     """The file says otherwise in nearly every setting; a kill -9 has printed no command."""
     code, output = train(options[0], f"--out_dir={stopped}", "--resume")
     assert code == 0 and "not be bit-identical" not in output
-    assert f"max_iters 60 in the file, {STEPS} in the run: --max_iters=60\n" in output
+    assert f"max_iters 60 in the file, {STEPS} in the run; to use 60: --max_iters=60\n" in output
     assert output.count(" in the file, ") == 5
     assert same_runs(uninterrupted, stopped)
 
@@ -209,7 +209,8 @@ def test_a_config_of_another_model_is_the_wrong_folder(options, tmp_path):
     assert train(*plain, "--sample_chars=0", f"--out_dir={run}")[0] == 0
     config.write_text("model:\n  n_layer: 7\n")
     code, output = train(config, f"--out_dir={run}", "--resume")
-    assert code == 4 and "another model than" in output and "model.n_layer 2 -> 7" in output
+    assert code == 4 and "the model of this run differs from" in output
+    assert "model.n_layer (run 2, file 7)" in output
 
 
 def test_a_config_that_has_become_invalid_does_not_keep_a_run_from_resuming(stopped, tmp_path):
