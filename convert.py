@@ -3,8 +3,8 @@
     python convert.py out-shakespeare-char/ckpt.pt --vocabulary=input.txt --out_dir=out/nanogpt
 
 The vocabulary is not in ckpt.pt, so give the text that the model was trained on: nanoGPT's ids are
-the places of its characters, sorted. ckpt.pt is a pickle; `torch.load(weights_only=True)` takes
-tensors and plain values from it, and runs nothing.
+indices into its sorted distinct characters. ckpt.pt is a pickle; `torch.load(weights_only=True)`
+takes tensors and plain values from it, and runs nothing.
 
 nanoGPT: https://github.com/karpathy/nanoGPT
 """
@@ -45,10 +45,10 @@ GPT2 = {  # the settings of nanoGPT's architecture
     "logit_scale": 1.0,
 }
 ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", min_lr_ratio=0.1)
-# settings that nanoGPT has by the same name
+# settings with the same name in nanoGPT
 SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
-NAMES = {  # a part of a parameter's name in nanoGPT -> here
-    "_orig_mod.": "",  # of torch.compile
+NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in this order
+    "_orig_mod.": "",  # the prefix of a compiled model
     "transformer.h.": "blocks.",
     "transformer.wte": "token_embedding",
     "transformer.wpe": "position_embedding",
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     vocabulary = "".join(sorted(set(read_text(options.vocabulary, "utf-8"))))
     saved = read_nanogpt(options.ckpt, vocabulary)
 
-    # a run folder with one checkpoint: `best`, which sampling and --init_from take
+    # write a run folder with one checkpoint: `best`, which sampling and --init_from load
     with only_writer(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
@@ -93,20 +93,21 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
         # tensors and plain values only; anything else in the pickle is refused
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        except UnpicklingError:  # whose message says how to run what is in the file
+            args, tensors = content["model_args"], our_tensors(content["model"])
+            vocab_size, shared = args["vocab_size"], {name: args[name] for name in SHARED}
+        except (UnpicklingError, KeyError):  # PyTorch's message says how to run the pickle: hide it
             raise CheckpointError("not a checkpoint of nanoGPT; nothing in it was run") from None
-        args, tensors = content["model_args"], our_tensors(content["model"])
 
-        # a token must be a character: with GPT-2's tokens, a model has about 50,000 of them
-        if args["vocab_size"] != len(vocabulary):
+        # only a character-level model can be imported; GPT-2's vocabulary has about 50,000 tokens
+        if vocab_size != len(vocabulary):
             raise CheckpointError(
-                f"the model has {args['vocab_size']:,} tokens, --vocabulary {len(vocabulary):,} "
+                f"the model has {vocab_size:,} tokens, --vocabulary {len(vocabulary):,} "
                 "distinct characters; only a character-level model can be imported, with the text "
                 "that it was trained on"
             )
-        model = ModelConfig(**GPT2, **{name: args[name] for name in SHARED})
+        model = ModelConfig(**GPT2, **shared)
 
-    # a run that has not begun: it can be sampled from and fine-tuned, not resumed
+    # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(model=model, train=ADAMW)
     saved = Checkpoint(config, vocabulary, tensors, TextInfo(str(path)), path=path)
     checkpoints.build_model(saved)  # checks the tensors
@@ -117,15 +118,14 @@ def our_tensors(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a nanoGPT model under the names of a checkpoint."""
     tensors = {}
     for name, tensor in model.items():
-        # nanoGPT's name, replaced part by part
-        for theirs, ours in NAMES.items():
+        for theirs, ours in NAME_PARTS.items():
             name = name.replace(theirs, ours)
 
         if ".attn.c_attn" in name:  # one matrix for query, key and value
             for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 whole_name = name.replace(".attn.c_attn", f".attention.{part}")
                 tensors[f"model.{whole_name}"] = rows.float()
-        # leave out the output matrix, which is tied to the token embedding, and the causal mask
+        # leave out lm_head, which is tied to the token embedding, and the causal mask
         elif name != "lm_head" and not name.endswith(".attn.bias"):
             tensors[f"model.{name}"] = tensor.float()
     return tensors

@@ -1,9 +1,9 @@
 """Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
-A `Session` loads the model and draws from it. Then one of four functions does what was asked for:
-`print_samples`, `take_turns`, `score` or `write_html`.
+A `Session` loads the model and draws from it, for one of four functions: `print_samples`,
+`take_turns`, `score` or `write_html`.
 
-A model of a *list* was trained with data.separator, which ends each item: names, one a line. Each
+A model of a *list* was trained with data.separator, which ends each item: names, one per line. Each
 of its samples is one item.
 """
 
@@ -13,7 +13,7 @@ import sys
 from configs.command import SampleCommand, parse_sample
 
 if __name__ == "__main__":
-    COMMAND = parse_sample()  # before torch, whose import takes seconds: a mistake is found first
+    COMMAND = parse_sample()  # before importing torch, which takes seconds: report mistakes at once
     # model/decode.py multiplies vectors with NumPy: too little work for several threads. NumPy
     # reads this variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from common.console import print_error, print_note, print_result, print_text
-from common.errors import ConfigError, DataError, UserError
+from common.errors import ConfigError, DataError, UserError, counted
 from configs.fields import brief, error_context, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.batches import Split, evaluation_windows
@@ -47,7 +47,7 @@ TRIES = 100  # samples to draw for each item that --novel should find
 def main(command: SampleCommand) -> int:
     """Run a command; return its exit code."""
     session, prompt = Session(command.options), command.prompt
-    # the newline at the end of a file or of `echo` is not meant, unless it ends a question
+    # drop the newline at the end of a file or of `echo`, unless questions end in a newline
     if command.prompt_is_file and not session.answer_after.endswith("\n"):
         prompt = prompt.removesuffix("\n")
 
@@ -66,14 +66,14 @@ class Session:
     """A loaded model with its tokenizer, and the options to sample from it."""
 
     def __init__(self, options: SampleConfig):
-        # the checkpoint, with the layout and kernel that it was trained with or that the user chose
+        # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
         self.saved = checkpoints.find(Path(options.ckpt), "best", notify=print_note)
         config = resolve(self.saved.settings, self.runtime, self.saved.data.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
-        # to write, convert the weights; to score, leave them, and autocast as in training
+        # generation casts the weights; scoring uses autocast, like training
         dtype = torch.float32 if options.score else self.runtime.dtype
         self.model.to(self.runtime.device, dtype)
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
@@ -85,40 +85,39 @@ class Session:
             self.end, self.answer_after = self.item_format.separator, self.item_format.answer_after
             self.stops += (self.end,)
 
-        # the likeliest answer to a question, but random text
+        # temperature auto: greedy for questions, sampled otherwise
         if options.temperature == "auto":
             temperature = 0.0 if self.answer_after else DEFAULT_TEMPERATURE
             options = replace(options, temperature=temperature)
         self.options = options
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode a text, with --unknown=skip without the characters that are not in the vocabulary.
+        """Encode a text; raise ConfigError for a character that is not in the vocabulary.
 
-        Raises ConfigError for such a character otherwise.
+        With --unknown=skip, leave out such characters instead.
         """
-        # leave out what the model has never seen, and say how much that is
+        # say how many are left out
         if self.options.unknown == "skip":
             known = "".join(c for c in text if c in self.tokenizer.vocabulary)
             if skipped := len(text) - len(known):
                 print_note(f"skipped {skipped:,} characters not in the vocabulary")
             text = known
 
-        # or refuse it, with its place
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
             raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
 
     def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode the beginning of a sample; raise ConfigError if no item of a list begins so."""
-        # a model of a list has seen one item at a time
+        """Encode a prompt; raise ConfigError if no item of the list could begin with it."""
+        # a model of a list has only seen single items
         if self.item_format and self.item_format.separator in text:
             raise ConfigError(
                 f"prompt: {brief(self.item_format.separator)} ends an item, and the model has "
                 "never seen two; give the beginning of one item"
             )
 
-        # a model of answers has to be asked
+        # a model of answers needs a question
         if self.answer_after not in text:
             question = with_escapes(self.saved.data.question)
             raise ConfigError(
@@ -131,16 +130,16 @@ class Session:
         """Read a file in the encoding of the training text."""
         return read_text(Path(path), self.saved.settings.data.encoding)
 
-    def begin(self, numbers: Sequence[int], ids: np.ndarray) -> Generation:
-        """Begin the samples with these numbers, counted from 0, with a prompt.
+    def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Generation:
+        """Begin some samples with a prompt.
 
-        Each has random numbers of its own, from the seed and its number, so the others do not
-        change its text.
+        Each sample has its own random numbers, from the seed and its index, so its text does not
+        depend on the other samples.
         """
         options = self.options
         sampler = Sampler(
             options.seed,
-            numbers,
+            sample_indices,
             temperature=options.temperature,
             top_k=options.top_k,
             top_p=options.top_p,
@@ -148,34 +147,37 @@ class Session:
         )
         generation = Generation(self.model, sampler, cache=options.cache)
 
-        # an item begins where another has ended, as in training; a text needs a first character
+        # as in training, an item begins after a separator; other text needs a first character
         start = ""
         if self.item_format:
             start = self.item_format.start
         elif len(ids) == 0:
             start = self.tokenizer.start
         ids = np.concatenate([self.tokenizer.encode(start), ids])
-        generation.append(np.tile(ids, (len(numbers), 1)))
+        generation.append(np.tile(ids, (len(sample_indices), 1)))
         return generation
 
     def generate(
         self, generation: Generation, stops: Sequence["StopStrings"]
     ) -> Iterator[list[str]]:
-        """Draw characters until each sample has stopped; yield what can be shown of each."""
+        """Draw characters until each sample has stopped; yield each sample's next text.
+
+        That may be empty: characters that may begin a stop string are held back.
+        """
         for _ in range(self.options.max_new_tokens):
             characters = self.tokenizer.decode(generation.step())  # one for each sample
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
-            # a sample that has stopped is still drawn, but not shown, until all have stopped
+            # stopped samples are still drawn, but not shown, until all have stopped
             if all(stop.reached for stop in stops):
                 return
-        # out of characters: the last ones did not become a stop string, so show them
+        # the length is reached: show the characters that were held back
         yield [stop.pending for stop in stops]
 
 
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    So the last few characters, which may be the beginning of one, are `pending` for a while.
+    The last few characters are `pending` until it is clear that they do not begin a stop string.
     """
 
     def __init__(self, strings: Sequence[str]):
@@ -188,13 +190,13 @@ class StopStrings:
             return ""
         self.pending += character
 
-        # does a stop string end here? if several do, the longest is left out
+        # does a stop string end here? if several do, remove the longest
         found = max(filter(self.pending.endswith, self.strings), key=len, default="")
         if found:
             self.reached = True
             shown, self.pending = self.pending.removesuffix(found), ""
         else:
-            # hold back as much as could be the beginning of one
+            # hold back as much as may be the beginning of one
             length = max(0, len(self.pending) - (self.longest - 1))
             shown, self.pending = self.pending[:length], self.pending[length:]
         return shown
@@ -204,7 +206,7 @@ class StopStrings:
 
 
 def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample, or several, each below a line with its number; items have no such line."""
+    """Print one sample, or several with a numbered line above each; items have no such lines."""
     options, ids = session.options, session.encode_prompt(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
@@ -216,33 +218,33 @@ def print_samples(session: Session, prompt: str) -> None:
         print_novel(session, ids)
         return
 
-    # one sample is printed while it is drawn
+    # print a single sample while it is drawn
     if options.sample or options.num_samples == 1:
-        number = (options.sample or 1) - 1  # counted from 0
-        generation = session.begin([number], ids)
+        index = (options.sample or 1) - 1  # counted from 0
+        generation = session.begin([index], ids)
         print_text(session.tokenizer.decode(ids))
-        for (piece,) in session.generate(generation, [StopStrings(session.stops)]):
-            print_text(piece)
+        for (text,) in session.generate(generation, [StopStrings(session.stops)]):
+            print_text(text)
         print_text(session.end)
         return
 
-    # several are drawn at once, which is faster
-    for batch in batches(range(options.num_samples)):
-        for number, (text, _) in zip(batch, draw(session, batch, ids), strict=True):
+    # draw several in batches, which is faster
+    for indices in index_batches(options.num_samples):
+        for index, (text, _) in zip(indices, draw(session, indices, ids), strict=True):
             if not session.item_format:
-                print_text(f"---------- sample {number + 1} ----------\n")
+                print_text(f"---------- sample {index + 1} ----------\n")
             print_text(text + session.end)
 
 
-def batches(numbers: range) -> Iterator[range]:
-    """Cut the numbers of samples into batches."""
-    return (numbers[i : i + BATCH_SIZE] for i in range(0, len(numbers), BATCH_SIZE))
+def index_batches(count: int) -> Iterator[range]:
+    """Yield the sample indices 0 ... count - 1, BATCH_SIZE at a time."""
+    return (range(i, min(i + BATCH_SIZE, count)) for i in range(0, count, BATCH_SIZE))
 
 
-def draw(session: Session, batch: range, ids: np.ndarray) -> list[tuple[str, bool]]:
-    """Draw a batch of samples; return each text, and whether a stop string ended it."""
-    stops = [StopStrings(session.stops) for _ in batch]
-    steps = session.generate(session.begin(batch, ids), stops)  # each has a piece of every sample
+def draw(session: Session, sample_indices: range, ids: np.ndarray) -> list[tuple[str, bool]]:
+    """Draw some samples; return each text, and whether a stop string ended it."""
+    stops = [StopStrings(session.stops) for _ in sample_indices]
+    steps = session.generate(session.begin(sample_indices, ids), stops)
     texts = map("".join, zip(*steps, strict=True))
     prompt = session.tokenizer.decode(ids)
     return [(prompt + text, stop.reached) for text, stop in zip(texts, stops, strict=True)]
@@ -253,20 +255,24 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
     if not session.item_format:
         raise ConfigError("--novel is for models of a list, trained with data.separator")
 
-    # what not to print: the items of the file, an empty one, and later what has been printed
-    path, wanted = session.options.novel, session.options.num_samples
+    # do not print items of the file, an empty item, or an item twice
+    path, count = session.options.novel, session.options.num_samples
     known = {"", *session.item_format.items_of(path, [session.read(path)])}
 
-    # draw until there are enough of them; a model that has learned its list by heart has no more
-    for batch in batches(range(TRIES * wanted)):
-        for text, whole in draw(session, batch, ids):
-            if whole and wanted and text not in known:
+    # draw until there are enough; a model that has memorized its list may never get there
+    found = 0
+    for indices in index_batches(TRIES * count):
+        for text, whole in draw(session, indices, ids):
+            if whole and found < count and text not in known:
                 print_text(text + session.end)
                 known.add(text)
-                wanted -= 1
-        if not wanted:
+                found += 1
+        if found == count:
             return
-    print_note(f"--novel: {wanted:,} more were not found; raise --temperature")
+    print_note(
+        f"--novel: found only {counted(found, 'new item')} of {count:,} in {TRIES * count:,} "
+        "samples; raise --temperature"
+    )
 
 
 # --------------------------------------------------------------------------------------- take turns
@@ -278,20 +284,19 @@ def take_turns(session: Session, prompt: str) -> None:
     After an empty line the model continues where it stopped. With a model of a list, each turn is
     an item: the prompt, the typed line and the reply.
     """
-    # a text is one long sample; of a list, each turn is the next sample
-    number = (session.options.sample or 1) - 1
+    # all turns are one long sample; with a list, each turn is the next sample
+    index = (session.options.sample or 1) - 1
     if not session.item_format:
-        generation = session.begin([number], session.encode(prompt))
+        generation = session.begin([index], session.encode(prompt))
     print_text(prompt)
     end_line(prompt)
     while (line := read_line()) is not None:
-        # your turn
         try:
             if session.item_format:
-                generation = session.begin([number], session.encode_prompt(prompt + line))
-                number += 1
+                generation = session.begin([index], session.encode_prompt(prompt + line))
+                index += 1
             elif line:
-                # what is typed is a line of its own
+                # put the typed line on a line of its own
                 start = session.tokenizer.start  # a newline, if the vocabulary has one
                 at_start = session.tokenizer.decode(generation.ids[0, -1:]) == start
                 generation.append(session.encode(line if at_start else start + line)[None])
@@ -299,28 +304,27 @@ def take_turns(session: Session, prompt: str) -> None:
             print_error(error)
             continue
 
-        # the model's turn
         reply = ""
-        for (piece,) in session.generate(generation, [StopStrings(session.stops)]):
-            print_text(piece)
-            reply += piece
+        for (text,) in session.generate(generation, [StopStrings(session.stops)]):
+            print_text(text)
+            reply += text
         end_line(reply)
 
 
 def read_line() -> str | None:
-    """Read a line of UTF-8, after a prompt if it is typed; return None at the end (Ctrl-D)."""
+    """Read a line of UTF-8, on a terminal after "> "; return None at the end (Ctrl-D)."""
     if sys.stdin.isatty():
         print_text("> ")
-    # a byte that is not UTF-8 becomes a character that no vocabulary has
+    # a byte that is not UTF-8 becomes a lone surrogate, which is never in a vocabulary
     line = sys.stdin.buffer.readline().decode(errors="surrogateescape")
-    # Ctrl-D: the shell's prompt should not stand beside ours
+    # Ctrl-D: end the line, so that the shell's prompt begins a new one
     if not line and sys.stdin.isatty():
         print_text("\n")
     return line.rstrip("\r\n") if line else None
 
 
 def end_line(text: str) -> None:
-    """End the line of a text that has been printed."""
+    """Print a newline after a text that does not end in one."""
     if text and not text.endswith("\n"):
         print_text("\n")
 
@@ -329,10 +333,10 @@ def end_line(text: str) -> None:
 
 
 def score(session: Session) -> None:
-    """Print the loss over every character of a text, in --dtype; for a list, each item alone."""
+    """Print the loss over every character of a text; the items of a list are scored one by one."""
     path, item_format, tokenizer = session.options.score, session.item_format, session.tokenizer
 
-    # rare characters are what they were in training; other unknown ones are refused or skipped
+    # map rare characters to UNK if training did; otherwise refuse or skip unknown ones
     text, rare = session.read(path), session.saved.settings.data.min_count > 1
     with error_context("--score"):
         if rare and UNK in tokenizer.vocabulary:
@@ -350,7 +354,7 @@ def score(session: Session) -> None:
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
     losses = window_losses(session.model, windows, session.runtime)
 
-    # nats, and bits as others report them
+    # in nats, and in bits, which other reports use
     line = (
         f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
         f"{int(losses.counts.sum()):,} predictions"

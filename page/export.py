@@ -31,8 +31,9 @@ FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
 MAX_WEIGHTS = 100_000_000  # bytes
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
-SCRIPTS = ("model.js", "text.js", "app.js", "old_browser.js")  # not in a worker
-SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
+# inline scripts that the Content-Security-Policy must allow
+SCRIPTS = ("model.js", "text.js", "app.js", "old_browser.js")
+PAGE_SETTINGS = ("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")
 
 
 def write_page(
@@ -40,11 +41,11 @@ def write_page(
 ) -> int:
     """Write the page of a model atomically; return its size in bytes.
 
-    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights do
-    not fit, ResourceError if the file cannot be written. A model that model.js cannot run is
-    written too: the page compares its logits with these, and says so.
+    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights are
+    too large, ResourceError if the file cannot be written. A model that model.js computes wrongly
+    is not refused here: the page compares its logits with `expected_logits` and says so.
     """
-    # what the page needs besides the weights, as JSON
+    # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
     item_format = ItemFormat.of(saved.settings.data)
     separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
@@ -52,12 +53,12 @@ def write_page(
     data = {
         "config": asdict(model.config) | {"separator": separator},
         "vocabulary": saved.vocabulary,
-        "items": item_format and asdict(item_format),  # of a list
-        "unknown": UNK if rare else None,  # what a rare character of a scored text becomes
+        "items": item_format and asdict(item_format),  # None if the text is not a list
+        "unknown": UNK if rare else None,  # replaces rare characters of a scored text
         "shapes": shapes,
         "check": expected_logits(model),
         "prompt": prompt or saved.data.question,
-        "settings": {name: getattr(options, name) for name in SETTINGS}
+        "settings": {name: getattr(options, name) for name in PAGE_SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
         "about": model_summary(saved, model),
     }
@@ -68,17 +69,17 @@ def write_page(
 
 
 def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
-    """Return the names and shapes of the parameters, and their values as bytes in this order.
+    """Return the names and shapes of the parameters, and their values as bytes in the same order.
 
     The values are float32, little-endian. Raises ConfigError for more than MAX_WEIGHTS bytes.
     """
-    # the same names and shapes for every attention layout, so model.js has to know only these
+    # these names and shapes are the same for every attention layout, so model.js has only one
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
         for name, slices in named_slices(model).items()
     }
 
-    # a page is one file, which a browser loads as a whole
+    # a browser has to load the page as a whole
     size = sum(array.nbytes for array in arrays.values())
     if size > MAX_WEIGHTS:
         raise ConfigError(
@@ -86,14 +87,14 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
             "fit into a page; train a smaller model"
         )
 
-    # one after the other; the shapes say where each ends
+    # concatenated; the shapes say where each array ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]
     return shapes, b"".join(array.astype("<f4").tobytes() for array in arrays.values())
 
 
 def unpack_weights(shapes: list[tuple[str, list[int]]], weights: bytes) -> dict[str, torch.Tensor]:
     """Return the tensors of `pack_weights` by name."""
-    # cut where one array ends and the next begins
+    # split where each array ends
     numbers = np.frombuffer(weights, "<f4").astype(np.float32)
     ends = np.cumsum([np.prod(shape, dtype=int) for _, shape in shapes])
     arrays = np.split(numbers, ends[:-1])
@@ -104,17 +105,17 @@ def unpack_weights(shapes: list[tuple[str, list[int]]], weights: bytes) -> dict[
 
 
 def expected_logits(model: GPT) -> dict[str, list]:
-    """Return ids, and the logits after some of them, with which a page checks itself.
+    """Return ids, and the logits after some of them, so that a page can check itself.
 
-    The logits are [n, those after the first n ids]: after a single one, after a whole context, and
-    where the window has moved. In a context above MAX_CHECKED it does not move.
+    The logits are [n, logits after the first n ids]: after one id, after a whole context, and where
+    the window has moved. With a context above MAX_CHECKED it does not move.
     """
-    # any text will do, so a random one, the same every time
+    # any ids will do: random ones, the same every time
     block_size = model.config.block_size
     length = min(block_size, MAX_CHECKED) + 1
     ids = np.random.default_rng(0).integers(model.vocab_size, size=length)
 
-    # rounded: the page compares with a tolerance anyway
+    # rounded, because the page compares with a tolerance
     logits = []
     for n in sorted({1, length - 1, length}):
         window = ids[window_start(n, block_size) : n]
@@ -142,7 +143,7 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts["weights"] = base64.b64encode(weights).decode()
 
-    # {{name}} in the template is a slot for the part of that name
+    # replace each slot {{name}} of the template by the part of that name
     template = read("template.html")
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
@@ -159,14 +160,14 @@ def refresh(page: str) -> bytes:
     model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
     load_tensors(model, unpack_weights(data["shapes"], weights))
 
-    # the page again, with today's code and today's logits
+    # fill the template again, with the current code and logits
     config = asdict(model.config) | {"separator": data["config"]["separator"]}
     return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
 
 
 def content_security_policy(parts: dict[str, str]) -> str:
     """Return a policy that allows only the page's own code and a worker made from it."""
-    # a text that got into the page as a script would have another hash, and is not run
+    # a script smuggled in through a text has another hash, so the browser does not run it
     scripts = " ".join(source_hash(parts[name]) for name in SCRIPTS)
     return (
         f"default-src 'none'; script-src {scripts}; style-src {source_hash(parts['style.css'])}; "

@@ -267,7 +267,7 @@ MUTATIONS = (
         'map_location="cpu", weights_only=True)', 'map_location="cpu", weights_only=False)'),
     Mutation("sample_counted_from_0", "--sample=3 prints sample 4",
         "sample.py", "test_sample",
-        "number = (options.sample or 1) - 1  # counted from 0", "number = options.sample or 0"),
+        "index = (options.sample or 1) - 1  # counted from 0", "index = options.sample or 0"),
 )
 # fmt: on
 

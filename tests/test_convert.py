@@ -159,7 +159,7 @@ def test_a_text_that_the_model_was_not_trained_on_is_refused(files):
 
 @pytest.mark.parametrize(
     "args, words",
-    [({}, "its content is invalid"), (model_args(n_layer=3), "missing: blocks.2.attn_norm")],
+    [({}, "not a checkpoint of nanoGPT"), (model_args(n_layer=3), "missing: blocks.2.attn_norm")],
     ids=["no sizes", "a layer missing"],
 )
 def test_what_is_no_model_of_nanogpt_is_refused(args, words, files):

@@ -163,7 +163,7 @@ def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names)
     assert len(new) < len(whole) < len(drawn)
     assert run_sample(*short, f"--novel={text}", "--num_samples=5")[0].splitlines() == new[:5]
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
-    assert "were not found; raise --temperature" in note
+    assert "found only 0 new items of 2 in 200 samples; raise --temperature" in note
 
 
 def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
