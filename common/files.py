@@ -14,31 +14,30 @@ ROOT = Path(__file__).parents[1]  # the folder of the code
 
 
 def beside_code(path: Path) -> Path:
-    """Return a path as it is, or beside the code if there is nothing else.
+    """Return a path as it is, or, if it exists only beside the code, the path there.
 
     So a command works from any folder: python ../hornbook/train.py configs/shakespeare.yaml
     """
-    # a file in the current folder comes first
     other = ROOT / path
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
 
 
 def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
-    """Write `content` to `path`, which has the old or the new bytes at any instant.
+    """Write `content` to `path` so that the file has the old or the new bytes at any instant.
 
     With `previous`, the old file is kept under that name. One of the two is whole at any instant,
-    even if the old file is damaged. The folder must have one writer at a time.
+    even if the old file is damaged. Only one process may write in the folder at a time.
 
-    Raises ResourceError if the disk is full or fails; the old files are whole then.
+    Raises ResourceError if the disk is full or fails; the old files stay whole.
     """
     new, old = unfinished(path), None
     try:
-        # the new bytes are on the disk before anything else changes
+        # write the new bytes to the disk before changing anything else
         with open(new, "wb") as file:
             file.write(content)
             _sync(file)
 
-        # the old file gets a second name; a rename puts the new one in its place
+        # give the old file a second name, then rename the new file over it
         if previous and path.exists():
             old = unfinished(previous)
             _link_or_copy(path, old)
@@ -55,7 +54,7 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
 
 
 def unfinished(path: Path) -> Path:
-    """Return the temporary name of a file while it is written; a killed process leaves it."""
+    """Return the temporary name of a file that is being written; a kill leaves it behind."""
     return path.with_name(f"{path.name}.tmp")
 
 
@@ -68,14 +67,14 @@ def _sync(file: BinaryIO) -> None:
 def _link_or_copy(path: Path, other: Path) -> None:
     other.unlink(missing_ok=True)  # left by a process that was killed
     try:
-        # a second name takes no time and no space
+        # a hard link takes no time and no space
         os.link(path, other)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, other)
 
 
 def _replace(new: Path, path: Path) -> None:
-    """Rename `new` to `path`. Windows denies that while a virus scanner reads one of them: wait."""
+    """Rename `new` to `path`; retry on Windows, where a virus scanner may have one of them open."""
     for _ in range(20):
         try:
             return os.replace(new, path)
