@@ -80,8 +80,8 @@ class CommandLineOptions(Checked):
     """Options that are only for the command line, not for config files."""
 
     print_config: bool = setting(False, "print the complete settings as YAML and exit")
-    resume: str | None = setting(
-        None, "resume the run in out_dir, or that of --resume=PATH", bare_value="auto"
+    resume: str | None = setting(  # "auto": given without a path
+        None, "resume the run in out_dir, or the one at --resume=PATH", bare_value="auto"
     )
     allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
