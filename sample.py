@@ -363,7 +363,7 @@ def score(session: Session) -> None:
         per_item = losses.nats.sum() / len(items)
         line += f"; {per_item:.4f} nats per item, over {len(items):,} items"
     if split.targets is not None:
-        wrong = wrong_segments(split, block_size, losses.right)
+        wrong = wrong_segments(split, block_size, losses.all_correct)
         line += f"; {1 - len(wrong) / len(items):.2%} exact match"
     print_result(line)
 

@@ -1,7 +1,7 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-`build` makes a run, `loop` trains it. A run owns its settings: its checkpoint has them, and
---resume takes them from there.
+`build` makes a run, `loop` trains it. A checkpoint stores the settings of its run, and --resume
+reads them from there.
 
 A resumed run ends bit-identical to an uninterrupted one. A checkpoint has all that accumulates:
 weights, optimizer state and progress. Everything else is a function of the seed and the step:
@@ -13,7 +13,7 @@ import os
 from configs.command import Command, parse_train
 
 if __name__ == "__main__":
-    COMMAND = parse_train()  # before torch, whose import takes seconds: a mistake is found first
+    COMMAND = parse_train()  # importing torch takes seconds: report mistakes before that
     # On a busy machine, waiting OpenMP threads should sleep. OpenMP reads this when torch is
     # imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -46,7 +46,7 @@ from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
 
-FINE_TUNING = 0.3  # of the learning rates of the first training: the best fraction on two texts
+FINE_TUNE_FACTOR = 0.3  # of the parent's learning rates: the best one on two texts
 
 
 def main(command: Command) -> int:
@@ -98,7 +98,7 @@ def find_saved(command: Command) -> Checkpoint | None:
     elif command.resume and holds_run(folder):
         saved = checkpoints.find(folder, "last", notify=info)
     elif command.resume:
-        # the first start of a script that always resumes, or is --out_dir misspelled?
+        # the first start of a script that always resumes, or a misspelled --out_dir
         beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
@@ -131,7 +131,7 @@ def build_new(command: Command, world: World) -> Run:
             list_unused="data.sources" in command.options,
         )
 
-    # how long?
+    # choose the number of steps from --minutes
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
         settings, speed = fit_to_minutes(command.minutes, command.started, settings, make_run)
@@ -139,7 +139,6 @@ def build_new(command: Command, world: World) -> Run:
         evaluations = f"evaluations of {speed.evaluation:.1f} s"
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 
-    # the run itself
     run = make_run(settings)
     run.option_names = frozenset(command.options)
     if parent:
@@ -162,7 +161,7 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     now, before = run.settings.train, parent.settings.train
     rates = ["learning_rate", *["muon_learning_rate"] * (now.optimizer == "muon")]
     if all(getattr(now, name) == getattr(before, name) for name in rates):
-        lower = " ".join(f"--{name}={FINE_TUNING * getattr(now, name):g}" for name in rates)
+        lower = " ".join(f"--{name}={FINE_TUNE_FACTOR * getattr(now, name):g}" for name in rates)
         info(f"note: on two texts, lower learning rates were best for fine-tuning: {lower}")
 
 
@@ -180,13 +179,12 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     with world.one_rank_first():
         corpus = resumed_text(command, saved, settings)
 
-    # the run itself
     run = Run(settings, corpus, runtime, world)
     run.option_names = saved.option_names | command.options.keys()
     checkpoints.restore(saved, run)
     info(f"resuming from {saved.path} at step {run.progress.step:,}")
 
-    # is it still the same run?
+    # report what differs from an uninterrupted run
     found = differences.run_differences(saved, run)
     if found.keys() & differences.FORGET_BEST:
         run.progress.forget_best()
@@ -216,10 +214,10 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
 
 
 def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
-    """Read the text of a resumed run: it is where it was, or where the config file says."""
+    """Read the text of a resumed run, from the saved place or the one in the config file."""
     data = settings.data
     for name in ("sources", "val_sources"):
-        # an option names the only place; else look where it was, then where the file says
+        # unless an option names the place: look in the saved ones, then in those of the file
         if f"data.{name}" not in command.options:
             places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
             data = replace(data, **{name: tuple(dict.fromkeys(places))})
@@ -247,8 +245,8 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
     with closing(Log(run, folder if is_main else None)) as log:
         log.start(new_model=not (resumed_from or command.init_from))
         # a run resumed from last.safetensors need not save this state again
-        in_last = resumed_from == folder / checkpoints.LAST
-        manager = CheckpointManager(folder, info, run.progress if in_last else None)
+        already_saved = resumed_from == folder / checkpoints.LAST
+        manager = CheckpointManager(folder, info, run.progress if already_saved else None)
         exit_code = loop(run, stop, log, manager)
 
     # interrupted: how to go on; finished: what to do with the model
@@ -284,7 +282,7 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
             return exit_code
 
         # one optimization step; raises NonFiniteError, before the update, if the run has diverged
-        if result := train_step():  # None: nothing in it counted
+        if result := train_step():  # None if no target counted
             log.step(result)
 
 

@@ -24,7 +24,7 @@ from benchmarks.nanogpt import SHAPES, VOCAB_SIZE, build_nanogpt, shape
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
 from model.decode import Decoder
-from model.generate import Generation, Sampler, forward
+from model.generate import Generation, Sampler, last_logits
 from model.gpt import GPT
 from model.kv_cache import new_caches
 from model.parameters import named_slices, parameter_count
@@ -137,7 +137,7 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     ids = torch.randint(VOCAB_SIZE, (1, model.config.block_size), generator=generator)
     expected = model(ids)[0]  # (block_size, V)
     decoder, caches, tokens = Decoder(model), new_caches(model.config), ids[0].numpy()
-    rows = [forward(model, tokens[None, :1], caches)[0]]  # allocates the caches
+    rows = [last_logits(model, tokens[None, :1], caches)[0]]  # allocates the caches
     rows += [decoder.step(tokens[:n], caches) for n in range(2, len(tokens) + 1)]  # (V,) each
     logits = {"model/decode.py": torch.from_numpy(np.stack(rows))}
     logits |= {name: call(ids) for name, call in others.items()}

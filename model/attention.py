@@ -20,6 +20,7 @@ from model.rotary import Rotary
 
 
 def identity(parameter: Tensor) -> Tensor:
+    """Return the parameter itself, the default of `tensor_of` (see `head_weights`)."""
     return parameter
 
 
@@ -39,8 +40,8 @@ def merge_heads(x: Tensor) -> Tensor:
 class QKVProjection(nn.Module):
     """A weight layout: the query, key and value parameters of all heads, and how to apply them.
 
-    A layout is a subclass with three methods. `build` and `project` are the layout itself;
-    everything else sees it through `head_weights`.
+    A layout is a subclass with three methods. `build` and `project` are the layout itself; the rest
+    of the code accesses its parameters only through `head_weights`.
     """
 
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
@@ -60,9 +61,9 @@ class QKVProjection(nn.Module):
     ) -> list[Tensor]:
         """Return head h's query, key and value weights (D, C); with bias, also three biases (D,).
 
-        They are views, so writing to them changes the model. `tensor_of` selects what they are
-        views of: the parameters themselves, or tensors of the same shapes, such as their gradients
-        or moments. Initialization, checkpoints and optimizers all use this method.
+        They are views, so writing to them changes the model. `tensor_of` maps a parameter to the
+        tensor that is sliced: the parameter itself, its gradient or its momentum. Initialization,
+        checkpoints and optimizers all use this method.
         """
         raise NotImplementedError
 
@@ -72,7 +73,7 @@ class QKVProjection(nn.Module):
 
 
 class Heads(QKVProjection):
-    """A module per head, with (D, C) query, key and value weights: as the paper draws it."""
+    """A module per head, with (D, C) query, key and value weights (Vaswani et al., figure 2)."""
 
     def build(self, C, H, D, bias):
         self.heads = nn.ModuleList(
@@ -202,9 +203,9 @@ def rms_norm(x: Tensor) -> Tensor:
     The same as `F.rms_norm`, up to rounding. Autocast would run that entirely in float32. With only
     the mean of bfloat16 inputs in float32, this takes half the time.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=wide)
-    return x * (mean_square + torch.finfo(wide).eps).rsqrt().to(x.dtype)
+    float_dtype = torch.promote_types(x.dtype, torch.float32)
+    mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=float_dtype)
+    return x * (mean_square + torch.finfo(float_dtype).eps).rsqrt().to(x.dtype)
 
 
 def causal_mask(T: int, S: int, like: Tensor) -> Tensor:
@@ -278,8 +279,8 @@ def sdpa(
 
 
 # A kernel takes q (B, H, T, D), k and v (B, H, S, D), an additive mask (B or 1, H or 1, T, S) or
-# None, `causal` (True only if mask is None and T = S), and the probability of dropping an attention
-# weight. It returns (B, H, T, D).
+# None, `causal`, and the probability of dropping an attention weight. It returns (B, H, T, D). At
+# most one of mask and `causal` is given, and `causal` only if T = S.
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]] = {
     "loop": loop,
     "bmm": bmm,
@@ -293,8 +294,8 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float]
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    Self-attention is causal, cross-attention is not, and `layer(x, x)` is self-attention that is
-    not causal.
+    Self-attention, `layer(x)`, is causal; cross-attention, `layer(x, context)`, is not. So
+    `layer(x, x)` is self-attention without the causal mask.
 
     `head_size` D defaults to C // H, `out_features` to C. `dropout` applies to the output,
     `attention_dropout` to the attention weights. `rotary` rotates queries and keys by position.
@@ -407,6 +408,7 @@ class MultiHeadAttention(nn.Module):
         self._check_shapes(x, context, value_context)
 
         if x is context is value_context:
+            # self-attention: one projection gives all three
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
             # Project all three inputs to q, k and v, and use one of each: simple, but up to three
@@ -433,9 +435,9 @@ class MultiHeadAttention(nn.Module):
         """Run the kernel with `mask` and the causal mask combined: (B, H, T, D)."""
         T, S = q.size(2), k.size(2)
         dropout_p = self.attention_dropout if self.training else 0.0
-        causal = causal and T > 1  # a single query is the last token: nothing is later
+        causal = causal and T > 1  # decoding one token: it may attend to every key
 
-        # the usual case has no mask: the kernel itself is causal, if T = S
+        # without a mask, the kernel applies causality, but it can only do so if T = S
         if mask is None and (T == S or not causal):
             return self.kernel(q, k, v, None, causal, dropout_p)
         # several new tokens after those of the cache
@@ -462,7 +464,7 @@ class MultiHeadAttention(nn.Module):
 
 @torch.no_grad()
 def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = None) -> None:
-    """Fill `view` from N(0, std^2). The numbers do not depend on its strides and dtype."""
+    """Fill `view` from N(0, std^2). The numbers do not depend on the strides or dtype of `view`."""
     # into a plain tensor first: a transposed view would be filled in another order
     numbers = torch.empty(view.shape, dtype=torch.float32)
     view.copy_(numbers.normal_(0.0, std, generator=generator))

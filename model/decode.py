@@ -1,4 +1,4 @@
-"""One token through the model in NumPy, one statement per operation: a second `GPT.forward`.
+"""The forward pass of a single token in NumPy, one statement per operation, as in `GPT.forward`.
 
 For one text on a CPU this is about twice as fast: each operation is so small that PyTorch spends
 more time around it than in it. `build_decoder` in generate.py compares the two.
@@ -16,7 +16,7 @@ from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.parameters import named_slices
 
-LAYERNORM_EPS = 1e-5  # both are PyTorch's
+LAYERNORM_EPS = 1e-5  # both are PyTorch's defaults
 RMS_EPS = float(np.finfo(np.float32).eps)
 
 

@@ -20,9 +20,9 @@ from model.gpt import GPT
 from model.kv_cache import KVCache, new_caches
 from model.parameters import parameter_count
 
-GREEDY_BELOW = 1e-6  # temperature
+GREEDY_BELOW = 1e-6  # below this temperature, take the likeliest character
 MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
-COMPARED_TOKENS = 16  # on which the decoder is compared with the model
+COMPARED_TOKENS = 16  # the length of the text on which the decoder is compared with the model
 TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
 
 
@@ -67,7 +67,7 @@ class Sampler:
         self.rngs = [np.random.Generator(np.random.PCG64((seed, i))) for i in samples]
 
     def advance(self, characters: int) -> None:
-        """Skip the random numbers of characters that were supplied (a prompt), not drawn."""
+        """Skip the random numbers of a prompt, so that every character of a text has its own."""
         for rng in self.rngs:
             rng.bit_generator.advance(characters)
 
@@ -139,7 +139,7 @@ class Generation:
 
     def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
         self.model, self.sampler, self.cache = model.eval(), sampler, cache
-        self.length = 0  # of each text, with what is before the window
+        self.length = 0  # of each text, including what is before the window
         self.start = 0  # of the window, in the text
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
         self.caches = new_caches(model.config)  # keys and values of the tokens read so far
@@ -177,17 +177,17 @@ class Generation:
         """Run the model on the tokens that are not in the caches; return the next logits (B, V)."""
         # without a cache: the whole window for every character
         if not self.cache:
-            return forward(self.model, self.ids)
+            return last_logits(self.model, self.ids)
         # the usual case for one text: a single new token, the character that was drawn last
         cached = self.caches[0].length
         if self.decoder and cached > 0 and self.ids.shape[1] == cached + 1:
             return self.decoder.step(self.ids[0], self.caches)[None]
         # a prompt, an appended text, a window that has moved; several texts, a GPU
-        return forward(self.model, self.ids, self.caches)
+        return last_logits(self.model, self.ids, self.caches)
 
 
 @torch.inference_mode()
-def forward(model: GPT, ids: np.ndarray, caches: Sequence[KVCache] | None = None) -> np.ndarray:
+def last_logits(model: GPT, ids: np.ndarray, caches: Sequence[KVCache] | None = None) -> np.ndarray:
     """Run the model on ids (B, S); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
     return model(ids, caches)[:, -1].cpu().double().numpy()
@@ -210,8 +210,8 @@ def build_decoder(model: GPT) -> Decoder | None:
     decoder, caches = Decoder(model), new_caches(model.config)
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
-    forward(model, ids[None, :-1], caches)
-    expected = forward(model, ids[None])[0]
+    last_logits(model, ids[None, :-1], caches)
+    expected = last_logits(model, ids[None])[0]
     try:
         difference = np.abs(decoder.step(ids, caches) - expected).max()
     except (KeyError, ValueError):  # a parameter has gone, or has another shape

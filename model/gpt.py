@@ -49,7 +49,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each token by itself: (B, T, C) -> (B, T, C)."""
-        # up: each hidden feature looks for one pattern in the token
+        # up: each hidden feature can be read as a detector of one pattern in the token
         if self.activation == "gelu":
             hidden = F.gelu(self.up(x))  # (B, T, 4C)
         elif self.activation == "relu2":
@@ -57,7 +57,7 @@ class MLP(nn.Module):
             hidden = hidden * hidden  # autocast would run `square` in float32
         else:
             hidden = F.silu(self.gate(x)) * self.up(x)  # (B, T, 8/3 C)
-        # down: each feature that found its pattern adds a vector of its own
+        # down: each active feature adds its column of the matrix to the output
         return dropout(self.down(hidden), self.dropout, self.training)  # (B, T, C)
 
 
@@ -93,7 +93,7 @@ class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
     The initial weights depend on `config` and `seed`, but not on the attention layout. `config` has
-    no `auto` any more: training/resolve.py has replaced it.
+    no `auto`: `training.resolve` has replaced them.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -114,10 +114,10 @@ class GPT(nn.Module):
         # the stack of blocks
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
 
-        # from the last vector of a token to the logits of its successor
+        # final norm and output projection
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
-        if config.tied:  # one matrix reads characters and writes them
+        if config.tied:  # weight tying: the input embedding is the output projection too
             self.lm_head.weight = self.token_embedding.weight
 
         self.reset_parameters(torch.Generator().manual_seed(seed))
@@ -128,7 +128,7 @@ class GPT(nn.Module):
         The last matrix of each branch is smaller or zero, as `residual_init` says. Norms stay as
         PyTorch makes them: weight 1, bias 0.
         """
-        # 2 n_layer branches add to the residual stream: the more there are, the less each may add
+        # scaled, as in GPT-2: the sum of all 2 n_layer branches then has the same size at any depth
         residual_std = 0.0
         if self.config.residual_init == "scaled":
             residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5
@@ -136,21 +136,21 @@ class GPT(nn.Module):
             block.attention.reset_parameters(generator, INIT_STD, residual_std)
             block.mlp.reset_parameters(generator, INIT_STD, residual_std)
 
-        # all that is not in a block; a tied lm_head is the token embedding, which is drawn once
-        layers = [self.token_embedding]
+        # the matrices outside the blocks; a tied lm_head is the token embedding, drawn once
+        modules = [self.token_embedding]
         if self.position_embedding is not None:
-            layers.append(self.position_embedding)
+            modules.append(self.position_embedding)
         if not self.config.tied:
-            layers.append(self.lm_head)
-        for layer in (*layers, *self.previous_embeddings):
-            init_normal_(layer.weight, INIT_STD, generator)
+            modules.append(self.lm_head)
+        for module in (*modules, *self.previous_embeddings):
+            init_normal_(module.weight, INIT_STD, generator)
 
     def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
         """Compute next-token logits (B, T, V) for the last T tokens of `ids` (B, S).
 
         Without caches T = S. `caches`, one per layer, hold the keys and values of the first S - T
-        tokens: only the T new ones are computed. `ids` has all S tokens even then, because the
-        token shifts look back.
+        tokens: only the T new ones are computed. `ids` has all S tokens even then, because token
+        shifts need the tokens before the new ones.
 
         Raises ValueError for more than block_size tokens, and if there is no new token.
         """
@@ -199,7 +199,8 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)
-        # on new text a trained model is overconfident: temperature scaling (Guo et al. 2017)
+        # On new text a trained model is overconfident: temperature scaling (Guo et al. 2017), by
+        # default with a factor that depends on the epochs. The validation loss includes it.
         if not self.training:
             logits = logits * self.config.logit_scale
         return logits

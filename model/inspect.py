@@ -23,8 +23,8 @@ def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
     maps = []
 
     # called before a layer runs, with the layer's input
-    def record(layer: MultiHeadAttention, arguments: tuple[Tensor]) -> None:
-        q, k, _ = layer.queries_keys_values(*arguments)
+    def record(layer: MultiHeadAttention, inputs: tuple[Tensor]) -> None:
+        q, k, _ = layer.queries_keys_values(*inputs)
         maps.append(attention_weights(q, k, causal=True)[0])
 
     hooks = [block.attention.register_forward_pre_hook(record) for block in model.blocks]
@@ -45,7 +45,7 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
     """
     streams = []
 
-    def record(block: Block, arguments: tuple[Tensor], stream: Tensor) -> None:
+    def record(block: Block, inputs: tuple[Tensor], stream: Tensor) -> None:
         streams.append(stream)
 
     hooks = [block.register_forward_hook(record) for block in model.blocks]
@@ -61,8 +61,8 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
 def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
-    A `Generation` belongs to the weights that it began with: start a new one in the block. Raises
-    ValueError for a head that does not exist.
+    The cache of a `Generation` was computed with the old weights: start a new one in the block.
+    Raises ValueError for a head that does not exist.
     """
     L, H = model.config.n_layer, model.config.n_head
     for layer, head in heads:

@@ -1,4 +1,4 @@
-"""The KV cache: a new token needs the keys and values of earlier ones, which never change.
+"""The KV cache: the keys and values of earlier tokens, so that they are not computed again.
 
 There is one for each layer. When the context is full and its window moves, new ones are made.
 
@@ -56,5 +56,5 @@ class KVCache:
 
 
 def new_caches(config: ModelConfig) -> list[KVCache]:
-    """Create the empty caches of a model, one per layer, for a batch of any size."""
+    """Create the empty caches of a model, one per layer."""
     return [KVCache(config.block_size) for _ in range(config.n_layer)]

@@ -18,7 +18,7 @@ QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 def named_slices(
     model: GPT, tensor_of: Callable[[Tensor], Tensor] = identity
 ) -> dict[str, list[Tensor]]:
-    """Return every parameter by name, as a list of slices of its rows.
+    """Return every parameter by name, as a list of slices: blocks of its rows.
 
     The names are paths of parameters without `.weight`. In attention they are `query`, `key` and
     `value`, whatever the layout calls its parameters; these have a slice per head, any other
@@ -27,14 +27,14 @@ def named_slices(
         {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
 
     `torch.cat(slices)` is the same tensor in every layout. The slices are views, so writing to them
-    changes the model. `tensor_of` selects what they are views of: the parameters themselves, or
-    tensors of the same shapes, such as their momentum.
+    changes the model. `tensor_of` maps a parameter to the tensor that is sliced: the parameter
+    itself, or one of the same shape, such as its momentum.
     """
     slices = {}
     for name, parameter in model.named_parameters():
         block, in_layout, _ = name.partition(".attention.projection.")
         if not in_layout:
-            # it stays whole; a single number, such as a scale that you add, is one row
+            # it stays whole; atleast_1d: a scalar parameter, should you add one, is one row
             slices[name.removesuffix(".weight")] = [torch.atleast_1d(tensor_of(parameter))]
         elif f"{block}.attention.query" not in slices:
             # the first parameter of a layout: take all of the layout, head by head

@@ -27,7 +27,7 @@ class Rotary(nn.Module):
         positions = torch.arange(max_positions, dtype=torch.float64)
         angles = positions[:, None] * frequencies  # (positions, D/2)
 
-        # for each feature of a head its factors in `forward`: a cosine, and a sine with its sign
+        # laid out so that `forward` is x * cos + swapped(x) * sin
         cos, sin = angles.cos(), angles.sin()
         cos_sin = torch.stack([torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)])
         cos_sin = cos_sin.to(torch.get_default_dtype())  # (2, positions, D)

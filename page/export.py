@@ -20,7 +20,7 @@ from common.files import write_atomic
 from configs.schema import ModelConfig, SampleConfig
 from data.items import ItemFormat
 from data.tokenizer import UNK
-from model.generate import forward, window_start
+from model.generate import last_logits, window_start
 from model.gpt import GPT
 from model.parameters import load_tensors, named_slices, parameter_count
 
@@ -119,7 +119,7 @@ def expected_logits(model: GPT) -> dict[str, list]:
     logits = []
     for n in sorted({1, length - 1, length}):
         window = ids[window_start(n, block_size) : n]
-        logits.append([n, forward(model.eval(), window[None])[0].round(5).tolist()])
+        logits.append([n, last_logits(model.eval(), window[None])[0].round(5).tolist()])
     return {"ids": ids.tolist(), "logits": logits}
 
 

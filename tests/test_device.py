@@ -29,7 +29,7 @@ def simulate_devices(monkeypatch):
 
 def test_an_unavailable_device_is_rejected_with_the_available_ones(simulate_devices):
     simulate_devices("mps")
-    message = "^device: no CUDA device on this machine; available: mps, cpu; use device: auto"
+    message = "^device: no CUDA device on this machine; available: mps, cpu; use --device=auto"
     with pytest.raises(ResourceError, match=message) as caught:
         select_runtime("cuda", "auto")
     assert caught.value.exit_code == 5

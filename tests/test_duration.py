@@ -8,7 +8,7 @@ from configs.command import parse_train
 from configs.schema import TrainConfig
 from tests.conftest import ROOT
 from tests.runs import contents, same_runs, send_at, small_run_args, train
-from training.duration import EVALUATION_FRACTION, TARGET, Speed, fit_to_time
+from training.duration import EVALUATION_FRACTION, SAFETY, Speed, fit_to_time
 
 
 def test_a_length_that_is_written_stands():
@@ -24,7 +24,7 @@ def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
     n = fitted.max_iters
     every = -(-n // 10) if fitted.eval_interval == "auto" else fitted.eval_interval
     evaluations = -(-n // every)
-    planned, limit = 0.2 * n + evaluation * evaluations, TARGET * seconds
+    planned, limit = 0.2 * n + evaluation * evaluations, SAFETY * seconds
     assert n == 1 or limit - 0.2 - evaluation <= planned <= limit + evaluation
     assert evaluations == 1 or evaluation * evaluations <= EVALUATION_FRACTION * seconds
     if evaluation == 0:

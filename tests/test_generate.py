@@ -1,5 +1,5 @@
 """Generation: equality of cached and uncached text, independence of samples, the decoder against
-GPT.forward, and the sampling filters.
+GPT.last_logits, and the sampling filters.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from model.generate import (
     Generation,
     Sampler,
     apply_top_p,
-    forward,
     generate,
+    last_logits,
     window_start,
 )
 from model.gpt import GPT
@@ -111,7 +111,7 @@ def test_the_decoder_equals_gpt_forward_in_every_variant():
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()
         decoder, caches = Decoder(model), new_caches(model.config)
-        forward(model, ids[:, :1].numpy(), caches)
+        last_logits(model, ids[:, :1].numpy(), caches)
         logits = [decoder.step(ids[0, :n].numpy(), caches) for n in range(2, 9)]
         np.testing.assert_allclose(logits, expected[1:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
         assert logits[0].dtype == np.float32 and caches[0].length == 8

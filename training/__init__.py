@@ -1,1 +1,1 @@
-"""The training recipe: everything that a researcher would change."""
+"""Training: the step, optimizers, schedule, evaluation, and several processes."""

@@ -50,10 +50,10 @@ def select_runtime(device: str, dtype: str) -> Runtime:
     if name not in available:
         raise ResourceError(
             f"device: no {name.upper()} device on this machine; "
-            f"available: {', '.join(available)}; use device: auto"
+            f"available: {', '.join(available)}; use --device=auto"
         )
 
-    # half the bits for matrix products, where that is faster
+    # bfloat16 for matrix products, where it is faster
     if dtype == "auto":
         dtype, reason = _fast_dtype(name)
     else:
@@ -141,7 +141,7 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        # no block is too large to keep; glibc up to 2.34 refuses thresholds above 32 MiB
+        # keep blocks of any size; glibc up to 2.34 refuses thresholds above 32 MiB
         if not libc.mallopt(mmap_threshold, 2**30):
             libc.mallopt(mmap_threshold, 2**25)
         # and however much is free, none of it goes back

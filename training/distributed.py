@@ -17,8 +17,8 @@ from typing import Self, TypeVar
 
 import torch
 
-# DDP imports this module. If that happened after the process group exists, default arguments of its
-# functions would hold the group, and gloo's threads, which could then crash Python at its exit.
+# DDP imports this. Import it before init_process_group: otherwise its default arguments capture the
+# process group, and gloo's threads can crash Python at exit.
 import torch.distributed.nn
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -30,7 +30,10 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")  # of torch
 
 
 class World:
-    """All ranks of a run: `with World.from_environment() as world:`."""
+    """The processes (ranks) of a run, and what they exchange.
+
+    Use it as a context manager: `with World.from_environment() as world:`.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, machines: int = 1):
         self.rank, self.size, self.local_rank, self.machines = rank, size, local_rank, machines
@@ -149,7 +152,7 @@ class World:
         return nullcontext() if enabled or self.size == 1 else network.no_sync()
 
     def max(self, *values: int) -> list[int]:
-        """Return the largest of the ranks' values, of each one."""
+        """Return the elementwise maximum of the ranks' values."""
         return [int(value) for value in self._all_reduce(values, distributed.ReduceOp.MAX)]
 
     def mean(self, value: float) -> float:

@@ -14,8 +14,8 @@ from training.step import TrainStep
 WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
 MIN_TIMED_STEPS = 3
 TIMED_FRACTION = 0.05  # of the given time, spent on timed steps
-TARGET = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
-EVALUATION_FRACTION = 0.1  # of the time that is left, at most; but there is always one evaluation
+SAFETY = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
+EVALUATION_FRACTION = 0.1  # of the time that is left, at most; at least one evaluation is made
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
 
 
@@ -35,8 +35,8 @@ def fit_to_minutes(
     `began` is a time of `time.monotonic`; `make_run` builds a run of some settings. All ranks get
     what rank 0 has measured.
     """
-    # Time with dropout: it slows a step, and the run may be long enough to have it. A million
-    # steps: the trial must not come to the end of its schedule.
+    # Time steps with dropout, which is slower: the run may be long enough to have it. The schedule
+    # is so long that the trial cannot reach its end.
     model, train = settings.model, replace(settings.train, max_iters=10**6)
     if model.dropout == "auto":
         model = replace(model, dropout=0.1)
@@ -53,7 +53,7 @@ def fit_to_minutes(
     left = began + 60 * minutes - time.monotonic() - build_seconds
     fitted = replace(settings, train=fit_to_time(settings.train, speed, left))
 
-    # every rank must train for as many steps: what rank 0 has measured counts
+    # every rank must train for the same number of steps: take those of rank 0
     return world.broadcast((fitted, speed))
 
 
@@ -70,33 +70,33 @@ def measure_speed(trial: Run, seconds: float) -> Speed:
             train_step()
         return (time.monotonic() - began) / count
 
-    # a few steps tell how many can be timed
+    # time a few steps, to see how many can be timed
     seconds_per_step(WARMUP_STEPS)
     count = int(TIMED_FRACTION * seconds / seconds_per_step(MIN_TIMED_STEPS))
     count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
     step = seconds_per_step(count)
 
-    # one evaluation: all of them take the same time
+    # time one evaluation: all of them take equally long
     evaluation_began = time.monotonic()
     evaluate(trial, Stop())  # a flag that nothing sets
     return Speed(step, time.monotonic() - evaluation_began)
 
 
 def fit_to_time(train: TrainConfig, speed: Speed, seconds: float) -> TrainConfig:
-    """Return the settings of the longest run of this speed that takes at most TARGET * seconds.
+    """Return the settings of the longest run of this speed that takes at most SAFETY * seconds.
 
     Evaluations are as many as `eval_interval` asks for, if that takes at most a tenth of the time.
     """
-    # how many evaluations are there time for, and how many does the user want?
+    # the number of evaluations that fit, and the number that the settings ask for
     affordable = max(1, int(EVALUATION_FRACTION * seconds / max(speed.evaluation, 1e-9)))
     wanted = EVALUATIONS
     if train.eval_interval != "auto":
         interval = train.eval_interval * speed.step + speed.evaluation  # seconds
-        wanted = math.ceil(TARGET * seconds / interval)
+        wanted = math.ceil(SAFETY * seconds / interval)
 
     # the steps get what the evaluations leave
     evaluations = min(affordable, wanted)
-    max_iters = max(1, int((TARGET * seconds - evaluations * speed.evaluation) / speed.step))
+    max_iters = max(1, int((SAFETY * seconds - evaluations * speed.evaluation) / speed.step))
 
     # fewer evaluations than wanted: spread them over the run
     if evaluations < wanted:

@@ -1,8 +1,8 @@
 """Evaluation: the exact loss of a text, a sample, and attention and predictions on a fixed text.
 
-"Exact" is over every character, not over random batches. A text is cut into windows of block_size
-characters that do not overlap, and so is each item of a list. An evaluation leaves the random
-numbers of training alone: a Sampler has its own.
+Losses are means over every character, not over random batches. A text is cut into windows of
+block_size characters that do not overlap, and so is each item of a list. An evaluation leaves the
+random numbers of training alone: a Sampler has its own.
 
 B batch, T tokens, V vocabulary, H heads
 """
@@ -110,7 +110,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     # questions: an answer is right if each of its characters is the likeliest after those before
     exact_match, wrong_answers = None, []
     if val.targets is not None:
-        wrong = wrong_segments(val, block_size, val_losses.right)
+        wrong = wrong_segments(val, block_size, val_losses.all_correct)
         exact_match = 1 - len(wrong) / len(val.segments)
         if run.world.is_main:
             wrong_answers = draw_answers(run, stop, wrong[:SHOWN_ANSWERS])
@@ -149,14 +149,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 class WindowLosses:
     """The losses of windows of a text.
 
-    nats    sum of the losses at each position in the context, (block_size,), in float64
-    counts  number of predictions at each position that count, (block_size,)
-    right   whether all targets of a window have the largest logit, (number of windows,)
+    nats         sum of the losses at each position in the context, (block_size,), in float64
+    counts       number of predictions at each position that count, (block_size,)
+    all_correct  whether all targets of a window have the largest logit, (number of windows,)
     """
 
     nats: np.ndarray
     counts: np.ndarray
-    right: np.ndarray
+    all_correct: np.ndarray
 
     @property
     def mean(self) -> float:
@@ -175,7 +175,7 @@ def window_losses(
     # no dropout, and `logit_scale` applies
     model.eval()
     nats, counts = np.zeros((2, model.config.block_size))
-    right = []
+    all_correct = []
     for x, y in windows:
         # the logits in the dtype of training, the losses in float32
         T = y.shape[1]
@@ -189,17 +189,17 @@ def window_losses(
         nats[:T] += losses.sum(0).numpy()
         counts[:T] += counted.sum(0).numpy()
 
-        # a window is right if the likeliest character is the right one everywhere
+        # greedy decoding: is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~counted
-        right.append(matches.all(1).numpy())
-    return WindowLosses(nats, counts, np.concatenate(right))
+        all_correct.append(matches.all(1).numpy())
+    return WindowLosses(nats, counts, np.concatenate(all_correct))
 
 
-def wrong_segments(split: Split, block_size: int, right: np.ndarray) -> np.ndarray:
-    """Return the indices of the segments with a window that is not right."""
-    # the segment of each window, in the order of `right`
+def wrong_segments(split: Split, block_size: int, all_correct: np.ndarray) -> np.ndarray:
+    """Return the indices of the segments that have a window with a wrong prediction."""
+    # the segment of each window, in the order of `all_correct`
     segments, _, _ = windows_of(split, block_size)
-    return np.unique(segments[~right])
+    return np.unique(segments[~all_correct])
 
 
 def exact_loss(
@@ -253,7 +253,7 @@ def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit:
 def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
     """Generate the likeliest answers of some validation items; add the right answer to each.
 
-    An answer that is wrong in bfloat16 may be right here, in float32. It is left out.
+    An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
     """
     val, item_format, lines = run.corpus.val, run.corpus.item_format, []
     for start, end in (val.segments[i] for i in segments):

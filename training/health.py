@@ -1,6 +1,6 @@
 """Health checks of a run. A warning names a problem and suggests one remedy.
 
-The log gives each of them once a start.
+The log prints each warning once per process.
 """
 
 import math
@@ -26,7 +26,7 @@ def step_warnings(
     step: int, loss: float, grad_norm: float, vocab_size: int
 ) -> Iterator[HealthWarning]:
     """Yield warnings about a step's loss and its gradient norm before clipping."""
-    # the simplest test of a model: before its first update it knows nothing, and should guess
+    # before its first update, a model should predict uniformly
     uniform = math.log(vocab_size)
     if step == 1 and loss > uniform + 0.5:
         yield HealthWarning(
@@ -41,7 +41,7 @@ def step_warnings(
         yield HealthWarning(
             "exploding gradients",
             f"exploding gradients: norm {grad_norm:,.0f} at step {step:,}; halve "
-            "train.learning_rate, and with Muon train.muon_learning_rate",
+            "--learning_rate, and with Muon --muon_learning_rate",
         )
 
 
@@ -87,7 +87,7 @@ def attention_warnings(
 
 def dead_head_reason(weights: Tensor) -> str:
     """Return why a head with attention weights (T, T) is dead, or "" if it is not."""
-    # three characters are too few to tell
+    # fewer than four characters are too few to tell
     T = len(weights)
     if T < 4:
         return ""

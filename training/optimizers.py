@@ -16,10 +16,10 @@ from model.parameters import block_matrices, block_parameters, embeddings_and_lm
 
 
 class Optimizer:
-    """Parameter groups with their hyperparameters, and moments: running means of the gradients.
+    """Parameter groups, and the moments of each parameter: averages over the past gradients.
 
-    It stands in for torch.optim.Optimizer, whose first step imports PyTorch's compiler (over a
-    second).
+    It replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler, which takes over
+    a second. All moments exist from the start, so that a checkpoint can be restored into them.
     """
 
     moments: tuple[str, ...]
@@ -148,7 +148,7 @@ class Muon(Optimizer):
             by_shape[update.shape].append((slices, update))
 
         for (R, C), same_shape in by_shape.items():
-            # an update in all directions equally, not only in the few that a gradient prefers
+            # make all singular values about 1: an equally large step in every direction
             batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
             batch = F.normalize(batch, dim=-1)  # rows of norm 1 (MuonEq-R)
             directions = orthogonalize(batch, self.dtype)
@@ -169,7 +169,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. It lets
     small singular values grow fast; all end between about 0.7 and 1.2, which is exact enough.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a, b, c = 3.4445, -4.7750, 2.0315  # a is the slope at 0: as steep as possible
 
     # singular values of at most 1: the iteration would diverge from larger ones
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)

@@ -1,4 +1,4 @@
-"""The values that `auto` stands for: numbers and names."""
+"""The values of `auto`: numbers and names, from the device, the epochs and the length of a run."""
 
 import math
 from dataclasses import replace
@@ -20,20 +20,21 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
     """Replace every `auto` in the settings of a run that reads its text `epochs` times.
 
     A pure function: with the same text, length and kind of device, a resumed run gets the same
-    values. One `auto` stays, because it goes by the clock: `save_interval`.
+    values. Only `save_interval: auto` stays, because it depends on the wall-clock time.
     """
     model, train = config.model, config.train
 
     # In bfloat16 on a CPU the backward pass of sdpa is slow. `batched` is faster, but stores T^2
-    # weights for each head, so only for short contexts.
+    # weights for each head, so only for short contexts (docs/attention.md, section 9).
     bfloat16_on_cpu = (runtime.device.type, dtype_name(runtime.dtype)) == ("cpu", "bfloat16")
     batched = bfloat16_on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
 
-    # With each epoch the model memorizes more, and is more overconfident on other text.
+    # With each epoch, the model memorizes more and becomes more overconfident on other text.
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
-    # Lengths are shares of the run, and the cooldown comes after the warm-up.
+    # Warm-up and cooldown are the shares of the run that were best in shakespeare.yaml, and the
+    # cooldown never begins before the warm-up ends.
     max_iters = train.max_iters
     warmup = max_iters // 70 if train.warmup_iters == "auto" else train.warmup_iters
 

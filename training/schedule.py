@@ -9,8 +9,9 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     """Return the learning rate of step 0, 1, ... max_iters - 1 as a fraction of the peak.
 
     It rises linearly during warm-up. Then `cosine` falls to min_lr_ratio along half a cosine
-    (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid` (warmup-stable-decay) stays
-    at 1 and then falls linearly to min_lr_ratio (Zhai et al. 2022, section 3.5); `constant` stays.
+    (Loshchilov and Hutter 2017, SGDR, without restarts); `trapezoid`, also called WSD
+    (warmup-stable-decay), stays at 1 and then falls linearly towards min_lr_ratio, which it would
+    reach at step max_iters (Zhai et al. 2022, section 3.5); `constant` stays at 1.
     The lengths in `train` are numbers: `resolve` has replaced `auto`.
     """
     # warm-up: the first gradients are large, and the optimizer's running averages still unreliable

@@ -48,7 +48,7 @@ class Progress(Checked):
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
-        # a loss that is not finite is no best one
+        # only a finite loss can be the best
         finite = math.isfinite(val_loss) and math.isfinite(train_loss)
         improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
@@ -71,7 +71,7 @@ class Run:
         self, settings: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
         train = settings.train
-        # the text to learn, the device to compute on, the processes to share the work
+        # the text, the device, and the processes that share the work
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
@@ -83,8 +83,8 @@ class Run:
             train.max_iters * train.gradient_accumulation_steps
         )
 
-        # `settings` are as the user gave them, and a checkpoint keeps those; `config` has a
-        # value in place of every `auto`, and is what everything else reads
+        # `settings` are as the user wrote them; checkpoints store these. `config` has a value in
+        # place of every `auto`; everything else reads it.
         self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
         self.option_names: frozenset[str] = frozenset()  # from the command line
 
@@ -103,20 +103,20 @@ class Run:
 
     @property
     def evaluation_due(self) -> bool:
+        """Whether to evaluate at this step: every eval_interval steps, and at the end."""
         step, train = self.progress.step, self.config.train
-        # every eval_interval steps, and at the end
         due = step % train.eval_interval == 0 or step >= train.max_iters
-        # never at step 0, where `last_eval_step` begins, and not again after a resume
+        # not at step 0, where `last_eval_step` begins, and not again after a resume
         return due and step > self.progress.last_eval_step
 
     @property
     def out_of_patience(self) -> bool:
-        # 0: it never runs out
+        """Whether to stop early; never with `patience: 0`."""
         return 0 < self.config.train.patience <= self.progress.evals_since_best
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step, of AdamW's first parameter group."""
+        """The learning rate of AdamW's first parameter group in the last step."""
         return self.optimizers[0].param_groups[0]["lr"]
 
     @property

@@ -21,7 +21,7 @@ class StepResult:
 
     loss       mean over all tokens of the step, nats per character
     grad_norm  gradient norm before clipping
-    tokens     number of predicted tokens, without padding, over all processes (ranks)
+    tokens     number of targets that count for the loss, over all processes (ranks)
     seconds    duration of the step
     """
 
@@ -41,12 +41,12 @@ class TrainStep:
 
     def __init__(self, run: Run):
         self.run, self.world = run, run.world
-        # `run.model`, in DDP if there are several ranks; `forward` may be compiled
-        self.network = self.world.wrap_ddp(run.model)
-        self.forward = torch.compile(self.network) if run.config.compile else self.network
+        # `run.model`, wrapped in DDP if there are several ranks, then compiled if that is set
+        self.ddp_model = self.world.wrap_ddp(run.model)
+        self.forward = torch.compile(self.ddp_model) if run.config.compile else self.ddp_model
 
     def __call__(self) -> StepResult | None:
-        """Make one update. Without a target that counts for the loss: make none, and return None.
+        """Make one update; return None, and make none, if no target of the step counts.
 
         Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
         finite, and ResourceError if torch.compile fails.
@@ -57,7 +57,7 @@ class TrainStep:
         # micro-batches are numbered through the run
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
-        # with batch_size 1, a step may have nothing but an empty window, or a part of a question
+        # with a tiny batch, all windows can be empty, or parts of questions: skip the step
         tokens = sum(map(run.batches.predictions, micro_batches))
         if tokens == 0:
             progress.step += 1
@@ -72,7 +72,7 @@ class TrainStep:
             loss = self._forward_backward(micro_batches, tokens)
         loss = self.world.mean(loss)
 
-        # clip
+        # clip; with inf, this only measures the norm
         max_norm = train.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
         self._check_finite(loss, grad_norm)
@@ -87,9 +87,9 @@ class TrainStep:
         return StepResult(loss, grad_norm, tokens, time.perf_counter() - began)
 
     def _forward_backward(self, micro_batches: range, tokens: int) -> float:
-        """Accumulate the gradients of the micro-batches; return this rank's part of the loss.
+        """Accumulate the gradients of the micro-batches; return this rank's loss.
 
-        The mean of these parts over the ranks is the mean loss over all `tokens` of the step.
+        It is scaled so that its mean over the ranks is the mean over all `tokens` of the step.
         """
         run, loss = self.run, 0.0
         run.model.train()  # an evaluation may have switched it
@@ -100,7 +100,7 @@ class TrainStep:
 
             # the ranks average their gradients once, in the last micro-batch
             is_last = i == micro_batches[-1]
-            with self.world.grad_sync(self.network, enabled=is_last):
+            with self.world.grad_sync(self.ddp_model, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
 
@@ -114,7 +114,7 @@ class TrainStep:
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
         """Raise NonFiniteError unless loss and gradient are finite."""
-        # one such update, and every weight is NaN: stop before it
+        # stop before the update: after it, every weight would be NaN
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(
                 f"after step {self.run.progress.step:,}, at learning rate {self.run.lr:.3g}: "
