@@ -70,7 +70,7 @@ def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options
     auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto", "--warmup_iters=auto"]
     for arguments, dropout, scale in (
         ([*options, *auto, "--max_iters=2", "--eval_interval=2"], 0, 1),
-        ([options[0], "--resume", "--max_iters=400", "--eval_interval=400"], 0.1, 0.8),
+        ([options[0], "--resume", "--max_iters=400", "--eval_interval=400"], 0.2, 0.8),
     ):
         code, output = train(*arguments, f"--out_dir={folder}")
         assert code == 0 and f"dropout {dropout}, logit_scale {scale}\n" in output
@@ -80,4 +80,4 @@ def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options
         # whoever loads it resolves to the same
         model = load_model(folder / "last.safetensors")[0]
         assert (model.config.dropout, model.config.logit_scale) == (dropout, scale)
-    assert "model.dropout 0.0 -> 0.1\n" in output
+    assert "model.dropout 0.0 -> 0.2\n" in output
