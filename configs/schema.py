@@ -46,7 +46,7 @@ OTHER_NAMES = {
 MAX_SEED = 2**32 - 1
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 # dropout auto: (epochs, dropout of a run of at least so many epochs); see docs/research.md
-DROPOUT_BY_EPOCHS = ((0, 0.0), (4.5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
+DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
 # logit_scale auto: it starts at 1, drops by this much per epoch, and stays above the minimum
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
