@@ -41,7 +41,7 @@ from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses, wrong
 from training.resolve import resolve
 
 BATCH_SIZE = 64  # samples to draw at once
-TRIES = 100  # samples to draw for each item that --novel should find
+TRIES = 100  # samples to draw, at most, for each item that --novel should find
 
 
 def main(command: SampleCommand) -> int:
@@ -100,7 +100,7 @@ class Session:
         if self.options.unknown == "skip":
             known = "".join(c for c in text if c in self.tokenizer.vocabulary)
             if skipped := len(text) - len(known):
-                print_note(f"skipped {skipped:,} characters not in the vocabulary")
+                print_note(f"skipped {counted(skipped, 'character')} not in the vocabulary")
             text = known
 
         try:
@@ -348,7 +348,7 @@ def score(session: Session) -> None:
     if sum(map(len, items)) < 2:
         raise DataError(f"{path}: nothing to predict; at least 2 known characters are needed")
 
-    # each character is predicted once
+    # each character is predicted once, except the first of a text
     split = item_format.as_split(items, tokenizer.encode) if item_format else Split(ids)
     block_size = session.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))

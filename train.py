@@ -51,7 +51,7 @@ FINE_TUNE_FACTOR = 0.3  # of the parent's learning rates: the best one on two te
 
 def main(command: Command) -> int:
     """Train the run of a command; return the exit code."""
-    # faster steps: each needs the memory that the last one has freed
+    # keep freed memory in the process, so that the next step can reuse it
     keep_freed_memory()
     folder = Path(command.out_dir)
     with (
@@ -91,7 +91,10 @@ def build(command: Command, world: World) -> tuple[Run, Path | None]:
 
 
 def find_saved(command: Command) -> Checkpoint | None:
-    """Return the checkpoint to resume from; None for a new run, which must not replace another."""
+    """Return the checkpoint to resume from, or None for a new run.
+
+    Raises ConfigError if a new run would replace one that is there.
+    """
     folder, saved = Path(command.out_dir), None
     if command.resume and command.resume != "auto":  # --resume=PATH
         saved = checkpoints.find(Path(command.resume), "last", notify=info)
@@ -151,9 +154,9 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     # all weights but those of new characters
     checkpoints.load_weights(parent, run.model)
 
-    # are there characters that it does not know, or validation text that it has seen?
+    # report new characters, and validation text that the parent may have been trained on
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
-        info(f"{len(new):,} characters are new: {first_few(map(describe, new))}")
+        info(f"new characters ({len(new):,}): {first_few(map(describe, new))}")
     if differences.may_have_seen_validation(parent, run):
         info(differences.SEEN_BEFORE)
 
@@ -167,7 +170,7 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
 
 def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     """Build a run in the state of a checkpoint, and print what has changed since."""
-    # the settings of the run, overridden by options; the config file only names the folder
+    # the settings are those of the checkpoint and the options, not those of the config file
     settings = resumed_settings(command, saved)
     differences.check_settings(saved, settings, resume=True)
     if command.minutes:
@@ -271,11 +274,11 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
                 improved = result.improved
                 log.evaluation(result)
 
-        # one process that is asked to stop, or out of patience, stops all of them at this step
+        # if one process is asked to stop, or out of patience, all of them stop at this step
         exit_code, out_of_patience = world.max(stop.exit_code, run.out_of_patience)
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
-        # save all that a resume needs, from step 0 on; the best weights have their own file
+        # save if a save is due: all that a resume needs; the best weights have their own file
         if world.is_main:
             manager.save(run, as_best=improved, final=done)
         if done:

@@ -26,7 +26,7 @@ class Split:
     """The training or the validation part of a corpus.
 
     ids      of its characters
-    items    (start, end) of each item of a list; empty for any other text
+    items    (start, end) of each item of a list, or of the pieces from `spread`; else empty
     targets  None if all characters are targets; otherwise a copy of ids with IGNORED where the
              loss skips one
 

@@ -41,7 +41,7 @@ class QKVProjection(nn.Module):
     """A weight layout: the query, key and value parameters of all heads, and how to apply them.
 
     A layout is a subclass with three methods. `build` and `project` are the layout itself; the rest
-    of the code accesses its parameters only through `head_weights`.
+    of the code sees the weights of a head through `head_weights`.
     """
 
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
@@ -200,8 +200,8 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 def rms_norm(x: Tensor) -> Tensor:
     """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
 
-    The same as `F.rms_norm`, up to rounding. Autocast would run that entirely in float32. With only
-    the mean of bfloat16 inputs in float32, this takes half the time.
+    The same as `F.rms_norm`, up to rounding. Under autocast, that runs entirely in float32; here
+    only the mean is computed in float32, which takes half the time.
     """
     float_dtype = torch.promote_types(x.dtype, torch.float32)
     mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=float_dtype)

@@ -22,8 +22,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     if not training or x.device.type != "cpu" or p == 0.0:
         return F.dropout(x, p, training)
 
-    # one draw of 64 bits is enough for four elements; None: up to the largest int64
     dropped = min(round(p * RESOLUTION), RESOLUTION - 1)
+    # a draw of 64 bits is enough for four elements; None: up to and including the largest int64
     draws = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
 

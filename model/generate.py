@@ -23,7 +23,7 @@ from model.parameters import parameter_count
 GREEDY_BELOW = 1e-6  # below this temperature, take the likeliest character
 MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
 COMPARED_TOKENS = 16  # the length of the text on which the decoder is compared with the model
-TOLERANCE = 1e-4  # of the largest logit, or of 1 if that is smaller; usually 6e-6
+TOLERANCE = 1e-4  # relative to the largest logit, at least 1; usually the difference is 6e-6
 
 
 def window_start(n: int, block_size: int) -> int:
@@ -31,7 +31,7 @@ def window_start(n: int, block_size: int) -> int:
 
     Afterwards it is the smallest multiple of block_size // 2 from which the rest of the text fits
     into block_size. The window moves by half of block_size at a time. The KV cache is recomputed
-    only when it moves, so the average cost of a character stays bounded:
+    only when the window moves, so the average cost of a character stays bounded:
 
         block_size 8:  n        7  8  9 10 11 12 13 14 15 16 17
                        start    0  0  4  4  4  4  8  8  8  8 12

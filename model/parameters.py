@@ -18,7 +18,7 @@ QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 def named_slices(
     model: GPT, tensor_of: Callable[[Tensor], Tensor] = identity
 ) -> dict[str, list[Tensor]]:
-    """Return every parameter by name, as a list of slices: blocks of its rows.
+    """Return every parameter by name, as a list of slices: ranges of its rows.
 
     The names are paths of parameters without `.weight`. In attention they are `query`, `key` and
     `value`, whatever the layout calls its parameters; these have a slice per head, any other

@@ -97,7 +97,7 @@ def capture(run: Run) -> Checkpoint:
         if not tensors[name].isfinite().all():
             raise NonFiniteError(
                 f"after step {run.progress.step:,}, at learning rate {run.lr:.3g}: "
-                "the weights are no longer finite"
+                "the weights or their moments are no longer finite"
             )
 
     # no generator states: batches, dropout and learning rate are functions of the step
@@ -228,9 +228,9 @@ def check_tensors(
                 f"{path}: {name} is {tuple(found[name].shape)}, its config describes {shape}"
             )
 
-    infinite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
-    if infinite:
-        raise CheckpointError(f"{path}: not finite: {first_few(infinite)}")
+    not_finite = [name for name, tensor in found.items() if not tensor.isfinite().all()]
+    if not_finite:
+        raise CheckpointError(f"{path}: not finite: {first_few(not_finite)}")
 
 
 # --------------------------------------------------------------------------------- writing, loading

@@ -197,7 +197,7 @@ class Log:
             exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
         self._write_scalars(step, scalars)
 
-        # only these two losses on the console; the rest is in TensorBoard
+        # of the losses, only these two are printed; the others are in TensorBoard
         best = " (best so far)" if result.improved else ""
         info(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "

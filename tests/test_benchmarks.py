@@ -101,7 +101,7 @@ def test_every_benchmark_runs_in_its_shortest_form(name, paths, shortest, monkey
         assert re.search(part, printed, re.MULTILINE), f"{part}\n{printed}"
 
 
-def test_the_table_above_has_every_benchmark():
+def test_every_benchmark_is_run_in_its_shortest_form():
     names = {path.stem for path in ROOT.glob("benchmarks/[!_]*.py")}
     assert names - NO_COMMANDS - {"trials"} == set(SHORTEST)
 

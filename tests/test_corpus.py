@@ -98,7 +98,7 @@ def test_a_text_without_anything_to_predict_is_refused(content, settings, expect
     assert message.startswith(f"book.txt: {expected}")
 
 
-def test_a_training_text_that_is_too_short_is_named():
+def test_the_error_for_a_too_short_training_text_names_that_text():
     message = error_message(DataError, write("a.txt", "a"), val_sources=[write("book.txt")])
     assert message.startswith("a.txt: 1 character of training text; at least 2 are needed")
 

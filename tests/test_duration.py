@@ -11,7 +11,7 @@ from tests.runs import contents, same_runs, send_at, small_run_args, train
 from training.duration import EVALUATION_FRACTION, SAFETY, Speed, fit_to_time
 
 
-def test_a_length_that_is_written_stands():
+def test_the_warmup_that_a_recipe_sets_is_not_scaled_with_max_iters():
     words = [str(ROOT / "configs/nanogpt_cpu.yaml"), "--max_iters=100"]
     assert parse_train(words).new_settings().train.warmup_iters == 100
 

@@ -81,7 +81,8 @@ def test_weights_made_non_finite_by_an_update_are_not_saved(train_run, run, monk
     code, output = train_run("--optimizer=adamw", "--save_interval=1")
     assert code == 6 and step_of(run) == 0
     assert last_line(output).startswith(
-        "error: after step 1, at learning rate 0.0002: the weights are no longer finite; the last"
+        "error: after step 1, at learning rate 0.0002: the weights or their moments are no longer "
+        "finite; the last"
     )
 
 

@@ -72,7 +72,7 @@ def test_generated_text_equals_a_plain_loop_over_gpt_forward(temperature):
         assert torch.equal(result, expected[:, 3:])
 
 
-def test_cached_text_equals_uncached_text_in_random_cases_and_with_the_decoder():
+def test_cached_text_equals_uncached_text_beyond_the_context_and_with_the_decoder():
     assert "0 differ from uncached ones" in stress(full=False)
 
 

@@ -50,7 +50,7 @@ def test_a_fine_tune_adds_new_characters_and_is_resumed(
     assert code == 0, output
     old = checkpoints.load(uninterrupted / "best.safetensors")
     new = checkpoints.load(tmp_path / "run" / "last.safetensors")
-    assert "5 characters are new: '#' (U+0023), " in output
+    assert "new characters (5): '#' (U+0023), " in output
     # also what sorts before the old ones
     assert new.vocabulary == old.vocabulary + "#\xe9\xf1\xf3\u2028"
     name, count = "model.token_embedding", len(old.vocabulary)

@@ -23,7 +23,7 @@ def autos(section):
     return {field.name for field in fields(section) if getattr(section, field.name) == "auto"}
 
 
-def test_nothing_but_the_rule_for_saves_and_the_folder_is_auto_afterwards():
+def test_resolving_replaces_every_auto_except_the_rule_for_saves_and_the_folder():
     config = resolve(AUTO, CPU, epochs=3)
     found = autos(config) | autos(config.model) | autos(config.train)
     assert found == {"save_interval", "out_dir"}

@@ -28,7 +28,7 @@ from training.evaluate import exact_loss
 ROWS = [  # arguments, exit code, words of the line on standard error
     (["--prompt=caf\xe9"], 2, "not in the vocabulary: '\xe9' (U+00E9) at position 3",
      "remove or replace that character; --unknown=skip"),
-    (["--prompt=caf\xe9", "--unknown=skip"], 0, "skipped 1 characters"),
+    (["--prompt=caf\xe9", "--unknown=skip"], 0, "skipped 1 character not"),
     (["--prompt=\xe9", "--unknown=skip"], 0, "skipped"),  # which leaves an empty prompt
     (["--prompt=-"], 2, "standard input: not UTF-8 at byte 1"),
     ([f"--prompt={'a' * 200}"], 0,

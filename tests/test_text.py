@@ -49,7 +49,9 @@ def digest(content: str) -> str:
         (".", "here", "h"),
     ],
 )
-def test_a_source_is_a_file_a_folder_or_a_pattern(source, name, files, folder, monkeypatch):
+def test_the_files_of_a_folder_or_pattern_are_joined_in_the_order_of_their_names(
+    source, name, files, folder, monkeypatch
+):
     write("here/books/b.txt", "b"), write("here/books/a.TXT", "a"), write("here/h.txt", "h")
     write("here/books/.hidden.txt", "x"), write("here/books/more/input.txt", "c")
     write("here/books/draft[1]*.md", "m"), write("here/books/draft1.md", "x")
@@ -160,7 +162,7 @@ def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
         ("いろは\n".encode() + b"\xff", "shift-jis", "SHIFT-JIS at byte "),
     ],
 )
-def test_bytes_in_another_encoding_are_reported_with_place_count_and_remedies(
+def test_a_file_that_is_not_utf8_is_refused_with_byte_line_count_and_remedies(
     content, encoding, expected
 ):
     message = error_message(DataError, write("book.txt", content), encoding=encoding)

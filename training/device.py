@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Runtime:
     """The device, and the dtype of matrix products there.
 
-    Weights, optimizer state and loss are float32 in any case. `reason` says why this dtype.
+    In training, weights, optimizer state and loss are float32. `reason` says why this dtype.
     """
 
     device: torch.device
@@ -29,7 +29,7 @@ class Runtime:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context for forward passes: autocast to `dtype`, or nothing for float32."""
-        # weights stay as they are: only the inputs of matrix products are rounded
+        # the weights stay float32; autocast rounds them for each matrix product
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -73,7 +73,7 @@ def available_devices() -> list[str]:
 
 def _fast_dtype(device: str) -> tuple[str, str]:
     """Return the dtype for `auto` on a device, and the reason."""
-    # not what a device accepts, but what it is fast in
+    # the dtype that is fast on the device, not any that it supports
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bfloat16", "this GPU has bfloat16 instructions"
@@ -86,10 +86,9 @@ def _fast_dtype(device: str) -> tuple[str, str]:
 
 
 def _cpu_is_fast_in_bfloat16() -> bool:
-    """Return whether the CPU has AMX, Arm's BF16, or AVX512-BF16 and is not made by Intel.
+    """Return whether the CPU has AMX or Arm's BF16, or has AVX512-BF16 and is not made by Intel.
 
-    An Intel CPU without AMX took twice as long for a matrix product in bfloat16. Nobody has
-    measured an Arm CPU.
+    An Intel CPU without AMX took twice as long for a matrix product in bfloat16. Arm is untested.
     """
     # AMX and Arm's BF16 multiply matrices; AVX512-BF16 has only vectors, and Intel's is slow
     if hasattr(torch.cpu, "get_capabilities"):

@@ -84,7 +84,7 @@ class World:
         hook = sys.excepthook
         # an hour: rank 0 may download a text, or sample, while the others wait
         distributed.init_process_group(backend, timeout=timedelta(hours=1))
-        sys.excepthook = hook  # torch has replaced it by one that loses what ours prints
+        sys.excepthook = hook  # ours again: torch's loses what it prints
         self.device = device
 
     @contextmanager

@@ -85,7 +85,7 @@ def measure_speed(trial: Run, seconds: float) -> Speed:
 def fit_to_time(train: TrainConfig, speed: Speed, seconds: float) -> TrainConfig:
     """Return the settings of the longest run of this speed that takes at most SAFETY * seconds.
 
-    Evaluations are as many as `eval_interval` asks for, if that takes at most a tenth of the time.
+    It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
     """
     # the number of evaluations that fit, and the number that the settings ask for
     affordable = max(1, int(EVALUATION_FRACTION * seconds / max(speed.evaluation, 1e-9)))

@@ -1,8 +1,8 @@
 """Evaluation: the exact loss of a text, a sample, and attention and predictions on a fixed text.
 
-Losses are means over every character, not over random batches. A text is cut into windows of
-block_size characters that do not overlap, and so is each item of a list. An evaluation leaves the
-random numbers of training alone: a Sampler has its own.
+The validation loss is the mean over every character, not over random batches. A text is cut into
+windows of block_size characters that do not overlap, and so is each item of a list. An evaluation
+leaves the random numbers of training alone: a Sampler has its own.
 
 B batch, T tokens, V vocabulary, H heads
 """
@@ -189,7 +189,7 @@ def window_losses(
         nats[:T] += losses.sum(0).numpy()
         counts[:T] += counted.sum(0).numpy()
 
-        # greedy decoding: is the likeliest character the target, everywhere in a window?
+        # is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~counted
         all_correct.append(matches.all(1).numpy())
     return WindowLosses(nats, counts, np.concatenate(all_correct))

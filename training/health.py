@@ -77,7 +77,6 @@ def attention_warnings(
             if reason := dead_head_reason(weights):
                 dead.append(f"head {h} of layer {layer} {reason}")
 
-    # one warning for all of them
     if dead:
         yield HealthWarning(
             "dead heads",
@@ -98,7 +97,7 @@ def dead_head_reason(weights: Tensor) -> str:
     if (entropy / max_entropy).mean() > 0.9995:
         return "attends to everything equally"
 
-    # all weight on one position, for every query
+    # nearly all weight on one position, on average over the later queries
     mean_weight = weights[T // 2 :, : T // 2].mean(0)  # later queries on earlier keys
     if mean_weight.max() > 0.99:
         return f"attends only to position {mean_weight.argmax() + 1}"

@@ -18,8 +18,8 @@ from model.parameters import block_matrices, block_parameters, embeddings_and_lm
 class Optimizer:
     """Parameter groups, and the moments of each parameter: averages over the past gradients.
 
-    It replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler, which takes over
-    a second. All moments exist from the start, so that a checkpoint can be restored into them.
+    It replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler and takes more
+    than a second. All moments exist from the start, so that a checkpoint can be restored into them.
     """
 
     moments: tuple[str, ...]
@@ -79,7 +79,7 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        # the averages begin at 0: the step says how much to correct them
+        # the averages begin at 0: the number of steps sets the bias correction
         self.steps += 1
         for group in self.param_groups:
             parameters = group["params"]
@@ -135,7 +135,7 @@ class Muon(Optimizer):
         # Nesterov momentum: look a step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
-            # momentum: a running mean of the gradients
+            # a running mean of the gradients
             state["momentum"].lerp_(parameter.grad, 1 - momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
 
@@ -167,7 +167,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
     Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. It lets
-    small singular values grow fast; all end between about 0.7 and 1.2, which is exact enough.
+    small singular values grow fast; nearly all end between 0.7 and 1.2, which is exact enough.
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # a is the slope at 0: as steep as possible
 

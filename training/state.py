@@ -17,7 +17,7 @@ from training.device import Runtime
 from training.distributed import SINGLE_PROCESS, World
 from training.resolve import resolve
 
-# the fields of Progress that depend on the validation text
+# the fields of Progress that a new validation text resets
 BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best")
 
 
