@@ -68,6 +68,7 @@ class Sampler:
 
     def advance(self, characters: int) -> None:
         """Skip the random numbers of a prompt, so that every character of a text has its own."""
+        # PCG64 skips any number of draws at once
         for rng in self.rngs:
             rng.bit_generator.advance(characters)
 
@@ -79,7 +80,8 @@ class Sampler:
 
         # else inverse transform sampling: the first id whose cumulative probability reaches u
         cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
-        u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1), in (0, 1]
+        # u is in (0, 1]: with u = 0, a first id of probability 0 could be drawn
+        u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1)
         return (cumulative >= u * cumulative[:, -1:]).argmax(axis=-1)
 
     def unnormalized_probs(self, logits: np.ndarray) -> np.ndarray:
