@@ -199,7 +199,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
 def resumed_settings(command: Command, saved: Checkpoint) -> Config:
     """Return the settings of a resumed run; print where the config file differs from them."""
     try:
-        # only to compare: someone who has edited it may expect that it counts
+        # read only to compare it: a user who has edited it may expect it to count
         file = command.file_settings()
     except ConfigError as error:
         info(f"note: {error}; the run keeps its own settings")
@@ -252,7 +252,7 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
         manager = CheckpointManager(folder, info, run.progress if already_saved else None)
         exit_code = loop(run, stop, log, manager)
 
-    # interrupted: how to go on; finished: what to do with the model
+    # interrupted: how to resume; finished: what to do with the model
     if exit_code:
         stopped = f"stopped and saved at step {run.progress.step:,}; to resume:"
         info(stopped, f"  {command.resume_command()}")

@@ -176,7 +176,7 @@ def train_val(examples: Sequence[str], val_fraction: float) -> tuple[list[str], 
     equal examples stay together, and neither other examples nor the seed nor the machine matters.
     If all are on one side, the one nearest to the limit changes sides.
     """
-    # how many of the distinct examples are below the limit?
+    # count the distinct examples below the limit
     digests = sorted(map(digest, set(examples)))
     count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in digests)
     # hold out at least one, but not all

@@ -91,7 +91,7 @@ def find_text(
     """
     sources, unavailable = getattr(data, setting), []
     for source in sources:
-        # is it there, and is it the right one?
+        # skip a source that is missing, or not the text of the resumed run
         try:
             text = read_source(source, data.encoding)
             if expected_sha256 not in (None, text.sha256):

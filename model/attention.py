@@ -321,7 +321,7 @@ class MultiHeadAttention(nn.Module):
         qk_norm: bool = False,
     ):
         super().__init__()
-        # do the settings fit together?
+        # check that the settings fit together
         for setting, name, table in (("layout", layout, LAYOUTS), ("kernel", kernel, KERNELS)):
             if name not in table:
                 raise ValueError(f"unknown {setting} {name!r}; allowed: {', '.join(table)}")
@@ -480,7 +480,7 @@ def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     elif mask.dim() == 3:
         full = mask[:, None]
 
-    # does it fit?
+    # check its shape
     fits = full.dim() == 4 and full.size(0) in (1, B) and full.size(1) in (1, H)
     fits = fits and full.shape[2:] == (T, S)
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):

@@ -93,7 +93,7 @@ class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
     The initial weights depend on `config` and `seed`, but not on the attention layout. `config` has
-    no `auto`: `training.resolve` has replaced them.
+    no `auto`: `training.resolve` has replaced each one.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -199,8 +199,8 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         if cap:
             logits = cap * torch.tanh(logits / cap)
-        # On new text a trained model is overconfident: temperature scaling (Guo et al. 2017), by
-        # default with a factor that depends on the epochs. The validation loss includes it.
+        # On new text a trained model is overconfident: temperature scaling (Guo et al. 2017). With
+        # `auto`, the factor falls with the epochs. The validation loss includes it.
         if not self.training:
             logits = logits * self.config.logit_scale
         return logits

@@ -43,7 +43,7 @@ class World:
     @classmethod
     def from_environment(cls) -> Self:
         """Read the variables of torchrun; only rank 0 keeps its standard output."""
-        # without torchrun none of them is there, and the defaults make a world of one process
+        # without torchrun none of them is set, and the defaults make a world of one process
         world = cls(*(int(os.environ[name]) for name in VARIABLES if name in os.environ))
         # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
@@ -84,7 +84,7 @@ class World:
         hook = sys.excepthook
         # an hour: rank 0 may download a text, or sample, while the others wait
         distributed.init_process_group(backend, timeout=timedelta(hours=1))
-        sys.excepthook = hook  # ours again: torch's loses what it prints
+        sys.excepthook = hook  # restore ours: the output of torch's is lost
         self.device = device
 
     @contextmanager
@@ -102,7 +102,7 @@ class World:
         """Raise ConfigError on every rank unless all have the same values."""
         if self.size == 1:
             return
-        # every rank gets the values of all: then all of them raise, and none is left waiting
+        # every rank gets the values of all ranks, so that all of them raise and none waits
         everywhere = [values] * self.size
         distributed.all_gather_object(everywhere, values)
         for name in values:

@@ -103,7 +103,7 @@ class Run:
 
     @property
     def evaluation_due(self) -> bool:
-        """Whether to evaluate at this step: every eval_interval steps, and at the end."""
+        """True at a step that evaluates: every eval_interval steps, and the last one."""
         step, train = self.progress.step, self.config.train
         due = step % train.eval_interval == 0 or step >= train.max_iters
         # not at step 0, where `last_eval_step` begins, and not again after a resume
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether to stop early; never with `patience: 0`."""
+        """True if the run should stop early; never with `patience: 0`."""
         return 0 < self.config.train.patience <= self.progress.evals_since_best
 
     @property
