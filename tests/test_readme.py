@@ -61,6 +61,16 @@ def test_every_loss_in_the_table_of_the_readme_is_one_of_results_rounded():
     assert len(losses) > 4 and losses <= exact
 
 
+def test_every_recipe_has_the_same_loss_in_the_readme_and_in_results():
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    row = r"^\|.*?(configs/\w+\.yaml|--minutes=\d+)`.*\| loss ([\d.]+) \|$"
+    rows = re.findall(row, README, re.MULTILINE)
+    assert len(rows) > 2
+    for command, loss in rows:
+        mean = re.search(rf"^\|.*{command}`.*? (\d\.\d+)", results, re.MULTILINE)[1]
+        assert f"{float(mean):.2f}" == loss, command
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
 def test_every_recipe_can_be_trained_offline(path):
     sources = parse_train([str(path)]).new_settings().data.sources
