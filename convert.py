@@ -105,7 +105,7 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
                 "distinct characters; only a character-level model can be imported, with the text "
                 "that it was trained on"
             )
-        model = ModelConfig(**GPT2, **shared)
+        model = ModelConfig(**GPT2, **shared, attention_dropout=args["dropout"])
 
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(model=model, train=ADAMW)

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.console import print_error, print_note, print_result, print_text
+from common.console import print_error, print_result, print_stderr, print_text
 from common.errors import ConfigError, DataError, UserError, counted
 from configs.fields import brief, error_context, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
@@ -68,13 +68,13 @@ class Session:
     def __init__(self, options: SampleConfig):
         # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
-        self.saved = checkpoints.find(Path(options.ckpt), "best", notify=print_note)
+        self.saved = checkpoints.find(Path(options.ckpt), "best", notify=print_stderr)
         config = resolve(self.saved.settings, self.runtime, self.saved.data.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
-        # generation casts the weights; scoring uses autocast, like training
-        dtype = torch.float32 if options.score else self.runtime.dtype
+        # generation casts the weights; scoring uses autocast, like training; a page is in float32
+        dtype = torch.float32 if options.score or options.html else self.runtime.dtype
         self.model.to(self.runtime.device, dtype)
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
@@ -100,7 +100,7 @@ class Session:
         if self.options.unknown == "skip":
             known = "".join(c for c in text if c in self.tokenizer.vocabulary)
             if skipped := len(text) - len(known):
-                print_note(f"skipped {counted(skipped, 'character')} not in the vocabulary")
+                print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
             text = known
 
         try:
@@ -210,7 +210,7 @@ def print_samples(session: Session, prompt: str) -> None:
     options, ids = session.options, session.encode_prompt(prompt)
     block_size = session.model.config.block_size
     if len(ids) > block_size:
-        print_note(
+        print_stderr(
             f"the prompt has {len(ids):,} characters; the model sees at most the last "
             f"{block_size:,}"
         )
@@ -269,7 +269,7 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
                 found += 1
         if found == count:
             return
-    print_note(
+    print_stderr(
         f"--novel: found only {counted(found, 'new item')} of {count:,} in {TRIES * count:,} "
         "samples; raise --temperature"
     )

@@ -35,6 +35,7 @@ from run.folder import (
     CheckpointManager,
     check_folder,
     holds_run,
+    is_in,
     only_writer,
     prepare_folder,
 )
@@ -96,15 +97,14 @@ def find_saved(command: Command) -> Checkpoint | None:
     Raises ConfigError if a new run would replace one that is there.
     """
     folder, saved = Path(command.out_dir), None
-    if command.resume and command.resume != "auto":  # --resume=PATH
-        saved = checkpoints.find(Path(command.resume), "last", notify=info)
-    elif command.resume and holds_run(folder):
-        saved = checkpoints.find(folder, "last", notify=info)
-    elif command.resume:
+    if command.resume == "auto" and not holds_run(folder):
         # the first start of a script that always resumes, or a misspelled --out_dir
         beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
+    elif command.resume:
+        path = folder if command.resume == "auto" else Path(command.resume)
+        saved = checkpoints.find(path, "last", notify=info)
 
     # no run is replaced without being told to
     check_folder(folder, saved.path if saved else None, command.overwrite)
@@ -137,9 +137,9 @@ def build_new(command: Command, world: World) -> Run:
     # choose the number of steps from --minutes
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
-        settings, speed = fit_to_minutes(command.minutes, command.started, settings, make_run)
-        steps = f"{counted(settings.train.max_iters, 'step')} of {speed.step:.3f} s"
-        evaluations = f"evaluations of {speed.evaluation:.1f} s"
+        settings, timing = fit_to_minutes(command.minutes, command.started, settings, make_run)
+        steps = f"{counted(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
+        evaluations = f"evaluations of {timing.evaluation:.1f} s"
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 
     run = make_run(settings)
@@ -160,9 +160,11 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     if differences.may_have_seen_validation(parent, run):
         info(differences.SEEN_BEFORE)
 
-    # suggest lower learning rates, unless the user has changed them
+    # suggest lower learning rates, if they are still the parent's
     now, before = run.settings.train, parent.settings.train
-    rates = ["learning_rate", *["muon_learning_rate"] * (now.optimizer == "muon")]
+    rates = ["learning_rate"]
+    if now.optimizer == "muon":
+        rates.append("muon_learning_rate")
     if all(getattr(now, name) == getattr(before, name) for name in rates):
         lower = " ".join(f"--{name}={FINE_TUNE_FACTOR * getattr(now, name):g}" for name in rates)
         info(f"note: on two texts, lower learning rates were best for fine-tuning: {lower}")
@@ -204,7 +206,7 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
     except ConfigError as error:
         info(f"note: {error}; the run keeps its own settings")
     else:
-        if lines := differences.file_differences(saved, file, command.config_file):
+        if lines := differences.file_differences(saved, file, command):
             info(*lines)
 
     settings = command.resumed_settings(saved.settings)
@@ -221,7 +223,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
     data = settings.data
     for name in ("sources", "val_sources"):
         # unless an option names the place: look in the saved ones, then in those of the file
-        if f"data.{name}" not in command.options:
+        if getattr(data, name) and f"data.{name}" not in command.options:
             places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
             data = replace(data, **{name: tuple(dict.fromkeys(places))})
 
@@ -248,7 +250,7 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
     with closing(Log(run, folder if is_main else None)) as log:
         log.start(new_model=not (resumed_from or command.init_from))
         # a run resumed from last.safetensors need not save this state again
-        already_saved = resumed_from == folder / checkpoints.LAST
+        already_saved = is_in(resumed_from, folder) and resumed_from.name == checkpoints.LAST
         manager = CheckpointManager(folder, info, run.progress if already_saved else None)
         exit_code = loop(run, stop, log, manager)
 
@@ -285,7 +287,7 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
             return exit_code
 
         # one optimization step; raises NonFiniteError, before the update, if the run has diverged
-        if result := train_step():  # None if no target counted
+        if result := train_step():  # None if it had no predictions
             log.step(result)
 
 

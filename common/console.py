@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from common.errors import UserError, is_out_of_memory
+from common.files import ROOT
 
 CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogate
 
@@ -37,12 +38,12 @@ def report(error: BaseException) -> int:
     """
     # Ctrl-C; the terminal has printed ^C
     if isinstance(error, KeyboardInterrupt):
-        print_note("")
+        print_stderr("")
         return 130
 
     # the reader has gone (`| head`); discard what Python flushes as it exits
     if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 141
 
     # our own exceptions have a message and an exit code
@@ -63,7 +64,7 @@ def report(error: BaseException) -> int:
         # a bug: whoever reports it needs the traceback
         sys.__excepthook__(type(error), error, error.__traceback__)
         return 1
-    print_note(f"error: {line}")
+    print_stderr(f"error: {line}")
     return 5
 
 
@@ -95,13 +96,18 @@ def printable(lines: Iterable[object]) -> str:
     return "\n".join(map(escape, lines))
 
 
+def discard_output() -> None:
+    """Discard all further standard output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def print_result(*lines: object) -> None:
     """Print lines on standard output."""
     # flush, because Python buffers what it writes to a pipe
     print(printable(lines), flush=True)
 
 
-def print_note(*lines: object) -> None:
+def print_stderr(*lines: object) -> None:
     """Print lines on standard error, if that is still open."""
     with suppress(OSError):
         print(printable(lines), file=sys.stderr, flush=True)
@@ -109,7 +115,7 @@ def print_note(*lines: object) -> None:
 
 def print_error(error: UserError) -> None:
     """Print an error on standard error: a line for each of its arguments."""
-    print_note(*(f"error: {line}" for line in error.args))
+    print_stderr(*(f"error: {line}" for line in error.args))
 
 
 def print_text(text: str) -> None:
@@ -153,7 +159,7 @@ def executable(name: str) -> str:
 
 def script_path(name: str) -> str:
     """Return the path of train.py or sample.py; in the project's folder, the name is enough."""
-    path = Path(__file__).parents[1] / name
+    path = ROOT / name
     with suppress(OSError):
         if path.samefile(name):
             return name

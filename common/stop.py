@@ -7,13 +7,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import Self
 
-# Slurm sends SIGUSR1 before a time limit if `sbatch --signal=USR1@120` asks for it.
+# Slurm sends SIGUSR1 before a time limit if `sbatch --signal=USR1@120` asks for it. A script that
+# restarts a stopped run needs one code for all but Ctrl-C.
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143}
 NOTE = b"\nstopping: finishing this step and saving; Ctrl-C now leaves at once, without saving\n"
 
 
 class Interrupted(Exception):
-    """Raised to abandon repeatable work, such as an evaluation, because the run is stopping."""
+    """A request to abandon repeatable work, such as an evaluation: the run is stopping."""
 
 
 class Stop:

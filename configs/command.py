@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ from configs.fields import (
     universal_newlines,
     value_type,
 )
-from configs.schema import Config, SampleConfig, from_dict, suggest_setting, to_dict
+from configs.schema import Config, SampleConfig, from_dict, suggest_setting
 
 if TYPE_CHECKING:
     import yaml  # the functions import it, so that a missing package is reported in one line
@@ -65,8 +65,8 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 """
 NOTES = """
 The value after = is the default. --key value is --key=value, a dash is an
-underscore, and --key alone is --key=true. To give several texts, repeat the
-option.
+underscore, and --key alone is --key=true. Repeat --stop for several stop
+strings, and --data.sources for alternatives: the first that exists is read.
 """
 SETTINGS = settings_of(Config)  # by full name
 SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
@@ -79,7 +79,7 @@ PAGE_MARK = b"<title>Hornbook</title>"
 class CommandLineOptions(Checked):
     """Options that are only for the command line, not for config files."""
 
-    print_config: bool = setting(False, "print the complete settings as YAML and exit")
+    print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
     resume: str | None = setting(  # "auto": given without a path
         None, "resume the run in out_dir, or the one at --resume=PATH", bare_value="auto"
     )
@@ -272,6 +272,8 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
             'a prompt as --prompt="TEXT"; see python sample.py --help'
         )
+    if not values.get("ckpt"):
+        raise ConfigError("--ckpt is missing; write --ckpt=PATH: a run folder or checkpoint file")
     # stop strings have escapes, as the prompt: --stop='\n\n'
     values["stop"] = tuple(map(unescape, values.get("stop", ())))
     return from_dict(values, SampleConfig)
@@ -366,7 +368,7 @@ def _help(section: type, prefix: str = "") -> str:
 
 
 def _default(value: object) -> str:
-    if value in (None, MISSING, "", ()):
+    if value in (None, "", ()):
         return ""
     text = ", ".join(value) if isinstance(value, tuple) else str(value)
     return "=" + (text.lower() if isinstance(value, bool) else text)
@@ -407,11 +409,11 @@ def to_yaml(config: Config) -> str:
     import yaml
 
     options = {"sort_keys": False, "width": 100}
-    text = yaml.safe_dump(to_dict(config), allow_unicode=True, **options)
+    text = yaml.safe_dump(asdict(config), allow_unicode=True, **options)
     # readable; but escape everything if a character is invisible
     if text.replace("\n", "").isprintable():
         return text
-    return yaml.safe_dump(to_dict(config), allow_unicode=False, **options)
+    return yaml.safe_dump(asdict(config), allow_unicode=False, **options)
 
 
 def _read(path: str) -> str:

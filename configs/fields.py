@@ -30,8 +30,8 @@ def setting(
     """Declare a setting: a dataclass field with a meaning, choices and limits.
 
     The limits are those of LIMITS: `at_least=0, less_than=1`. A number may have choices too:
-    `int | str` with choices ("auto",). A setting whose default is MISSING is required, and one
-    whose default is None is optional. `bare_value` is the value of an option given without one.
+    `int | str` with choices ("auto",). A setting whose default is None is optional. `bare_value` is
+    the value of an option given without one.
     """
     assert limits.keys() <= LIMITS.keys()
     metadata = {"meaning": meaning, "choices": choices, "limits": limits, "bare_value": bare_value}

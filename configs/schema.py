@@ -8,7 +8,7 @@ file only sets a text, sizes, lengths, and `auto` for values that depend on the 
 """
 
 import re
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 
 from common.errors import ConfigError, did_you_mean
 from configs.fields import Checked, brief, setting, unescape, with_escapes
@@ -45,7 +45,7 @@ OTHER_NAMES = {
 }  # fmt: skip
 MAX_SEED = 2**32 - 1
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
-# dropout auto: (epochs, dropout of a run of at least so many epochs); see docs/research.md
+# dropout auto: (epochs, the dropout from this many epochs on); see docs/research.md
 DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
 # logit_scale auto: it starts at 1, drops by this much per epoch, and stays above the minimum
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
@@ -63,7 +63,7 @@ class DataConfig(Checked):
     )
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
     min_count: int = setting(1, "map characters with fewer occurrences to U+FFFD", at_least=1)
-    val_sources: tuple[str, ...] = setting((), "texts to validate on (none = a part of sources)")
+    val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     val_fraction: float = setting(
         0.1,
         "fraction held out: the end of each file, or whole files / items",
@@ -88,8 +88,9 @@ class DataConfig(Checked):
         # a download needs its SHA-256: losses on another text are not comparable
         for source in self.sources + self.val_sources:
             if "://" in source and not TEXT_URL.fullmatch(source):
+                name = "sources" if source in self.sources else "val_sources"
                 raise ConfigError(
-                    f"sources: {brief(source)} is not a verifiable download; allowed: "
+                    f"{name}: {brief(source)} is not a verifiable download; allowed: "
                     "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; add its SHA-256, or download "
                     "it and give the file"
                 )
@@ -239,7 +240,7 @@ class Config(Checked):
 class SampleConfig(Checked):
     """Options of sample.py."""
 
-    ckpt: str = setting(MISSING, "run folder or checkpoint file (required)")
+    ckpt: str = setting("", "run folder or checkpoint file (required)")
     prompt: str = setting(
         "", "text to continue (\\n = newline); FILE:PATH reads a file, - standard input"
     )
@@ -299,11 +300,6 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
     return hint
 
 
-def to_dict(config: Config) -> dict:
-    """Return a config as nested dicts, the form in which checkpoints store it."""
-    return asdict(config)
-
-
 def flat_settings(config: Config) -> dict[str, object]:
     """Return every setting by its full name, except the paths of the run and its text."""
     flat = {}
@@ -318,22 +314,13 @@ def flat_settings(config: Config) -> dict[str, object]:
     return {name: value for name, value in flat.items() if name not in paths}
 
 
-def from_dict(mapping: object, section: type = Config):
+def from_dict(mapping: dict, section: type = Config):
     """Build a Config, or another section, from nested dicts; defaults fill in the rest."""
-    if not isinstance(mapping, dict):
-        raise ConfigError(f"must be a mapping of names to values, but is {brief(mapping)}")
-
-    # refuse unknown names, and a missing one without a default
+    # config files and options are checked earlier, so this is a checkpoint
     known = {field.name: field for field in fields(section)}
     for key in mapping:
         if key not in known:
-            names = {name: name for name in known}
-            hint = did_you_mean(brief(key), names, f"allowed: {', '.join(known)}")
-            raise ConfigError(f"unknown key {brief(key)}; {hint}")
-    for name, field in known.items():
-        if name not in mapping and field.default is MISSING:
-            meaning = field.metadata["meaning"]
-            raise ConfigError(f"--{name} is missing; write --{name}=VALUE: {meaning}")
+            raise ConfigError(f"unknown setting {brief(key)}; a newer version may know it")
 
     # build the inner sections first; each checks its values when it is created
     values = {

@@ -11,12 +11,12 @@ import numpy as np
 from common.errors import CheckpointError, DataError, counted, first_few
 from configs.schema import DataConfig
 from data.batches import Split
-from data.items import ItemFormat, split_list, train_val
+from data.items import ItemFormat, hold_out, split_list
 from data.summary import summarize
 from data.text import Text, find_text
 from data.tokenizer import UNK, CharTokenizer, count_characters, describe
 
-MIN_FILES = 20  # with at least so many files, whole files may be held out
+MIN_FILES = 20  # from this many files on, whole files may be held out
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ def split_text(
     """
     # whole files, if they come to about val_fraction of the text
     if len(files) >= MIN_FILES:
-        train, val = train_val(files, val_fraction)
+        train, val = hold_out(files, val_fraction)
         share = sum(map(len, val)) / sum(map(len, files))
         if 0.5 <= share / val_fraction <= 2:
             held_out = f"{len(val):,} of {len(files):,} files"

@@ -119,12 +119,12 @@ def split_list(
     for text, items in zip(texts, lists, strict=True):
         if len(set(items)) < needed:
             raise DataError(
-                f"{text.path}: {len(set(items))} distinct items; at least {needed} are "
+                f"{text.path}: {counted(len(set(items)), 'distinct item')}; at least {needed} are "
                 "needed; add items, or correct data.separator"
             )
 
     # hold out the second list, or some items of the only one
-    train, val = lists if len(lists) == 2 else train_val(lists[0], val_fraction)
+    train, val = lists if len(lists) == 2 else hold_out(lists[0], val_fraction)
     items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
 
     # describe them to the user
@@ -169,7 +169,7 @@ def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[s
         yield f"note: {counted(blank, 'item')} without a visible character left out"
 
 
-def train_val(examples: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
+def hold_out(examples: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
     """Divide examples, which are items or the contents of files, into training and validation.
 
     An example is held out if its SHA-256, as a fraction of 2**256, is below `val_fraction`. So

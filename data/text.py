@@ -102,11 +102,11 @@ def find_text(
 
         # found; tell the user about the other sources
         notes, first = [], display_name(local_path(sources[0]))
-        if text.name != first:
+        if text.name != first and not expected_sha256:
             notes.append(f"losses on {text.name} and {first} are not comparable")
         if unavailable:
             notes.append(f"not available: {', '.join(unavailable)}")
-        unused = [s for s in sources if list_unused and s != source and locate(s)]
+        unused = [s for s in sources if list_unused and s != source and exists(s)]
         if unused:
             notes.append(
                 f"not used: {first_few(unused)}; only the first available source is read; to train "
@@ -160,6 +160,14 @@ def locate(source: str) -> Path | None:
     """Return where a source is: in the current folder, or else beside the code; or else None."""
     path = local_path(source)
     return next((location for location in (path, ROOT / path) if find_files(location)), None)
+
+
+def exists(source: str) -> bool:
+    """Return whether a source is on this machine; one that cannot be read counts too."""
+    try:
+        return locate(source) is not None
+    except (DataError, OSError):
+        return True
 
 
 def display_name(path: Path) -> str:

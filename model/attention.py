@@ -25,12 +25,12 @@ def identity(parameter: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
-    """(B, T, H*D) -> (B, H, T, D)"""
+    """Split the features into heads: (B, T, H*D) -> (B, H, T, D)."""
     return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, T, H*D)"""
+    """Concatenate the features of the heads: (B, H, T, D) -> (B, T, H*D)."""
     return x.transpose(1, 2).flatten(2)
 
 

@@ -4,7 +4,7 @@ T tokens, L layers, H n_head, D head size, V vocabulary
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
@@ -27,12 +27,10 @@ def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
         q, k, _ = layer.queries_keys_values(*inputs)
         maps.append(attention_weights(q, k, causal=True)[0])
 
-    hooks = [block.attention.register_forward_pre_hook(record) for block in model.blocks]
-    try:
+    with ExitStack() as hooks:  # removes them at its end
+        for block in model.blocks:
+            hooks.enter_context(block.attention.register_forward_pre_hook(record))
         model(ids[None])
-    finally:
-        for hook in hooks:
-            hook.remove()
     return maps
 
 
@@ -48,12 +46,10 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
     def record(block: Block, inputs: tuple[Tensor], stream: Tensor) -> None:
         streams.append(stream)
 
-    hooks = [block.register_forward_hook(record) for block in model.blocks]
-    try:
+    with ExitStack() as hooks:
+        for block in model.blocks:
+            hooks.enter_context(block.register_forward_hook(record))
         model(ids[None])
-    finally:
-        for hook in hooks:
-            hook.remove()
     return model._logits(torch.cat(streams))  # (L, T, V)
 
 

@@ -5,6 +5,7 @@ There is one for each layer. When the context is full and its window moves, new 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """
 
+import torch
 from torch import Tensor
 
 from configs.schema import ModelConfig
@@ -39,7 +40,7 @@ class KVCache:
         if self.keys is None:
             B, H, _, D = k.shape
             self.keys = k.new_empty(B, H, self.capacity, D)
-            self.values = v.new_empty(*v.shape[:2], self.capacity, v.size(3))
+            self.values = torch.empty_like(self.keys)
 
         # write the new keys and values after the old ones
         for stored, new in ((self.keys, k), (self.values, v)):

@@ -87,13 +87,10 @@ def block_matrices(
 
 def block_parameters(model: GPT) -> list[nn.Parameter]:
     """Return the parameters that Muon updates: those that hold the matrices of all blocks."""
-    found = []
-    for name, parameter in model.named_parameters():
-        # some attention layouts store a matrix in three dimensions
-        in_layout = ".attention.projection." in name and ".bias" not in name
-        if name.startswith("blocks.") and (in_layout or parameter.dim() == 2):
-            found.append(parameter)
-    return found
+    storages = {
+        matrix.untyped_storage().data_ptr() for slices in block_matrices(model) for matrix in slices
+    }
+    return [p for p in model.parameters() if p.untyped_storage().data_ptr() in storages]
 
 
 def embeddings_and_lm_head(model: GPT) -> list[nn.Parameter]:

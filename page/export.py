@@ -186,4 +186,4 @@ def read(name: str) -> str:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    target.write_bytes(refresh(target.read_text(encoding="utf-8")))
+    write_atomic(target, refresh(target.read_text(encoding="utf-8")))

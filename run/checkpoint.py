@@ -239,11 +239,12 @@ def check_tensors(
 def to_bytes(checkpoint: Checkpoint) -> bytearray:
     """Serialize a checkpoint, for `write_atomic`."""
     # safetensors metadata are strings: JSON, except for the vocabulary
-    parts = (checkpoint.settings, checkpoint.data, checkpoint.progress)
-    metadata = {
-        name: json.dumps(asdict(part), allow_nan=False)
-        for name, part in zip(SECTIONS, parts, strict=True)
+    parts = {
+        "config": checkpoint.settings,
+        "data": checkpoint.data,
+        "progress": checkpoint.progress,
     }
+    metadata = {name: json.dumps(asdict(part), allow_nan=False) for name, part in parts.items()}
     metadata["environment"] = json.dumps(checkpoint.environment)
     metadata["options"] = json.dumps(sorted(checkpoint.option_names))
     metadata["vocabulary"] = checkpoint.vocabulary
@@ -259,10 +260,11 @@ def load(path: Path) -> Checkpoint:
         for name, section in SECTIONS.items():
             with error_context(name):
                 sections[name] = from_dict(json.loads(metadata[name]), section)
-        sections["environment"] = dict(json.loads(metadata["environment"]))
         return Checkpoint(
-            settings=sections.pop("config"),
-            **sections,
+            settings=sections["config"],
+            data=sections["data"],
+            progress=sections["progress"],
+            environment=dict(json.loads(metadata["environment"])),
             vocabulary=metadata["vocabulary"],
             option_names=frozenset(json.loads(metadata["options"])),
             tensors=tensors,

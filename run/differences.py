@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from common.console import shorten
 from common.errors import CheckpointError
+from configs.command import Command
 from configs.fields import settings_of
 from configs.schema import Config, flat_settings
 from run.checkpoint import Checkpoint, TextInfo, text_info
@@ -25,7 +26,8 @@ ARCHITECTURE = {name for name in settings_of(Config) if name.startswith("model."
 FIXED_IN_A_RUN = {
     "train.optimizer",  # the optimizer state would not fit
     "data.min_count",  # it determined the vocabulary
-    "data.val_fraction",  # the next three determine the training text
+    # these determined the training text
+    "data.val_fraction",
     "data.separator",
     "data.answer_after",
 }
@@ -64,23 +66,24 @@ def check_settings(saved: Checkpoint, settings: Config, resume: bool) -> None:
         )
 
 
-def file_differences(saved: Checkpoint, file: Config, config_file: str) -> list[str]:
+def file_differences(saved: Checkpoint, file: Config, command: Command) -> list[str]:
     """Say where a config file differs from the settings of a run, in at most five lines.
 
-    Raises CheckpointError if the architectures differ, unless command-line options changed the
-    run's: then the folder holds the run of another file.
+    Raises CheckpointError if the architectures differ: the folder then holds the run of another
+    file. A difference that a command-line option of the run made is not one.
     """
     found = compare(flat_settings(saved.settings), flat_settings(file))
     if wrong := [name for name in found if name in ARCHITECTURE - saved.option_names]:
         values = (f"{name} (run {found[name][0]}, file {found[name][1]})" for name in wrong)
         raise CheckpointError(
-            f"{saved.path}: the model of this run differs from {config_file} in "
+            f"{saved.path}: the model of this run differs from {command.config_file} in "
             f"{', '.join(values)}; give the folder of the run as --out_dir"
         )
 
     # a line for each, with the option that applies the file's value; max_iters first: --minutes
     # chooses it, and it is changed most often
-    names = [name for name in found if name not in ARCHITECTURE | IGNORED_SETTINGS]
+    not_said = ARCHITECTURE | IGNORED_SETTINGS | command.options.keys()
+    names = [name for name in found if name not in not_said]
     names.sort(key=lambda name: (name != "train.max_iters", name in FIXED_IN_A_RUN))
     lines = []
     for name in names[:5]:
@@ -111,9 +114,11 @@ def _digests(text: TextInfo) -> dict[str, str | None]:
 
 def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
     """Return whether a new run may validate on text that its parent was trained on."""
-    # not if the parent had another text, or held out the same part of this one
-    if parent.data.sha256 not in (run.corpus.sha256, run.corpus.val_sha256):
+    # not if the parent had another text, or an unknown one (an imported model)
+    texts = {run.corpus.sha256, run.corpus.val_sha256}
+    if parent.data.sha256 is None or parent.data.sha256 not in texts:
         return False
+    # not if it held out the same part of this one
     then, now = parent.settings.data, run.settings.data
     same_split = (then.val_fraction, then.separator) == (now.val_fraction, now.separator)
     return not same_split or parent.data.val_sha256 != run.corpus.val_sha256

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common import files
-from common.console import print_note
+from common.console import print_stderr
 from common.errors import ConfigError, ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
@@ -55,7 +55,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         # some network drives have no locks: train without one
         if error.errno not in NO_LOCKS:
             raise
-        print_note(f"note: {folder}: this file system has no locks: start one run at a time there")
+        print_stderr(f"note: {folder}: no locks on this file system: start one run at a time there")
     try:
         yield
     finally:
@@ -85,13 +85,13 @@ def is_in(resumed_from: Path | None, folder: Path) -> bool:
     return resumed_from is not None and resumed_from.parent.resolve() == folder.resolve()
 
 
-def prepare_folder(folder: Path, resumed_from: Path | None, config: Config) -> None:
+def prepare_folder(folder: Path, resumed_from: Path | None, settings: Config) -> None:
     """Write config.yaml; remove the files of an earlier run, unless that run is resumed.
 
     These are the first changes in the folder: if train.py fails earlier, nothing has changed.
     Raises OSError or ResourceError.
     """
-    write_settings(folder, config)
+    write_settings(folder, settings)
     # temporary files of saves that were killed
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
@@ -102,24 +102,24 @@ def prepare_folder(folder: Path, resumed_from: Path | None, config: Config) -> N
             path.unlink(missing_ok=True)
 
 
-def write_settings(folder: Path, config: Config) -> None:
+def write_settings(folder: Path, settings: Config) -> None:
     """Write all settings to config.yaml, for people: a resume reads them from the checkpoint.
 
     A config.yaml that train.py did not write is left unchanged, with a note.
     """
     path = folder / SETTINGS_FILE
     if path.exists() and not path.read_bytes().startswith(WRITTEN_BY):
-        print_note(f"note: {path} was not written by train.py; it is left unchanged")
+        print_stderr(f"note: {path} was not written by train.py; it is left unchanged")
         return
     header = WRITTEN_BY + b": all settings of this run. The next run in this folder replaces it.\n"
-    files.write_atomic(path, header + to_yaml(config).encode())
+    files.write_atomic(path, header + to_yaml(settings).encode())
 
 
 # --------------------------------------------------------------------------------- the checkpoints
 
 
 class CheckpointManager:
-    """Saves the checkpoints of a run: the newest state in `last`, the best weights in `best`.
+    """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
     A save that fails, as on a full disk, is reported with `notify`; the next one tries again.
     `saved_progress` is the progress in `last`, None for a new run.

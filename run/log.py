@@ -5,7 +5,6 @@ The log only reads the run, and a failure to write it never ends the run. Tensor
 """
 
 import math
-import os
 import re
 import sys
 import threading
@@ -19,7 +18,15 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter, summary
 from tqdm import tqdm
 
-from common.console import escape, executable, path_argument, printable, script_path, shell_command
+from common.console import (
+    discard_output,
+    escape,
+    executable,
+    path_argument,
+    printable,
+    script_path,
+    shell_command,
+)
 from common.errors import counted
 from configs.command import Command
 from configs.fields import with_escapes
@@ -62,8 +69,7 @@ def info(*lines: object) -> None:
         tqdm.write(printable(lines), file=sys.stdout)
         sys.stdout.flush()
     except OSError:
-        # discard all further output
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
 
 
 class Log:
@@ -76,7 +82,7 @@ class Log:
         self.run, self.folder = run, folder
         self.pictures = run.config.train.log == "pictures"
         self.began, self.first_step = time.monotonic(), run.progress.step
-        self.tokens, self.seconds = 0, 0.0  # since the last logged step
+        self.predictions, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
         self.train_loss_at_best: float | None = None
         self.warned: set[str | Path] = set()  # health warnings, and paths that cannot be written
@@ -146,8 +152,12 @@ class Log:
         run, train = self.run, self.run.config.train
         step, vocab_size = run.progress.step, run.model.vocab_size
 
+        # the first step is slower than the others: measure the time that is left from its end
+        if step == self.first_step + 1:
+            self.began = time.monotonic()
+
         # the speed is a mean over the steps between two lines
-        self.tokens += result.tokens
+        self.predictions += result.predictions
         self.seconds += result.seconds
 
         # a simple test: an untrained model should guess uniformly
@@ -160,8 +170,8 @@ class Log:
 
         # every log_interval steps, and at both ends: the bar and the curves
         if step % train.log_interval == 0 or step in (1, train.max_iters):
-            tokens_per_sec = self.tokens / self.seconds
-            self.tokens, self.seconds = 0, 0.0
+            tokens_per_sec = self.predictions / self.seconds
+            self.predictions, self.seconds = 0, 0.0
             self._show_progress(step, result.loss, tokens_per_sec)
             scalars = {
                 "train/loss": result.loss,
@@ -169,8 +179,9 @@ class Log:
                 "train/tokens_per_sec": tokens_per_sec,
                 "train/total_epochs": run.epochs,
                 "train/lr": run.lr,
-                **{f"train/lr/{name}": lr for name, lr in run.other_lrs.items()},
             }
+            if run.muon_lr is not None:
+                scalars["train/lr/hidden"] = run.muon_lr
             self._write_scalars(step, scalars)
 
     def evaluation(self, result: Evaluation) -> None:
@@ -215,7 +226,7 @@ class Log:
                 self._write(step, [code_block(tag, text.split("\n"))])
                 info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
 
-        # warn of overfitting, and of dead attention heads
+        # warn of overfitting (a resumed run compares with its first evaluation), and of dead heads
         if result.improved or self.train_loss_at_best is None:
             self.train_loss_at_best = train_loss
         self._warn(
@@ -284,11 +295,8 @@ class Log:
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
-        # the first step is slower than the others, so measure from its end
         now, left = time.monotonic(), self.run.config.train.max_iters - step
-        done = step - self.first_step - 1
-        if done == 0:
-            self.began = now
+        done = step - self.first_step - 1  # without the first step
         if done == 0 or left == 0:
             return
         minutes = (now - self.began) / done * left / 60

@@ -31,10 +31,6 @@ FIXED = {  # settings of the model that its weights depend on, and another value
 }  # fmt: skip
 
 
-def groups(run):
-    return {group["name"]: group for each in run.optimizers for group in each.param_groups}
-
-
 def block(run):
     return run.model.blocks[0]
 
@@ -71,16 +67,15 @@ EFFECTS = {
     "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
     "model.logit_scale": (0.5, lambda run: run.model.config.logit_scale, 0.5),
     "train.batch_size": (6, lambda run: len(run.batches(0)[0]), 6),
-    "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run)().tokens, 3 * 4 * 8),
+    "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run)().predictions, 3 * 4 * 8),
     "train.optimizer": ("adamw", lambda run: len(run.optimizers), 1),
-    "train.learning_rate": (0.5, lambda run: groups(run)["embeddings"]["peak_lr"], 0.5),
-    "train.muon_learning_rate": (0.5, lambda run: groups(run)["hidden"]["peak_lr"], 0.5),
+    "train.learning_rate": (0.5, lambda run: run.optimizers[0].peak_lr, 0.5),
+    "train.muon_learning_rate": (0.5, lambda run: run.optimizers[1].peak_lr, 0.5),
     "train.beta1": (0.5, lambda run: run.optimizers[0].beta1, 0.5),
     "train.beta2": (0.5, lambda run: run.optimizers[0].beta2, 0.5),
-    "train.muon_momentum": (0.5, lambda run: groups(run)["hidden"]["momentum"], 0.5),
-    "train.weight_decay": (0.5, lambda run: (groups(run)["hidden"]["weight_decay"],
-                                             groups(run)["embeddings"]["weight_decay"]),
-                           (0.5, 0.5)),
+    "train.muon_momentum": (0.5, lambda run: run.optimizers[1].momentum, 0.5),
+    "train.weight_decay": (0.5, lambda run: (run.optimizers[0].groups[0][1],
+                                             run.optimizers[1].weight_decay), (0.5, 0.5)),
     "train.grad_clip": (1e-3, gradient_norm, pytest.approx(1e-3, rel=1e-2)),
     "seed": (7, lambda run: run.batches._seed[0], 7),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),

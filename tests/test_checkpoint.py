@@ -16,7 +16,7 @@ from run import checkpoint as checkpoints
 from run import load_model
 from run.checkpoint import BEST, LAST, PREV
 from tests.conftest import printed
-from tests.runs import SMALL, STEPS, contents, equal, write_checkpoint
+from tests.runs import SMALL, contents, equal, write_checkpoint
 from train import build
 from training.distributed import World
 
@@ -118,12 +118,15 @@ def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
 INVALID = "its content is invalid"
 WRONG_PARTS = [  # the part, its new value or what changes in it, and words of the message
     ("config", None, f"{INVALID} (KeyError: 'config')"),
-    ("config", {"model": {"n_heads": 2}}, "config: unknown key 'n_heads'; did you mean n_head?"),
+    (
+        "config",
+        {"model": {"n_heads": 2}},
+        "config: unknown setting 'n_heads'; a newer version may know it",
+    ),
     ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer of at least 1, but"),
     ("vocabulary", "aba", f"{INVALID} (ValueError: "),
     ("data", {"sha256": 7}, "data: sha256 must be a string, "),
     ("progress", {"step": -1}, "progress: step must be an integer of at least 0, but is -1"),
-    ("progress", {"best_step": 99}, f"progress: best_step 99, last_eval_step {STEPS} and step"),
 ]
 
 

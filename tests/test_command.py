@@ -111,7 +111,7 @@ INVALID_TRAIN_OPTIONS = [  # arguments after the config, and words of the messag
     (["--resume", "out/a"], "takes one config file", "'out/a']", "as in --resume=PATH"),
 ]
 INVALID_SAMPLE_OPTIONS = [
-    ([], "--ckpt is missing; write --ckpt=VALUE: run folder or checkpoint file"),
+    ([], "--ckpt is missing; write --ckpt=PATH: a run folder or checkpoint file"),
     (["--ckpt", "--prompt", "x"], "--ckpt: has no value"),
     (["--ckpt=x", "--min_p=1"], "must be a number of at least 0 and less than 1, but is 1.0"),
     (["--ckpt=x", "--length=9"], "unknown option '--length'; did you mean --max_new_tokens?"),

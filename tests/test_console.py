@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.console import escape, print_note, print_result
+from common.console import escape, print_result, print_stderr
 from common.errors import ConfigError, RunInUseError
 from tests.commands import exit_code
 from tests.conftest import ROOT, run_command
@@ -81,7 +81,7 @@ def test_a_pipe_gets_utf_8_whatever_the_locale_says_and_a_terminal_what_it_has(c
 
 @pytest.mark.parametrize("stream", ["out", "err"])
 def test_each_line_is_escaped_and_a_newline_in_it_begins_no_other(stream, capsys):
-    print_lines = {"out": print_result, "err": print_note}[stream]
+    print_lines = {"out": print_result, "err": print_stderr}[stream]
     print_lines("a\nerror: b", "\x1b[2J\t", Path("c\rd\udcff"))
     said = capsys.readouterr()
     assert getattr(said, stream) == "a\\nerror: b\n\\x1b[2J\\t\nc\\rd\\udcff\n"

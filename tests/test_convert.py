@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import convert
 from common.errors import CheckpointError, UserError
 from run import load_model
+from run.differences import SEEN_BEFORE
 from tests.conftest import printed
 from tests.runs import contents, train
 
@@ -121,6 +122,7 @@ def test_logits_are_those_of_nanogpt(shape, prefix, files):
     save(files / "ckpt.pt", args, weights | masks, prefix)
     model, tokenizer = load_model(import_run(files))
     assert tokenizer.vocabulary == "".join(CHARACTERS) and model.config.dropout == 0.1
+    assert model.config.attention_dropout == 0.1
     ids = torch.randint(len(CHARACTERS), (args["block_size"],))
     expected = nanogpt_logits(weights, args, ids)
     with torch.no_grad():
@@ -132,8 +134,9 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     run = import_run(files)
     options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
     options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
-    code, output = train(*options, f"--init_from={run}", f"--out_dir={files / 'more'}")
-    assert code == 0, output
+    more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
+    code, output = train(*options, f"--init_from={run}", *more)
+    assert code == 0 and SEEN_BEFORE not in output  # its text is unknown
     settings = contents(files / "more" / "last.safetensors")["config"]["train"]
     assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(*options, f"--out_dir={run}", "--resume")

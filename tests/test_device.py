@@ -53,22 +53,13 @@ def test_auto_selects_the_fastest_available_device(simulate_devices, has, expect
         ("aarch64", ["bf16"], torch.bfloat16),
     ],
 )
-@pytest.mark.parametrize("torch_lists_capabilities", [True, False])
 def test_auto_selects_bfloat16_only_with_fast_native_instructions(
-    simulate_devices, monkeypatch, vendor, instructions, dtype, torch_lists_capabilities
+    simulate_devices, monkeypatch, vendor, instructions, dtype
 ):
     simulate_devices("cuda")
     monkeypatch.setattr("training.device.cpu_info", {"vendor_id": vendor}.get)
-    if torch_lists_capabilities:
-        capabilities = dict.fromkeys(instructions, True)
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    else:
-        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-        for name in ("amx_tile", "avx512_bf16"):
-            answer = name in instructions
-            monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda answer=answer: answer)
-        if "bf16" in instructions:  # torch before 2.11 cannot report the instructions of Arm
-            dtype = torch.float32
+    capabilities = dict.fromkeys(instructions, True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert select_runtime("cpu", "auto").dtype == dtype
     # the simulated GPU only emulates bfloat16
     assert select_runtime("cuda", "auto").dtype == torch.float32

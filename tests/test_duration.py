@@ -8,7 +8,7 @@ from configs.command import parse_train
 from configs.schema import TrainConfig
 from tests.conftest import ROOT
 from tests.runs import contents, same_runs, send_at, small_run_args, train
-from training.duration import EVALUATION_FRACTION, SAFETY, Speed, fit_to_time
+from training.duration import EVALUATION_FRACTION, SAFETY, Timing, fit_to_time
 
 
 def test_the_warmup_that_a_recipe_sets_is_not_scaled_with_max_iters():
@@ -20,7 +20,7 @@ def test_the_warmup_that_a_recipe_sets_is_not_scaled_with_max_iters():
 @pytest.mark.parametrize("evaluation", [0, 0.5, 20])
 @pytest.mark.parametrize("interval", ["auto", 50])
 def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
-    fitted = fit_to_time(TrainConfig(eval_interval=interval), Speed(0.2, evaluation), seconds)
+    fitted = fit_to_time(TrainConfig(eval_interval=interval), Timing(0.2, evaluation), seconds)
     n = fitted.max_iters
     every = -(-n // 10) if fitted.eval_interval == "auto" else fitted.eval_interval
     evaluations = -(-n // every)
@@ -56,14 +56,14 @@ def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tm
 def test_minutes_time_one_trial_with_the_dropout_of_a_long_run(options, tmp_path, monkeypatch):
     trials = []
 
-    def measure_speed(trial, seconds):
+    def measure_timing(trial, seconds):
         trials.append(trial.config.model.dropout)
-        return Speed(step=0.1, evaluation=0)
+        return Timing(step=0.1, evaluation=0)
 
-    monkeypatch.setattr("training.duration.measure_speed", measure_speed)
+    monkeypatch.setattr("training.duration.measure_timing", measure_timing)
     words = [*options, "--dropout=auto", "--minutes=0.1", f"--out_dir={tmp_path / 'run'}"]
     code, output = train(*words)
-    assert code == 0 and trials == [0.1] and 45 < chosen(output) <= 57
+    assert code == 0 and trials == [0.3] and 45 < chosen(output) <= 57
     assert output.count("characters, ") == 1  # the text is described once
 
 
@@ -72,7 +72,7 @@ def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_i
 ):
     stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
     monkeypatch.setattr(
-        "training.duration.measure_speed", lambda *_: Speed(step=0.1, evaluation=0.6)
+        "training.duration.measure_timing", lambda *_: Timing(step=0.1, evaluation=0.6)
     )
     with monkeypatch.context() as patch:
         send_at("step", "SIGTERM", 20, patch.setattr)

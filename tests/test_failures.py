@@ -75,7 +75,7 @@ def test_weights_made_non_finite_by_an_update_are_not_saved(train_run, run, monk
 
     def broken_update(self):
         update(self)
-        self.param_groups[0]["params"][0].data[0] = math.inf
+        self.groups[0][0][0].data[0] = math.inf
 
     monkeypatch.setattr(AdamW, "step", broken_update)
     code, output = train_run("--optimizer=adamw", "--save_interval=1")

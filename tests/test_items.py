@@ -8,7 +8,7 @@ import pytest
 from common.errors import ConfigError, DataError
 from configs.schema import DataConfig
 from data.batches import IGNORED, Batches
-from data.items import train_val
+from data.items import hold_out
 from tests.texts import error_message, load, segments_of, write
 
 NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
@@ -57,9 +57,9 @@ def test_newlines_around_an_item_are_removed(between, end, separator):
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
 def test_an_item_alone_decides_whether_it_validates(fraction):
     items = [str(number % 150) for number in range(200)]
-    train, val = train_val(items, fraction)
+    train, val = hold_out(items, fraction)
     assert sorted(train + val) == sorted(items) and not set(train) & set(val) and train and val
-    more_train, more_val = train_val([*items[::-1], "another"], fraction)
+    more_train, more_val = hold_out([*items[::-1], "another"], fraction)
     assert set(train) <= set(more_train) and set(val) <= set(more_val)
 
 
@@ -102,7 +102,7 @@ def test_answer_after_needs_a_separator():
     ("content", "settings", "message"),
     [
         ("abc", {}, r"the separator '\n' never occurs in the text; correct data.separator"),
-        ("ab\nab\n", {}, "1 distinct items; at least 2 are needed"),
+        ("ab\nab\n", {}, "1 distinct item; at least 2 are needed"),
         ("abab", {"separator": "ab"}, "0 distinct items"),
         (
             "1=2\nx\n\ny\n",

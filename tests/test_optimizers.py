@@ -87,7 +87,7 @@ def test_a_muon_step_equals_its_formula():
     weight = torch.nn.Parameter(randn(6, 4, seed=2))
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
     model = torch.nn.ModuleDict({"blocks": torch.nn.ParameterList([weight])})
-    muon = Muon([{"params": [weight]}], model, 0.1, 0.9, 0.5, torch.float64)
+    muon = Muon([weight], model, 0.1, 0.9, 0.5, torch.float64)
     for step in range(3):
         gradient = randn(6, 4, seed=10 + step)
         gradient[step:] = 0  # all rows in the first step

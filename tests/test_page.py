@@ -352,6 +352,9 @@ def test_a_page_of_ours_is_replaced_and_another_file_is_left_alone(smoke, tmp_pa
     assert sample_main(words) == 0
     assert sample_main([*words, "--prompt=another"]) == 0
     assert "another" in path.read_text()
+    before = path.read_bytes()
+    assert sample_main([*words, "--prompt=another", "--dtype=bfloat16"]) == 0
+    assert path.read_bytes() == before  # pages are in float32
     path.write_text("no page")
     with pytest.raises(ConfigError, match="exists, and is not a Hornbook page"):
         sample_main(words)

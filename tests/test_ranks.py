@@ -23,12 +23,21 @@ from tests.runs import (
     torchrun,
     train,
 )
+from training.distributed import VARIABLES, World
 from training.state import Run
 from training.step import step_seed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 STEPS = 50
 EQUAL = ["--dropout=0", f"--max_iters={STEPS}", "--eval_interval=25", "--positions=rope"]
+
+
+def test_variables_of_torchrun_without_a_rank_do_not_make_several_processes(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "3")
+    monkeypatch.delenv("RANK")
+    world = World.from_environment()
+    assert world.is_main and world.size == 1
 
 
 def train_ranks(folder: Path, size: int, *arguments: object, each=None) -> list[str]:

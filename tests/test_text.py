@@ -80,6 +80,12 @@ def test_the_first_available_source_is_used_and_notes_name_the_others():
     assert len(find_text(DataConfig(sources=("b/input.txt", "c.txt")), "sources").notes) == 0
 
 
+def test_a_source_that_is_not_used_cannot_end_the_run():
+    write("book.txt"), write("images/a.png")
+    (note,) = find("book.txt", "images").notes
+    assert note.startswith("not used: images; ")
+
+
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
@@ -118,7 +124,8 @@ def test_a_url_needs_the_sha256_of_its_bytes_and_a_plain_name(end):
 def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
     sources = [write("a.txt", OTHER), write("b.txt"), write("c.txt", "a third text\n")]
     wanted = find(name).sha256
-    assert find("missing.txt", *sources, expected=wanted).name == name
+    found = find("missing.txt", *sources, expected=wanted)
+    assert found.name == name and "comparable" not in str(found.notes)  # it is the same text
     message = error_message(CheckpointError, *sources, sha256s=(digest("x"), None))
     assert message.startswith("data.sources: the text has changed since the checkpoint")
 

@@ -91,16 +91,10 @@ def _cpu_is_fast_in_bfloat16() -> bool:
     An Intel CPU without AMX took twice as long for a matrix product in bfloat16. Arm is untested.
     """
     # AMX and Arm's BF16 multiply matrices; AVX512-BF16 has only vectors, and Intel's is slow
-    if hasattr(torch.cpu, "get_capabilities"):
-        capabilities = torch.cpu.get_capabilities()
-        if any(capabilities.get(name) for name in ("amx_bf16", "amx_tile", "bf16")):
-            return True
-        has_avx512_bf16 = bool(capabilities.get("avx512_bf16"))
-    else:  # before torch 2.11
-        if torch.cpu._is_amx_tile_supported():
-            return True
-        has_avx512_bf16 = torch.cpu._is_avx512_bf16_supported()
-    return has_avx512_bf16 and "Intel" not in cpu_info("vendor_id")
+    capabilities = torch.cpu.get_capabilities()
+    if any(capabilities.get(name) for name in ("amx_bf16", "amx_tile", "bf16")):
+        return True
+    return bool(capabilities.get("avx512_bf16")) and "Intel" not in cpu_info("vendor_id")
 
 
 def cpu_info(key: str) -> str:

@@ -23,10 +23,16 @@ import torch.distributed.nn
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from common.console import discard_output
 from common.errors import ConfigError, counted
 
 T = TypeVar("T")
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")  # of torchrun
+VARIABLES = {  # of torchrun -> argument of World
+    "RANK": "rank",
+    "WORLD_SIZE": "size",
+    "LOCAL_RANK": "local_rank",
+    "GROUP_WORLD_SIZE": "machines",
+}
 
 
 class World:
@@ -43,11 +49,14 @@ class World:
     @classmethod
     def from_environment(cls) -> Self:
         """Read the variables of torchrun; only rank 0 keeps its standard output."""
-        # without torchrun none of them is set, and the defaults make a world of one process
-        world = cls(*(int(os.environ[name]) for name in VARIABLES if name in os.environ))
+        # without a rank this is the only process, whatever else a job has left in the environment
+        if "RANK" not in os.environ:
+            return cls()
+        found = {key: os.environ[name] for name, key in VARIABLES.items() if name in os.environ}
+        world = cls(**{key: int(value) for key, value in found.items()})
         # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
         return world
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ EVALUATIONS = 10  # of a run with `eval_interval: auto`
 
 
 @dataclass(frozen=True)
-class Speed:
+class Timing:
     """Seconds per step and per evaluation."""
 
     step: float
@@ -29,35 +29,30 @@ class Speed:
 
 def fit_to_minutes(
     minutes: float, began: float, settings: Config, make_run: Callable[[Config], Run]
-) -> tuple[Config, Speed]:
-    """Return the settings of the longest run that ends `minutes` after `began`, and its speed.
+) -> tuple[Config, Timing]:
+    """Return the settings of the longest run that ends `minutes` after `began`, and its timing.
 
     `began` is a time of `time.monotonic`; `make_run` builds a run of some settings. All ranks get
     what rank 0 has measured.
     """
-    # Time steps with dropout, which is slower: the run may be long enough to have it. The schedule
-    # is so long that the trial cannot reach its end.
-    model, train = settings.model, replace(settings.train, max_iters=10**6)
-    if model.dropout == "auto":
-        model = replace(model, dropout=0.1)
-
-    # a run that is thrown away, to measure this machine, model and text
+    # A run that is thrown away, to measure this machine, model and text. It is so long that it
+    # cannot reach its end, and that `dropout: auto`, which takes time, is not 0.
     build_began = time.monotonic()
-    trial = make_run(replace(settings, model=model, train=train))
+    trial = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
     build_seconds = time.monotonic() - build_began  # the real run has to be built too
-
-    speed, world = measure_speed(trial, 60 * minutes), trial.world
+    timing = measure_timing(trial, 60 * minutes)
+    world = trial.world
     del trial  # frees its memory
 
     # what is left of the time, after the start, the trial, and a second build
     left = began + 60 * minutes - time.monotonic() - build_seconds
-    fitted = replace(settings, train=fit_to_time(settings.train, speed, left))
+    fitted = replace(settings, train=fit_to_time(settings.train, timing, left))
 
     # every rank must train for the same number of steps: take those of rank 0
-    return world.broadcast((fitted, speed))
+    return world.broadcast((fitted, timing))
 
 
-def measure_speed(trial: Run, seconds: float) -> Speed:
+def measure_timing(trial: Run, seconds: float) -> Timing:
     """Time some steps and an evaluation of a run that is discarded afterwards.
 
     `seconds` is the time that the real run may take. All ranks time as many steps as rank 0.
@@ -79,24 +74,24 @@ def measure_speed(trial: Run, seconds: float) -> Speed:
     # time one evaluation: all of them take equally long
     evaluation_began = time.monotonic()
     evaluate(trial, Stop())  # a flag that nothing sets
-    return Speed(step, time.monotonic() - evaluation_began)
+    return Timing(step, time.monotonic() - evaluation_began)
 
 
-def fit_to_time(train: TrainConfig, speed: Speed, seconds: float) -> TrainConfig:
-    """Return the settings of the longest run of this speed that takes at most SAFETY * seconds.
+def fit_to_time(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
+    """Return the settings of the longest run of this timing that takes at most SAFETY * seconds.
 
     It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
     """
     # the number of evaluations that fit, and the number that the settings ask for
-    affordable = max(1, int(EVALUATION_FRACTION * seconds / max(speed.evaluation, 1e-9)))
+    affordable = max(1, int(EVALUATION_FRACTION * seconds / max(timing.evaluation, 1e-9)))
     wanted = EVALUATIONS
     if train.eval_interval != "auto":
-        interval = train.eval_interval * speed.step + speed.evaluation  # seconds
+        interval = train.eval_interval * timing.step + timing.evaluation  # seconds
         wanted = math.ceil(SAFETY * seconds / interval)
 
     # the steps get what the evaluations leave
     evaluations = min(affordable, wanted)
-    max_iters = max(1, int((SAFETY * seconds - evaluations * speed.evaluation) / speed.step))
+    max_iters = max(1, int((SAFETY * seconds - evaluations * timing.evaluation) / timing.step))
 
     # fewer evaluations than wanted: spread them over the run
     if evaluations < wanted:

@@ -185,12 +185,12 @@ def window_losses(
         losses = cross_entropy(logits, y, reduction="none").cpu().double().view(y.shape)  # (B, T)
 
         # sums by position, in float64: a text has millions of losses
-        counted = (y != IGNORED).cpu()  # (B, T)
+        is_target = (y != IGNORED).cpu()  # (B, T)
         nats[:T] += losses.sum(0).numpy()
-        counts[:T] += counted.sum(0).numpy()
+        counts[:T] += is_target.sum(0).numpy()
 
         # is the likeliest character the target, everywhere in a window?
-        matches = (logits.argmax(-1) == y).cpu() | ~counted
+        matches = (logits.argmax(-1) == y).cpu() | ~is_target
         all_correct.append(matches.all(1).numpy())
     return WindowLosses(nats, counts, np.concatenate(all_correct))
 
@@ -228,7 +228,7 @@ def generate_sample(run: Run, stop: Stop) -> str:
         return "".join(items)
 
     # a text: it begins as a text of sample.py without a prompt does
-    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype("int64"))[None]  # (1, 1)
+    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype(np.int64))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=DEFAULT_TEMPERATURE)
     characters = generate(run.model, start, sampler, run.config.train.sample_chars)
     characters = stop.interruptible(characters)  # ids, each (1,)
@@ -239,7 +239,7 @@ def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit:
     """Draw the rest of an item, at most `limit` characters; return all of it, with its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
-    ids = tokenizer.encode(item_format.start + beginning).astype("int64")
+    ids = tokenizer.encode(item_format.start + beginning).astype(np.int64)
 
     # draw characters until its end comes
     item = beginning
@@ -272,7 +272,7 @@ def run_probe(run: Run) -> Probe:
     # a short text, the same at every evaluation
     start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
     length = min(PROBE_LENGTH, run.config.model.block_size, end - start - 1)
-    ids = run.corpus.val.ids[start : start + length].astype("int64")  # (T,)
+    ids = run.corpus.val.ids[start : start + length].astype(np.int64)  # (T,)
 
     # what its heads look at, and what it expects to come next
     on_device = torch.from_numpy(ids).to(run.runtime.device)

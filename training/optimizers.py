@@ -4,7 +4,8 @@ N matrices of one shape, R rows, C columns
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from model.parameters import block_matrices, block_parameters, embeddings_and_lm
 
 
 class Optimizer:
-    """Parameter groups, and the moments of each parameter: averages over the past gradients.
+    """A learning rate, and the moments of each parameter: averages over the past gradients.
 
     It replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler and takes more
     than a second. All moments exist from the start, so that a checkpoint can be restored into them.
@@ -24,10 +25,8 @@ class Optimizer:
 
     moments: tuple[str, ...]
 
-    def __init__(self, groups: Sequence[dict], **settings: float):
-        # `settings` holds what a group does not set itself
-        self.param_groups = [settings | group for group in groups]
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+    def __init__(self, parameters: Iterable[Tensor], lr: float):
+        self.peak_lr = self.lr = lr  # `set_lr` multiplies the peak
         self.state = {p: {name: torch.zeros_like(p) for name in self.moments} for p in parameters}
 
     def zero_grad(self) -> None:
@@ -45,31 +44,35 @@ class Optimizer:
         named = {}
         for moment in self.moments:
             # in place of each weight its moment, which is cut into slices as the weight is
-            def moment_of(parameter: Tensor, moment: str = moment) -> Tensor:
-                if parameter in self.state:
-                    return self.state[parameter][moment]
-                return torch.empty_like(parameter, device="meta")  # no data: another optimizer's
-
-            # an optimizer names only the moments of its own parameters
-            for name, slices in named_slices(model, moment_of).items():
+            for name, slices in named_slices(model, partial(self._moment, moment)).items():
+                # an optimizer names only the moments of its own parameters
                 if slices[0].device.type != "meta":
                     named[f"{moment}.{name}"] = slices
         return named
 
+    def _moment(self, moment: str, parameter: Tensor) -> Tensor:
+        """Return a moment of a parameter, or a tensor without data for another optimizer's."""
+        if parameter in self.state:
+            return self.state[parameter][moment]
+        return torch.empty_like(parameter, device="meta")
+
 
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2)."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
+
+    Each group is a list of parameters and their weight decay.
+    """
 
     moments = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,
-        groups: Sequence[dict],
+        groups: Sequence[tuple[list[Tensor], float]],
         lr: float,
         betas: tuple[float, float],
-        weight_decay: float = 0.0,
     ):
-        super().__init__(groups, lr=lr, weight_decay=weight_decay)
+        super().__init__((p for parameters, _ in groups for p in parameters), lr)
+        self.groups = groups
         self.beta1, self.beta2 = betas
         # a tensor: the kernel reads it on the device, and a checkpoint stores it like a moment
         self.steps = torch.zeros((), device=next(iter(self.state)).device)
@@ -81,8 +84,7 @@ class AdamW(Optimizer):
     def step(self) -> None:
         # the averages begin at 0: the number of steps sets the bias correction
         self.steps += 1
-        for group in self.param_groups:
-            parameters = group["params"]
+        for parameters, weight_decay in self.groups:
             states = [self.state[parameter] for parameter in parameters]
             # the kernel of torch.optim.AdamW(fused=True), a class that is slow to start
             torch._fused_adamw_(
@@ -92,10 +94,10 @@ class AdamW(Optimizer):
                 [state["exp_avg_sq"] for state in states],
                 [],  # maxima of exp_avg_sq, which only amsgrad uses
                 [self.steps for _ in parameters],
-                lr=group["lr"],
+                lr=self.lr,
                 beta1=self.beta1,
                 beta2=self.beta2,
-                weight_decay=group["weight_decay"],
+                weight_decay=weight_decay,
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,
@@ -116,28 +118,26 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        groups: Sequence[dict],
+        parameters: Sequence[Tensor],
         model: GPT,
         lr: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
-        dtype: torch.dtype = torch.float32,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype,
     ):
-        super().__init__(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        # the layout of the model says where the rows of each matrix are
-        self.model, self.dtype = model, dtype
+        super().__init__(parameters, lr)
+        self.momentum, self.weight_decay, self.dtype = momentum, weight_decay, dtype
+        # its layout says where the rows of each matrix are
+        self.model = model
 
     @torch.no_grad()
     def step(self) -> None:
-        (group,) = self.param_groups
-        lr, momentum, weight_decay = group["lr"], group["momentum"], group["weight_decay"]
-
         # Nesterov momentum: look a step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
             # a running mean of the gradients
-            state["momentum"].lerp_(parameter.grad, 1 - momentum)
-            updates[parameter] = parameter.grad.lerp(state["momentum"], momentum)
+            state["momentum"].lerp_(parameter.grad, 1 - self.momentum)
+            updates[parameter] = parameter.grad.lerp(state["momentum"], self.momentum)
 
         # Cut the updates as the weights are cut; matrices of one shape make one batch. (AdamW's
         # parameters have no update here: `p` stands in, and no matrix is cut from it.)
@@ -159,8 +159,8 @@ class Muon(Optimizer):
                 # back from whole matrices to where the layout stores their rows
                 parts = direction.split([len(view) for view in slices])
                 for view, part in zip(slices, parts, strict=True):
-                    view.mul_(1 - lr * weight_decay)
-                    view.add_(part, alpha=-lr * scale)
+                    view.mul_(1 - self.lr * self.weight_decay)
+                    view.add_(part, alpha=-self.lr * scale)
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
@@ -190,8 +190,7 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
 def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
     """Build the optimizers of a run: AdamW, and Muon for the blocks' matrices if it is selected.
 
-    Weight decay applies to matrices and embeddings, never to norm weights and biases. Each group
-    stores its peak learning rate as `peak_lr`.
+    Weight decay applies to matrices and embeddings, never to norm weights and biases.
     """
     in_blocks, embeddings = block_parameters(model), embeddings_and_lm_head(model)
 
@@ -201,22 +200,16 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
 
     # Muon takes the blocks' matrices; AdamW takes the rest, or all of them
     use_muon = train.optimizer == "muon"
-    if use_muon:
-        decayed = {"name": "embeddings", "params": embeddings}
-    else:
-        decayed = {"name": "matrices", "params": [*in_blocks, *embeddings]}
+    decayed = embeddings if use_muon else [*in_blocks, *embeddings]
 
     # decay pulls weights towards 0; a norm weight of 0 would turn its features off
-    groups = [
-        decayed | {"weight_decay": train.weight_decay},
-        {"name": "vectors", "params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [(decayed, train.weight_decay), (vectors, 0.0)]
     betas = (train.beta1, train.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, train.learning_rate, betas)]
     if use_muon:
         optimizers.append(
             Muon(
-                [{"name": "hidden", "params": in_blocks}],
+                in_blocks,
                 model,
                 train.muon_learning_rate,
                 train.muon_momentum,
@@ -224,16 +217,10 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
                 dtype,
             )
         )
-
-    # what `set_lr` multiplies
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
     return optimizers
 
 
 def set_lr(optimizers: Sequence[Optimizer], multiplier: float) -> None:
-    """Set the learning rate of every group to `multiplier` times its peak."""
+    """Set the learning rate of every optimizer to `multiplier` times its peak."""
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = multiplier * group["peak_lr"]
+        optimizer.lr = multiplier * optimizer.peak_lr

@@ -16,13 +16,13 @@ from training.device import Runtime, dtype_name
 Section = TypeVar("Section")
 
 
-def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
+def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
     """Replace every `auto` in the settings of a run that reads its text `epochs` times.
 
     A pure function: with the same text, length and kind of device, a resumed run gets the same
     values. Only `save_interval: auto` stays, because it depends on the wall-clock time.
     """
-    model, train = config.model, config.train
+    model, train = settings.model, settings.train
 
     # In bfloat16 on a CPU the backward pass of sdpa is slow. `batched` is faster, but stores T^2
     # weights for each head, so only for short contexts (docs/attention.md, section 9).
@@ -33,14 +33,18 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
-    # Warm-up and cooldown are the shares of the run that were best in shakespeare.yaml, and the
-    # cooldown never begins before the warm-up ends.
+    # Warm-up and cooldown are the shares of the run that were best in shakespeare.yaml. An `auto`
+    # fits into what the other leaves: the cooldown never begins before the warm-up ends.
     max_iters = train.max_iters
-    warmup = max_iters // 70 if train.warmup_iters == "auto" else train.warmup_iters
+    warmup, cooldown = max_iters // 70, 6 * max_iters // 7
+    if train.warmup_iters != "auto":
+        cooldown = min(cooldown, max_iters - train.warmup_iters)
+    elif train.schedule == "trapezoid" and train.cooldown_iters != "auto":
+        warmup = min(warmup, max_iters - train.cooldown_iters)
 
     # only an `auto` is replaced; a number or a name stays
     return replace(
-        _fill(config, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
+        _fill(settings, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
         model=_fill(
             model,
             kernel="batched" if batched else "sdpa",
@@ -50,7 +54,7 @@ def resolve(config: Config, runtime: Runtime, epochs: float) -> Config:
         train=_fill(
             train,
             warmup_iters=warmup,
-            cooldown_iters=min(6 * max_iters // 7, max_iters - warmup),
+            cooldown_iters=cooldown,
             eval_interval=math.ceil(max_iters / 10),
         ),
     )

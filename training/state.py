@@ -6,7 +6,6 @@
 import math
 from dataclasses import dataclass
 
-from common.errors import ConfigError
 from configs.fields import Checked, setting
 from configs.schema import Config
 from data.batches import Batches
@@ -36,14 +35,6 @@ class Progress(Checked):
     )
     best_step: int = setting(0, "step of the lowest validation loss", at_least=0)
     evals_since_best: int = setting(0, "evaluations since then", at_least=0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.best_step <= self.last_eval_step <= self.step:
-            raise ConfigError(
-                f"best_step {self.best_step}, last_eval_step {self.last_eval_step} and step "
-                f"{self.step} contradict each other; they must be in this order"
-            )
 
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
@@ -116,11 +107,10 @@ class Run:
 
     @property
     def lr(self) -> float:
-        """The learning rate of AdamW's first parameter group in the last step."""
-        return self.optimizers[0].param_groups[0]["lr"]
+        """The learning rate of AdamW in the last step."""
+        return self.optimizers[0].lr
 
     @property
-    def other_lrs(self) -> dict[str, float]:
-        """The learning rates of the other parameter groups, by group name."""
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        return {group["name"]: group["lr"] for group in groups[1:]}
+    def muon_lr(self) -> float | None:
+        """The learning rate of Muon in the last step; None without Muon."""
+        return self.optimizers[1].lr if self.config.train.optimizer == "muon" else None

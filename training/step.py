@@ -19,15 +19,15 @@ from training.state import Run
 class StepResult:
     """The result of a step.
 
-    loss       mean over all tokens of the step, nats per character
-    grad_norm  gradient norm before clipping
-    tokens     number of targets that count for the loss, over all processes (ranks)
-    seconds    duration of the step
+    loss         mean over all predictions of the step, nats per character
+    grad_norm    gradient norm before clipping
+    predictions  number of them, over all processes (ranks)
+    seconds      duration of the step
     """
 
     loss: float
     grad_norm: float
-    tokens: int
+    predictions: int
     seconds: float
 
 
@@ -46,7 +46,7 @@ class TrainStep:
         self.forward = torch.compile(self.ddp_model) if run.config.compile else self.ddp_model
 
     def __call__(self) -> StepResult | None:
-        """Make one update; return None, and make none, if no target of the step counts.
+        """Make one update; return None, and make none, if the step has no predictions.
 
         Raises NonFiniteError, with the weights unchanged, if the loss or the gradient is not
         finite, and ResourceError if torch.compile fails.
@@ -58,8 +58,8 @@ class TrainStep:
         first = progress.step * train.gradient_accumulation_steps
         micro_batches = range(first, first + train.gradient_accumulation_steps)
         # with a tiny batch, all windows can be empty, or parts of questions: skip the step
-        tokens = sum(map(run.batches.predictions, micro_batches))
-        if tokens == 0:
+        predictions = sum(map(run.batches.predictions, micro_batches))
+        if predictions == 0:
             progress.step += 1
             return None
 
@@ -69,7 +69,7 @@ class TrainStep:
 
         # forward and backward, one micro-batch after another
         with compile_errors() if run.config.compile else nullcontext():
-            loss = self._forward_backward(micro_batches, tokens)
+            loss = self._forward_backward(micro_batches, predictions)
         loss = self.world.mean(loss)
 
         # clip; with inf, this only measures the norm
@@ -77,19 +77,18 @@ class TrainStep:
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
         self._check_finite(loss, grad_norm)
 
-        # update
         for optimizer in run.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
         # record: progress.step becomes the number of this step, counted from 1
         progress.step += 1
-        return StepResult(loss, grad_norm, tokens, time.perf_counter() - began)
+        return StepResult(loss, grad_norm, predictions, time.perf_counter() - began)
 
-    def _forward_backward(self, micro_batches: range, tokens: int) -> float:
+    def _forward_backward(self, micro_batches: range, predictions: int) -> float:
         """Accumulate the gradients of the micro-batches; return this rank's loss.
 
-        It is scaled so that its mean over the ranks is the mean over all `tokens` of the step.
+        It is scaled so that its mean over the ranks is the mean over all `predictions` of the step.
         """
         run, loss = self.run, 0.0
         run.model.train()  # an evaluation may have switched it
@@ -104,10 +103,10 @@ class TrainStep:
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
 
-                # The loss of a step is the sum over all of its tokens, divided by their number. DDP
+                # The loss of a step is the sum over its predictions, divided by their number. DDP
                 # divides gradients by the number of ranks, so multiply by that first. (A sum of
                 # nothing is 0; a mean would be NaN.)
-                part = cross_entropy(logits, y, "sum") * self.world.size / tokens
+                part = cross_entropy(logits, y, "sum") * self.world.size / predictions
                 part.backward()
             loss += part.item()
         return loss
