@@ -32,7 +32,7 @@ MAKEMORE_SEED, TEST_ITEMS = 3407, 1000
 PATIENCE = 4  # evaluations of makemore, one every 500 steps
 NAMES_ELSEWHERE = "about 1.92 (makemore's README)"
 SUMS = {  # base, reversed -> published; 3 digits: Lee et al. 2023, arXiv 2307.03381, table of sizes
-    (100, False): "89.9 % (6 x 128, 10,000 iterations)",
+    (100, False): "-",
     (100, True): "-",
     (1000, False): "88.2 % (10.6 M parameters)",
     (1000, True): "99.79 % (10.6 M parameters)",
