@@ -71,8 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     # read everything before anything is written
-    vocabulary = "".join(sorted(set(read_text(options.vocabulary, "utf-8"))))
-    saved = read_nanogpt(options.ckpt, vocabulary)
+    saved = read_nanogpt(options.ckpt, options.vocabulary)
 
     # write a run folder with one checkpoint: `best`, which sampling and --init_from load
     with only_writer(options.out_dir):
@@ -87,8 +86,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
-    """Read a ckpt.pt of nanoGPT; raise CheckpointError if its model does not fit."""
+def read_nanogpt(path: Path, text: Path) -> Checkpoint:
+    """Read a ckpt.pt of nanoGPT, trained on a text; raise CheckpointError if they do not fit."""
+    vocabulary = "".join(sorted(set(read_text(text, "utf-8"))))
     with checkpoint_errors(path):
         # tensors and plain values only; anything else in the pickle is refused
         try:
@@ -109,7 +109,7 @@ def read_nanogpt(path: Path, vocabulary: str) -> Checkpoint:
 
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(model=model, train=ADAMW)
-    saved = Checkpoint(config, vocabulary, tensors, TextInfo(str(path)), path=path)
+    saved = Checkpoint(config, vocabulary, tensors, TextInfo(text.name), path=path)
     checkpoints.build_model(saved)  # checks the tensors
     return saved
 

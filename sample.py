@@ -345,10 +345,9 @@ def score(session: Session) -> None:
             ids = session.encode(text)
     text = tokenizer.decode(ids)
     items = item_format.items_of(path, [text]) if item_format else [text]
-    if sum(map(len, items)) < 2:
-        raise DataError(f"{path}: nothing to predict; at least 2 known characters are needed")
-
     # each character is predicted once, except the first of a text
+    if not item_format and len(text) < 2:
+        raise DataError(f"{path}: nothing to predict; at least 2 known characters are needed")
     split = item_format.as_split(items, tokenizer.encode) if item_format else Split(ids)
     block_size = session.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
@@ -357,11 +356,11 @@ def score(session: Session) -> None:
     # in nats, and in bits, which other reports use
     line = (
         f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
-        f"{int(losses.counts.sum()):,} predictions"
+        f"{counted(int(losses.counts.sum()), 'prediction')}"
     )
     if item_format:
         per_item = losses.nats.sum() / len(items)
-        line += f"; {per_item:.4f} nats per item, over {len(items):,} items"
+        line += f"; {per_item:.4f} nats per item, over {counted(len(items), 'item')}"
     if split.targets is not None:
         wrong = wrong_segments(split, block_size, losses.all_correct)
         line += f"; {1 - len(wrong) / len(items):.2%} exact match"
@@ -370,7 +369,9 @@ def score(session: Session) -> None:
 
 def write_html(session: Session, prompt: str) -> None:
     """Write a page that runs the model in a browser, and print its size."""
-    options, prompt = session.options, session.tokenizer.decode(session.encode(prompt))
+    options = session.options
+    if prompt:  # else the page begins with the example question, if there is one
+        prompt = session.tokenizer.decode(session.encode_prompt(prompt))
     size = write_page(Path(options.html), session.saved, session.model, options, prompt)
     print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 

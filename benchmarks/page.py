@@ -1,8 +1,8 @@
 """Characters per second of the page in headless Chromium: python -m benchmarks.page
 
 The model has the shape of configs/shakespeare.yaml and random weights, which cost the same time as
-trained ones. The rates are those that the page shows: inside the window, from an empty prompt, and
-past it, where half a window is read again after every half window.
+trained ones. The rates are those that the page shows: inside the window, from a prompt of one
+character, and past it, where half a window is read again after every half window.
 """
 
 import argparse

@@ -21,7 +21,7 @@ class LossCurve:
     steps        made so far
     minutes      since the first step, with evaluations and saves
     val_loss     exact validation loss, nats per character
-    train_loss   the same on a part of the training text of equal length
+    train_loss   the same on parts of the training text
     """
 
     steps: np.ndarray
@@ -63,7 +63,8 @@ def characters_per_step(config: Config) -> int:
 def seconds_in_steps(folder: Path) -> float:
     """Return the time that a run spent in training steps: no evaluations, saves and pauses.
 
-    The log has the speed of each interval, from which the seconds of its steps follow.
+    The log has the speed of each interval, from which the seconds of its steps follow, if their
+    windows are full: in a text much longer than the context.
     """
     per_step = characters_per_step(checkpoint.load(folder / checkpoint.LAST).settings)
     speeds = load_events(folder).Scalars("train/tokens_per_sec")

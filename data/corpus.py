@@ -70,6 +70,8 @@ def load_corpus(
     text_counts = list(map(count_characters, contents))
     counts = sum(text_counts, Counter())
     characters = characters_to_learn(counts, data.min_count, texts[0].path)
+    if item_format:  # a list needs these, however rare
+        characters |= set(item_format.separator + item_format.answer_after)
     map_unknown = data.min_count > 1
     tokenizer = tokenizer_for(characters, texts[0].path, map_unknown, vocabulary, add_characters)
     encode = partial(tokenizer.encode, map_unknown=map_unknown)
@@ -103,7 +105,7 @@ def load_corpus(
         val=val,
         summary=summary + item_lines,
         item_format=item_format,
-        question=question,
+        question=tokenizer.decode(encode(question)),  # without rare characters
     )
 
 

@@ -204,8 +204,8 @@ class Log:
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
-            answers = len(run.corpus.val.segments)
-            exact_match = f"; exact match {result.exact_match:.2%} of {answers:,} answers"
+            answers = counted(len(run.corpus.val.segments), "answer")
+            exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
         self._write_scalars(step, scalars)
 
         # of the losses, only these two are printed; the others are in TensorBoard
@@ -250,10 +250,12 @@ class Log:
         # a finished run that is resumed has nothing to do
         if progress.step == self.first_step:
             # it has reached max_iters, or run out of patience
-            change = f"--max_iters={2 * train.max_iters}"
+            changes = [f"--max_iters={2 * train.max_iters}"]
             if self.run.out_of_patience:
-                change = "--patience=0"
-            longer = command.resume_command(change)
+                changes = ["--patience=0"]
+                if "train.max_iters" in command.options:  # more steps alone do not help
+                    changes.insert(0, f"--max_iters={train.max_iters}")
+            longer = command.resume_command(*changes)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
         elif progress.step >= train.max_iters:
             info(f"finished after {minutes:.1f} minutes")

@@ -83,6 +83,13 @@ def test_rare_characters_are_mapped_to_unk():
     assert "\ufffd" not in load(write("book.txt"), min_count=2).tokenizer.vocabulary
 
 
+def test_a_list_learns_its_separator_and_end_of_a_question_however_rare_they_are():
+    items = write("list.txt", "ab ?ab|ba b?a|aa ?bé")
+    corpus = load(items, separator="|", answer_after="?", min_count=4)
+    assert {"|", "?"} < set(corpus.tokenizer.vocabulary)
+    assert set(corpus.question) <= set(corpus.tokenizer.vocabulary)  # é is too rare
+
+
 @pytest.mark.parametrize(
     ("content", "settings", "expected"),
     [

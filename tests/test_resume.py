@@ -184,6 +184,9 @@ def test_a_finished_run_prints_the_command_that_trains_it_longer(more, change, o
     output = train(options[0], f"--out_dir={run}", "--resume")[1]
     words = re.search(r"to train longer:\n  \S+ train.py (.*)\n", output)[1].split()
     assert words == [options[0], f"--out_dir={run}", "--resume", change]
+    if more:  # more steps alone do not help
+        output = train(*words[:-1], "--max_iters=99")[1]
+        assert "--resume --max_iters=99 --patience=0\n" in output
     assert train(*words)[0] == 0 and step_of(run) == (STEPS if more else 2 * STEPS)
 
 
