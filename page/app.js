@@ -106,7 +106,8 @@ function showPage() {
     $("failure").hidden = false;
   };
   const ask = startWorker((reason) => fail(`page/model.js cannot run this model: ${reason}.`));
-  const { shapes, config } = data;
+  const { shapes, config, items } = data;
+  config.separator = Array.from(items?.separator ?? "", (c) => ids.get(c));
   ask("load", { base64: $("weights").textContent, shapes, config });
   $("weights").remove();
 
@@ -152,7 +153,7 @@ function showHeads(ask, { n_layer: layers, n_head: H }) {
 
 function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   const { config, items } = data;
-  const { separator = [] } = config;
+  const { separator } = config;
   const answers = Boolean(items?.answer_after);
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
