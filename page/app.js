@@ -241,8 +241,6 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     update();
   };
 
-  const visible = () => view.items.filter((_, i) => !view.spans[i].hidden);
-
   const pause = () => {
     ask("write", { stop: true });
     writing = false;
@@ -331,9 +329,10 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     pause();
   });
   $("copy").addEventListener("click", async () => {
+    const text = view.ids.slice(view.first).map((id) => vocabulary[id]);
     try {
-      await navigator.clipboard.writeText(visible().map(({ id }) => vocabulary[id]).join(""));
-      $("status").textContent = `Copied ${count(visible().length)} characters.`;
+      await navigator.clipboard.writeText(text.join(""));
+      $("status").textContent = `Copied ${count(text.length)} characters.`;
     } catch {
       getSelection().selectAllChildren(view.box);
       $("status").textContent = "The text is selected: copy it with Ctrl-C or Cmd-C.";
@@ -358,7 +357,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const mean = losses.reduce((sum, nats) => sum + nats, 0) / losses.length;
     const speed = rate > 0 ? ` · ${count(Math.round(rate))} characters/s` : "";
     $("status").replaceChildren(
-      `${count(visible().length)} characters${speed} · mean loss `,
+      `${count(written.length - view.first)} characters${speed} · mean loss `,
       lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
       " (lower is better)",
     );
@@ -435,8 +434,9 @@ function showAttention(ask, vocabulary, config, heads) {
 // Draw a row of attention weights as a strip; the largest weight is the darkest.
 function strip(row) {
   const [made, width] = [element("div", { className: "strip" }), 100 / row.length];
+  const most = row[argmax(row)];
   const stops = Array.from(row, (weight, i) => {
-    const color = `rgb(var(--attended) / ${weight / row[argmax(row)]})`;
+    const color = `rgb(var(--attended) / ${weight / most})`;
     return `${color} ${i * width}% ${(i + 1) * width}%`;
   });
   made.style.background = `linear-gradient(to right, ${stops})`;

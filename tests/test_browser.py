@@ -281,6 +281,7 @@ def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
     start, text = prompt or "\n", text_of(page)
     assert text == continued(start, len(start) + 150)
     assert marked(page, "given") == [*range(len(start))]
+    assert press(page, "End", "Home") == (0 if prompt else 1)  # without a prompt, 0 is hidden
     assert marked(page, "before-window") == [*range(96)] and marked(page, "window-start") == [96]
     page.click("#copy")
     wait_for(page, "#status", "Copied")
