@@ -309,6 +309,17 @@ def test_it_pauses_adds_a_character_and_starts_over(page, continued):
     assert text_of(page) == text[:5]
 
 
+def test_after_the_back_button_the_fields_are_those_of_the_text(open_page, smoke_page):
+    page = open_page(smoke_page, **AT_ONCE)
+    page.click("summary")
+    for field in ("#prompt", "#seed"):
+        page.fill(field, "5")
+    page.goto("about:blank")
+    page.go_back()
+    wait_for(page, "#write", "Continue")
+    assert page.input_value("#prompt") == "KING" and page.input_value("#seed") == "1337"
+
+
 def test_unknown_characters_are_named_and_removed_on_request(page):
     page.fill("#prompt", "KI\xe9N\u202eG\xe9")
     page.click("#write")
