@@ -462,14 +462,15 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
       return finish("Cancelled.");
     }
     const field = $("score-text");
-    const { characters, starts, counts } = list
-      ? layOut(field.value, list)
-      : { characters: Array.from(field.value) };
+    const whole = { characters: Array.from(field.value) };
+    const { characters, starts, counts, lacking } = list ? layOut(field.value, list) : whole;
     const known = unknown ? characters.map((c) => (ids.has(c) ? c : unknown)) : characters;
     const text = encode(known, field, $("score-error"), ids);
     if (!text) return;
     view.clear();
     $("score-why").replaceChildren();
+    if (lacking)
+      return finish(`“${isolated(readable(lacking))}” has no “${readable(list.answer_after)}”.`);
     $("scored").hidden = text.length < 2;
     if (text.length < 2) return finish("At least 2 characters are needed.");
     running = true;
@@ -479,7 +480,7 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
     const without = off.size ? `, with ${off.size} head${off.size > 1 ? "s" : ""} off` : "";
     ask("score", { ids: text, starts, counts }, ({ items, done, nats, counted }) => {
       view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
-      if (!counted) return done && finish("There is no answer in it.");
+      if (!counted) return; // no answer yet
       const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
       const rest = ` per character, over ${count(counted)} predictions${without}`;
       if (done) finish(lossOf(nats / counted, 4), rest + part);

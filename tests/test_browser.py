@@ -269,6 +269,9 @@ def test_a_model_of_answers_opens_with_its_question_and_answers_others(open_mode
     page.fill("#prompt", "22")
     page.click("#write")
     assert page.inner_text("#prompt-error") == "A question ends with “=”."
+    page.fill("#score-text", "00=1\n22")
+    page.click("#score")
+    wait_for(page, "#score-result", "“\u206822\u2069” has no “=”.")
 
 
 @pytest.mark.parametrize("prompt", ["KING", ""])
