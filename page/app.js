@@ -2,7 +2,7 @@
 "use strict";
 
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
-const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
+const TOLERANCE = 1e-3; // of the largest logit, or of 1: more is not Python's model
 const PACE = 20; // characters per second, while the page writes by itself
 const SURPRISE = Math.log(10); // nats: a probability below 10 %
 

@@ -301,14 +301,14 @@ function layOut(text, { separator, answer_after: answerAfter }) {
 }
 
 // Compare the logits with those that Python computed from the same weights: `check` has ids, and
-// [n, logits] for some n. Yield the difference after each step, in units of the largest logit; 0
-// where there is nothing to compare.
+// [n, logits] for some n. Yield the difference after each step, in units of the largest logit, or
+// of 1 if all are smaller; 0 where there is nothing to compare.
 function* differences(model, { ids, logits }) {
-  const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const largest = (values, least) => values.reduce((most, x) => Math.max(most, Math.abs(x)), least);
   for (const [n, expected] of logits) {
     const start = windowStart(n, model.config.block_size); // of these ids, which are no list
     for (const [m, found] of readWindow(model, ids, start, n)) {
-      yield m === n ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
+      yield m === n ? largest(expected.map((x, i) => x - found[i]), 0) / largest(expected, 1) : 0;
     }
   }
 }
