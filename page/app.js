@@ -59,6 +59,9 @@ function showLens(vocabulary, lens, id) {
   $("lens").replaceChildren(...rows);
 }
 
+// Say how many heads are off, if any.
+const without = ({ size }) => (size ? `, with ${size} head${size > 1 ? "s" : ""} off` : "");
+
 // Return the ids of characters, or show which are unknown, with a button to remove them.
 function encode(characters, field, message, ids) {
   const unknown = new Set(characters.filter((c) => !ids.has(c)));
@@ -359,7 +362,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     $("status").replaceChildren(
       `${count(written.length - view.first)} characters${speed} · mean loss `,
       lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
-      " (lower is better)",
+      ` (lower is better)${without(heads.off)}`,
     );
   };
   update();
@@ -477,12 +480,12 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
     $("score-result").setAttribute("aria-busy", true); // read out when it is complete
     $("score").textContent = "Cancel";
     view.append([{ id: text[0] }], { given: true, hidden: Boolean(list) });
-    const without = off.size ? `, with ${off.size} head${off.size > 1 ? "s" : ""} off` : "";
+    const heads = without(off);
     ask("score", { ids: text, starts, counts }, ({ items, done, nats, counted }) => {
       view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
       if (!counted) return; // no answer yet
       const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
-      const rest = ` per character, over ${count(counted)} predictions${without}`;
+      const rest = ` per character, over ${count(counted)} predictions${heads}`;
       if (done) finish(lossOf(nats / counted, 4), rest + part);
       else $("score-result").replaceChildren(lossOf(nats / counted, 4), `${rest} so far`);
     });

@@ -400,6 +400,7 @@ def test_probabilities_lens_and_heads_that_are_off_are_pythons(open_model, recip
         page.fill("#score-text", text_of(page))
         page.click("#score")
         wait_for(page, "#score-result", "1 head off")
+        wait_for(page, "#status", "1 head off")
         page.click("#step")  # the next character
         expect(page.locator("#text span")).to_have_count(24)
         assert_equal(23)
