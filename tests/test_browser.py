@@ -266,9 +266,17 @@ def test_a_model_of_answers_opens_with_its_question_and_answers_others(open_mode
         answer = printed(f"--prompt={question}", "--max-new-tokens=20", ckpt=ckpt)
         assert text_of(page).strip() == answer.strip()
     assert not any(colors(page)[:4]) and any(colors(page)[4:])  # of the answer alone
-    page.fill("#prompt", "22")
-    page.click("#write")
-    assert page.inner_text("#prompt-error") == "A question ends with “=”."
+    select(page, 4)
+    page.locator("#why button", has_text="newline").click()  # it ends the answer
+    page.wait_for_timeout(200)
+    assert text_of(page) == "\n22=\n"
+    page.click("#step")  # nothing follows an answer: it begins anew
+    wait_for(page, "#text", "22==")
+    for question in ("22", "00=1\n22"):
+        page.fill("#prompt", question)
+        page.click("#write")
+        assert page.inner_text("#prompt-error") == "A question ends with “=”."
+        assert page.is_visible("#prompt-error")
     page.fill("#score-text", "00=1\n22")
     page.click("#score")
     wait_for(page, "#score-result", "“\u206822\u2069” has no “=”.")
@@ -301,15 +309,35 @@ def test_it_pauses_adds_a_character_and_starts_over(page, continued):
     length = len(text_of(page))
     page.wait_for_timeout(300)
     assert len(text_of(page)) == length
+    page.fill("#max_new_tokens", "10")
+    page.click("#write")
+    wait_for(page, "#write", "Continue")
     page.click("#step")
-    expect(page.locator("#text span")).to_have_count(length + 1)
+    expect(page.locator("#text span")).to_have_count(length + 11)
     text = text_of(page)
-    assert text == continued("KING", length + 1)
+    assert text == continued("KING", length + 11)
     page.click("#restart")
     assert text_of(page) == ""
     page.click("#step")
     expect(page.locator("#text span")).to_have_count(5)
     assert text_of(page) == text[:5]
+
+
+def test_an_invalid_setting_is_shown_and_nothing_is_written(page):
+    write(page)
+    select(page, 40)
+    text, status = text_of(page), page.inner_text("#status")
+    page.fill("#temperature", "")
+    page.fill("#prompt", "")
+    for button in ("#write", "#step", "#why button:not([disabled]) >> nth=0"):
+        page.click(button)
+        expect(page.locator("#temperature")).to_be_focused()
+        assert (text_of(page), page.inner_text("#status")) == (text, status)
+    page.click("#switches button >> nth=0")  # reading needs no settings
+    wait_for(page, "#effect", "Changed most")
+    page.fill("#temperature", "2e6")
+    page.click("#write")
+    expect(page.locator("#text span")).to_have_count(151)
 
 
 def test_after_the_back_button_the_fields_are_those_of_the_text(open_page, smoke_page):
