@@ -2,7 +2,7 @@
 "use strict";
 
 const MAX_SHOWN = 10000; // characters of a scored text; more make browsers slow
-const TOLERANCE = 1e-3; // of the largest logit: more is not Python's model
+const TOLERANCE = 1e-3; // of the largest logit, or of 1: more is not Python's model
 const PACE = 20; // characters per second, while the page writes by itself
 const SURPRISE = Math.log(10); // nats: a probability below 10 %
 
@@ -10,9 +10,7 @@ const SURPRISE = Math.log(10); // nats: a probability below 10 %
 // Choosing a different one calls `choose(id)`; without `choose`, none can be.
 function showWhy(panel, vocabulary, item, choose) {
   const name = quoted(vocabulary[item.id]);
-  if (item.nats === undefined) {
-    return panel.replaceChildren(`${name} was given: the model did not predict it.`);
-  }
+  if (item.nats === undefined) return panel.replaceChildren(`${name} was given: it has no loss.`);
   const p = Math.exp(-item.nats);
   const note = `Rank ${count(item.rank)}. Percentages are those before temperature and filters.`;
   const chance = element("span", { text: percent(p), tabindex: 0, "data-note": note });
@@ -58,6 +56,9 @@ function showLens(vocabulary, lens, id) {
   $("taken").textContent = quoted(vocabulary[id]);
   $("lens").replaceChildren(...rows);
 }
+
+// Say how many heads are off, if any.
+const without = ({ size }) => (size ? `, with ${size} head${size > 1 ? "s" : ""} off` : "");
 
 // Return the ids of characters, or show which are unknown, with a button to remove them.
 function encode(characters, field, message, ids) {
@@ -106,7 +107,8 @@ function showPage() {
     $("failure").hidden = false;
   };
   const ask = startWorker((reason) => fail(`page/model.js cannot run this model: ${reason}.`));
-  const { shapes, config } = data;
+  const { shapes, config, items } = data;
+  config.separator = Array.from(items?.separator ?? "", (c) => ids.get(c));
   ask("load", { base64: $("weights").textContent, shapes, config });
   $("weights").remove();
 
@@ -152,7 +154,6 @@ function showHeads(ask, { n_layer: layers, n_head: H }) {
 
 function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   const { config, items } = data;
-  const { separator = [] } = config;
   const answers = Boolean(items?.answer_after);
   const names = Object.keys(data.settings);
   for (const name of names) $(name).value = data.settings[name];
@@ -164,8 +165,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   }
   // With an empty prompt, the text starts after a hidden newline (else a space, else id 0); in a
   // list, always after the end of an item.
-  const start = separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
-  let [writing, prompt, given, end, rate, shown] = [false, null, 0, 0, 0, null];
+  const start = config.separator.at(-1) ?? ids.get("\n") ?? ids.get(" ") ?? 0;
+  let [writing, prompt, settings, given, end, rate, shown] = [false, null, null, 0, 0, 0, null];
   let alive = true; // the page writes by itself, until the reader takes over
   let before = null; // the losses of the text until all is scored again with other heads
 
@@ -178,12 +179,12 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   const panel = $("why");
   const view = new TextView($("text"), vocabulary, { onShow: why, onSelect: look, panel });
 
-  const settings = () => {
+  // Take over the settings of the fields; return whether all are valid.
+  const takeSettings = () => {
     const wrong = names.find((name) => !$(name).checkValidity());
-    if (!wrong) return Object.fromEntries(names.map((name) => [name, Number($(name).value)]));
-    $("settings").open = true;
-    $(wrong).reportValidity();
-    return null;
+    if (wrong) $("settings").open = true;
+    else settings = Object.fromEntries(names.map((name) => [name, Number($(name).value)]));
+    return !wrong || $(wrong).reportValidity();
   };
 
   const clear = () => {
@@ -200,14 +201,14 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const value = $("prompt").value;
     const text = encode(Array.from(value), $("prompt"), $("prompt-error"), ids);
     if (!text) return false;
-    if (answers && !value.includes(items.answer_after)) {
+    if (answers && !value.split(items.separator).at(-1).includes(items.answer_after)) {
       $("prompt-error").textContent = `A question ends with “${readable(items.answer_after)}”.`;
       $("prompt-error").hidden = false;
       return false;
     }
     clear();
     prompt = value;
-    const started = text.length && !separator.length;
+    const started = text.length && !items;
     view.append(started ? [] : [{ id: start }], { given: true, hidden: true });
     view.append(text.map((id) => ({ id })), { given: true });
     given = end = view.items.length;
@@ -216,15 +217,13 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 
   // Score the characters that the present heads have not scored, then write up to position `until`.
   const write = (until, pace = 0) => {
-    const chosen = settings();
-    if (!chosen) return;
     const text = view.ids;
     const scored = view.items.map(({ nats }) => nats !== undefined);
     const first = scored.indexOf(true);
     let from = answers ? given : windowStartIn(text, text.length, config) + 1; // no question
     if (first >= 0) from = before ? first : scored.lastIndexOf(true) + 1;
     writing = until > text.length;
-    const message = { ids: text, from, end: until, settings: chosen, pace, answer: answers };
+    const message = { ids: text, from, end: until, settings, pace, answer: answers };
     ask("write", message, (report) => {
       const known = Math.max(0, view.items.length - report.from);
       report.items.slice(0, known).forEach((item, i) => view.update(report.from + i, item));
@@ -239,8 +238,6 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     });
     update();
   };
-
-  const visible = () => view.items.filter((_, i) => !view.spans[i].hidden);
 
   const pause = () => {
     ask("write", { stop: true });
@@ -267,6 +264,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 
   // Replace character i by a different one and continue the text from there.
   const replace = (i, id) => {
+    if (!takeSettings()) return;
     const { top } = view.items[i];
     const rank = top.findIndex(([other]) => other === id) + 1;
     view.truncate(i);
@@ -275,8 +273,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     view.selected = null;
     view.select(i);
     view.box.focus({ preventScroll: true }); // the button that was chosen is gone
-    if (end <= i + 1) end = i + 1 + Number($("max_new_tokens").value);
-    write(end);
+    if (end <= i + 1) end = i + 1 + settings.max_new_tokens;
+    write(answered() ? i + 1 : end);
   };
 
   // Say how the losses have changed with the heads, and which has changed most.
@@ -288,8 +286,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const most = scored.reduce((best, i) => (difference(i) > difference(best) ? i : best));
     const around = view.items.slice(Math.max(0, most - 12), most).map(({ id }) => vocabulary[id]);
     const name = quoted(vocabulary[view.items[most].id]);
-    const text = `${name} after “${isolated(readable(around))}”`;
-    const button = element("button", { text });
+    const button = element("button", { text: `${name} after “${isolated(readable(around))}”` });
     button.addEventListener("click", () => view.selected === most || view.select(most));
     const [p, now] = [before[most], view.items[most].nats].map((nats) => percent(Math.exp(-nats)));
     $("effect").replaceChildren(
@@ -300,39 +297,44 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   };
 
   heads.changed = () => {
+    if (view.selected !== null) look(view.selected);
+    if (view.items.every(({ nats }) => nats === undefined)) return;
     before ||= view.items.map(({ nats }) => nats);
     $("effect").textContent = "The text is read again.";
-    if (view.selected !== null) look(view.selected);
     write(writing ? end : view.items.length);
   };
 
-  // Whether a click on the button begins a new text: with another prompt, or after an answer.
-  const afresh = () => prompt !== $("prompt").value || (answers && view.items.length > given);
-  const proceed = () => {
-    if (writing) return pause();
-    if (afresh() && !begin()) return update();
-    if (view.items.length >= end) end = view.items.length + Number($("max_new_tokens").value);
-    write(end);
+  // Whether the answer has ended, as an item does: nothing can follow it.
+  const answered = () => {
+    const n = view.items.length;
+    return answers && n > given && windowStartIn(view.ids, n, config) === n - 1;
   };
-  $("write").addEventListener("click", proceed);
+  // Whether a click begins a new text.
+  const afresh = () => prompt !== $("prompt").value || answered();
+
+  // Write more characters, by default as many as the setting says.
+  const proceed = (length, pace = 0) => {
+    if (!takeSettings()) return;
+    if (afresh() && !begin()) return update();
+    end = view.items.length + (length ?? settings.max_new_tokens);
+    write(end, pace);
+  };
+  $("write").addEventListener("click", () => (writing ? pause() : proceed()));
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || items?.separator !== "\n") return; // the prompt is one line
     event.preventDefault();
-    if (writing) pause();
     proceed();
   });
-  $("step").addEventListener("click", () => {
-    if (prompt !== $("prompt").value && !begin()) return update();
-    write(view.items.length + 1);
-  });
+  $("step").addEventListener("click", () => proceed(1));
   $("restart").addEventListener("click", () => {
     clear();
     pause();
   });
   $("copy").addEventListener("click", async () => {
+    const text = view.ids.slice(view.first).map((id) => vocabulary[id]);
     try {
-      await navigator.clipboard.writeText(visible().map(({ id }) => vocabulary[id]).join(""));
-      $("status").textContent = `Copied ${count(visible().length)} characters.`;
+      await navigator.clipboard.writeText(text.join(""));
+      $("status").textContent = `Copied ${count(text.length)} characters.`;
     } catch {
       getSelection().selectAllChildren(view.box);
       $("status").textContent = "The text is selected: copy it with Ctrl-C or Cmd-C.";
@@ -357,15 +359,12 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const mean = losses.reduce((sum, nats) => sum + nats, 0) / losses.length;
     const speed = rate > 0 ? ` · ${count(Math.round(rate))} characters/s` : "";
     $("status").replaceChildren(
-      `${count(visible().length)} characters${speed} · mean loss `,
+      `${count(written.length - view.first)} characters${speed} · mean loss `,
       lossOf(mean, 4, " The stronger its color, the higher the loss of a character."),
-      " (lower is better)",
+      ` (lower is better)${without(heads.off)}`,
     );
   };
-  update();
-  if (!begin()) return;
-  end += Number($("max_new_tokens").value);
-  write(end, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : PACE);
+  proceed(null, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : PACE);
 }
 
 // Return `inspect(ids, n, onLens)`, which shows what the model attended to when it predicted
@@ -434,8 +433,9 @@ function showAttention(ask, vocabulary, config, heads) {
 // Draw a row of attention weights as a strip; the largest weight is the darkest.
 function strip(row) {
   const [made, width] = [element("div", { className: "strip" }), 100 / row.length];
+  const most = row[argmax(row)];
   const stops = Array.from(row, (weight, i) => {
-    const color = `rgb(var(--attended) / ${weight / row[argmax(row)]})`;
+    const color = `rgb(var(--attended) / ${weight / most})`;
     return `${color} ${i * width}% ${(i + 1) * width}%`;
   });
   made.style.background = `linear-gradient(to right, ${stops})`;
@@ -461,26 +461,27 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
       return finish("Cancelled.");
     }
     const field = $("score-text");
-    const { characters, starts, counts } = list
-      ? layOut(field.value, list)
-      : { characters: Array.from(field.value) };
+    const whole = { characters: Array.from(field.value) };
+    const { characters, starts, counts, lacking } = list ? layOut(field.value, list) : whole;
     const known = unknown ? characters.map((c) => (ids.has(c) ? c : unknown)) : characters;
     const text = encode(known, field, $("score-error"), ids);
     if (!text) return;
     view.clear();
     $("score-why").replaceChildren();
     $("scored").hidden = text.length < 2;
+    if (lacking)
+      return finish(`“${isolated(readable(lacking))}” has no “${readable(list.answer_after)}”.`);
     if (text.length < 2) return finish("At least 2 characters are needed.");
     running = true;
     $("score-result").setAttribute("aria-busy", true); // read out when it is complete
     $("score").textContent = "Cancel";
     view.append([{ id: text[0] }], { given: true, hidden: Boolean(list) });
-    const without = off.size ? `, with ${off.size} head${off.size > 1 ? "s" : ""} off` : "";
+    const heads = without(off);
     ask("score", { ids: text, starts, counts }, ({ items, done, nats, counted }) => {
       view.append(items.slice(0, Math.max(0, MAX_SHOWN - view.items.length)));
-      if (!counted) return done && finish("There is no answer in it.");
+      if (!counted) return; // no answer yet
       const part = text.length > MAX_SHOWN ? `; only the first ${count(MAX_SHOWN)} are shown` : "";
-      const rest = ` per character, over ${count(counted)} predictions${without}`;
+      const rest = ` per character, over ${count(counted)} predictions${heads}`;
       if (done) finish(lossOf(nats / counted, 4), rest + part);
       else $("score-result").replaceChildren(lossOf(nats / counted, 4), `${rest} so far`);
     });

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +48,9 @@ def write_page(
     # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
     item_format = ItemFormat.of(saved.settings.data)
-    separator = [saved.vocabulary.index(c) for c in item_format.separator] if item_format else []
     rare = saved.settings.data.min_count > 1 and UNK in saved.vocabulary
     data = {
-        "config": asdict(model.config) | {"separator": separator},
+        "config": asdict(model.config),
         "vocabulary": saved.vocabulary,
         "items": item_format and asdict(item_format),  # None if the text is not a list
         "unknown": UNK if rare else None,  # replaces rare characters of a scored text
@@ -155,14 +154,12 @@ def refresh(page: str) -> bytes:
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
 
     # the model that they describe
-    names = {field.name for field in fields(ModelConfig)}
-    settings = {name: value for name, value in data["config"].items() if name in names}
-    model = GPT(ModelConfig(**settings), len(data["vocabulary"]))
+    model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
     load_tensors(model, unpack_weights(data["shapes"], weights))
 
     # fill the template again, with the current code and logits
-    config = asdict(model.config) | {"separator": data["config"]["separator"]}
-    return fill_template(data | {"config": config, "check": expected_logits(model)}, weights)
+    data |= {"config": asdict(model.config), "check": expected_logits(model)}
+    return fill_template(data, weights)
 
 
 def content_security_policy(parts: dict[str, str]) -> str:

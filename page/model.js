@@ -282,13 +282,15 @@ function* predictions(model, ids, starts = [0]) {
 
 // Lay out a list to be scored, as `ItemFormat` in data/items.py does: items between separators, of
 // the first only its last character. Return the characters, where the items start, and whether each
-// character counts: of a question with its answer, only the answer does.
+// character counts: of a question with its answer, only the answer does. If an item lacks
+// `answerAfter`, return no characters and the beginning of this item.
 function layOut(text, { separator, answer_after: answerAfter }) {
   const [characters, starts, counts] = [[Array.from(separator).at(-1)], [], [false]];
   for (const piece of text.split(separator)) {
     if (!piece.trim()) continue;
     const item = piece.replace(/^\n+/, "");
-    const question = answerAfter ? item.split(answerAfter, 1)[0] + answerAfter : "";
+    if (!item.includes(answerAfter)) return { characters: [], lacking: item.slice(0, 80) };
+    const question = item.slice(0, item.indexOf(answerAfter) + answerAfter.length);
     const asked = Array.from(question).length;
     starts.push(characters.length - 1);
     const answer = item.slice(question.length).replace(/\n+$/, "");
@@ -299,14 +301,14 @@ function layOut(text, { separator, answer_after: answerAfter }) {
 }
 
 // Compare the logits with those that Python computed from the same weights: `check` has ids, and
-// [n, logits] for some n. Yield the difference after each step, in units of the largest logit; 0
-// where there is nothing to compare.
+// [n, logits] for some n. Yield the difference after each step, in units of the largest logit, or
+// of 1 if all are smaller; 0 where there is nothing to compare.
 function* differences(model, { ids, logits }) {
-  const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const largest = (values, least) => values.reduce((most, x) => Math.max(most, Math.abs(x)), least);
   for (const [n, expected] of logits) {
     const start = windowStart(n, model.config.block_size); // of these ids, which are no list
     for (const [m, found] of readWindow(model, ids, start, n)) {
-      yield m === n ? largest(expected.map((x, i) => x - found[i])) / largest(expected) : 0;
+      yield m === n ? largest(expected.map((x, i) => x - found[i]), 0) / largest(expected, 1) : 0;
     }
   }
 }

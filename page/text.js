@@ -69,14 +69,15 @@ class TextView {
   }
 
   clear() {
-    [this.items, this.spans] = [[], []];
+    [this.items, this.spans, this.first] = [[], [], 0]; // first: the first that is not hidden
     [this.selected, this.windowStart, this.atEnd] = [null, 0, true]; // atEnd: scroll with new text
     this.box.replaceChildren();
   }
 
-  // Items without a loss are not colored. With `hidden`, the characters are not shown.
+  // Items without a loss are not colored. With `hidden`, these first characters are not shown.
   append(items, { given = false, hidden = false } = {}) {
     const { box, spans } = this;
+    if (hidden) this.first = items.length;
     for (const item of items) {
       const character = this.vocabulary[item.id];
       const span = element("span", { text: inText(character), className: given ? "given" : "" });
@@ -145,13 +146,13 @@ class TextView {
 
   // Select the character that an arrow key, Home or End leads to; Escape deselects.
   move(event) {
-    const [{ spans, selected: at }, { key }] = [this, event];
+    const [{ spans, first, selected: at }, { key }] = [this, event];
     if (key === "Escape" && at !== null) this.select(at);
     if (!/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(key) || !spans.length) return;
     event.preventDefault();
     const last = spans.length - 1;
-    const target = { Home: 0, End: last }[key] ?? (at === null ? last : this.beside(at, key));
-    if (target !== at && spans[target] && !spans[target].hidden) this.select(target);
+    const target = { Home: first, End: last }[key] ?? (at === null ? last : this.beside(at, key));
+    if (target !== at && target >= first && target <= last) this.select(target);
   }
 
   // Return the position that one sees beside character i, in the direction of an arrow key.
@@ -173,14 +174,10 @@ class TextView {
 
   // Return the positions of the characters that one sees in a row with character i.
   row(i) {
-    const { top, height } = this.place(i);
-    const inRow = (j) => {
-      const shown = this.spans[j] && !this.spans[j].hidden;
-      return shown && Math.abs(this.place(j).top - top) < height / 2;
-    };
-    const row = [i];
-    while (inRow(row[0] - 1)) row.unshift(row[0] - 1);
-    while (inRow(row.at(-1) + 1)) row.push(row.at(-1) + 1);
+    const [{ top, height }, row] = [this.place(i), [i]];
+    const inRow = (j) => Math.abs(this.place(j).top - top) < height / 2;
+    while (row[0] > this.first && inRow(row[0] - 1)) row.unshift(row[0] - 1);
+    while (row.at(-1) + 1 < this.spans.length && inRow(row.at(-1) + 1)) row.push(row.at(-1) + 1);
     return row;
   }
 }

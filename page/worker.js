@@ -25,7 +25,7 @@ const jobs = {
   async write({ ids, from, end, settings, pace, answer }, pause, report) {
     const [generator, given] = [new PCG64(settings.seed, 0), ids.length];
     let [items, drawing, done] = [[], 0, false];
-    for (let n = from; !done; n++) {
+    for (let n = from; !done && n < end; n++) {
       if (n === given) drawing = performance.now();
       const logits = writer.read(ids, n);
       if (n >= given) ids.push(sample(logits, settings, generator.random(n)));

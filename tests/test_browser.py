@@ -266,9 +266,20 @@ def test_a_model_of_answers_opens_with_its_question_and_answers_others(open_mode
         answer = printed(f"--prompt={question}", "--max-new-tokens=20", ckpt=ckpt)
         assert text_of(page).strip() == answer.strip()
     assert not any(colors(page)[:4]) and any(colors(page)[4:])  # of the answer alone
-    page.fill("#prompt", "22")
-    page.click("#write")
-    assert page.inner_text("#prompt-error") == "A question ends with “=”."
+    select(page, 4)
+    page.locator("#why button", has_text="newline").click()  # it ends the answer
+    page.wait_for_timeout(200)
+    assert text_of(page) == "\n22=\n"
+    page.click("#step")  # nothing follows an answer: it begins anew
+    wait_for(page, "#text", "22==")
+    for question in ("22", "00=1\n22"):
+        page.fill("#prompt", question)
+        page.click("#write")
+        assert page.inner_text("#prompt-error") == "A question ends with “=”."
+        assert page.is_visible("#prompt-error")
+    page.fill("#score-text", "00=1\n22")
+    page.click("#score")
+    wait_for(page, "#score-result", "“\u206822\u2069” has no “=”.")
 
 
 @pytest.mark.parametrize("prompt", ["KING", ""])
@@ -281,6 +292,7 @@ def test_it_writes_what_sample_py_writes_past_the_window_and_copies_it(
     start, text = prompt or "\n", text_of(page)
     assert text == continued(start, len(start) + 150)
     assert marked(page, "given") == [*range(len(start))]
+    assert press(page, "End", "Home") == (0 if prompt else 1)  # without a prompt, 0 is hidden
     assert marked(page, "before-window") == [*range(96)] and marked(page, "window-start") == [96]
     page.click("#copy")
     wait_for(page, "#status", "Copied")
@@ -297,15 +309,46 @@ def test_it_pauses_adds_a_character_and_starts_over(page, continued):
     length = len(text_of(page))
     page.wait_for_timeout(300)
     assert len(text_of(page)) == length
+    page.fill("#max_new_tokens", "10")
+    page.click("#write")
+    wait_for(page, "#write", "Continue")
     page.click("#step")
-    expect(page.locator("#text span")).to_have_count(length + 1)
+    expect(page.locator("#text span")).to_have_count(length + 11)
     text = text_of(page)
-    assert text == continued("KING", length + 1)
+    assert text == continued("KING", length + 11)
     page.click("#restart")
     assert text_of(page) == ""
     page.click("#step")
     expect(page.locator("#text span")).to_have_count(5)
     assert text_of(page) == text[:5]
+
+
+def test_an_invalid_setting_is_shown_and_nothing_is_written(page):
+    write(page)
+    select(page, 40)
+    text, status = text_of(page), page.inner_text("#status")
+    page.fill("#temperature", "")
+    page.fill("#prompt", "")
+    for button in ("#write", "#step", "#why button:not([disabled]) >> nth=0"):
+        page.click(button)
+        expect(page.locator("#temperature")).to_be_focused()
+        assert (text_of(page), page.inner_text("#status")) == (text, status)
+    page.click("#switches button >> nth=0")  # reading needs no settings
+    wait_for(page, "#effect", "Changed most")
+    page.fill("#temperature", "2e6")
+    page.click("#write")
+    expect(page.locator("#text span")).to_have_count(151)
+
+
+def test_after_the_back_button_the_fields_are_those_of_the_text(open_page, smoke_page):
+    page = open_page(smoke_page, **AT_ONCE)
+    page.click("summary")
+    for field in ("#prompt", "#seed"):
+        page.fill(field, "5")
+    page.goto("about:blank")
+    page.go_back()
+    wait_for(page, "#write", "Continue")
+    assert page.input_value("#prompt") == "KING" and page.input_value("#seed") == "1337"
 
 
 def test_unknown_characters_are_named_and_removed_on_request(page):
@@ -385,6 +428,7 @@ def test_probabilities_lens_and_heads_that_are_off_are_pythons(open_model, recip
         page.fill("#score-text", text_of(page))
         page.click("#score")
         wait_for(page, "#score-result", "1 head off")
+        wait_for(page, "#status", "1 head off")
         page.click("#step")  # the next character
         expect(page.locator("#text span")).to_have_count(24)
         assert_equal(23)
