@@ -177,12 +177,13 @@ class Session:
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    The last few characters are `pending` until it is clear that they do not begin a stop string.
+    The last few characters are `pending` until it is clear that they do not begin a stop string,
+    which may have begun in the prompt.
     """
 
-    def __init__(self, strings: Sequence[str]):
+    def __init__(self, strings: Sequence[str], prompt: str):
         self.strings, self.longest = strings, max(map(len, strings), default=1)
-        self.pending, self.reached = "", False
+        self.shown, self.pending, self.reached = prompt, "", False
 
     def feed(self, character: str) -> str:
         """Add a character; return the text that can no longer be part of a stop string."""
@@ -191,14 +192,17 @@ class StopStrings:
         self.pending += character
 
         # does a stop string end here? if several do, remove the longest
-        found = max(filter(self.pending.endswith, self.strings), key=len, default="")
+        text = (self.shown + self.pending)[-self.longest :]
+        found = max(filter(text.endswith, self.strings), key=len, default="")
         if found:
             self.reached = True
-            shown, self.pending = self.pending.removesuffix(found), ""
+            length = max(0, len(self.pending) - len(found))
+            shown, self.pending = self.pending[:length], ""
         else:
             # hold back as much as may be the beginning of one
             length = max(0, len(self.pending) - (self.longest - 1))
             shown, self.pending = self.pending[:length], self.pending[length:]
+        self.shown = (self.shown + shown)[-self.longest :]
         return shown
 
 
@@ -221,9 +225,9 @@ def print_samples(session: Session, prompt: str) -> None:
     # print a single sample while it is drawn
     if options.sample or options.num_samples == 1:
         index = (options.sample or 1) - 1  # counted from 0
-        generation = session.begin([index], ids)
-        print_text(session.tokenizer.decode(ids))
-        for (text,) in session.generate(generation, [StopStrings(session.stops)]):
+        generation, prompt = session.begin([index], ids), session.tokenizer.decode(ids)
+        print_text(prompt)
+        for (text,) in session.generate(generation, [StopStrings(session.stops, prompt)]):
             print_text(text)
         print_text(session.end)
         return
@@ -243,10 +247,10 @@ def index_batches(count: int) -> Iterator[range]:
 
 def draw(session: Session, sample_indices: range, ids: np.ndarray) -> list[tuple[str, bool]]:
     """Draw some samples; return each text, and whether a stop string ended it."""
-    stops = [StopStrings(session.stops) for _ in sample_indices]
+    prompt = session.tokenizer.decode(ids)
+    stops = [StopStrings(session.stops, prompt) for _ in sample_indices]
     steps = session.generate(session.begin(sample_indices, ids), stops)
     texts = map("".join, zip(*steps, strict=True))
-    prompt = session.tokenizer.decode(ids)
     return [(prompt + text, stop.reached) for text, stop in zip(texts, stops, strict=True)]
 
 
@@ -293,7 +297,9 @@ def take_turns(session: Session, prompt: str) -> None:
     while (line := read_line()) is not None:
         try:
             if session.item_format:
-                generation = session.begin([index], session.encode_prompt(prompt + line))
+                # questions may end in the newline that ends the line
+                line = prompt + line + "\n" * session.answer_after.endswith("\n")
+                generation = session.begin([index], session.encode_prompt(line))
                 index += 1
             elif line:
                 # put the typed line on a line of its own
@@ -305,7 +311,7 @@ def take_turns(session: Session, prompt: str) -> None:
             continue
 
         reply = ""
-        for (text,) in session.generate(generation, [StopStrings(session.stops)]):
+        for (text,) in session.generate(generation, [StopStrings(session.stops, line)]):
             print_text(text)
             reply += text
         end_line(reply)
@@ -316,7 +322,7 @@ def read_line() -> str | None:
     if sys.stdin.isatty():
         print_text("> ")
     # a byte that is not UTF-8 becomes a lone surrogate, which is never in a vocabulary
-    line = sys.stdin.buffer.readline().decode(errors="surrogateescape")
+    line = sys.stdin.buffer.readline().decode("utf-8-sig", errors="surrogateescape")
     # Ctrl-D: end the line, so that the shell's prompt begins a new one
     if not line and sys.stdin.isatty():
         print_text("\n")
@@ -346,7 +352,7 @@ def score(session: Session) -> None:
     text = tokenizer.decode(ids)
     items = item_format.items_of(path, [text]) if item_format else [text]
     # each character is predicted once, except the first of a text
-    if not item_format and len(text) < 2:
+    if not items or (not item_format and len(text) < 2):
         raise DataError(f"{path}: nothing to predict; at least 2 known characters are needed")
     split = item_format.as_split(items, tokenizer.encode) if item_format else Split(ids)
     block_size = session.model.config.block_size

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.errors import ConfigError, NonFiniteError, counted, first_few
+from common.errors import CheckpointError, ConfigError, NonFiniteError, counted, first_few
 from common.stop import Interrupted, Stop
 from configs.schema import Config
 from data.corpus import Corpus, load_corpus
@@ -227,6 +227,12 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
             places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
             data = replace(data, **{name: tuple(dict.fromkeys(places))})
 
+    # without a separate validation text, a part of the training text was held out
+    if data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
+        raise CheckpointError(
+            f"{saved.path}: the run has no val_sources: with some, it would train on the text that "
+            "it held out; leave them out, or continue with --allow_data_change"
+        )
     # wherever it is, it must be the same text
     same_text = (saved.data.sha256, saved.data.val_sha256)
     return load_corpus(

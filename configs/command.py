@@ -146,12 +146,11 @@ class Command(CommandLineOptions):
 
 def _launcher() -> list[str]:
     """Return the words of the command before train.py: python, or torchrun if it started us."""
-    # torchrun sets these variables
+    if "RANK" not in os.environ:  # as in World.from_environment
+        return [executable("python")]
     processes, machines = (
         int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     )
-    if processes == machines == 1:
-        return [executable("python")]
     nodes = [f"--nnodes={machines}"] if machines > 1 else []
     return [executable("torchrun"), *nodes, f"--nproc_per_node={processes}"]
 

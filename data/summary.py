@@ -81,7 +81,7 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     if not items and longest < block_size:
         return (
             f"note: the training text is shorter than the context, block_size {block_size}: each "
-            f"batch has padding; --block_size={longest} is enough"
+            f"batch has padding; for a new model, --block_size={longest} is enough"
         )
     return None
 

@@ -231,7 +231,7 @@ def read_text(path: Path, encoding: str) -> str:
         raise DataError(f"{path}: cannot be read: {error.strerror}; name a text file") from error
 
     # sample.py has no setting for another encoding, so the user has to convert the file
-    command = f"iconv -f ENCODING -t {encoding.upper()} OLD > NEW"
+    command = f"iconv -f ENCODING -t {encoding.removesuffix('-sig').upper()} OLD > NEW"
     hint = f"the training text was {encoding.upper()}; convert it: {command}"
     return decode(content, path, encoding, hint)
 

@@ -34,9 +34,9 @@ FIXED_IN_A_RUN = {
 # not printed: they do not change the weights
 IGNORED_SETTINGS = {
     f"train.{key}" for key in ("log", "log_interval", "save_interval", "sample_chars", "patience")
-}
+} | {"data.encoding"}  # texts are compared by their characters
 # the best loss is reset, because later losses are not comparable with it
-FORGET_BEST = {"model.logit_scale", "data.encoding", "data.sha256", "data.val_sha256"}
+FORGET_BEST = {"model.logit_scale", "data.sha256", "data.val_sha256"}
 SEEN_BEFORE = (
     "if the model has been trained on some of this validation text, the validation loss is too low"
 )
@@ -81,10 +81,10 @@ def file_differences(saved: Checkpoint, file: Config, command: Command) -> list[
         )
 
     # a line for each, with the option that applies the file's value; max_iters first: --minutes
-    # chooses it, and it is changed most often
+    # chooses it, and it is changed most often; then what no option of the run has set
     not_said = ARCHITECTURE | IGNORED_SETTINGS | command.options.keys()
     names = [name for name in found if name not in not_said]
-    names.sort(key=lambda name: (name != "train.max_iters", name in FIXED_IN_A_RUN))
+    names.sort(key=lambda name: (name != "train.max_iters", name in saved.option_names))
     lines = []
     for name in names[:5]:
         then, now = found[name]

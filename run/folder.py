@@ -100,6 +100,9 @@ def prepare_folder(folder: Path, resumed_from: Path | None, settings: Config) ->
         earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
+        # a run resumed from another folder brings its best weights along
+        if resumed_from and (best := resumed_from.with_name(BEST)).exists():
+            files.write_atomic(folder / BEST, best.read_bytes())
 
 
 def write_settings(folder: Path, settings: Config) -> None:

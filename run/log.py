@@ -250,11 +250,13 @@ class Log:
         # a finished run that is resumed has nothing to do
         if progress.step == self.first_step:
             # it has reached max_iters, or run out of patience
-            changes = [f"--max_iters={2 * train.max_iters}"]
+            changes = []
+            if progress.step >= train.max_iters:
+                changes.append(f"--max_iters={2 * progress.step}")
+            elif "train.max_iters" in command.options:  # more steps alone do not help
+                changes.append(f"--max_iters={train.max_iters}")
             if self.run.out_of_patience:
-                changes = ["--patience=0"]
-                if "train.max_iters" in command.options:  # more steps alone do not help
-                    changes.insert(0, f"--max_iters={train.max_iters}")
+                changes.append("--patience=0")
             longer = command.resume_command(*changes)
             info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
         elif progress.step >= train.max_iters:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
@@ -187,6 +187,9 @@ def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tm
     assert score.startswith(f"{float(loss):.4f} nats")
     assert f"{per_item:.4f} nats per item, over {items} items" in score
     assert f"{float(accuracy):.2%} exact match" in score
+    held.write_text("\n\n")
+    with pytest.raises(DataError, match="nothing to predict"):
+        run_sample(run, f"--score={held}")
 
 
 def test_answers_are_greedy_unless_a_temperature_is_given(sums):

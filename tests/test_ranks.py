@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.console import executable
+from configs.command import parse_train
 from run.checkpoint import LAST
 from tests.runs import (
     at_step,
@@ -36,8 +37,11 @@ def test_variables_of_torchrun_without_a_rank_do_not_make_several_processes(monk
     for name in VARIABLES:
         monkeypatch.setenv(name, "3")
     monkeypatch.delenv("RANK")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     world = World.from_environment()
     assert world.is_main and world.size == 1
+    resume = parse_train(["configs/smoke.yaml"]).resume_command()
+    assert "torchrun" not in resume
 
 
 def train_ranks(folder: Path, size: int, *arguments: object, each=None) -> list[str]:

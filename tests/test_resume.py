@@ -81,6 +81,7 @@ def test_a_checkpoint_of_another_folder_is_resumed_in_a_new_one(
     new, words = tmp_path / "new", ["--save_interval=7", f"--resume={stopped / PREV}"]
     at_first = train_and_copy(new, 8, *options, *words)
     assert step_of(at_first) == 8  # it is saved at once, with its settings
+    assert (at_first / BEST).read_bytes() == (stopped / BEST).read_bytes()
     assert scalars(new)["train/loss"] == scalars(uninterrupted)["train/loss"][8:]
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, new)))
 
@@ -222,6 +223,23 @@ def test_a_validation_text_added_to_the_config_file_does_not_change_a_run(
     config.write_text(f"{(ROOT / SMALL[0]).read_text()}data: {{val_sources: {other}}}\n")
     code, _ = train(config, f"--out_dir={stopped}", "--resume")
     assert code == 0 and same_runs(uninterrupted, stopped)
+
+
+def test_a_text_in_another_encoding_is_the_same_text(stopped, options):
+    code, output = train(options[0], f"--out_dir={stopped}", "--resume", "--encoding=latin-1")
+    assert code == 0 and "not be bit-identical" not in output  # it is ASCII
+
+
+def test_text_that_was_held_out_is_not_trained_on_later(stopped, options, tmp_path):
+    words = [
+        options[0],
+        f"--out_dir={stopped}",
+        "--resume",
+        f"--val_sources={tmp_path / 'val.txt'}",
+    ]
+    (tmp_path / "val.txt").write_text("another text")
+    code, output = train(*words)
+    assert code == 4 and "the run has no val_sources: with some, it would train on" in output
 
 
 def test_a_setting_that_an_option_decides_is_not_compared_with_the_file(stopped, options):

@@ -168,24 +168,28 @@ def test_cache_layout_and_kernel_do_not_change_the_text(sample_output):
 # ------------------------------------------------------------------------------------- stop strings
 
 
-def until_stop(text: str, stops) -> str:
-    """Return `text` up to the first stop string that ends in it."""
+def until_stop(prompt: str, text: str, stops) -> str:
+    """Return `text`, which follows a prompt, up to the first stop string that ends in it."""
     for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
+        found = [stop for stop in stops if (prompt + text[:end]).endswith(stop)]
         if found:
-            return text[: end - max(map(len, found))]
+            return text[: max(0, end - max(map(len, found)))]
     return text
 
 
-@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+@given(
+    st.text("ab", max_size=3),
+    st.text("ab", max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
 @settings(max_examples=500, deadline=None)
-def test_a_sample_ends_at_its_first_stop_string_of_which_nothing_is_shown(text, stops):
-    end, shown = sample.StopStrings(stops), ""
+def test_a_sample_ends_at_its_first_stop_string_of_which_nothing_is_shown(prompt, text, stops):
+    expected = until_stop(prompt, text, stops)
+    end, shown = sample.StopStrings(stops, prompt), ""
     for character in text:
         shown += end.feed(character)
-        assert until_stop(text, stops).startswith(shown)
-    assert shown + end.pending == until_stop(text, stops)
-    assert end.reached == any(stop in text for stop in stops)
+        assert expected.startswith(shown)
+    assert shown + end.pending == expected and end.reached == (expected != text)
 
 
 def test_an_unfinished_stop_string_is_printed_at_the_end(sample_output):
@@ -200,7 +204,7 @@ def test_each_sample_of_a_batch_ends_at_its_own_stop_string(sample_output):
         HEADING.split(sample_output(*options, *stops))[1:]
         for stops in ([], ["--stop=e", "--stop=th"])
     )
-    assert stopped == [f"So {until_stop(text[3:-1], ['e', 'th'])}\n" for text in plain]
+    assert stopped == [f"So {until_stop('So ', text[3:-1], ['e', 'th'])}\n" for text in plain]
     assert plain != stopped
 
 
