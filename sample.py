@@ -177,8 +177,8 @@ class Session:
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    The last few characters are `pending` until it is clear that they do not begin a stop string,
-    which may have begun in the prompt.
+    The last few characters are `pending` until it is clear that they do not begin a stop string. A
+    stop string may begin in the prompt.
     """
 
     def __init__(self, strings: Sequence[str], prompt: str):
@@ -297,7 +297,7 @@ def take_turns(session: Session, prompt: str) -> None:
     while (line := read_line()) is not None:
         try:
             if session.item_format:
-                # questions may end in the newline that ends the line
+                # if a newline ends a question, restore that of the line
                 line = prompt + line + "\n" * session.answer_after.endswith("\n")
                 generation = session.begin([index], session.encode_prompt(line))
                 index += 1

@@ -230,8 +230,8 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
     # without a separate validation text, a part of the training text was held out
     if data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
         raise CheckpointError(
-            f"{saved.path}: the run has no val_sources: with some, it would train on the text that "
-            "it held out; leave them out, or continue with --allow_data_change"
+            f"{saved.path}: the run began without val_sources; adding them would train it on the "
+            "text that it held out; omit them, or allow it with --allow_data_change"
         )
     # wherever it is, it must be the same text
     same_text = (saved.data.sha256, saved.data.val_sha256)

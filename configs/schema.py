@@ -320,7 +320,9 @@ def from_dict(mapping: dict, section: type = Config):
     known = {field.name: field for field in fields(section)}
     for key in mapping:
         if key not in known:
-            raise ConfigError(f"unknown setting {brief(key)}; a newer version may know it")
+            raise ConfigError(
+                f"unknown setting {brief(key)}; the checkpoint may be from a newer version"
+            )
 
     # build the inner sections first; each checks its values when it is created
     values = {

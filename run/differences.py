@@ -70,7 +70,7 @@ def file_differences(saved: Checkpoint, file: Config, command: Command) -> list[
     """Say where a config file differs from the settings of a run, in at most five lines.
 
     Raises CheckpointError if the architectures differ: the folder then holds the run of another
-    file. A difference that a command-line option of the run made is not one.
+    file. Differences made by the run's own command-line options do not count.
     """
     found = compare(flat_settings(saved.settings), flat_settings(file))
     if wrong := [name for name in found if name in ARCHITECTURE - saved.option_names]:
@@ -82,8 +82,8 @@ def file_differences(saved: Checkpoint, file: Config, command: Command) -> list[
 
     # a line for each, with the option that applies the file's value; max_iters first: --minutes
     # chooses it, and it is changed most often; then what no option of the run has set
-    not_said = ARCHITECTURE | IGNORED_SETTINGS | command.options.keys()
-    names = [name for name in found if name not in not_said]
+    unreported = ARCHITECTURE | IGNORED_SETTINGS | command.options.keys()
+    names = [name for name in found if name not in unreported]
     names.sort(key=lambda name: (name != "train.max_iters", name in saved.option_names))
     lines = []
     for name in names[:5]:

@@ -152,7 +152,7 @@ class Log:
         run, train = self.run, self.run.config.train
         step, vocab_size = run.progress.step, run.model.vocab_size
 
-        # the first step is slower than the others: measure the time that is left from its end
+        # the first step is the slowest: estimate the remaining time from its end on
         if step == self.first_step + 1:
             self.began = time.monotonic()
 

@@ -121,7 +121,7 @@ WRONG_PARTS = [  # the part, its new value or what changes in it, and words of t
     (
         "config",
         {"model": {"n_heads": 2}},
-        "config: unknown setting 'n_heads'; a newer version may know it",
+        "config: unknown setting 'n_heads'; the checkpoint may be from a newer version",
     ),
     ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer of at least 1, but"),
     ("vocabulary", "aba", f"{INVALID} (ValueError: "),

@@ -239,7 +239,7 @@ def test_text_that_was_held_out_is_not_trained_on_later(stopped, options, tmp_pa
     ]
     (tmp_path / "val.txt").write_text("another text")
     code, output = train(*words)
-    assert code == 4 and "the run has no val_sources: with some, it would train on" in output
+    assert code == 4 and "the run began without val_sources; adding them would" in output
 
 
 def test_a_setting_that_an_option_decides_is_not_compared_with_the_file(stopped, options):

@@ -13,7 +13,7 @@ from training.step import TrainStep
 
 WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
 MIN_TIMED_STEPS = 3
-TIMED_FRACTION, MAX_TIMED_SECONDS = 0.05, 30  # of the given time, spent on timed steps
+TIMED_FRACTION, MAX_TIMED_SECONDS = 0.05, 30  # at most so much of the time for timed steps
 SAFETY = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
 EVALUATION_FRACTION = 0.1  # of the time that is left, at most; at least one evaluation is made
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
@@ -79,7 +79,7 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
 
 
 def fit_to_time(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
-    """Return the settings of the longest run of this timing that takes at most SAFETY * seconds.
+    """Return the settings of the longest run that takes at most SAFETY * seconds at this timing.
 
     It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
     """

@@ -60,7 +60,7 @@ class Optimizer:
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2).
 
-    Each group is a list of parameters and their weight decay.
+    Each group is a pair: a list of parameters, and their weight decay.
     """
 
     moments = ("exp_avg", "exp_avg_sq")
