@@ -65,8 +65,7 @@ usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 """
 NOTES = """
 The value after = is the default. --key value is --key=value, a dash is an
-underscore, and --key alone is --key=true. Repeat --stop for several stop
-strings, and --data.sources for alternatives: the first that exists is read.
+underscore, and --key alone is --key=true.
 """
 SETTINGS = settings_of(Config)  # by full name
 SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}

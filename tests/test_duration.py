@@ -1,6 +1,7 @@
 """The length of a run: shares of max_iters, and --minutes."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,8 @@ from configs.command import parse_train
 from configs.schema import TrainConfig
 from tests.conftest import ROOT
 from tests.runs import contents, same_runs, send_at, small_run_args, train
+from training import duration
+from training.distributed import SINGLE_PROCESS
 from training.duration import EVALUATION_FRACTION, SAFETY, Timing, fit_to_time
 
 
@@ -29,6 +32,18 @@ def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
     assert evaluations == 1 or evaluation * evaluations <= EVALUATION_FRACTION * seconds
     if evaluation == 0:
         assert fitted.eval_interval == interval
+
+
+@pytest.mark.parametrize(("minutes", "timed"), [(0.1, 3), (2, 12), (600, 60)])
+def test_a_twentieth_of_the_time_is_timed_but_no_more_than_half_a_minute(
+    minutes, timed, monkeypatch
+):
+    steps = []  # of half a second each
+    monkeypatch.setattr(duration, "TrainStep", lambda trial: lambda: steps.append(0.5))
+    monkeypatch.setattr(duration.time, "monotonic", lambda: sum(steps))
+    monkeypatch.setattr(duration, "evaluate", lambda *_: None)
+    timing = duration.measure_timing(SimpleNamespace(world=SINGLE_PROCESS), 60 * minutes)
+    assert timing.step == 0.5 and len(steps) == 2 + 3 + timed
 
 
 @pytest.fixture

@@ -175,6 +175,16 @@ def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
     assert replies == "".join(reply for reply in expected if reply != "\n")
 
 
+def test_a_typed_line_asks_a_question_that_ends_in_a_newline(tmp_path):
+    items = [item.replace("=", "\n") + "\n" for item in SUMS]
+    _, run = trained(tmp_path, items, "--separator=\\n\\n", "--answer_after=\\n", "--max_iters=2")
+    reply, error = run_sample(
+        run, "--interactive", stdin=b"\xef\xbb\xbf3+4\n"
+    )  # with a byte order mark
+    asked, _ = run_sample(run, "--prompt=3+4\\n")
+    assert not error and reply.strip() == asked.removeprefix("3+4\n").strip()
+
+
 def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tmp_path):
     _, run = sums
     corpus = load_corpus(checkpoint.load(run / checkpoint.LAST).settings.data)
