@@ -135,6 +135,15 @@ def shell_command(words: Iterable[object]) -> str:
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
+def script_command(script: str, *arguments: object) -> str:
+    """Return the shell command that runs one of our scripts with the Python of this process.
+
+    Python and the folder of the script are written as they were typed: `python sample.py --ckpt X`.
+    """
+    path = Path(sys.argv[0]).with_name(script)
+    return shell_command([sys.orig_argv[0], path, *arguments])
+
+
 def path_argument(path: object) -> str:
     """Return a path that no command mistakes for an option, for `auto` or for a home folder."""
     text = str(path)

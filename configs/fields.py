@@ -25,16 +25,27 @@ INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def setting(
-    default: object, meaning: str, choices: tuple = (), bare_value: str = "", **limits: float
+    default: object,
+    meaning: str,
+    choices: tuple = (),
+    bare_value: str = "",
+    fixed: bool = False,
+    **limits: float,
 ) -> Field:
     """Declare a setting: a dataclass field with a meaning, choices and limits.
 
     The limits are those of LIMITS: `at_least=0, less_than=1`. A number may have choices too:
     `int | str` with choices ("auto",). A setting whose default is None is optional. `bare_value` is
-    the value of an option given without one.
+    the value of an option given without one. A `fixed` setting cannot change in a run.
     """
     assert limits.keys() <= LIMITS.keys()
-    metadata = {"meaning": meaning, "choices": choices, "limits": limits, "bare_value": bare_value}
+    metadata = {
+        "meaning": meaning,
+        "choices": choices,
+        "limits": limits,
+        "bare_value": bare_value,
+        "fixed": fixed,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -62,16 +62,19 @@ class DataConfig(Checked):
         "that exists",
     )
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
-    min_count: int = setting(1, "map characters with fewer occurrences to U+FFFD", at_least=1)
+    min_count: int = setting(
+        1, "map characters with fewer occurrences to U+FFFD", at_least=1, fixed=True
+    )
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     val_fraction: float = setting(
         0.1,
         "fraction held out: the end of each file, or whole files / items",
         more_than=0,
         less_than=1,
+        fixed=True,
     )
-    separator: str = setting("", "lists: what ends an item, such as '\\n' for names")
-    answer_after: str = setting("", "with separator: what ends a question, such as '='")
+    separator: str = setting("", "lists: what ends an item, such as '\\n' for names", fixed=True)
+    answer_after: str = setting("", "with separator: what ends a question, such as '='", fixed=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -111,17 +114,27 @@ class ModelConfig(Checked):
 
     attention: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
     kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
-    n_layer: int = setting(4, "number of blocks", at_least=1)
-    n_head: int = setting(4, "number of attention heads per block", at_least=1)
-    n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1)
-    block_size: int = setting(64, "context length, in characters", at_least=1)
-    positions: str = setting("rope", "position encoding", ("learned", "rope"))  # rope: relative
-    token_shifts: int = setting(2, "embed N previous characters too", at_least=0)  # 2: trigrams
-    norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"))
-    mlp: str = setting("relu2", "MLP activation", ("gelu", "relu2", "swiglu"))  # cheaper than GELU
-    bias: bool = setting(False, "biases in linear layers and LayerNorm")
-    tied: bool = setting(False, "tie lm_head to the token embedding")  # saves little: V is small
-    qk_norm: bool = setting(True, "RMS-normalize queries and keys")  # allows high learning rates
+    n_layer: int = setting(4, "number of blocks", at_least=1, fixed=True)
+    n_head: int = setting(4, "number of attention heads per block", at_least=1, fixed=True)
+    n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)
+    block_size: int = setting(64, "context length, in characters", at_least=1, fixed=True)
+    positions: str = setting(
+        "rope", "position encoding", ("learned", "rope"), fixed=True
+    )  # rope: relative
+    token_shifts: int = setting(
+        2, "embed N previous characters too", at_least=0, fixed=True
+    )  # 2: trigrams
+    norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"), fixed=True)
+    mlp: str = setting(
+        "relu2", "MLP activation", ("gelu", "relu2", "swiglu"), fixed=True
+    )  # cheaper than GELU
+    bias: bool = setting(False, "biases in linear layers and LayerNorm", fixed=True)
+    tied: bool = setting(
+        False, "tie lm_head to the token embedding", fixed=True
+    )  # saves little: V is small
+    qk_norm: bool = setting(
+        True, "RMS-normalize queries and keys", fixed=True
+    )  # allows high learning rates
     dropout: float | str = setting(
         0.0,
         "dropout on embeddings and branches (auto = rises with epochs)",
@@ -130,7 +143,9 @@ class ModelConfig(Checked):
         less_than=1,
     )
     attention_dropout: float = setting(0.0, "dropout on attention weights", at_least=0, less_than=1)
-    logit_softcap: float = setting(15.0, "soft cap: limits confidence (0 = off)", at_least=0)
+    logit_softcap: float = setting(
+        15.0, "soft cap: limits confidence (0 = off)", at_least=0, fixed=True
+    )
     logit_scale: float | str = setting(
         1.0,
         "multiply logits, except in training (auto = falls with epochs)",
@@ -138,7 +153,7 @@ class ModelConfig(Checked):
         more_than=0,
     )
     residual_init: str = setting(  # zero: each block starts as the identity
-        "zero", "init of each branch's last matrix", ("scaled", "zero")
+        "zero", "init of each branch's last matrix", ("scaled", "zero"), fixed=True
     )
 
     def __post_init__(self):
@@ -169,7 +184,7 @@ class TrainConfig(Checked):
     gradient_accumulation_steps: int = setting(1, "micro-batches per step", at_least=1)
     max_iters: int = setting(2000, "number of optimization steps", at_least=1)
     optimizer: str = setting(  # Muon needs fewer steps than AdamW alone
-        "muon", "optimizer of the blocks' matrices", ("adamw", "muon")
+        "muon", "optimizer of the blocks' matrices", ("adamw", "muon"), fixed=True
     )
     learning_rate: float = setting(  # high: with Muon, AdamW trains only embeddings, head, vectors
         0.02, "peak learning rate of AdamW (for optimizer adamw use 1e-3)", more_than=0
