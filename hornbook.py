@@ -158,7 +158,7 @@ class GPT(nn.Module):
         generator = torch.Generator().manual_seed(SEED)
         for block in self.blocks:
             heads = torch.normal(0.0, 0.02, (HEADS, 3, WIDTH // HEADS, WIDTH), generator=generator)
-            block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # drawn head by head, as train.py
+            block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # by heads: as train.py
             for linear, std in ((block.out, 0.0), (block.up, 0.02), (block.down, 0.0)):
                 linear.weight.data.normal_(0.0, std, generator=generator)
         for table in (self.embedding, self.to_logits, *self.previous):
@@ -270,7 +270,7 @@ if __name__ == "__main__":
     default = [*data.glob("tinyshakespeare/input.txt")] or sorted(data.glob("plays/*.txt"))
     vocabulary, train_ids, validation_ids = read(options.texts or default)
     if (count := len(train_ids)) < CONTEXT + 2:
-        parser.exit(3, f"error: {count} characters to train on; at least {CONTEXT + 2} are needed\n")
+        parser.exit(3, f"error: {count} characters to train on; {CONTEXT + 2} are needed\n")
     model = GPT(len(vocabulary))
     for loss in (bar := tqdm(train(model, train_ids, options.steps), total=options.steps)):
         bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
