@@ -125,7 +125,7 @@ MUTATIONS = (
         "if leaked := 0 * count_leaked_passages(train, val):"),
     # ---------------------------------------------------------------------------------- training/
     Mutation("micro_batches_weigh_the_same", "accumulation with padding is not the larger batch",
-        "training/step.py", "test_lists test_batches",
+        "training/step.py", "test_step test_lists",
         "predictions = sum(np.count_nonzero(y != IGNORED) for _, y in micro_batches)",
         "predictions = np.count_nonzero(micro_batches[0][1] != IGNORED) * len(micro_batches)"),
     Mutation("same_dropout_every_step", "dropout removes the same features all the time",

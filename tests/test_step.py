@@ -35,7 +35,7 @@ def run_of(corpus, **train) -> Run:
 
 @pytest.fixture
 def corpus(tmp_path):
-    return load(write(f"{tmp_path}/book.txt", "What is said is said, and done.\n" * 40))
+    return load(write(f"{tmp_path}/book.txt", "What is said is said, and done.\n" * 2))
 
 
 def test_a_step_waits_for_the_device_once(corpus, monkeypatch):
