@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from common.console import script_command, shell_command
 from common.errors import CheckpointError, ConfigError, NonFiniteError, counted, first_few
 from common.stop import Interrupted, Stop
 from configs.schema import Config
@@ -31,14 +32,7 @@ from data.tokenizer import describe
 from run import checkpoint as checkpoints
 from run import differences
 from run.checkpoint import Checkpoint
-from run.folder import (
-    CheckpointManager,
-    check_folder,
-    holds_run,
-    is_in,
-    only_writer,
-    prepare_folder,
-)
+from run.folder import CheckpointManager, holds_run, only_writer, prepare_folder
 from run.log import Log, info
 from training.device import available_devices, keep_freed_memory, select_runtime
 from training.distributed import World
@@ -52,31 +46,33 @@ FINE_TUNE_FACTOR = 0.3  # of the parent's learning rates: the best one on two te
 
 def main(command: Command) -> int:
     """Train the run of a command; return the exit code."""
-    # keep freed memory in the process, so that the next step can reuse it
     keep_freed_memory()
-    folder = Path(command.out_dir)
+    folder = run_folder(command)
     with (
         World.from_environment() as world,
-        # no other command may write to the run folder meanwhile
         only_writer(folder) if world.is_main else nullcontext(),
     ):
-        run, resumed_from = build(command, world)
+        run, saved = build(command, world)
 
         # from here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops
         with Stop(verbose=world.is_main) as stop:
             try:
-                return train(command, run, resumed_from, stop)
+                return train(command, run, saved, stop)
             except NonFiniteError as error:
                 last = f"the last checkpoint is {folder / checkpoints.LAST}"
                 advice = "resume it with a lower learning rate"
                 raise NonFiniteError(f"{error}; {last}; {advice}") from None
 
 
+def run_folder(command: Command) -> Path:
+    return Path(os.path.expanduser(command.out_dir))
+
+
 # --------------------------------------------------------------------------------- building the run
 
 
-def build(command: Command, world: World) -> tuple[Run, Path | None]:
-    """Build the run of a command: a new one, or that of a checkpoint, whose path is returned."""
+def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
+    """Build the run of a command: a new one, or that of a checkpoint, which is returned too."""
     saved = find_saved(command)
     run = build_resumed(command, saved, world) if saved else build_new(command, world)
     # all processes must have built the same one
@@ -88,7 +84,7 @@ def build(command: Command, world: World) -> tuple[Run, Path | None]:
             "step": run.progress.step,
         }
     )
-    return run, saved.path if saved else None
+    return run, saved
 
 
 def find_saved(command: Command) -> Checkpoint | None:
@@ -96,36 +92,42 @@ def find_saved(command: Command) -> Checkpoint | None:
 
     Raises ConfigError if a new run would replace one that is there.
     """
-    folder, saved = Path(command.out_dir), None
-    if command.resume == "auto" and not holds_run(folder):
+    folder = run_folder(command)
+    if not command.resumes:
+        if holds_run(folder) and not command.overwrite:
+            raise ConfigError(
+                f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
+                "replaces it, another --out_dir leaves it alone"
+            )
+        return None
+
+    if not holds_run(folder):
         # the first start of a script that always resumes, or a misspelled --out_dir
         beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
-    elif command.resume:
-        path = folder if command.resume == "auto" else Path(command.resume)
-        saved = checkpoints.find(path, "last", notify=info)
+        return None
 
-    # no run is replaced without being told to
-    check_folder(folder, saved.path if saved else None, command.overwrite)
-    return saved
+    try:
+        return checkpoints.find(folder, "last", notify=info)
+    except CheckpointError as error:
+        new_run = f"--init_from={folder} starts a new run from its best weights"
+        raise CheckpointError(f"{error}; {new_run}") from None
 
 
 def build_new(command: Command, world: World) -> Run:
     """Build a new run, with weights from the seed or from another model (--init_from)."""
-    settings = command.new_settings()
-
-    # the model to start from: its vocabulary is kept, and its architecture must be the same
     parent = None
     if command.init_from:
         parent = checkpoints.find(Path(command.init_from), "best", notify=info)
-        differences.check_settings(parent, settings, resume=False)
+        settings, replaced = differences.fine_tuning_settings(command, parent)
+        if replaced:
+            info(f"the architecture is that of {parent.path}: {', '.join(replaced)}")
+    else:
+        settings = command.new_settings()
 
-    # the device, and the other processes
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
-
-    # the text, in the vocabulary of the weights
     with world.one_rank_first():
         corpus = load_corpus(
             settings.data,
@@ -134,7 +136,6 @@ def build_new(command: Command, world: World) -> Run:
             list_unused="data.sources" in command.options,
         )
 
-    # choose the number of steps from --minutes
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
         settings, timing = fit_to_minutes(command.minutes, command.started, settings, make_run)
@@ -143,7 +144,6 @@ def build_new(command: Command, world: World) -> Run:
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 
     run = make_run(settings)
-    run.option_names = frozenset(command.options)
     if parent:
         fine_tune(run, parent)
     return run
@@ -151,14 +151,13 @@ def build_new(command: Command, world: World) -> Run:
 
 def fine_tune(run: Run, parent: Checkpoint) -> None:
     """Give a new run the weights of another model; print what its user should know."""
-    # all weights but those of new characters
     checkpoints.load_weights(parent, run.model)
-
-    # report new characters, and validation text that the parent may have been trained on
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
         info(f"new characters ({len(new):,}): {first_few(map(describe, new))}")
-    if differences.may_have_seen_validation(parent, run):
-        info(differences.SEEN_BEFORE)
+    info(
+        "note: if the parent was trained on some of this validation text, the validation loss is "
+        "too low"
+    )
 
     # suggest lower learning rates, if they are still the parent's
     now, before = run.settings.train, parent.settings.train
@@ -172,71 +171,44 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
 
 def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     """Build a run in the state of a checkpoint, and print what has changed since."""
-    # the settings are those of the checkpoint and the options, not those of the config file
-    settings = resumed_settings(command, saved)
-    differences.check_settings(saved, settings, resume=True)
+    settings = differences.resumed_settings(command, saved)
+    # trained on a GPU, resumed on a laptop
+    if settings.device not in ("auto", *available_devices()) and "device" not in command.options:
+        info(f"note: no {settings.device.upper()} device on this machine; continuing with auto")
+        settings = replace(settings, device="auto")
     if command.minutes:
         info(f"--minutes: the run keeps its {settings.train.max_iters:,} steps")
 
-    # the device, the other processes, the text
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     with world.one_rank_first():
         corpus = resumed_text(command, saved, settings)
 
     run = Run(settings, corpus, runtime, world)
-    run.option_names = saved.option_names | command.options.keys()
     checkpoints.restore(saved, run)
-    info(f"resuming from {saved.path} at step {run.progress.step:,}")
+    file = command.config_file
+    own_settings = f" with its own settings, not those of {file}" if file else ""
+    info(f"resuming {run_folder(command)} at step {run.progress.step:,}{own_settings}")
 
-    # report what differs from an uninterrupted run
-    found = differences.run_differences(saved, run)
-    if found.keys() & differences.FORGET_BEST:
-        run.progress.forget_best()
-    if lines := differences.messages(found):
+    if lines := differences.unasked_changes(saved, run, command.options):
         info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
     return run
 
 
-def resumed_settings(command: Command, saved: Checkpoint) -> Config:
-    """Return the settings of a resumed run; print where the config file differs from them."""
-    try:
-        # read only to compare it: a user who has edited it may expect it to count
-        file = command.file_settings()
-    except ConfigError as error:
-        info(f"note: {error}; the run keeps its own settings")
-    else:
-        if lines := differences.file_differences(saved, file, command):
-            info(*lines)
-
-    settings = command.resumed_settings(saved.settings)
-    # trained on a GPU, resumed on a laptop
-    if settings.device not in ("auto", *available_devices()) and "device" not in command.options:
-        device = settings.device.upper()
-        info(f"note: no {device} device on this machine; continuing with device: auto")
-        settings = replace(settings, device="auto")
-    return settings
-
-
 def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
-    """Read the text of a resumed run, from the saved place or the one in the config file."""
-    data = settings.data
-    for name in ("sources", "val_sources"):
-        # unless an option names the place: look in the saved ones, then in those of the file
-        if getattr(data, name) and f"data.{name}" not in command.options:
-            places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
-            data = replace(data, **{name: tuple(dict.fromkeys(places))})
+    """Read the text of a resumed run, which must be the same wherever it is.
 
+    Raises DataError if it is missing, CheckpointError if it has changed.
+    """
     # without a separate validation text, a part of the training text was held out
-    if data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
+    if settings.data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
         raise CheckpointError(
             f"{saved.path}: the run began without val_sources; adding them would train it on the "
             "text that it held out; omit them, or allow it with --allow_data_change"
         )
-    # wherever it is, it must be the same text
     same_text = (saved.data.sha256, saved.data.val_sha256)
     return load_corpus(
-        data,
+        settings.data,
         sha256s=(None, None) if command.allow_data_change else same_text,
         vocabulary=saved.vocabulary,
         list_unused="data.sources" in command.options,
@@ -246,24 +218,26 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
 # -------------------------------------------------------------------------------- training the run
 
 
-def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> int:
+def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> int:
     """Train a run in its folder; print what to do with the result; return the exit code."""
-    folder, is_main = Path(command.out_dir), run.world.is_main
+    folder, is_main = run_folder(command), run.world.is_main
     # up to here, nothing in the folder has been changed
     if is_main:
-        prepare_folder(folder, resumed_from, run.settings)
+        prepare_folder(folder, resumed=saved is not None, settings=run.settings)
 
     with closing(Log(run, folder if is_main else None)) as log:
-        log.start(new_model=not (resumed_from or command.init_from))
+        log.start(new_model=not (saved or command.init_from))
         # a run resumed from last.safetensors need not save this state again
-        already_saved = is_in(resumed_from, folder) and resumed_from.name == checkpoints.LAST
+        already_saved = saved is not None and saved.path.name == checkpoints.LAST
         manager = CheckpointManager(folder, info, run.progress if already_saved else None)
         exit_code = loop(run, stop, log, manager)
 
-    # interrupted: how to resume; finished: what to do with the model
     if exit_code:
-        stopped = f"stopped and saved at step {run.progress.step:,}; to resume:"
-        info(stopped, f"  {command.resume_command()}")
+        info(f"stopped and saved at step {run.progress.step:,}; to resume:")
+        if run.world.size > 1:
+            info(f"  start this with the same torchrun: {shell_command(['train.py', folder])}")
+        else:
+            info(f"  {script_command('train.py', folder)}")
     else:
         log.end(command)
     return exit_code

@@ -29,8 +29,9 @@ from training.state import Progress, Run
 
 # in a run folder: the newest state, the one saved before it, and the best weights
 LAST, PREV, BEST = "last.safetensors", "prev.safetensors", "best.safetensors"
-# the preferred checkpoint of a run folder -> the files to try, in this order
-FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
+# the preferred checkpoint of a run folder -> the files to try, in this order; `best` cannot be
+# resumed
+FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,6 @@ class Checkpoint:
     data: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
     environment: dict[str, str] = field(default_factory=dict)  # see `environment_of`
-    option_names: frozenset[str] = frozenset()  # of the settings from the command line
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
@@ -107,7 +107,6 @@ def capture(run: Run) -> Checkpoint:
         data=text_info(run),
         progress=replace(run.progress),
         environment=environment_of(run.runtime, run.world.size),
-        option_names=run.option_names,
         tensors=tensors,
     )
 
@@ -246,7 +245,6 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
     }
     metadata = {name: json.dumps(asdict(part), allow_nan=False) for name, part in parts.items()}
     metadata["environment"] = json.dumps(checkpoint.environment)
-    metadata["options"] = json.dumps(sorted(checkpoint.option_names))
     metadata["vocabulary"] = checkpoint.vocabulary
     return file_format.to_bytes(metadata, checkpoint.tensors)
 
@@ -266,7 +264,6 @@ def load(path: Path) -> Checkpoint:
             progress=sections["progress"],
             environment=dict(json.loads(metadata["environment"])),
             vocabulary=metadata["vocabulary"],
-            option_names=frozenset(json.loads(metadata["options"])),
             tensors=tensors,
             path=path,
         )
@@ -279,8 +276,8 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
     says so. A path to a file has no fallback. Raises CheckpointError if no checkpoint can be
     loaded; for a wrong path it names the runs that exist.
     """
-    # the first one that is whole
-    choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
+    path = Path(os.path.expanduser(path))
+    choices = [path / name for name in FALLBACK[prefer]] if path.is_dir() else [path]
     faults = []
     for choice in choices:
         try:
@@ -293,7 +290,7 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
             return saved
 
     # if there is not even a damaged one, the path is wrong
-    if not any(map(os.path.exists, choices)):
+    if not any(map(os.path.exists, [path / BEST, *choices])):
         runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
     raise CheckpointError("; ".join(faults))

@@ -22,7 +22,7 @@ from torch import Tensor
 from common.console import shorten
 from common.errors import CheckpointError, UserError
 
-VERSION = 1  # of this format
+VERSION = 2  # of this format
 # what stands between the 8 bytes of the length and the digest
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
@@ -62,11 +62,11 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         data_start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:data_start].tobytes())
         metadata = header.pop("__metadata__")
-        if metadata["hornbook_format"] != str(VERSION):
-            raise CheckpointError(
-                f"format {metadata['hornbook_format']}; this version of Hornbook reads format "
-                f"{VERSION}; upgrade Hornbook, or train again"
-            )
+        version = int(metadata["hornbook_format"])
+        if version < VERSION:
+            raise CheckpointError("made by an earlier version of Hornbook; train again")
+        if version > VERSION:
+            raise CheckpointError("made by a later version of Hornbook; upgrade this one")
 
         # tensors are views of the file's bytes, not copies
         data, tensors = torch.from_numpy(content[data_start:]).view(torch.float32), {}

@@ -10,16 +10,15 @@ steps since the last save.
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from common import files
 from common.console import print_stderr
-from common.errors import ConfigError, ResourceError, RunInUseError
+from common.errors import ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
 from run import checkpoint as checkpoints
@@ -31,7 +30,6 @@ METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
 WRITTEN_BY = b"# Written by train.py"  # a config.yaml that begins so may be replaced
-NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # errors of a file system without locks
 AUTO_SAVE_SECONDS = 300
 
 
@@ -39,11 +37,14 @@ AUTO_SAVE_SECONDS = 300
 def only_writer(folder: Path) -> Iterator[None]:
     """Create a run folder if necessary, and lock it until the end of the block.
 
-    Raises RunInUseError if another process has locked it.
+    If the folder holds no run at the end, what was created is removed again: a start that is
+    refused leaves nothing behind. Raises RunInUseError if another process has locked the folder.
     """
+    lock_file = folder / ".lock"
+    created = [path for path in (lock_file, folder, *folder.parents) if not os.path.lexists(path)]
     folder.mkdir(parents=True, exist_ok=True)
     # the system's lock ends with the process, even if it is killed; a lock file would stay behind
-    lock = FileLock(folder / ".lock", timeout=0, fallback_to_soft=False)
+    lock = FileLock(lock_file, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -52,13 +53,17 @@ def only_writer(folder: Path) -> Iterator[None]:
             "wait for that process, stop it or choose another --out_dir"
         ) from None
     except OSError as error:
-        # some network drives have no locks: train without one
-        if error.errno not in NO_LOCKS:
+        if error.filename:  # the lock's file cannot be opened
             raise
+        # some network drives have no locks, and say so with one errno or another
         print_stderr(f"note: {folder}: no locks on this file system: start one run at a time there")
     try:
         yield
     finally:
+        if not holds_run(folder):
+            for path in created:
+                with suppress(OSError):  # not empty
+                    path.unlink() if path == lock_file else path.rmdir()
         lock.release()
 
 
@@ -67,25 +72,7 @@ def holds_run(folder: Path) -> bool:
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
-def check_folder(folder: Path, resumed_from: Path | None, overwrite: bool) -> None:
-    """Raise ConfigError if the folder holds a run that may not be replaced; change nothing.
-
-    `resumed_from` is the checkpoint to resume, None for a new run.
-    """
-    if holds_run(folder) and not overwrite and not is_in(resumed_from, folder):
-        raise ConfigError(
-            f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
-            "replaces it, another --out_dir leaves it alone"
-        )
-
-
-def is_in(resumed_from: Path | None, folder: Path) -> bool:
-    """Return whether a run is resumed from a checkpoint in this folder; None is a new run."""
-    # resolve, because out/a, ./out/a and a link to it are the same folder
-    return resumed_from is not None and resumed_from.parent.resolve() == folder.resolve()
-
-
-def prepare_folder(folder: Path, resumed_from: Path | None, settings: Config) -> None:
+def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
     """Write config.yaml; remove the files of an earlier run, unless that run is resumed.
 
     These are the first changes in the folder: if train.py fails earlier, nothing has changed.
@@ -95,14 +82,10 @@ def prepare_folder(folder: Path, resumed_from: Path | None, settings: Config) ->
     # temporary files of saves that were killed
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
-    # a new run replaces an earlier one
-    if not is_in(resumed_from, folder):
+    if not resumed:
         earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
-        # a run resumed from another folder brings its best weights along
-        if resumed_from and (best := resumed_from.with_name(BEST)).exists():
-            files.write_atomic(folder / BEST, best.read_bytes())
 
 
 def write_settings(folder: Path, settings: Config) -> None:

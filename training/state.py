@@ -77,7 +77,6 @@ class Run:
         # `settings` are as the user wrote them; checkpoints store these. `config` has a value in
         # place of every `auto`; everything else reads it.
         self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
-        self.option_names: frozenset[str] = frozenset()  # from the command line
 
         # all that training changes
         model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
