@@ -24,7 +24,14 @@ from functools import partial
 from pathlib import Path
 
 from common.console import script_command, shell_command
-from common.errors import CheckpointError, ConfigError, NonFiniteError, counted, first_few
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    counted,
+    first_few,
+)
 from common.stop import Interrupted, Stop
 from configs.schema import Config
 from data.corpus import Corpus, load_corpus
@@ -207,12 +214,17 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
             "text that it held out; omit them, or allow it with --allow_data_change"
         )
     same_text = (saved.data.sha256, saved.data.val_sha256)
-    return load_corpus(
-        settings.data,
-        sha256s=(None, None) if command.allow_data_change else same_text,
-        vocabulary=saved.vocabulary,
-        list_unused="data.sources" in command.options,
-    )
+    try:
+        return load_corpus(
+            settings.data,
+            sha256s=(None, None) if command.allow_data_change else same_text,
+            vocabulary=saved.vocabulary,
+            list_unused="data.sources" in command.options,
+        )
+    except DataError as error:
+        folder = run_folder(command)
+        moved = f"if it has moved: train.py {folder} --data.sources=PATH"
+        raise DataError(f"{error}; {moved}") from None
 
 
 # -------------------------------------------------------------------------------- training the run
