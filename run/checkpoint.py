@@ -116,11 +116,6 @@ def restore(saved: Checkpoint, run: Run) -> None:
 
     Raises CheckpointError for tensors that do not fit the model and the optimizers of the run.
     """
-    if all(name.startswith("model.") for name in saved.tensors):
-        raise CheckpointError(
-            f"{saved.path}: an imported model, which has no optimizer state to resume from; "
-            "start a new run with --init_from"
-        )
     # check everything before copying anything
     named = _tensors_of(run)
     check_tensors(saved.path, saved.tensors, named)

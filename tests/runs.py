@@ -45,7 +45,7 @@ DIVERGING = [
     "--schedule=constant", f"--warmup_iters={STEPS}", "--learning_rate=1", "--muon_learning_rate=1",
     f"--save_interval={STEPS * 3 // 4}",
 ]  # fmt: skip
-JSON_SECTIONS = [*SECTIONS, "options", "environment"]  # of a checkpoint file
+JSON_SECTIONS = [*SECTIONS, "environment"]  # of a checkpoint file
 PHASES = {  # a function that only one phase of a run uses
     "load": ("train", "load_corpus"),
     "folder": ("train", "prepare_folder"),
@@ -221,7 +221,6 @@ def same_runs(a: Path, b: Path) -> bool:
         results = {name: contents(folder / name) for name in (LAST, BEST)}
         for checkpoint in results.values():
             del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
-            del checkpoint["options"]
         outcomes.append(results | {"scalars": repr(scalars(folder))})  # as text, since NaN != NaN
     return equal(*outcomes)
 

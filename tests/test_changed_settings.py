@@ -170,8 +170,7 @@ def test_a_run_that_starts_from_another_model_has_its_architecture(saved, tmp_pa
 
 
 def test_a_longer_context_than_that_of_the_parent_gives_the_same_loss_with_rope(saved, tmp_path):
-    folder, options = saved
-    words = [*options, "--positions=rope", "--logit_scale=0.9"]
+    words = [*saved[1], "--positions=rope", "--logit_scale=0.9"]
     assert train(*words, "--max_iters=4", f"--out_dir={tmp_path / 'parent'}")[0] == 0
     start = [*words, f"--init_from={tmp_path / 'parent'}", f"--out_dir={tmp_path / 'new'}"]
     short, long = (
@@ -201,7 +200,6 @@ def test_on_another_validation_text_or_logit_scale_the_best_loss_begins_anew(
     code, output = train(*resume, *lengths, *with_paths(saved, [change]))
     assert code == 0
     assert "not comparable: the best loss is reset\n" in output and " (best so far)" in output
-    assert (SEEN_BEFORE in output) == ("logit_scale" not in change)
     best = load(run / BEST).progress
     assert best.step in (4, 6) and best.best_loss > 1
 

@@ -2,15 +2,12 @@
 
 import os
 import re
-import shlex
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from common.console import executable
-from configs.command import parse_train
 from run.checkpoint import LAST
 from tests.runs import (
     at_step,
@@ -40,8 +37,6 @@ def test_variables_of_torchrun_without_a_rank_do_not_make_several_processes(monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     world = World.from_environment()
     assert world.is_main and world.size == 1
-    resume = parse_train(["configs/smoke.yaml"]).resume_command()
-    assert "torchrun" not in resume
 
 
 def train_ranks(folder: Path, size: int, *arguments: object, each=None) -> list[str]:

@@ -4,14 +4,12 @@ import re
 import shlex
 from math import log
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.trials import parse_trials
 from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
-from run.differences import check_settings
 from tests.conftest import ROOT
 from training.device import select_runtime
 from training.resolve import resolve
@@ -76,15 +74,6 @@ def test_every_recipe_can_be_trained_offline(path):
     sources = parse_train([str(path)]).new_settings().data.sources
     last = sources if isinstance(sources, str) else sources[-1]
     assert (ROOT / last).exists()  # a file or folder of the project
-
-
-@pytest.mark.parametrize("command", [each for each in COMMANDS if "--init_from" in each])
-def test_every_init_from_example_has_the_model_of_its_checkpoint(command, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    fine_tune = parse_train(shlex.split(command, comments=True)[2:])
-    parent = parse_train([f"configs/{Path(fine_tune.init_from).name}.yaml"])
-    saved = SimpleNamespace(settings=parent.new_settings(), path="parent")
-    check_settings(saved, fine_tune.new_settings(), resume=False)
 
 
 def prose(document: Path) -> str:

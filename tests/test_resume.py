@@ -11,13 +11,9 @@ import pytest
 from run.checkpoint import BEST, LAST, PREV
 from tests.runs import (
     DIVERGING,
-    ROOT,
-    SMALL,
     STEPS,
     contents,
-    equal,
     same_runs,
-    scalars,
     snapshot,
     step_of,
     stop_at,

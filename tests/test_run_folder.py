@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from filelock import FileLock
 
 from common.console import script_command
