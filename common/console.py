@@ -18,12 +18,18 @@ CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogat
 
 
 def prepare_console() -> None:
-    """Handle uncaught exceptions with `report`, and set the encoding of what is printed."""
+    """Handle uncaught exceptions with `report`; prepare the standard streams."""
     sys.excepthook = _end
+    # after `>&-`, and without a console on Windows, a stream is None
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
     # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
-        encoding = None if stream.isatty() else "utf-8"  # None: as it is
-        stream.reconfigure(encoding=encoding, errors="backslashreplace")
+        if hasattr(stream, "reconfigure"):  # a notebook's and IDLE's are no files
+            encoding = None if stream.isatty() else "utf-8"  # None: as it is
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def _end(_, error: BaseException, __) -> NoReturn:

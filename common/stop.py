@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -21,7 +22,8 @@ class Stop:
     """A flag that a signal sets, so that the run can finish its step, save and end.
 
     It handles signals inside a `with` block, where a second Ctrl-C raises KeyboardInterrupt as
-    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored. In a thread
+    that is not the main one, which may not set handlers, all signals stay as they are.
     """
 
     def __init__(self, verbose: bool = True):
@@ -34,7 +36,8 @@ class Stop:
 
     def __enter__(self) -> Self:
         self._before = {}
-        for name in EXIT_CODES:
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        for name in EXIT_CODES if is_main_thread else ():
             number = getattr(signal, name, None)  # Windows lacks two of them
             if number and signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)

@@ -25,27 +25,16 @@ INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def setting(
-    default: object,
-    meaning: str,
-    choices: tuple = (),
-    bare_value: str = "",
-    fixed: bool = False,
-    **limits: float,
+    default: object, meaning: str, choices: tuple = (), fixed: bool = False, **limits: float
 ) -> Field:
     """Declare a setting: a dataclass field with a meaning, choices and limits.
 
     The limits are those of LIMITS: `at_least=0, less_than=1`. A number may have choices too:
-    `int | str` with choices ("auto",). A setting whose default is None is optional. `bare_value` is
-    the value of an option given without one. A `fixed` setting cannot change in a run.
+    `int | str` with choices ("auto",). A setting whose default is None is optional. A `fixed`
+    setting cannot change in a run.
     """
     assert limits.keys() <= LIMITS.keys()
-    metadata = {
-        "meaning": meaning,
-        "choices": choices,
-        "limits": limits,
-        "bare_value": bare_value,
-        "fixed": fixed,
-    }
+    metadata = {"meaning": meaning, "choices": choices, "limits": limits, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -170,8 +159,8 @@ def brief(value: object) -> str:
         return f"[{', '.join(map(brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    if isinstance(value, dict):
-        return "a mapping"
+    if isinstance(value, (dict, list)):  # whatever is in it: YAML's aliases can nest very deep
+        return "a mapping" if isinstance(value, dict) else "a list"
     return str(value)
 
 
