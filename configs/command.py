@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from common.console import prepare_console, print_text
 from common.errors import ConfigError, did_you_mean
@@ -123,11 +124,15 @@ class Command(StartOptions):
         named_after_config = f"out/{Path(self.config_file).stem}"
         return self.run_folder or (named_after_config if out_dir == "auto" else out_dir)
 
-    def new_settings(self) -> Config:
-        """Return the settings of a new run; raise ConfigError if they contradict."""
+    def new_settings(self, architecture: Mapping[str, object] = MappingProxyType({})) -> Config:
+        """Return the settings of a new run; raise ConfigError if they contradict.
+
+        `architecture` has the settings that a run with --init_from takes from its parent.
+        """
         where = f"{self.config_file} and the options" if self.options else self.config_file
+        settings = self.file | self.options | architecture
         with error_context(where):
-            return _override(Config(), self.file | self.options | {"out_dir": self.out_dir})
+            return _override(Config(), settings | {"out_dir": self.out_dir})
 
     def resumed_settings(self, saved: Config) -> Config:
         """Return the settings of a resumed run: those of its checkpoint, changed by the options."""
@@ -201,8 +206,9 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     if command.print_config:
         print_text(to_yaml(command.new_settings()))
         raise SystemExit(0)
-    # find mistakes now; a resumed run takes its settings from the checkpoint
-    if not command.resumes or not has_run(command.out_dir):
+    # find mistakes now, unless a checkpoint has some of the settings
+    is_resumed = command.resumes and has_run(command.out_dir)
+    if not (is_resumed or command.init_from):
         command.new_settings()
     return command
 
