@@ -26,7 +26,7 @@ from tests.runs import (
 )
 from training import state
 
-SHORT = ["--max_iters=4", "--warmup_iters=0", "--save_interval=2", "--cooldown_iters=0"]
+SHORT = ["--max_iters=4", "--warmup_ratio=0", "--save_interval=2", "--cooldown_ratio=0"]
 
 
 @pytest.fixture
