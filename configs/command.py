@@ -53,10 +53,7 @@ python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6"""
-NOTES = """
---key value is --key=value, a dash in a name is an underscore,
-and --compile alone is --compile=true.
-"""
+NOTES = "--key value is --key=value, a dash in a name is an underscore, --compile is --compile=true"
 SETTINGS = settings_of(Config)  # by full name
 SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
@@ -64,7 +61,7 @@ MAX_FAULTS = 5  # wrong settings of a file that are reported at once
 PAGE_MARK = b"<title>Hornbook</title>"
 # options that do not apply to `train.py RUN_FOLDER`, and what to do instead
 NOT_FOR_A_RUN_FOLDER = {
-    "print_config": "its settings are in its config.yaml",
+    "print_config": "its settings are in the config.yaml in it",
     "overwrite": "give a config file to train a new run in its place",
     "init_from": "give a config file to start a new run from a checkpoint",
     "new_characters": "give a config file to start a new run from a checkpoint",
@@ -194,7 +191,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
         given = {"run_folder": words[0]}
         for name, advice in NOT_FOR_A_RUN_FOLDER.items():
             if name in options:
-                raise ConfigError(f"--{name}: {words[0]} is a run, which is resumed; {advice}")
+                raise ConfigError(f"--{name} does not apply to a run folder; {advice}")
     else:
         given = {"config_file": words[0], "file": read_config(words[0])}
 
@@ -399,25 +396,28 @@ def _read(path: str) -> str:
     """Return the text of a config file; a relative path may also start at the code's folder."""
     file = beside_code(Path(os.path.expanduser(path)))
     if file.is_dir():
-        nearby = ", ".join(_startable_in(file).values()) or "configs/shakespeare.yaml"
-        raise ConfigError(f"is a folder without a run; give a config file, such as {nearby}")
+        nearby = ", ".join(_startable_in(file).values())
+        raise ConfigError(f"is a folder without a run; give a config or a run folder: {nearby}")
     if file.suffix == ".safetensors":
         raise ConfigError(f"is a checkpoint; name its folder to resume the run: {file.parent}")
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         # a typo, or the name of a recipe without .yaml
-        names = _startable_in(file.parent) | _startable_in(Path("configs"))
+        names = _startable_in(file.parent, Path("configs"))
         hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
         raise ConfigError(f"no such config or run folder; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
-def _startable_in(folder: Path) -> dict[str, str]:
-    """Return the paths of the configs and run folders in a folder, by their names."""
-    paths = [*folder.glob("*.yaml"), *{file.parent for file in folder.glob("*/*.safetensors")}]
-    return {path.stem: str(path) for path in sorted(paths)}
+def _startable_in(*folders: Path) -> dict[str, str]:
+    """Return the paths of the configs and run folders in some folders, by their names."""
+    paths = []
+    for folder in folders:
+        runs = {file.parent for file in folder.glob("*/*.safetensors")}
+        paths += sorted([*folder.glob("*.yaml"), *runs])
+    return {path.stem: str(path) for path in paths or [Path("configs/shakespeare.yaml")]}
 
 
 def _load(text: str) -> dict[str, tuple[int, object]]:

@@ -69,7 +69,7 @@ class DataConfig(Checked):
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     val_fraction: float = setting(
         0.1,
-        "part held out: the end of each file, or whole files / items",
+        "fraction held out: the end of each file, or whole files / items",
         more_than=0,
         less_than=1,
         fixed=True,
@@ -209,7 +209,7 @@ class TrainConfig(Checked):
     )
     save_interval: int | str = setting(
         "auto",
-        "steps between checkpoints (auto = at each evaluation, and every 5 minutes)",
+        "steps between checkpoints (auto = at evaluations, and every 5 minutes)",
         ("auto",),
         at_least=1,
     )
@@ -255,10 +255,7 @@ class SampleConfig(Checked):
     sample: int | None = setting(None, "draw only sample N of this seed", at_least=1)
     max_new_tokens: int = setting(500, "characters to generate per sample", at_least=0)
     temperature: float | str = setting(
-        "auto",
-        f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)",
-        ("auto",),
-        at_least=0,
+        "auto", f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)", ("auto",), at_least=0
     )
     top_k: int = setting(0, "sample from the k likeliest (0 = off)", at_least=0)
     top_p: float = setting(

@@ -71,7 +71,7 @@ def shortest(tmp_path, monkeypatch):
     """Two steps of every training, in this process; pictures and models to another folder."""
 
     def train_two_steps(folder, config, *options):
-        lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=auto", "--log_interval=1"]
+        lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--log_interval=1"]
         small = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--eval_interval=1"]
         code, output = train(config, *options, *lengths, *small, f"--out_dir={folder}")
         assert code == 0, output

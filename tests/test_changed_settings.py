@@ -24,8 +24,8 @@ from training.step import TrainStep
 
 BASE = {
     "n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "batch_size": 4, "max_iters": 20,
-    "warmup_ratio": 0.1, "eval_interval": 10, "sample_chars": 5, "device": "cpu",
-    "dtype": "float32", "schedule": "trapezoid", "optimizer": "muon",
+    "warmup_ratio": 0.1, "cooldown_ratio": 0.85, "eval_interval": 10, "sample_chars": 5,
+    "device": "cpu", "dtype": "float32", "schedule": "trapezoid", "optimizer": "muon",
 }  # fmt: skip
 FIXED = {  # settings of the model that its weights depend on, and another value of each
     "n_layer": 2, "n_head": 4, "n_embd": 16, "block_size": 4, "positions": "rope",
@@ -97,9 +97,7 @@ def saved(tmp_path_factory):
     recipe = (ROOT / "configs/smoke.yaml").read_text()
     (folder / "mine.yaml").write_text(f"{recipe}data: {{sources: {folder / 'text.txt'}}}\n")
     options = [folder / "mine.yaml", *(f"--{name}={value}" for name, value in BASE.items())]
-    code, output = train(
-        *options, f"--out_dir={folder / 'run'}", "--max_iters=4", "--warmup_ratio=0.5"
-    )
+    code, output = train(*options, f"--out_dir={folder / 'run'}", "--max_iters=4")
     assert code == 0, output
     return folder, options
 

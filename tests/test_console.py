@@ -56,7 +56,7 @@ def controls(tmp_path_factory):
     folder.mkdir()
     text = "".join(CONTROLS) * 40 + "\nж"
     (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
-    lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
+    lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0"]
     run = folder.parent / "run"
     code, shown = on_terminal("train.py", *small_run_args(folder), *lengths, f"--out_dir={run}")
     assert code == 0

@@ -30,7 +30,7 @@ SUMS = [f"{a}+{b}={a + b}" for a in range(12) for b in range(12)]
 SMALL = [
     "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=32", "--n_head=2",
     "--block_size=8", "--batch_size=16", "--train.log=scalars", "--log_interval=1",
-    "--warmup_iters=0", "--separator=\\n",
+    "--warmup_ratio=0", "--separator=\\n",
 ]  # fmt: skip
 
 

@@ -325,7 +325,7 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     """Its model comes from
 
     python train.py configs/fast.yaml --data.sources=data/plays --block_size=128 --max_iters=1000 \\
-        --warmup_iters=50 --cooldown_iters=900 --learning_rate=0.02 \\
+        --warmup_ratio=0.05 --cooldown_ratio=0.9 --learning_rate=0.02 \\
         --muon_learning_rate=0.02 --muon_momentum=0.9 --eval_interval=250 --out_dir=out/plays
     python sample.py --ckpt out/plays --html docs/plays.html
     """

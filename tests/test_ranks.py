@@ -57,7 +57,7 @@ def two_ranks(tmp_path_factory):
 @pytest.fixture
 def one_step(options, tmp_path):
     """The arguments of a run of one step."""
-    return [*options, "--max_iters=1", "--warmup_iters=0", f"--out_dir={tmp_path / 'run'}"]
+    return [*options, "--max_iters=1", "--warmup_ratio=0", f"--out_dir={tmp_path / 'run'}"]
 
 
 # ---------------------------------------------------------------- equality with a single process
@@ -167,7 +167,7 @@ def test_a_signal_to_one_rank_stops_all_at_this_step_and_resuming_is_bit_exact(
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a launcher is slow to start")
 def test_sigterm_to_torchrun_stops_all_ranks_and_one_process_can_resume(options, tmp_path):
-    run, more = tmp_path / "run", ["--max_iters=2000", "--warmup_iters=0"]
+    run, more = tmp_path / "run", ["--max_iters=2000", "--warmup_ratio=0"]
     process = torchrun(2, *options, *more, f"--out_dir={run}")
     next(line for line in process.stdout if line.startswith("first loss "))
     process.terminate()

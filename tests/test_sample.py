@@ -20,7 +20,7 @@ from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from run import load_model
 from tests.commands import exit_code, sample_main
-from tests.runs import Output, start
+from tests.runs import start
 from tests.variants import save_model
 from training import device
 from training.evaluate import exact_loss
@@ -56,7 +56,7 @@ class Input:
 
 def run_sample(ckpt, *words, stdin: bytes = b"", terminal: bool = False) -> tuple[str, str]:
     """Run sample.py in this process; return its standard output and standard error."""
-    stdout, stderr = Output(), Output()
+    stdout, stderr = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
         patch.setattr(sys, "stdin", Input(stdin, terminal))
         assert sample_main([f"--ckpt={ckpt}", *words]) == 0
@@ -278,7 +278,7 @@ def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_r
     lines = [f"caf\xe9 {i % 7}\r\n" for i in range(900)]
     text.write_bytes("".join(lines).encode("cp1252"))
     as_training = ["--encoding=cp1252", "--min_count=200"]  # the digits are rare
-    assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
+    assert train_run(*as_training, "--max_iters=2")[0] == 0
     assert f"over {900 * 7 - 1:,} predictions" in run_sample(*words)[0]
     text.write_bytes(b"caf\x81")  # no character of cp1252
     with pytest.raises(UserError, match=r"not CP1252 at byte 3 .*; the training text was CP1252"):

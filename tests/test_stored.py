@@ -27,7 +27,8 @@ TEXT = STORED / "text.txt"
 NAMES = sorted(path.stem for path in STORED.glob("*.safetensors"))
 SMALLEST = [
     "--n_layer=2", "--n_head=2", "--n_embd=8", "--block_size=16", "--batch_size=4",
-    "--gradient_accumulation_steps=1", "--max_iters=16", "--warmup_iters=2", "--cooldown_iters=8",
+    "--gradient_accumulation_steps=1", "--max_iters=16", "--warmup_ratio=0.125",
+    "--cooldown_ratio=0.5",
     "--eval_interval=4", "--log_interval=1", "--sample_chars=4", "--dtype=float32",
     "--device=cpu", "--dropout=0", "--val_fraction=0.2", "--log=scalars",
     f"--data.sources={TEXT.relative_to(ROOT)}",
