@@ -65,7 +65,7 @@ def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
 
 def test_a_finished_run_is_trained_further_bit_exactly(options, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = [*options, "--schedule=constant"]
+    options = [*options, "--schedule=constant", "--warmup_ratio=0"]
     assert train(*options, f"--out_dir={whole}")[0] == 0
     assert train(*options, f"--out_dir={parts}", "--max_iters=12")[0] == 0
     assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0  # with 24 steps again
@@ -96,8 +96,8 @@ def test_prev_is_the_last_checkpoint_of_the_interval_before(interval, previous, 
 
 
 def test_a_resume_by_another_spelling_of_the_folder_does_not_save_the_same_state_again(stopped):
-    copy = train_and_copy(stopped, 10, stopped / ".." / stopped.name)
-    assert [contents(copy / name)["progress"]["step"] for name in (PREV, LAST)] == [8, 10]
+    stop_at(10, stopped / ".." / stopped.name, "--save_interval=1000")
+    assert [contents(stopped / name)["progress"]["step"] for name in (PREV, LAST)] == [10, 11]
 
 
 def test_prev_is_resumed_in_place_of_a_damaged_last_to_the_same_bits(
@@ -145,7 +145,7 @@ def test_resume_lists_what_has_changed_without_being_asked_for(train_run, tmp_pa
         "the result will not be bit-identical to that of an uninterrupted run\n",
     ):
         assert f"\n{line}" in output
-    assert "heads" not in output and "0.0005" not in output  # the user has just typed them
+    assert "fused ->" not in output and "0.0005" not in output  # the user has just typed them
 
 
 @pytest.mark.parametrize("name", ["sources", "val_sources"])
