@@ -158,7 +158,10 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
         info(f"new characters ({len(new):,}): {first_few(map(describe, new))}")
     if differences.may_have_seen_validation(parent, run):
-        info(differences.SEEN_BEFORE)
+        info(
+            "if the parent was trained on some of this validation text, the validation loss is too "
+            "low"
+        )
 
     # suggest lower learning rates, if they are still the parent's
     now, before = run.settings.train, parent.settings.train
@@ -191,8 +194,6 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
 
     # report what differs from an uninterrupted run
     found = differences.run_differences(saved, run)
-    if found.keys() & differences.FORGET_BEST:
-        run.progress.forget_best()
     if lines := differences.messages(found):
         info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
     return run
@@ -250,14 +251,15 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
     """Train a run in its folder; print what to do with the result; return the exit code."""
     folder, is_main = Path(command.out_dir), run.world.is_main
     # up to here, nothing in the folder has been changed
+    manager = None
     if is_main:
         prepare_folder(folder, resumed_from, run.settings)
-
-    with closing(Log(run, folder if is_main else None)) as log:
-        log.start(new_model=not (resumed_from or command.init_from))
         # a run resumed from last.safetensors need not save this state again
         already_saved = is_in(resumed_from, folder) and resumed_from.name == checkpoints.LAST
-        manager = CheckpointManager(folder, info, run.progress if already_saved else None)
+        manager = CheckpointManager(folder, run, info, already_saved=already_saved)
+
+    with closing(Log(run, folder if is_main else None, stop)) as log:
+        log.start(new_model=not (resumed_from or command.init_from))
         exit_code = loop(run, stop, log, manager)
 
     # interrupted: how to resume; finished: what to do with the model
@@ -269,8 +271,11 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
     return exit_code
 
 
-def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
-    """Train until the last step, or until the run is asked to stop; return the exit code."""
+def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> int:
+    """Train until the last step, or until the run is asked to stop; return the exit code.
+
+    Only rank 0 has a `manager`: it saves, and draws what the log shows.
+    """
     world, max_iters = run.world, run.config.train.max_iters
     train_step = TrainStep(run)
     while True:
@@ -279,16 +284,17 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
         if run.evaluation_due and not stop.requested:
             with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
                 result = evaluate(run, stop)
-                improved = result.improved
-                log.evaluation(result)
+                improved = run.progress.record_evaluation(result.val_loss, result.train_loss)
+                if manager:
+                    log.evaluation(result, improved=improved)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step
         exit_code, out_of_patience = world.max(stop.exit_code, run.out_of_patience)
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
         # save if a save is due: all that a resume needs; the best weights have their own file
-        if world.is_main:
-            manager.save(run, as_best=improved, final=done)
+        if manager:
+            manager.save(as_best=improved, final=done)
         if done:
             return exit_code
 

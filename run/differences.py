@@ -35,11 +35,6 @@ FIXED_IN_A_RUN = {
 IGNORED_SETTINGS = {
     f"train.{key}" for key in ("log", "log_interval", "save_interval", "sample_chars", "patience")
 } | {"data.encoding"}  # texts are compared by their characters
-# the best loss is reset, because later losses are not comparable with it
-FORGET_BEST = {"model.logit_scale", "data.sha256", "data.val_sha256"}
-SEEN_BEFORE = (
-    "if the model has been trained on some of this validation text, the validation loss is too low"
-)
 
 
 def compare(
@@ -125,14 +120,9 @@ def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
 
 
 def messages(found: Mapping[str, tuple[object, object]]) -> list[str]:
-    """Say what differs, and what follows from it, a line each."""
-    lines = [
+    """Say what differs, a line each."""
+    return [
         f"{name} {shorten(str(then), 200)} -> {shorten(str(now), 200)}"
         for name, (then, now) in found.items()
         if name not in IGNORED_SETTINGS
     ]
-    if found.keys() & FORGET_BEST:
-        lines.append("earlier validation losses are not comparable: the best loss is reset")
-    if found.keys() & {"data.sha256", "data.val_sha256"}:
-        lines.append(SEEN_BEFORE)
-    return lines
