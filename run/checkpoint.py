@@ -92,8 +92,7 @@ class Checkpoint:
 
     def without_moments(self) -> "Checkpoint":
         """Return a checkpoint with the weights alone: half of the size with Muon, or a third."""
-        weights = {name: self.tensors[name] for name in self.tensors if name.startswith("model.")}
-        return replace(self, tensors=weights)
+        return replace(self, tensors={f"model.{name}": w for name, w in self.weights.items()})
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint

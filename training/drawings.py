@@ -64,41 +64,33 @@ def draw(run: Run, result: Evaluation) -> Drawings:
 
 
 def draw_sample(run: Run, write: Write) -> str:
-    """Generate a text of `sample_chars` characters.
+    """Generate a text of `sample_chars` characters; for a list, items, each drawn on its own.
 
-    For a list, these are items, each drawn on its own. For questions it is empty: the model learns
-    to answer them, not to ask them.
+    For questions it is empty: the model learns to answer them, not to ask them.
     """
-    tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
-    left = run.config.train.sample_chars
-    if not item_format:
-        # it begins as a text of sample.py without a prompt does
-        start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype(np.int64))[None]
-        sampler = Sampler(run.config.seed, temperature=DEFAULT_TEMPERATURE)
-        return "".join(tokenizer.decode(ids.numpy()) for ids in write(start, sampler, left))
-
-    if item_format.answer_after:
+    item_format, left = run.corpus.item_format, run.config.train.sample_chars
+    if item_format and item_format.answer_after:
         return ""
     items = []
     while left > 0:
-        # random numbers of its own for each item
         sampler = Sampler(run.config.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
-        items.append(complete_item(run, write, "", sampler, left))
+        items.append(complete(run, write, "", sampler, left))
         left -= len(items[-1])
     return "".join(items)
 
 
-def complete_item(run: Run, write: Write, beginning: str, sampler: Sampler, limit: int) -> str:
-    """Draw the rest of an item, at most `limit` characters; return all of it, with its end."""
+def complete(run: Run, write: Write, beginning: str, sampler: Sampler, limit: int) -> str:
+    """Draw at most `limit` characters after `beginning`, of an item no more than its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
-    ids = tokenizer.encode(item_format.start + beginning).astype(np.int64)
-    item = beginning
+    before = item_format.start if item_format else tokenizer.start
+    ids = tokenizer.encode(before + beginning).astype(np.int64)
+    text = beginning
     for new in write(torch.from_numpy(ids)[None], sampler, limit):
-        item += tokenizer.decode(new.numpy())
-        if item.endswith(item_format.separator):
+        text += tokenizer.decode(new.numpy())
+        if item_format and text.endswith(item_format.separator):
             break
-    return item
+    return text
 
 
 def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
@@ -110,7 +102,7 @@ def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
     for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
-        drawn = complete_item(run, write, question, Sampler(temperature=0), 2 * len(item))
+        drawn = complete(run, write, question, Sampler(temperature=0), 2 * len(item))
         if drawn != item:
             answer = item.removeprefix(question).removesuffix(item_format.separator)
             lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")

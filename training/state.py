@@ -51,11 +51,8 @@ class Progress(Checked):
     def is_overfitting(self, train_loss: float) -> bool:
         """Return whether only the loss on training text has fallen since the best step."""
         # one evaluation without an improvement is noise, three are not
-        return (
-            self.evals_since_best >= 3
-            and self.train_loss_at_best is not None
-            and train_loss < self.train_loss_at_best - 0.01
-        )
+        before, evals = self.train_loss_at_best, self.evals_since_best
+        return evals >= 3 and before is not None and train_loss < before - 0.01
 
 
 class Run:
