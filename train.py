@@ -115,11 +115,7 @@ def find_saved(command: Command) -> Checkpoint | None:
         info(f"{folder} has no run to resume: starting one{runs}")
         return None
 
-    try:
-        return checkpoints.find(folder, "last", notify=info)
-    except CheckpointError as error:
-        new_run = f"--init_from={folder} starts a new run from its best weights"
-        raise CheckpointError(f"{error}; {new_run}") from None
+    return checkpoints.find(folder, "last", notify=info)
 
 
 def build_new(command: Command, world: World) -> Run:
@@ -234,14 +230,15 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> i
     """Train a run in its folder; print what to do with the result; return the exit code."""
     folder, is_main = run_folder(command), run.world.is_main
     # up to here, nothing in the folder has been changed
+    manager = None
     if is_main:
         prepare_folder(folder, resumed=saved is not None, settings=run.settings)
-
-    with closing(Log(run, folder if is_main else None)) as log:
-        log.start(new_model=not (saved or command.init_from))
         # a run resumed from last.safetensors need not save this state again
         already_saved = saved is not None and saved.path.name == checkpoints.LAST
-        manager = CheckpointManager(folder, info, run.progress if already_saved else None)
+        manager = CheckpointManager(folder, run, info, already_saved=already_saved)
+
+    with closing(Log(run, folder if is_main else None, stop)) as log:
+        log.start(new_model=not (saved or command.init_from))
         exit_code = loop(run, stop, log, manager)
 
     if exit_code:
@@ -255,8 +252,11 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> i
     return exit_code
 
 
-def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
-    """Train until the last step, or until the run is asked to stop; return the exit code."""
+def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> int:
+    """Train until the last step, or until the run is asked to stop; return the exit code.
+
+    Only rank 0 has a `manager`: it saves, and draws what the log shows.
+    """
     world, max_iters = run.world, run.config.train.max_iters
     train_step = TrainStep(run)
     while True:
@@ -265,16 +265,17 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
         if run.evaluation_due and not stop.requested:
             with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
                 result = evaluate(run, stop)
-                improved = result.improved
-                log.evaluation(result)
+                improved = run.progress.record_evaluation(result.val_loss, result.train_loss)
+                if manager:
+                    log.evaluation(result, improved=improved)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step
         exit_code, out_of_patience = world.max(stop.exit_code, run.out_of_patience)
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
         # save if a save is due: all that a resume needs; the best weights have their own file
-        if world.is_main:
-            manager.save(run, as_best=improved, final=done)
+        if manager:
+            manager.save(as_best=improved, final=done)
         if done:
             return exit_code
 

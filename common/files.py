@@ -41,9 +41,9 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
         if previous and path.exists():
             old = unfinished(previous)
             _link_or_copy(path, old)
-        _replace(new, path)
+        rename(new, path)
         if old:
-            _replace(old, previous)
+            rename(old, previous)
         _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # free the space
@@ -56,6 +56,16 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
 def unfinished(path: Path) -> Path:
     """Return the temporary name of a file that is being written; a kill leaves it behind."""
     return path.with_name(f"{path.name}.tmp")
+
+
+def rename(old: Path, new: Path) -> None:
+    """Rename a file, over another one; retry on Windows, where a virus scanner may have it open."""
+    for _ in range(20):
+        try:
+            return os.replace(old, new)
+        except PermissionError:
+            time.sleep(0.1)
+    os.replace(old, new)
 
 
 def _sync(file: BinaryIO) -> None:
@@ -71,16 +81,6 @@ def _link_or_copy(path: Path, other: Path) -> None:
         os.link(path, other)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, other)
-
-
-def _replace(new: Path, path: Path) -> None:
-    """Rename `new` to `path`; retry on Windows, where a virus scanner may have one of them open."""
-    for _ in range(20):
-        try:
-            return os.replace(new, path)
-        except PermissionError:
-            time.sleep(0.1)
-    os.replace(new, path)
 
 
 def _sync_folder(folder: Path) -> None:

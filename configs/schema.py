@@ -209,7 +209,7 @@ class TrainConfig(Checked):
     )
     save_interval: int | str = setting(
         "auto",
-        "steps between checkpoints (auto = at evaluations, and every 5 minutes)",
+        "steps between saves (auto = at each evaluation, and after a tenth of the time so far)",
         ("auto",),
         at_least=1,
     )

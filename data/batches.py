@@ -168,20 +168,21 @@ class Batches:
 
 def evaluation_windows(
     split: Split, block_size: int, batch_size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the windows of an evaluation, as batches (x, y) of int64.
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the windows of an evaluation, as batches: x, y, and the segment of each window.
 
     The windows of a batch have the same length, so no batch has padding, and its shape is at most
     (batch_size, block_size).
     """
-    _, starts, lengths = windows_of(split, block_size)
+    segments, starts, lengths = windows_of(split, block_size)
     # the longest come first: if the first batch fits into memory, all do
     for length in np.unique(lengths)[::-1].tolist():
-        same_length = starts[lengths == length].tolist()
+        same_length = np.flatnonzero(lengths == length)
         for i in range(0, len(same_length), batch_size):
-            windows = [split.window(start, length) for start in same_length[i : i + batch_size]]
-            x, y = (np.stack(rows).astype(np.int64) for rows in zip(*windows, strict=True))
-            yield x, y
+            rows = same_length[i : i + batch_size]
+            windows = [split.window(start, length) for start in starts[rows].tolist()]
+            x, y = (np.stack(ids).astype(np.int64) for ids in zip(*windows, strict=True))
+            yield x, y, segments[rows]
 
 
 def windows_of(split: Split, block_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -29,8 +29,7 @@ from training.state import Progress, Run
 
 # in a run folder: the newest state, the one saved before it, and the best weights
 LAST, PREV, BEST = "last.safetensors", "prev.safetensors", "best.safetensors"
-# the preferred checkpoint of a run folder -> the files to try, in this order; `best` cannot be
-# resumed
+# what is preferred of a run folder, a place to resume or the best weights -> the files to try
 FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
 
 
@@ -44,6 +43,11 @@ class TextInfo(Checked):
     val_sha256: str | None = setting(None, "of the separate validation text, if there is one")
     epochs: float = setting(0.0, "planned for the whole run", at_least=0)
     question: str = setting("", "of a validation item, if items have answers")
+
+    @property
+    def validated_sha256(self) -> str | None:
+        """The digest of the text that the run validates on: losses on another do not compare."""
+        return self.val_sha256 or self.sha256
 
 
 SECTIONS = {  # the JSON sections of a file, checked like a config file
@@ -59,7 +63,8 @@ class Checkpoint:
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention layout
-    (see `named_slices`). `restore` and `build_model` check that they fit the model.
+    (see `named_slices`). `restore` and `build_model` check that they fit the model. The best
+    weights are saved without moments.
 
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
@@ -83,6 +88,10 @@ class Checkpoint:
             for name, tensor in self.tensors.items()
             if name.startswith("model.")
         }
+
+    def without_moments(self) -> "Checkpoint":
+        """Return a checkpoint with the weights alone: half of the size with Muon, or a third."""
+        return replace(self, tensors={f"model.{name}": w for name, w in self.weights.items()})
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
@@ -114,7 +123,9 @@ def capture(run: Run) -> Checkpoint:
 def restore(saved: Checkpoint, run: Run) -> None:
     """Give a new run the state of a checkpoint: weights, moments and progress.
 
-    Raises CheckpointError for tensors that do not fit the model and the optimizers of the run.
+    The best loss begins anew if the run validates on another text, and the patience if the run has
+    another length or patience, so that a finished run trains on to its new end. Raises
+    CheckpointError for tensors that do not fit the model and the optimizers of the run.
     """
     # check everything before copying anything
     named = _tensors_of(run)
@@ -125,6 +136,11 @@ def restore(saved: Checkpoint, run: Run) -> None:
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
     run.progress = replace(saved.progress)
+    if text_info(run).validated_sha256 != saved.data.validated_sha256:
+        run.progress = Progress(step=saved.progress.step)
+    before, now = saved.settings.train, run.settings.train
+    if (before.max_iters, before.patience) != (now.max_iters, now.patience):
+        run.progress.evals_since_best = 0
 
 
 def load_weights(saved: Checkpoint, model: GPT) -> None:
@@ -284,8 +300,10 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
                 notify(f"{faults[0]}; using {choice} instead")
             return saved
 
-    # if there is not even a damaged one, the path is wrong
-    if not any(map(os.path.exists, [path / BEST, *choices])):
+    # the best weights lack the optimizer state; if there is no file at all, the path is wrong
+    if prefer == "last" and (path / BEST).exists():
+        faults.append(f"to start a new run from its best weights: --init_from={path}")
+    elif not any(map(os.path.exists, choices)):
         runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
     raise CheckpointError("; ".join(faults))

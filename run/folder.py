@@ -7,6 +7,7 @@ A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resume
 steps since the last save.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,19 +19,22 @@ from filelock import FileLock, Timeout
 
 from common import files
 from common.console import print_stderr
-from common.errors import ResourceError, RunInUseError
+from common.errors import CheckpointError, ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
 from run import checkpoint as checkpoints
-from run.checkpoint import BEST, LAST, PREV
-from training.state import Progress, Run
+from run.checkpoint import BEST, LAST, PREV, TextInfo
+from training.state import Run
 
-CHECKPOINT_FILES = (LAST, PREV, BEST)
-METRICS = "metrics.csv"
+BEST_BEFORE = "best_before.safetensors"  # the best weights of an earlier validation text
+CHECKPOINT_FILES = (LAST, PREV, BEST, BEST_BEFORE)
+METRICS, METRICS_OLD = "metrics.csv", "metrics_old.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
 WRITTEN_BY = b"# Written by train.py"  # a config.yaml that begins so may be replaced
-AUTO_SAVE_SECONDS = 300
+# `save_interval: auto` saves after a tenth of the time since the start, but within these seconds,
+# and after 50 times what a save takes: a kill costs a tenth of the work, all saves 2 %
+MIN_SAVE_SECONDS, MAX_SAVE_SECONDS = 15, 300
 
 
 @contextmanager
@@ -107,37 +111,40 @@ def write_settings(folder: Path, settings: Config) -> None:
 class CheckpointManager:
     """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
-    A save that fails, as on a full disk, is reported with `notify`; the next one tries again.
-    `saved_progress` is the progress in `last`, None for a new run.
+    `already_saved` says that the run has just been restored from `last`. A save that fails, as on a
+    full disk, is reported with `notify`; the next one tries again.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        notify: Callable[[str], None],
-        saved_progress: Progress | None,
+        self, folder: Path, run: Run, notify: Callable[[str], None], *, already_saved: bool
     ):
-        self.folder, self.notify = folder, notify
+        self.folder, self.run, self.notify = folder, run, notify
+        self.first_save_due = not already_saved
         # a copy, because the run mutates its progress
-        self.saved_progress = saved_progress and replace(saved_progress)
-        # time of the latest attempt to save; None: never, so the first save is due
-        self.tried_at = time.monotonic() if saved_progress else None
+        self.saved_progress = replace(run.progress) if already_saved else None
+        self.began = self.tried_at = time.monotonic()
+        self.save_seconds = 0.0  # of the last save
+        self.best_loss = open_best(folder, checkpoints.text_info(run), notify)
         self.unsaved_best: bytearray | None = None  # a best checkpoint that failed to be written
 
-    def save(self, run: Run, *, as_best: bool, final: bool) -> None:
+    def save(self, *, as_best: bool, final: bool) -> None:
         """Save the run in `best` if `as_best`, and in `last` if a save is due or `final`.
 
-        Raises ResourceError only if `final`, because no later save will try again.
+        `best` keeps its weights if their validation loss is lower. Raises ResourceError only if
+        `final`, because no later save will try again.
         """
-        as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
+        progress = self.run.progress
+        # `last` may be older than `best`, after damage or a kill, and with it the progress
+        as_best = as_best and progress.best_loss <= self.best_loss
+        as_last = (final or self._is_due()) and progress != self.saved_progress
         if not (as_best or as_last):
             return
-        self.tried_at = time.monotonic()
+        self.first_save_due, self.tried_at = False, time.monotonic()
 
-        # both files get the same bytes
-        content = checkpoints.to_bytes(checkpoints.capture(run))
+        saved = checkpoints.capture(self.run)
         if as_best:
-            self.unsaved_best = content
+            self.unsaved_best = checkpoints.to_bytes(saved.without_moments())
+            self.best_loss = progress.best_loss
         try:
             # write best first: otherwise a kill between the two leaves a last whose best_loss has
             # no file; the old last becomes prev
@@ -145,20 +152,43 @@ class CheckpointManager:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None
             if as_last:
+                content = checkpoints.to_bytes(saved)
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved_progress = replace(run.progress)
+                self.saved_progress = saved.progress
         except ResourceError as error:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
+        self.save_seconds = time.monotonic() - self.tried_at
 
-    def _is_due(self, run: Run) -> bool:
+    def _is_due(self) -> bool:
         """Return whether to save `last`: before the first step, then as `save_interval` says."""
-        progress, interval = run.progress, run.config.train.save_interval
-        if self.tried_at is None:
+        progress, interval = self.run.progress, self.run.config.train.save_interval
+        if self.first_save_due:
             return True
-        # at each evaluation, and often enough that a kill costs only minutes
-        if interval == "auto":
-            evaluated = progress.step == progress.last_eval_step
-            return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS
-        return progress.step % interval == 0
+        if interval != "auto":
+            return progress.step % interval == 0
+        now = time.monotonic()
+        seconds = min(max((now - self.began) / 10, MIN_SAVE_SECONDS), MAX_SAVE_SECONDS)
+        seconds = max(seconds, 50 * self.save_seconds)
+        return progress.step == progress.last_eval_step or now - self.tried_at >= seconds
+
+
+def open_best(folder: Path, text: TextInfo, notify: Callable[[str], None]) -> float:
+    """Return the validation loss of best.safetensors; infinity if there is no whole one.
+
+    One of another validation text is renamed to best_before.safetensors: only losses on the same
+    text can be compared. The file itself says which it is, so a kill before or after does no harm.
+    """
+    try:
+        best = checkpoints.load(folder / BEST)
+    except CheckpointError:  # missing; or damaged, and may be replaced
+        return math.inf
+    if best.data.validated_sha256 == text.validated_sha256:
+        return best.progress.best_loss
+
+    before = folder / BEST_BEFORE
+    replaced = "; an earlier one is replaced" if before.exists() else ""
+    files.rename(folder / BEST, before)
+    notify(f"the validation text has changed: {before} keeps the best weights so far{replaced}")
+    return math.inf

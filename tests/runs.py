@@ -51,7 +51,7 @@ PHASES = {  # a function that only one phase of a run uses
     "folder": ("train", "prepare_folder"),
     "step": ("training.schedule", "lr_multiplier"),
     "evaluate": ("training.evaluate", "window_losses"),
-    "sample": ("training.evaluate", "generate"),
+    "draw": ("training.drawings", "generate"),
     "save": ("os", "fsync"),
     "agree": ("torch.distributed", "all_reduce"),  # of several ranks, on whether to stop
 }
@@ -106,7 +106,7 @@ def raised(error: BaseException) -> Callable:
 
 def one_loss(nats: float) -> evaluate.WindowLosses:
     """Return the losses of a text with a single prediction."""
-    return evaluate.WindowLosses(np.array([nats]), np.array([1.0]), np.array([True]))
+    return evaluate.WindowLosses(np.array([nats]), np.array([1.0]), np.array([]))
 
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
@@ -195,13 +195,13 @@ def snapshot(folder: Path) -> dict[str, object]:
 def scalars(folder: Path) -> dict[str, list[tuple[int, object]]]:
     """Return the (step, value) pairs of scalars and texts by tag, as TensorBoard serves them.
 
-    What each start has of its own is left out: timings, descriptions, warnings.
+    What each start has of its own is left out: timings and descriptions.
     """
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     found = {}
     for tag in events.Tags()["tensors"]:
         plugin = events.SummaryMetadata(tag).plugin_data.plugin_name
-        left_out = tag == "train/tokens_per_sec" or tag.startswith(("setup/", "health/"))
+        left_out = tag == "train/tokens_per_sec" or tag.startswith("setup/")
         if plugin in ("scalars", "text") and not left_out:
             tensors = [(each.step, make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
             found[tag] = [(step, tensor.tolist()) for step, tensor in tensors]

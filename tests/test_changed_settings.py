@@ -3,7 +3,6 @@ optimizer and batches, or is refused.
 """
 
 import re
-import shutil
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from model.attention import KERNELS, LAYOUTS
 from run.checkpoint import BEST, LAST, load
 from run.differences import FIXED as FIXED_SETTINGS
 from tests.conftest import ROOT
-from tests.runs import contents, train, write_checkpoint
+from tests.runs import train
 from train import build
 from training.distributed import World
 from training.evaluate import exact_loss
@@ -180,26 +179,6 @@ def test_a_longer_context_than_that_of_the_parent_gives_the_same_loss_with_rope(
         for run in (short, long)
     ]
     assert losses[0] == losses[1]
-
-
-BEGINS_ANEW = ["--encoding=latin-1", "--val_sources=other.txt", "--logit_scale=0.9"]
-
-
-@pytest.mark.parametrize("change", BEGINS_ANEW)
-def test_on_another_validation_text_or_logit_scale_the_best_loss_begins_anew(
-    change, saved, tmp_path
-):
-    run = shutil.copytree(saved[0] / "run", tmp_path / "run")
-    forged = contents(run / LAST)
-    forged["progress"] |= {"best_loss": 0.001, "best_step": 1, "evals_since_best": 2}
-    write_checkpoint(run / LAST, forged)
-    resume = [saved[1][0], f"--out_dir={run}", "--resume", "--allow-data-change"]
-    lengths = ["--max_iters=6", "--eval_interval=2", "--patience=3"]
-    code, output = train(*resume, *lengths, *with_paths(saved, [change]))
-    assert code == 0
-    assert "not comparable: the best loss is reset\n" in output and " (best so far)" in output
-    best = load(run / BEST).progress
-    assert best.step in (4, 6) and best.best_loss > 1
 
 
 def test_fine_tuning_says_that_the_parent_may_have_seen_the_validation_text(saved, tmp_path):

@@ -104,6 +104,19 @@ def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
+def test_the_best_weights_are_no_place_to_resume_but_can_start_a_new_run(folder):
+    for name in (LAST, PREV):
+        DAMAGE["cut"](folder / name)
+    message = error_message(checkpoints.find, folder, "last", pytest.fail)
+    damaged = "checksum mismatch: the file is damaged or incomplete; "
+    faults = [f"{folder / name}: {damaged}" for name in (LAST, PREV)]
+    assert message == "".join(
+        [*faults, f"to start a new run from its best weights: --init_from={folder}"]
+    )
+    message = error_message(checkpoints.restore, checkpoints.load(folder / BEST), None)
+    assert message.endswith(f"start a new run from them with --init_from={folder / BEST}")
+
+
 # ------------------------------------------------------------------------------ invalid checkpoints
 
 

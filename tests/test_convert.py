@@ -139,7 +139,7 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     settings = contents(files / "more" / "last.safetensors")["config"]["train"]
     assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(run)
-    assert code == 4 and f"--init_from={run} starts a new run from its best weights" in output
+    assert code == 4 and f"start a new run from its best weights: --init_from={run}" in output
 
 
 def test_a_folder_with_a_run_is_left_alone(files):

@@ -41,9 +41,10 @@ def test_a_twentieth_of_the_time_is_timed_but_no_more_than_half_a_minute(
     steps = []  # of half a second each
     monkeypatch.setattr(duration, "TrainStep", lambda trial: lambda: steps.append(0.5))
     monkeypatch.setattr(duration.time, "monotonic", lambda: sum(steps))
-    monkeypatch.setattr(duration, "evaluate", lambda *_: None)
+    monkeypatch.setattr(duration, "evaluate", lambda *_: steps.append(0.75))
+    monkeypatch.setattr(duration, "draw", lambda *_: steps.append(0.25))
     timing = duration.measure_timing(SimpleNamespace(world=SINGLE_PROCESS), 60 * minutes)
-    assert timing.step == 0.5 and len(steps) == 2 + 3 + timed
+    assert timing == Timing(step=0.5, evaluation=1) and len(steps) == 2 + 3 + timed + 2
 
 
 @pytest.fixture

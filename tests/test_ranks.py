@@ -145,7 +145,7 @@ def signal_rank(phase: str, call: int, target: int, rank: int) -> None:
     [
         ("step", 9, 1, [9]),
         ("evaluate", 2, 1, [6]),
-        ("sample", 2, 0, [12]),
+        ("draw", 2, 0, [12]),
         ("save", 7, 0, range(24)),
         # after it has told the others that it goes on: it says so at the next step
         ("agree", 11, 1, [6]),

@@ -124,7 +124,7 @@ def test_resume_never_restarts_silently_if_no_checkpoint_can_be_resumed(best, op
     assert code == 4 and output.count("\n") == 1 and snapshot(run) == before
     for name in (LAST, PREV):
         assert f"{run / name}: empty file (interrupted save?)" in output
-    assert f"; --init_from={run} starts a new run from its best weights" in output
+    assert f"; to start a new run from its best weights: --init_from={run}\n" in output
 
 
 # ----------------------------------------------------------------------------------- what it prints
@@ -166,16 +166,20 @@ def test_a_changed_text_is_refused_unless_the_change_is_allowed(name, train_run,
     assert "not be bit-identical" in output
 
 
-@pytest.mark.parametrize(
-    ("more", "change"), [([], f"--max_iters={2 * STEPS}"), (EARLY, "--patience=0")]
-)
-def test_a_finished_run_says_what_trains_it_further(more, change, options, tmp_path):
+@pytest.mark.parametrize("change", ["--max_iters=36", "--patience=2"])
+def test_a_finished_run_says_how_to_train_it_further_and_both_ways_do(change, options, tmp_path):
+    """With another length or patience, the evaluations without a better loss count anew."""
     run = tmp_path / "run"
-    assert train(*options, *more, f"--out_dir={run}")[0] == 0
-    end = step_of(run)
+    code, output = train(*options, *EARLY, f"--out_dir={run}")
+    early = f" of {STEPS}: the validation loss did not improve (patience 1)\n"
+    assert code == 0 and early in output
+    end, before = step_of(run), snapshot(run)
     output = train(run)[1]
-    assert f"finished at step {end}; --max_iters (or --patience) trains it further\n" in output
-    assert train(run, change)[0] == 0 and step_of(run) == (STEPS if more else 2 * STEPS)
+    assert f"\nfinished at step {end}; --max_iters (or --patience) trains it further\n" in output
+    checkpoints = [name for name in before if name.endswith(".safetensors")]
+    assert all(snapshot(run)[name] == before[name] for name in checkpoints)
+    assert train(run, change)[0] == 0
+    assert step_of(run) > end
 
 
 # ------------------------------------------------------------------- a run owns its settings

@@ -6,10 +6,12 @@ import signal
 
 import pytest
 
+from run.checkpoint import LAST
 from tests.runs import (
     CODES,
     PHASES,
     at_step,
+    contents,
     count_checkpoints,
     same_runs,
     send_at,
@@ -52,6 +54,9 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     assert code == CODES[signals]
     if phase == "evaluate":  # it was abandoned: it is not recorded, and repeated on resume
         assert "validation loss" not in output and not (run / "best.safetensors").exists()
+    if phase == "draw" and signals == "SIGTERM":  # what is recorded is logged, and drawn
+        assert "\nstep 12: validation loss" in output
+        assert contents(run / LAST)["progress"]["last_eval_step"] == 12
     count_checkpoints(run)  # all are whole
     if phase == "load" or signals == "SIGINT twice":
         assert train_run("--resume")[0] == 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from common.stop import Stop
 from configs.schema import Config, TrainConfig
+from training.drawings import draw
 from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
@@ -72,9 +73,9 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
     count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
     step = seconds_per_step(count)
 
-    # time one evaluation: all of them take equally long
+    # time one evaluation, with what the log draws: all of them take equally long
     evaluation_began = time.monotonic()
-    evaluate(trial, Stop())  # a flag that nothing sets
+    draw(trial, evaluate(trial, Stop()))  # a flag that nothing sets
     return Timing(step, time.monotonic() - evaluation_began)
 
 

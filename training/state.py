@@ -16,9 +16,6 @@ from training.device import Runtime
 from training.distributed import SINGLE_PROCESS, World
 from training.resolve import resolve
 
-# the fields of Progress that a new validation text resets
-BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best")
-
 
 @dataclass
 class Progress(Checked):
@@ -34,25 +31,28 @@ class Progress(Checked):
         None, "lowest validation loss so far, nats per character; None: there is none", at_least=0
     )
     best_step: int = setting(0, "step of the lowest validation loss", at_least=0)
+    train_loss_at_best: float | None = setting(
+        None, "loss on training text at that step", at_least=0
+    )
     evals_since_best: int = setting(0, "evaluations since then", at_least=0)
 
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
-        # only a finite loss can be the best
         finite = math.isfinite(val_loss) and math.isfinite(train_loss)
         improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
             self.best_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0
+            self.train_loss_at_best = train_loss
         else:
             self.evals_since_best += 1
         return improved
 
-    def forget_best(self) -> None:
-        """Reset the best loss, because later losses are not comparable with it."""
-        new = Progress()
-        for name in BEST_FIELDS:
-            setattr(self, name, getattr(new, name))
+    def is_overfitting(self, train_loss: float) -> bool:
+        """Return whether only the loss on training text has fallen since the best step."""
+        # one evaluation without an improvement is noise, three are not
+        before, evals = self.train_loss_at_best, self.evals_since_best
+        return evals >= 3 and before is not None and train_loss < before - 0.01
 
 
 class Run:
