@@ -16,14 +16,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from common.console import (
-    executable,
-    path_argument,
-    prepare_console,
-    print_result,
-    script_path,
-    shell_command,
-)
+from common.console import prepare_console, print_result, script_command
 from common.errors import CheckpointError, ConfigError
 from common.files import write_atomic
 from configs.schema import Config, ModelConfig, TrainConfig
@@ -77,11 +70,10 @@ def main(argv: list[str] | None = None) -> int:
     with only_writer(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        prepare_folder(options.out_dir, None, saved.settings)
+        prepare_folder(options.out_dir, resumed=False, settings=saved.settings)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
 
-    folder = path_argument(options.out_dir)
-    command = shell_command([executable("python"), script_path("sample.py"), "--ckpt", folder])
+    command = script_command("sample.py", "--ckpt", options.out_dir)
     print_result(f"imported {options.ckpt}; now try:", f"  {command}")
     return 0
 

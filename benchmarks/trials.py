@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks import charts
 from benchmarks.runs import LossCurve, read_loss_curve
-from common.console import executable, shell_command
+from common.console import shell_command
 
 RECORD = "trial.json"  # in the folder of a run: the words of its command, and whether it has ended
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints
@@ -229,7 +229,8 @@ def main(argv: list[str] | None = None) -> None:
         by_minutes = any(word.startswith("--minutes") for word in runs[0].words)
         draw(curves, folder / "losses.svg", by_minutes)
         print(f"picture: {folder / 'losses.svg'}")
-        print(f"curves: {shell_command([executable('tensorboard'), '--logdir', folder])}")
+        tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder]
+        print(f"curves: {shell_command(tensorboard)}")
     if failures:
         raise SystemExit("\n".join(f"failed: {line}" for line in failures))
 

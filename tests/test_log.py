@@ -3,6 +3,7 @@ too; what cannot be written never ends a run; what a run prints.
 """
 
 import errno
+import io
 import math
 import os
 import re
@@ -26,7 +27,6 @@ from tests.commands import train_main
 from tests.conftest import ROOT
 from tests.runs import (
     STEPS,
-    Output,
     at_step,
     contents,
     equal,
@@ -277,7 +277,7 @@ def test_a_file_gets_the_loss_and_the_time_left_now_and_then(train_run, monkeypa
     assert lines[-1].startswith("step 23: loss ") and " about 0.0 minutes left" in lines[-1]
 
 
-class Terminal(Output):
+class Terminal(io.StringIO):
     """A terminal that can go away."""
 
     gone = False
