@@ -28,7 +28,7 @@ def compare(tmp_path, monkeypatch, capsys):
         (run.folder / trials.OUTPUT).write_text(f"text\n{line}\n\n")
         rate = float(run.trial.partition("=")[2] or 0)
         rows = [
-            f"{step},6,,,,{loss},1\n" for step, loss in ((1, 4), (60, 1.4 + rate + run.seed / 1000))
+            f"{step},6,,,,{loss},1,\n" for step, loss in ((1, 4), (60, 1.4 + rate + run.seed / 1000))
         ]
         (run.folder / METRICS).write_text(HEADER + "".join(rows))
         trials.write_record(run, finished=code == 0)
@@ -54,7 +54,7 @@ def test_each_combination_is_trained_with_each_seed_and_the_rest_goes_to_all():
     assert len({run.folder for run in runs}) == 8 and runs[0].folder.parent == folder
     command = parse_train(runs[-1].words)
     config = command.new_settings()
-    assert command.resume == "auto"  # what was interrupted continues
+    assert command.resume  # what was interrupted continues
     assert (config.train.learning_rate, config.model.n_layer, config.seed) == (0.02, 2, 2)
     assert config.data.sources == ("a.txt",) and config.train.max_iters == 60
 
