@@ -27,13 +27,12 @@ from common.console import script_command, shell_command
 from common.errors import (
     CheckpointError,
     ConfigError,
-    DataError,
     NonFiniteError,
     counted,
     first_few,
 )
 from common.stop import Interrupted, Stop
-from configs.schema import Config
+from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
 from data.tokenizer import describe
 from run import checkpoint as checkpoints
@@ -133,10 +132,9 @@ def build_new(command: Command, world: World) -> Run:
     world.connect(runtime.device)
     with world.one_rank_first():
         corpus = load_corpus(
-            settings.data,
+            chosen_text(command, settings),
             vocabulary=parent.vocabulary if parent else None,
             add_characters=command.new_characters == "add",
-            list_unused="data.sources" in command.options,
         )
 
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
@@ -199,9 +197,9 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
 
 
 def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
-    """Read the text of a resumed run, which must be the same wherever it is.
+    """Read the text of a resumed run, which must be the same, wherever it is.
 
-    Raises DataError if it is missing, CheckpointError if it has changed.
+    Raises CheckpointError if it is not.
     """
     # without a separate validation text, a part of the training text was held out
     if settings.data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
@@ -209,18 +207,25 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
             f"{saved.path}: the run began without val_sources; adding them would train it on the "
             "text that it held out; omit them, or allow it with --allow_data_change"
         )
-    same_text = (saved.data.sha256, saved.data.val_sha256)
+    data = chosen_text(command, settings)
+    if command.allow_data_change:
+        return load_corpus(data, vocabulary=saved.vocabulary)
     try:
-        return load_corpus(
-            settings.data,
-            sha256s=(None, None) if command.allow_data_change else same_text,
-            vocabulary=saved.vocabulary,
-            list_unused="data.sources" in command.options,
-        )
-    except DataError as error:
+        same_text = (saved.data.sha256, saved.data.val_sha256)
+        return load_corpus(data, sha256s=same_text, vocabulary=saved.vocabulary)
+    except CheckpointError as error:
         folder = run_folder(command)
-        moved = f"if it has moved: train.py {folder} --data.sources=PATH"
-        raise DataError(f"{error}; {moved}") from None
+        raise CheckpointError(
+            f"{error}; if it has moved: {script_command('train.py', folder)} --data.sources=PATH; "
+            f"to train a new run on another text: --init_from={folder}"
+        ) from None
+
+
+def chosen_text(command: Command, settings: Config) -> DataConfig:
+    """Return the settings of the text; sources from the command line have no fallback."""
+    if "data.sources" in command.options and "data.fallback" not in command.options:
+        return replace(settings.data, fallback="")
+    return settings.data
 
 
 # -------------------------------------------------------------------------------- training the run
@@ -238,7 +243,7 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> i
         manager = CheckpointManager(folder, run, info, already_saved=already_saved)
 
     with closing(Log(run, folder if is_main else None, stop)) as log:
-        log.start(new_model=not (saved or command.init_from))
+        log.start()
         exit_code = loop(run, stop, log, manager)
 
     if exit_code:

@@ -28,7 +28,8 @@ def compare(tmp_path, monkeypatch, capsys):
         (run.folder / trials.OUTPUT).write_text(f"text\n{line}\n\n")
         rate = float(run.trial.partition("=")[2] or 0)
         rows = [
-            f"{step},6,,,,{loss},1,\n" for step, loss in ((1, 4), (60, 1.4 + rate + run.seed / 1000))
+            f"{step},6,,,,{loss},1,\n"
+            for step, loss in ((1, 4), (60, 1.4 + rate + run.seed / 1000))
         ]
         (run.folder / METRICS).write_text(HEADER + "".join(rows))
         trials.write_record(run, finished=code == 0)
