@@ -222,7 +222,9 @@ def test_a_text_that_has_moved_is_found_where_an_option_says(stopped, uninterrup
     moved = tmp_path / "moved.txt"
     (tmp_path / "text.txt").rename(moved)
     code, output = train(stopped)
-    assert code == 3 and f"; if it has moved: train.py {stopped} --data.sources=PATH\n" in output
+    assert code == 4
+    assert re.search(rf"; if it has moved: .*train.py {stopped} --data.sources=PATH; ", output)
+    assert output.endswith(f"; to train a new run on another text: --init_from={stopped}\n")
     assert train(stopped, f"--data.sources={moved}")[0] == 0
     assert same_runs(uninterrupted, stopped)
 
