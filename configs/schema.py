@@ -209,7 +209,7 @@ class TrainConfig(Checked):
     )
     save_interval: int | str = setting(
         "auto",
-        "steps between checkpoints (auto = at evaluations, and every 5 minutes)",
+        "steps between checkpoints (auto = at each evaluation, and every 5 minutes)",
         ("auto",),
         at_least=1,
     )

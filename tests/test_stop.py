@@ -3,6 +3,7 @@
 import re
 import shlex
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -56,8 +57,20 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     if phase == "load" or signals == "SIGINT twice":
         assert train_run("--resume")[0] == 0
     else:
-        printed = r"stopped and saved at step \d+; .*:\n  \S*python train.py (.*)\n"
-        words = shlex.split(re.search(printed, output)[1])
-        assert words == [options[0], f"--out_dir={run}", "--resume"]
+        printed = re.search(r"stopped and saved at step \d+; .*:\n  (.* \S*train\.py .*)\n", output)
+        _, _, *words = shlex.split(printed[1])
+        assert words == [str(run)]
         assert train(*words)[0] == 0
     assert same_runs(uninterrupted, run)
+
+
+def test_a_run_in_a_thread_that_is_not_the_main_one_leaves_the_signals_alone(
+    options, tmp_path, monkeypatch, uninterrupted
+):
+    during, numbers = [], [getattr(signal, name) for name in SIGNALS if "twice" not in name]
+    at_step(monkeypatch, 3, lambda: during.extend(map(signal.getsignal, numbers)))
+    before = list(map(signal.getsignal, numbers))
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(train, *options, f"--out_dir={tmp_path / 'run'}").result()[0] == 0
+    assert during == before == list(map(signal.getsignal, numbers))
+    assert same_runs(uninterrupted, tmp_path / "run")
