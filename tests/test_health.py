@@ -10,7 +10,7 @@ from model import gpt
 from tests.runs import one_loss, stop_at, train
 from training import evaluate, health
 
-SHORT = ["--max_iters=4", "--warmup_ratio=0.5", "--cooldown_ratio=0.25", "--eval_interval=1"]
+SHORT = ["--max_iters=4", "--warmup_iters=2", "--cooldown_iters=1", "--eval_interval=1"]
 
 
 def warnings_given(tmp_path, output):
