@@ -54,11 +54,6 @@ python sample.py --ckpt=FILE|FOLDER [--key=value ...]
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
   python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6"""
 NOTES = "--key value is --key=value, a dash in a name is an underscore, --compile is --compile=true"
-SETTINGS = settings_of(Config)  # by full name
-SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
-MAX_FAULTS = 5  # wrong settings of a file that are reported at once
-# in the first bytes of every page that --html writes; page/export.py would import torch
-PAGE_MARK = b"<title>Hornbook</title>"
 # options that do not apply to `train.py RUN_FOLDER`, and what to do instead
 NOT_FOR_A_RUN_FOLDER = {
     "print_config": "its settings are in the config.yaml in it",
@@ -68,6 +63,11 @@ NOT_FOR_A_RUN_FOLDER = {
     "minutes": "the run keeps its length; change it with --max_iters",
     "out_dir": "a run stays in its folder; copy the folder to go on elsewhere",
 }
+SETTINGS = settings_of(Config)  # by full name
+SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
+MAX_FAULTS = 5  # wrong settings of a file that are reported at once
+# in the first bytes of every page that --html writes; page/export.py would import torch
+PAGE_MARK = b"<title>Hornbook</title>"
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,6 @@ def _override(config: Config, settings: Mapping[str, object]) -> Config:
         target = nested[section] if section else nested
         target[key] = value
     return from_dict(nested)
-
-
-def has_run(folder: str) -> bool:
-    """Return whether this is a folder with a checkpoint."""
-    folder = os.path.expanduser(folder)
-    return os.path.isdir(folder) and any(Path(folder).glob("*.safetensors"))
 
 
 @dataclass(frozen=True)
@@ -378,6 +372,12 @@ def read_config(path: str) -> dict[str, object]:
         if faults:
             raise ConfigError(*faults[:MAX_FAULTS])
         return settings
+
+
+def has_run(folder: str) -> bool:
+    """Return whether this is a folder with a checkpoint."""
+    folder = os.path.expanduser(folder)
+    return os.path.isdir(folder) and any(Path(folder).glob("*.safetensors"))
 
 
 def to_yaml(config: Config) -> str:

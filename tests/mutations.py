@@ -209,7 +209,7 @@ MUTATIONS = (
     # ----------------------------------------------------------------------------------- configs/
     Mutation("last_duplicate_key_wins", "of two lines with one key, one is silently ignored",
         "configs/command.py", "test_command",
-        "if key in lines:", "if False:"),
+        "if key in mapping:", "if False:"),
     Mutation("open_intervals_closed", "model.dropout=1.0 is accepted, and everything is dropped",
         "configs/fields.py", "test_command",
         '"less_than": operator.lt', '"less_than": operator.le'),

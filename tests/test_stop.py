@@ -3,6 +3,7 @@
 import re
 import shlex
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -66,3 +67,15 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
         assert words == [str(run)]
         assert train(*words)[0] == 0
     assert same_runs(uninterrupted, run)
+
+
+def test_a_run_in_a_thread_that_is_not_the_main_one_leaves_the_signals_alone(
+    options, tmp_path, monkeypatch, uninterrupted
+):
+    during, numbers = [], [getattr(signal, name) for name in SIGNALS if "twice" not in name]
+    at_step(monkeypatch, 3, lambda: during.extend(map(signal.getsignal, numbers)))
+    before = list(map(signal.getsignal, numbers))
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(train, *options, f"--out_dir={tmp_path / 'run'}").result()[0] == 0
+    assert during == before == list(map(signal.getsignal, numbers))
+    assert same_runs(uninterrupted, tmp_path / "run")
