@@ -367,7 +367,7 @@ def take_turns(session: Session, prompt: str) -> int:
 
         try:
             if INVALID_TEXT.search(line):
-                raise ConfigError(f"{brief(line)}: this line is not UTF-8; type or convert it anew")
+                raise ConfigError(f"{brief(line)}: not UTF-8; type it again")
             if item_format and not continues:
                 line = prompt + line
                 if session.answer_after.endswith("\n"):  # Enter ends the question
@@ -424,7 +424,8 @@ def type_after(unfinished: str) -> str:
     width = shutil.get_terminal_size().columns
     row = escape(unfinished)
     row = row[(len(row) - 1) // width * width :]
-    print("\r", end="")
+    if row:
+        print("\r", end="")
     return input(row or "> ")
 
 
