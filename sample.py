@@ -89,7 +89,7 @@ from model.generate import Generation, Sampler
 from page.export import write_page
 from run import checkpoint as checkpoints
 from training.device import select_runtime
-from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses, wrong_segments
+from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
 from training.resolve import resolve
 
 BATCH_SIZE = 64  # samples to draw at once
@@ -469,8 +469,7 @@ def score(session: Session) -> None:
         per_item = losses.nats.sum() / len(items)
         line += f"; {per_item:.4f} nats per item, over {counted(len(items), 'item')}"
     if split.targets is not None:
-        wrong = wrong_segments(split, block_size, losses.all_correct)
-        line += f"; {1 - len(wrong) / len(items):.2%} exact match"
+        line += f"; {1 - len(losses.wrong) / len(items):.2%} exact match"
     print_result(line)
 
 

@@ -92,13 +92,13 @@ class ItemFormat:
         # a segment includes the character before the item, from which its first is predicted
         segments = tuple((start - 1, end) for start, end in pairwise(starts))
         if not self.answer_after:
-            return Split(ids, segments)
+            return Split(ids, segments, is_list=True)
 
         # mask the questions: they are unpredictable
         targets = ids.astype(np.int32)
         for item, start in zip(items, starts, strict=False):
             targets[start : start + len(self.question(item))] = IGNORED
-        return Split(ids, segments, targets)
+        return Split(ids, segments, is_list=True, targets=targets)
 
 
 def split_list(

@@ -68,7 +68,7 @@ def size_advice(parameters: int, characters: int) -> str | None:
 
 def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     """Return a note if items are longer than the context, or the training text is shorter."""
-    items, longest = train.items + val.items, len(train) - 1
+    items, longest = (train.segments + val.segments) * train.is_list, len(train) - 1
 
     # an item of a list should fit into the context
     if longer := sum(end - start - 1 > block_size for start, end in items):
@@ -135,7 +135,7 @@ def count_ids(split: Split, vocab_size: int) -> np.ndarray:
 def count_leaked_passages(train: Split, val: Split) -> int:
     """Return how many of PASSAGES passages of the validation text are in the training text too."""
     last = len(val) - PASSAGE_LENGTH
-    if last < 0 or train.items:  # split_list compares the items of lists
+    if last < 0 or train.is_list:  # split_list compares the items of lists
         return 0
     # bytes, because Python searches them quickly
     text = train.ids.tobytes()

@@ -77,7 +77,7 @@ EFFECTS = {
     "train.weight_decay": (0.5, lambda run: (run.optimizers[0].groups[0][1],
                                              run.optimizers[1].weight_decay), (0.5, 0.5)),
     "train.grad_clip": (1e-3, gradient_norm, pytest.approx(1e-3, rel=1e-2)),
-    "seed": (7, lambda run: run.batches._seed[0], 7),
+    "seed": (7, lambda run: run.batches._seed, 7),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
 }  # fmt: skip
 

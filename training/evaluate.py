@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from common.stop import Stop
 from configs.schema import DEFAULT_TEMPERATURE
-from data.batches import IGNORED, Split, evaluation_windows, windows_of
+from data.batches import IGNORED, evaluation_windows
 from model.generate import Sampler, generate
 from model.gpt import GPT
 from model.inspect import attention_maps
@@ -110,7 +110,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     # questions: an answer is right if each of its characters is the likeliest after those before
     exact_match, wrong_answers = None, []
     if val.targets is not None:
-        wrong = wrong_segments(val, block_size, val_losses.all_correct)
+        wrong = val_losses.wrong
         exact_match = 1 - len(wrong) / len(val.segments)
         if run.world.is_main:
             wrong_answers = draw_answers(run, stop, wrong[:SHOWN_ANSWERS])
@@ -149,14 +149,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 class WindowLosses:
     """The losses of windows of a text.
 
-    nats         sum of the losses at each position in the context, (block_size,), in float64
-    counts       number of predictions at each position that count, (block_size,)
-    all_correct  whether all targets of a window have the largest logit, (number of windows,)
+    nats    sum of the losses at each position in the context, (block_size,), in float64
+    counts  number of predictions at each position that count, (block_size,)
+    wrong   the segments in which a target does not have the largest logit
     """
 
     nats: np.ndarray
     counts: np.ndarray
-    all_correct: np.ndarray
+    wrong: np.ndarray
 
     @property
     def mean(self) -> float:
@@ -166,17 +166,17 @@ class WindowLosses:
 
 @torch.inference_mode()
 def window_losses(
-    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], runtime: Runtime
 ) -> WindowLosses:
-    """Compute the losses of windows: batches (x, y), each (B, T) with T at most block_size.
+    """Compute the losses of windows: batches of `evaluation_windows`.
 
     Targets IGNORED do not count. The model is left in evaluation mode.
     """
     # no dropout, and `logit_scale` applies
     model.eval()
     nats, counts = np.zeros((2, model.config.block_size))
-    all_correct = []
-    for x, y in windows:
+    wrong = []
+    for x, y, segments in windows:
         # the logits in the dtype of training, the losses in float32
         T = y.shape[1]
         x, y = (torch.from_numpy(ids).to(runtime.device) for ids in (x, y))
@@ -191,19 +191,12 @@ def window_losses(
 
         # is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~is_target
-        all_correct.append(matches.all(1).numpy())
-    return WindowLosses(nats, counts, np.concatenate(all_correct))
-
-
-def wrong_segments(split: Split, block_size: int, all_correct: np.ndarray) -> np.ndarray:
-    """Return the indices of the segments that have a window with a wrong prediction."""
-    # the segment of each window, in the order of `all_correct`
-    segments, _, _ = windows_of(split, block_size)
-    return np.unique(segments[~all_correct])
+        wrong.append(segments[~matches.all(1).numpy()])
+    return WindowLosses(nats, counts, np.unique(np.concatenate(wrong)))
 
 
 def exact_loss(
-    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray]], runtime: Runtime
+    model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], runtime: Runtime
 ) -> float:
     """Return the mean loss over all predictions of the windows, in nats per character."""
     return window_losses(model, windows, runtime).mean
