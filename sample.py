@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from common.console import (
     escape,
@@ -24,6 +23,7 @@ from common.console import (
     print_text,
 )
 from common.errors import ConfigError, DataError, UserError, counted
+from common.files import home_path
 from configs.command import parse_sample_options
 from configs.fields import INVALID_TEXT, brief, error_context, unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
@@ -39,7 +39,7 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
     prepare_console()
     options = parse_sample_options(argv)
     if options.html:
-        check_page(home(options.html))
+        check_page(home_path(options.html))
     if path := prompt_path(options):
         return options, read_text(path, "utf-8")[1]
     return options, unescape(options.prompt)
@@ -58,18 +58,10 @@ def read_text(path: str, encoding: str) -> tuple[str, str]:
 
     name = "standard input" if path == "-" else path
     try:
-        content = sys.stdin.buffer.read() if path == "-" else home(path).read_bytes()
+        content = sys.stdin.buffer.read() if path == "-" else home_path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror}; name a text file") from error
-
-    # sample.py has no setting for another encoding
-    command = f"iconv -f ENCODING -t {encoding.removesuffix('-sig').upper()} OLD > NEW"
-    return name, decode(content, name, encoding, f"convert it: {command}")
-
-
-def home(path: str) -> Path:
-    """Return a path, in which ~ is the home folder."""
-    return Path(os.path.expanduser(path))
+    return name, decode(content, name, encoding)
 
 
 if __name__ == "__main__":
@@ -120,7 +112,7 @@ class Session:
     def __init__(self, options: SampleConfig):
         # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
-        self.saved = checkpoints.find(home(options.ckpt), "best", notify=print_stderr)
+        self.saved = checkpoints.find(home_path(options.ckpt), "best", notify=print_stderr)
         config = resolve(self.saved.settings, self.runtime, self.saved.data.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
@@ -478,7 +470,7 @@ def write_html(session: Session, prompt: str) -> None:
     options = session.options
     if prompt:  # else the page begins with the example question, if there is one
         prompt = session.tokenizer.decode(session.encode_prompt(prompt))
-    size = write_page(home(options.html), session.saved, session.model, options, prompt)
+    size = write_page(home_path(options.html), session.saved, session.model, options, prompt)
     print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 
