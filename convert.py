@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from common.console import prepare_console, print_result, script_command
-from common.errors import CheckpointError, ConfigError
-from common.files import write_atomic
+from common.errors import CheckpointError, ConfigError, DataError
+from common.files import home_path, write_atomic
 from configs.schema import Config, ModelConfig, TrainConfig
-from data.text import read_text
 from run import checkpoint as checkpoints
 from run.checkpoint import BEST, Checkpoint, TextInfo
 from run.file_format import checkpoint_errors
@@ -58,13 +57,14 @@ NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in th
 def main(argv: list[str] | None = None) -> int:
     prepare_console()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("ckpt", type=Path, help="ckpt.pt of nanoGPT")
-    parser.add_argument("--vocabulary", type=Path, required=True, metavar="TEXT")
-    parser.add_argument("--out_dir", type=Path, required=True, help="folder of the new run")
+    parser.add_argument("ckpt", type=home_path, help="ckpt.pt of nanoGPT")
+    parser.add_argument("--vocabulary", type=home_path, required=True, metavar="TEXT")
+    parser.add_argument("--encoding", default="utf-8", help="of the text; default: utf-8")
+    parser.add_argument("--out_dir", type=home_path, required=True, help="folder of the new run")
     options = parser.parse_args(argv)
 
     # read everything before anything is written
-    saved = read_nanogpt(options.ckpt, options.vocabulary)
+    saved = read_nanogpt(options.ckpt, options.vocabulary, options.encoding)
 
     # write a run folder with one checkpoint: `best`, which sampling and --init_from load
     with only_writer(options.out_dir):
@@ -78,9 +78,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def read_nanogpt(path: Path, text: Path) -> Checkpoint:
+def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     """Read a ckpt.pt of nanoGPT, trained on a text; raise CheckpointError if they do not fit."""
-    vocabulary = "".join(sorted(set(read_text(text, "utf-8"))))
+    try:  # as nanoGPT reads it: a byte order mark is a character
+        vocabulary = "".join(sorted(set(text.read_text(encoding))))
+    except (OSError, UnicodeError, LookupError) as error:
+        raise DataError(
+            f"{text}: cannot be read: {error}; name the text or its --encoding"
+        ) from error
     with checkpoint_errors(path):
         # tensors and plain values only; anything else in the pickle is refused
         try:

@@ -13,6 +13,11 @@ from common.errors import ResourceError
 ROOT = Path(__file__).parents[1]  # the folder of the code
 
 
+def home_path(path: str) -> Path:
+    """Return a path, in which ~ is the home folder."""
+    return Path(os.path.expanduser(path))
+
+
 def beside_code(path: Path) -> Path:
     """Return a path as it is, or, if it exists only beside the code, the path there.
 

@@ -1,4 +1,4 @@
-"""The command lines of train.py and sample.py: config files, options, --help and the prompt.
+"""The command lines of train.py and sample.py: config files, options and --help.
 
 Importing torch takes seconds, so all of this is checked before: a mistake is reported at once.
 
@@ -32,7 +32,6 @@ from configs.fields import (
     setting,
     settings_of,
     unescape,
-    universal_newlines,
     value_type,
 )
 from configs.schema import Config, SampleConfig, from_dict, suggest_setting
@@ -66,8 +65,6 @@ NOT_FOR_A_RUN_FOLDER = {
 SETTINGS = settings_of(Config)  # by full name
 SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
-# in the first bytes of every page that --html writes; page/export.py would import torch
-PAGE_MARK = b"<title>Hornbook</title>"
 
 
 @dataclass(frozen=True)
@@ -148,19 +145,6 @@ def _override(config: Config, settings: Mapping[str, object]) -> Config:
     return from_dict(nested)
 
 
-@dataclass(frozen=True)
-class SampleCommand:
-    """A checked command line of sample.py."""
-
-    options: SampleConfig
-    prompt: str  # the text
-
-    @property
-    def prompt_is_file(self) -> bool:
-        """True if the prompt is from a file or from standard input."""
-        return self.options.prompt == "-" or self.options.prompt.startswith("FILE:")
-
-
 # ----------------------------------------------------------------------------------------- train.py
 
 
@@ -205,49 +189,6 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 
 
 # ---------------------------------------------------------------------------------------- sample.py
-
-
-def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
-    """Parse and check the arguments of sample.py, and read the prompt.
-
-    `argv` defaults to the arguments of the process. Exits after --help. From here on, an error is
-    printed as one line and ends in its exit code.
-    """
-    prepare_console()
-    options = parse_sample_options(argv)
-    # now, before the model is loaded
-    if options.html:
-        check_page(Path(options.html))
-    return SampleCommand(options, read_prompt(options.prompt))
-
-
-def check_page(path: Path) -> None:
-    """Raise ConfigError if the file exists and is not a Hornbook page, which may be replaced."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        if PAGE_MARK not in file.read(4096):
-            raise ConfigError(f"{path}: exists, and is not a Hornbook page; name another file")
-
-
-def read_prompt(prompt: str) -> str:
-    """Return the text of --prompt: the option itself, the content of a file, or standard input."""
-    # files and pipes contain bytes; the option is text with escapes such as \n
-    if prompt == "-":
-        where, content = "standard input", sys.stdin.buffer.read()
-    elif prompt.startswith("FILE:"):
-        where = prompt.removeprefix("FILE:")
-        content = Path(where).read_bytes()
-    else:
-        return unescape(prompt)
-
-    # as with a training text: drop the byte order mark, convert the line ends
-    try:
-        return universal_newlines(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
-        ) from None
 
 
 def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:

@@ -272,7 +272,7 @@ class SampleConfig(Checked):
     unknown: str = setting("error", "characters that the vocabulary lacks", ("error", "skip"))
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     interactive: bool = setting(False, "take turns: you type a line, the model continues")
-    score: str | None = setting(None, "print only the model's loss on the text in this file")
+    score: str | None = setting(None, "print only the model's loss on the text in this file, or -")
     html: str | None = setting(None, "write only this file: the model as a web page")
     device: str = setting("auto", "device to run on (auto = best)", DEVICES)
     dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
@@ -286,6 +286,13 @@ class SampleConfig(Checked):
         modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
         if len(modes) > 1:
             raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
+        readers = [name for name in ("prompt", "novel", "score") if getattr(self, name) == "-"]
+        readers += ["interactive"] * self.interactive
+        if len(readers) > 1:
+            raise ConfigError(
+                f"--{readers[0]} - and --{readers[1]} contradict each other: both read standard "
+                "input; give one of them, or a file"
+            )
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:

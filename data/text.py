@@ -288,15 +288,6 @@ def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
     return contents, left_out
 
 
-def read_text(path: Path, encoding: str) -> str:
-    """Read a text for a trained model; `encoding` is the encoding of its training text."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; name a text file") from error
-    return decode(content, path, encoding)
-
-
 def decode(content: bytes, name: str | Path, encoding: str, option: str = "") -> str:
     """Return the characters of a file, or of anything else with a `name`.
 

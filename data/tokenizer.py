@@ -1,5 +1,6 @@
 """The character tokenizer: a character's id is its index in the vocabulary."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -78,10 +79,11 @@ class CharTokenizer:
 
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
         where = f"not in the vocabulary: {describe(text[position])} at position {position}"
-        # an accented letter is one code point in NFC, two in NFD: try the other form
-        letter = text[max(0, position - 1) : position + 1]
+        # an accented letter is one code point in NFC, two in NFD: is it known in the other form?
+        unknown = re.compile(f"[^{re.escape(self.vocabulary)}]")
         for form in ("NFC", "NFD"):
-            if set(unicodedata.normalize(form, letter)) <= set(self.vocabulary):
+            found = unknown.search(unicodedata.normalize(form, text))
+            if not found or found.start() >= len(unicodedata.normalize(form, text[: position + 1])):
                 return UnknownCharacter(
                     f"{where}; the vocabulary has its other Unicode form; normalize the text to "
                     f"{form}"

@@ -99,6 +99,8 @@ function startWorker(failed) {
 // ------------------------------------------------------------------------------------ the sections
 
 function showPage() {
+  // A browser saves the page as it stands, so what is filled below may be full already.
+  document.querySelector("main").hidden = $("failure").hidden = true;
   const data = JSON.parse($("data").textContent);
   const vocabulary = Array.from(data.vocabulary);
   const ids = new Map(vocabulary.map((c, id) => [c, id]));
@@ -110,7 +112,6 @@ function showPage() {
   const { shapes, config, items } = data;
   config.separator = Array.from(items?.separator ?? "", (c) => ids.get(c));
   ask("load", { base64: $("weights").textContent, shapes, config });
-  $("weights").remove();
 
   $("title").textContent = readable(data.about.text);
   document.title = `${readable(data.about.text)}: a GPT in a page`;
@@ -133,6 +134,7 @@ function showPage() {
 // `changed`, which is called after a change.
 function showHeads(ask, { n_layer: layers, n_head: H }) {
   const heads = { off: new Set(), changed() {} };
+  $("switches").replaceChildren();
   for (let layer = 0; layer < layers; layer++) {
     const row = Array.from({ length: H }, (_, head) => {
       const n = layer * H + head;
@@ -372,7 +374,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 function showAttention(ask, vocabulary, config, heads) {
   const { n_layer: layers, n_head: H } = config;
   let [result, head] = [null, 0];
-  for (let i = 0; i < layers; i++) $("layer").append(element("option", { text: i + 1, value: i }));
+  const option = (_, i) => element("option", { text: i + 1, value: i });
+  $("layer").replaceChildren(...Array.from({ length: layers }, option));
   $("layer").value = layers - 1;
   $("layer").addEventListener("change", () => draw());
   const view = new TextView($("window"), vocabulary, { onSelect: (i) => view.select(i) });
@@ -454,6 +457,9 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
     $("score").textContent = "Score";
     $("score-result").replaceChildren(...result);
   };
+  finish();
+  $("score-why").replaceChildren();
+  $("scored").hidden = $("score-error").hidden = true;
   $("score-text").addEventListener("input", () => ($("score-error").hidden = true));
   $("score").addEventListener("click", () => {
     if (running) {
@@ -503,9 +509,11 @@ function showAbout({ about, config }, vocabulary) {
     "Training steps": [count(steps)],
     "Validation loss": loss === null ? ["not measured"] : [lossOf(loss, 4), ` per character${at}`],
   };
-  for (const [name, parts] of Object.entries(facts)) {
-    $("facts").append(element("dt", { text: name }), element("dd", {}, parts));
-  }
+  const row = ([name, parts]) => [
+    element("dt", { text: name }),
+    element("dd", { translate: "no" }, parts),
+  ];
+  $("facts").replaceChildren(...Object.entries(facts).flatMap(row));
 }
 
 showPage();

@@ -165,6 +165,7 @@ INVALID_SAMPLE_OPTIONS = [
     (["--ckpt=x", "--length=9"], "unknown option '--length'; did you mean --max_new_tokens?"),
     (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"'),
     (["--ckpt=x", "--novel=x", "--score=y"], "--novel and --score contradict each other"),
+    (["--ckpt=x", "--prompt=-", "--interactive"], "--prompt - and --interactive contradict"),
 ]
 INVALID_OPTIONS = [
     (
@@ -444,7 +445,8 @@ def test_settings_that_contradict_are_refused_before_torch_unless_the_run_has_it
         ("train.py configs/smoke.yaml --print-config", 0),
         ("train.py configs/smoke.yaml --n_laier=3", 2),
         ("sample.py --temp=1", 2),
-        ("sample.py --ckpt=x --prompt=FILE:x", 5),
+        ("sample.py --ckpt=x --prompt=FILE:x", 3),
+        ("sample.py --ckpt=x --html=README.md", 2),
     ],
 )
 def test_help_settings_and_errors_need_neither_torch_nor_numpy(run, command, code):
