@@ -31,6 +31,7 @@ from common.errors import (
     counted,
     first_few,
 )
+from common.files import home_path
 from common.stop import Interrupted, Stop
 from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
@@ -71,7 +72,7 @@ def main(command: Command) -> int:
 
 
 def run_folder(command: Command) -> Path:
-    return Path(os.path.expanduser(command.out_dir))
+    return home_path(command.out_dir)
 
 
 # --------------------------------------------------------------------------------- building the run
@@ -79,7 +80,7 @@ def run_folder(command: Command) -> Path:
 
 def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
     """Build the run of a command: a new one, or that of a checkpoint, which is returned too."""
-    saved = find_saved(command)
+    saved = checkpoint_to_resume(command)
     run = build_resumed(command, saved, world) if saved else build_new(command, world)
     # all processes must have built the same one
     world.require_equal(
@@ -93,7 +94,7 @@ def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
     return run, saved
 
 
-def find_saved(command: Command) -> Checkpoint | None:
+def checkpoint_to_resume(command: Command) -> Checkpoint | None:
     """Return the checkpoint to resume from, or None for a new run.
 
     Raises ConfigError if a new run would replace one that is there.

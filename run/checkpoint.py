@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError, NonFiniteError, first_few
+from common.files import home_path
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer
@@ -287,7 +288,7 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
     says so. A path to a file has no fallback. Raises CheckpointError if no checkpoint can be
     loaded; for a wrong path it names the runs that exist.
     """
-    path = Path(os.path.expanduser(path))
+    path = home_path(path)
     choices = [path / name for name in FALLBACK[prefer]] if path.is_dir() else [path]
     faults = []
     for choice in choices:
