@@ -199,6 +199,7 @@ def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
         (b"\xef\xbb\xbfone\ntwo\nthree \xff", "utf-8", "UTF-8 at byte 17 (line 3); 1 of 18 bytes"),
         ("いろは\n".encode() + b"\xff", "shift-jis", "SHIFT-JIS at byte "),
         (b"\xff\xfea\0b", "utf-8", "UTF-16 at byte 4 (line 1); 1 of 5 bytes"),
+        (b"a\xe2\x82", "utf-8", "UTF-8 at byte 1 (line 1); 2 of 3 bytes"),
         (b"\xff", "utf-8-sig", "UTF-8 at byte 0 (line 1); 1 of 1 bytes"),
         (b'"\xff', "utf-7", "UTF-7 at byte 1 (line 1); 1 of 2 bytes"),
     ],
