@@ -25,7 +25,7 @@ from pathlib import Path
 
 from common.errors import CheckpointError, ConfigError, NonFiniteError, counted, first_few
 from common.stop import Interrupted, Stop
-from configs.schema import Config
+from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
 from data.tokenizer import describe
 from run import checkpoint as checkpoints
@@ -128,10 +128,9 @@ def build_new(command: Command, world: World) -> Run:
     # the text, in the vocabulary of the weights
     with world.one_rank_first():
         corpus = load_corpus(
-            settings.data,
+            chosen_text(command, settings),
             vocabulary=parent.vocabulary if parent else None,
             add_characters=command.new_characters == "add",
-            list_unused="data.sources" in command.options,
         )
 
     # choose the number of steps from --minutes
@@ -154,14 +153,12 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     # all weights but those of new characters
     checkpoints.load_weights(parent, run.model)
 
-    # report new characters, and validation text that the parent may have been trained on
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
         info(f"new characters ({len(new):,}): {first_few(map(describe, new))}")
-    if differences.may_have_seen_validation(parent, run):
-        info(
-            "if the parent was trained on some of this validation text, the validation loss is too "
-            "low"
-        )
+    info(
+        "note: if the parent was trained on some of this validation text, the validation loss is "
+        "too low"
+    )
 
     # suggest lower learning rates, if they are still the parent's
     now, before = run.settings.train, parent.settings.train
@@ -220,14 +217,8 @@ def resumed_settings(command: Command, saved: Checkpoint) -> Config:
 
 
 def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
-    """Read the text of a resumed run, from the saved place or the one in the config file."""
-    data = settings.data
-    for name in ("sources", "val_sources"):
-        # unless an option names the place: look in the saved ones, then in those of the file
-        if getattr(data, name) and f"data.{name}" not in command.options:
-            places = getattr(data, name) + tuple(command.file.get(f"data.{name}", ()))
-            data = replace(data, **{name: tuple(dict.fromkeys(places))})
-
+    """Read the text of a resumed run."""
+    data = chosen_text(command, settings)
     # without a separate validation text, a part of the training text was held out
     if data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
         raise CheckpointError(
@@ -240,8 +231,14 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
         data,
         sha256s=(None, None) if command.allow_data_change else same_text,
         vocabulary=saved.vocabulary,
-        list_unused="data.sources" in command.options,
     )
+
+
+def chosen_text(command: Command, settings: Config) -> DataConfig:
+    """Return the settings of the text; sources from the command line have no fallback."""
+    if "data.sources" in command.options and "data.fallback" not in command.options:
+        return replace(settings.data, fallback="")
+    return settings.data
 
 
 # -------------------------------------------------------------------------------- training the run
@@ -259,7 +256,7 @@ def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> 
         manager = CheckpointManager(folder, run, info, already_saved=already_saved)
 
     with closing(Log(run, folder if is_main else None, stop)) as log:
-        log.start(new_model=not (resumed_from or command.init_from))
+        log.start()
         exit_code = loop(run, stop, log, manager)
 
     # interrupted: how to resume; finished: what to do with the model

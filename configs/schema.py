@@ -58,9 +58,9 @@ class DataConfig(Checked):
 
     sources: tuple[str, ...] = setting(
         ("data/plays",),
-        "file, folder of .txt files, 'notes/**/*.md' or https://...#sha256=HEX; reads the first "
-        "that exists",
+        "file, folder of .txt files, 'notes/**/*.md' or https://...#sha256=HEX; several are joined",
     )
+    fallback: str = setting("", "text to train on if a download fails")
     encoding: str = setting("utf-8", "encoding of files without a byte order mark")
     min_count: int = setting(
         1, "map characters with fewer occurrences to U+FFFD", at_least=1, fixed=True
@@ -89,9 +89,10 @@ class DataConfig(Checked):
         self._check_encoding()
 
         # a download needs its SHA-256: losses on another text are not comparable
-        for source in self.sources + self.val_sources:
+        for source in (*self.sources, *self.val_sources, self.fallback):
             if "://" in source and not TEXT_URL.fullmatch(source):
                 name = "sources" if source in self.sources else "val_sources"
+                name = "fallback" if source == self.fallback else name
                 raise ConfigError(
                     f"{name}: {brief(source)} is not a verifiable download; allowed: "
                     "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; add its SHA-256, or download "
@@ -325,7 +326,7 @@ def flat_settings(config: Config) -> dict[str, object]:
             flat[name] = value
 
     # a run that has moved to another folder or machine is still the same run
-    paths = ("out_dir", "data.sources", "data.val_sources")
+    paths = ("out_dir", "data.sources", "data.val_sources", "data.fallback")
     return {name: value for name, value in flat.items() if name not in paths}
 
 

@@ -1,10 +1,9 @@
-"""The corpus: the first available source, encoded and split into training and validation text."""
+"""The corpus: the text of a run, encoded and split into training and validation text."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -50,23 +49,20 @@ def load_corpus(
     sha256s: tuple[str | None, str | None] = (None, None),
     vocabulary: str | None = None,
     add_characters: bool = False,
-    list_unused: bool = False,
 ) -> Corpus:
-    """Load the first available source and encode it into training and validation ids.
+    """Read the sources and encode them into training and validation ids.
 
     A resumed run passes the `sha256s` of its text and of its validation text, and gets these texts
     or an error. A run that starts from saved weights passes their `vocabulary`; `add_characters`
-    adds the characters it lacks. With `list_unused`, a note lists the sources that are not read.
+    adds the characters it lacks.
 
     Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
     text with these SHA-256s is missing or the vocabulary lacks characters of the text.
     """
-    texts = read_texts(data, sha256s, list_unused)
-    # keep the files of a list apart; join those of any other text
+    texts = read_texts(data, sha256s)
     item_format = ItemFormat.of(data)
-    contents = [text.contents if item_format else text.contents_to_join() for text in texts]
+    contents = [text.contents if item_format else end_lines(text.contents) for text in texts]
 
-    # count characters -> vocabulary -> ids
     text_counts = list(map(count_characters, contents))
     counts = sum(text_counts, Counter())
     characters = characters_to_learn(counts, data.min_count, texts[0].path)
@@ -109,11 +105,9 @@ def load_corpus(
     )
 
 
-def read_texts(
-    data: DataConfig, sha256s: tuple[str | None, str | None], list_unused: bool
-) -> list[Text]:
+def read_texts(data: DataConfig, sha256s: tuple[str | None, str | None]) -> list[Text]:
     """Read the training text and, if there is a separate one, the validation text."""
-    texts = [find_text(data, "sources", sha256s[0], list_unused)]
+    texts = [find_text(data, "sources", sha256s[0])]
     if data.val_sources:
         texts.append(find_text(data, "val_sources", sha256s[1]))
         # a validation loss on the training text is meaningless
@@ -151,12 +145,20 @@ def split_text(
     return train, val, f"the last {100 * val_fraction:g}%{of_each}"
 
 
+def end_lines(files: Sequence[str]) -> Sequence[str]:
+    """Return the contents of files; if there are several, each ends with a newline."""
+    if len(files) == 1:
+        return files
+    # the last line of a file must not run into the first line of the next
+    return [file + "\n" * (file[-1:] not in ("", "\n")) for file in files]
+
+
 def join(files: Iterable[np.ndarray]) -> Split:
     """Join the ids of some files into one split."""
     return Split(np.concatenate(list(files)))
 
 
-def characters_to_learn(counts: Counter[str], min_count: int, path: Path) -> set[str]:
+def characters_to_learn(counts: Counter[str], min_count: int, path: str) -> set[str]:
     """Return the distinct characters of a text, with UNK in place of the rare ones.
 
     Raises DataError if there are fewer than two of them.
@@ -178,7 +180,7 @@ def characters_to_learn(counts: Counter[str], min_count: int, path: Path) -> set
 
 
 def tokenizer_for(
-    characters: set[str], path: Path, map_unknown: bool, vocabulary: str | None, add: bool
+    characters: set[str], path: str, map_unknown: bool, vocabulary: str | None, add: bool
 ) -> CharTokenizer:
     """Build the tokenizer for these characters: a new one, or one with a given vocabulary.
 

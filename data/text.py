@@ -1,8 +1,7 @@
 """Texts: find their files, or download one, and read them into memory.
 
 A source is an entry of `data.sources`: a file, a folder, a pattern, or a URL with the SHA-256 of
-its bytes. A missing source is skipped. A source that exists but cannot be read is an error, because
-the run would otherwise train on a text that the user did not mean.
+its bytes. All sources are read, in this order, as one text.
 """
 
 import codecs
@@ -10,6 +9,7 @@ import glob
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,12 +18,12 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from common.errors import CheckpointError, DataError, did_you_mean, first_few
+from common.errors import CheckpointError, DataError, counted, did_you_mean, first_few
 from common.files import ROOT
 from configs.fields import universal_newlines
 from configs.schema import TEXT_URL, DataConfig
 
-TIMEOUT = 10.0  # seconds in which not a byte of a download arrives
+TIMEOUT = 10.0  # seconds that a download may stall
 # byte order mark -> encoding; UTF-32 comes first, because FF FE 00 00 begins with UTF-16's FF FE
 ENCODING_OF_BOM = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -32,28 +32,40 @@ ENCODING_OF_BOM = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-NAME_THE_ENCODING = (
-    "name the encoding: --data.encoding=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
-    "shift-jis (Japanese), euc-kr (Korean) or any other that Python has"
+# the lines before and after the text of a book of Project Gutenberg
+GUTENBERG = re.compile(
+    r"^\*\*\*[ \t]*(START|END) OF (?:THE|THIS) PROJECT GUTENBERG EBOOK.*\n?", re.MULTILINE
 )
 
 
-class Unavailable(Exception):
-    """A source that is missing; the message says why."""
+class DownloadError(DataError):
+    """A text that cannot be downloaded: `URL: REASON`."""
+
+
+class EncodingError(DataError):
+    """Bytes that are not in the encoding of a text.
+
+    place   of the first: `byte 20, line 1`
+    remedy  what to do: the end of the message
+    """
+
+    def __init__(self, message: str, place: str, remedy: str):
+        super().__init__(f"{message}; {remedy}")
+        self.place, self.remedy = place, remedy
 
 
 @dataclass(frozen=True)
 class Text:
     """The content of one or more files.
 
-    name      for messages: `tinyshakespeare`, `plays`, `book.txt`
-    path      the file, folder or pattern that was read
-    contents  the characters of each file, in the order of the files' names
-    notes     for the user, on the other sources
+    name      for messages: `tinyshakespeare`, `plays`, `book.txt, and 2 more`
+    path      where it was read: the file, folder or pattern, and how many more
+    contents  the characters of each file, in the order of the sources and of the files' names
+    notes     for the user, on what was not read
     """
 
     name: str
-    path: Path
+    path: str
     contents: Sequence[str]
     notes: Sequence[str] = ()
 
@@ -69,78 +81,92 @@ class Text:
             return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
         return digests[0].hexdigest()
 
-    def contents_to_join(self) -> list[str]:
-        """Return the contents; if there are several, each ends with a newline."""
-        if len(self.contents) == 1:
-            return list(self.contents)
-        # the last line of a file must not run into the first line of the next
-        return [content + "\n" * (content[-1:] not in ("", "\n")) for content in self.contents]
-
 
 # ---------------------------------------------------------------------------------- find and choose
 
 
-def find_text(
-    data: DataConfig, setting: str, expected_sha256: str | None = None, list_unused: bool = False
-) -> Text:
-    """Read the first available source in a setting, "sources" or "val_sources".
+def find_text(data: DataConfig, setting: str, expected_sha256: str | None = None) -> Text:
+    """Read the text of a setting, "sources" or "val_sources".
 
-    A resumed run passes the `expected_sha256` of its text: then other texts are skipped. With
-    `list_unused`, a note lists the other sources that exist.
-    Raises DataError if no source is available, CheckpointError if none has the expected SHA-256.
+    If a download fails, `data.fallback` stands for all of `sources`. A resumed run passes the
+    `expected_sha256` of its text, and gets this text, from `sources` or from the fallback.
+    Raises DataError for a text that is missing or cannot be read, CheckpointError if none has the
+    expected SHA-256.
     """
-    sources, unavailable = getattr(data, setting), []
-    for source in sources:
-        # skip a source that is missing, or not the text of the resumed run
+    choices = [getattr(data, setting)]
+    if setting == "sources" and data.fallback:
+        choices.append((data.fallback,))
+
+    reasons, notes = [], []
+    for sources in choices:
         try:
-            text = read_source(source, data.encoding)
-            if expected_sha256 not in (None, text.sha256):
-                raise Unavailable(f"{text.path} is a different text, SHA-256 {text.sha256}")
-        except Unavailable as reason:
-            unavailable.append(f"{source.partition('#sha256=')[0]} ({reason})")
+            text = read_sources(sources, data.encoding)
+        except DataError as error:
+            reasons.append(str(error))
+            if isinstance(error, DownloadError):
+                notes = [f"{error}; training on {data.fallback}, losses on it are not comparable"]
+            elif not expected_sha256:
+                raise
             continue
+        if expected_sha256 in (None, text.sha256):
+            return replace(text, notes=[*notes, *text.notes])
+        reasons.append(f"{text.path} is another text, SHA-256 {text.sha256}")
 
-        # found; tell the user about the other sources
-        notes, first = [], display_name(local_path(sources[0]))
-        if text.name != first and not expected_sha256:
-            notes.append(f"losses on {text.name} and {first} are not comparable")
-        if unavailable:
-            notes.append(f"not available: {', '.join(unavailable)}")
-        unused = [s for s in sources if list_unused and s != source and exists(s)]
-        if unused:
-            notes.append(
-                f"not used: {first_few(unused)}; only the first available source is read; to train "
-                "on all of them, give their folder or a pattern such as '*.txt'"
-            )
-        return replace(text, notes=notes)
-
-    # no source is available
-    reasons = ", ".join(unavailable)
     if expected_sha256:
         raise CheckpointError(
             f"data.{setting}: the text has changed since the checkpoint, which was trained on "
-            f"SHA-256 {expected_sha256}; found instead: {reasons}; restore that text, start a new "
-            "run, or continue with --allow_data_change"
+            f"SHA-256 {expected_sha256}; found instead: {', '.join(reasons)}; restore that text, "
+            "start a new run, or continue with --allow_data_change"
         )
-    hint = suggest_path(local_path(sources[-1]))
-    raise DataError(f"data.{setting}: no text is available: {reasons}; {hint}")
+    raise DataError(f"{'; '.join(reasons)}; download it by other means; name its file")
 
 
-def read_source(source: str, encoding: str) -> Text:
-    """Read a source; download a URL unless its text is on this machine already.
+def read_sources(sources: Sequence[str], encoding: str) -> Text:
+    """Read all of some sources as one text; download a URL unless its file is there.
 
-    Raises Unavailable if there is no text, DataError if it cannot be read.
+    Raises DownloadError if a download fails, DataError for a source that is missing or unreadable.
     """
-    path = local_path(source)
+    files, locations, notes = {}, [], []
     try:
-        location = locate(source) or download(source)
-        contents = [decode(file.read_bytes(), file, encoding) for file in find_files(location)]
+        for source in sources:
+            location, found, note = find_source(source)
+            locations.append(location)
+            notes += [note] * bool(note)
+            # a file that two sources reach counts once, at its first place
+            for file in found:
+                files.setdefault(os.path.realpath(file), file)
+        contents, left_out = read_files(list(files.values()), encoding)
     except OSError as error:
         raise DataError(
-            f"{error.filename or path}: cannot be read: {error.strerror}; "
+            f"{error.filename or sources[0]}: cannot be read: {error.strerror}; "
             "fix that, or name another source"
         ) from error
-    return Text(display_name(path), location, contents)
+
+    if left_out:
+        notes.append(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
+    more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
+    name, path = display_name(local_path(sources[0])), str(locations[0])
+    return Text(name + more, path + more, contents, notes)
+
+
+def find_source(source: str) -> tuple[Path, list[Path], str]:
+    """Return where a source is, its files, and a note on what of a folder is not read, or "".
+
+    It is looked for in the current folder, then beside the code. A URL is downloaded if it is in
+    neither.
+    """
+    path, url = local_path(source), TEXT_URL.fullmatch(source)
+    for location in (path, ROOT / path):
+        files, note = find_files(location)
+        if files:
+            if url:
+                check_download(location, url)
+            return location, files, note
+    if url:
+        location = download(path, url)
+        return location, [location], ""
+    missing = "nothing matches" if as_pattern(path) else "no such file or folder"
+    raise DataError(f"{source}: {missing}; {suggest_path(path)}")
 
 
 def local_path(source: str) -> Path:
@@ -148,69 +174,82 @@ def local_path(source: str) -> Path:
 
     NAME is the file's name in the URL without its suffix, or its folder's if that is input.txt.
     """
-    if not (match := TEXT_URL.fullmatch(source)):
-        return Path(source)
+    if not (url := TEXT_URL.fullmatch(source)):
+        return Path(os.path.expanduser(source))
     # .../tinyshakespeare/input.txt is named after its folder, .../novel.txt is a novel
-    _, folder, file, _ = match.groups()
+    _, folder, file, _ = url.groups()
     stem = Path(file).stem
     return Path("data", folder if stem == "input" else stem, "input.txt")
 
 
-def locate(source: str) -> Path | None:
-    """Return where a source is: in the current folder, or else beside the code; or else None."""
-    path = local_path(source)
-    return next((location for location in (path, ROOT / path) if find_files(location)), None)
-
-
-def exists(source: str) -> bool:
-    """Return whether a source is on this machine; one that cannot be read counts too."""
-    try:
-        return locate(source) is not None
-    except (DataError, OSError):
-        return True
-
-
 def display_name(path: Path) -> str:
     """Return a name for messages: a pattern, the folder of an `input.txt`, or the last part."""
-    if is_pattern(path):
+    if as_pattern(path):
         return str(path)
     path = path.absolute()
     return path.parent.name if path.name == "input.txt" else path.name
 
 
-def is_pattern(path: Path) -> bool:
-    # the name of an existing file may contain these characters too
-    return re.search(r"[*?]|\[.+\]", str(path)) is not None and not os.path.lexists(path)
+def as_pattern(path: Path) -> str:
+    """Return a path as a pattern for `glob`, or "" if it has no wildcards.
+
+    A part that exists as it is written is a name: in `[Group] Show/*.srt`, only `*` is a wildcard.
+    """
+    beginnings = (path, *path.parents)
+    existing = next(filter(os.path.lexists, beginnings), beginnings[-1])
+    rest = str(path.relative_to(existing))
+    if not re.search(r"[*?]|\[.+\]", rest):
+        return ""
+    return os.path.join(glob.escape(str(existing)), rest)
 
 
-def find_files(path: Path) -> list[Path]:
+def find_files(path: Path) -> tuple[list[Path], str]:
     """Return the files that a file name, folder or pattern stands for; [] if there are none.
 
-    They are sorted by name, the same on every system. A file that is reached twice, by a link or by
-    `**/**`, is listed once.
+    They are sorted by name, the same on every system. Also return the note of `list_folder`.
     """
-    if is_pattern(path):
+    note = ""
+    if pattern := as_pattern(path):
         # every file that matches, whatever its suffix
-        matches = map(Path, glob.iglob(str(path), recursive=True))
+        matches = map(Path, glob.iglob(pattern, recursive=True))
         files = [match for match in matches if not match.is_dir()]
     elif path.is_dir():
-        # its .txt files; subfolders are not searched
-        visible = [file for file in path.iterdir() if not file.name.startswith(".")]
-        files = [file for file in visible if file.suffix.lower() == ".txt"]
-        if not files:
-            raise DataError(
-                f"{path}: contains no text; the texts of a folder are its *.txt files; "
-                "add one, or give a pattern such as 'FOLDER/*.md'"
-            )
+        files, note = list_folder(path)
     else:
         # lexists: a broken link is not missing; reading it raises an error
         files = [path] if os.path.lexists(path) else []
+    return sorted(files, key=lambda file: file.parts), note
 
-    # sort, and drop duplicates
-    unique = {}
-    for file in sorted(files, key=lambda file: file.parts):
-        unique.setdefault(file.resolve(), file)
-    return list(unique.values())
+
+def list_folder(folder: Path) -> tuple[list[Path], str]:
+    """Return the .txt files of a folder, and a note on the rest if it is more, or has folders.
+
+    Raises DataError if there are no such files.
+    """
+    files, others, folders = [], Counter(), 0
+    for entry in os.scandir(folder):
+        suffix = os.path.splitext(entry.name)[1].lower()
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            folders += 1
+        elif suffix == ".txt":
+            files.append(Path(entry.path))
+        else:
+            others[suffix] += 1
+
+    note, mostly_others = "", others.total() > len(files)
+    if mostly_others or folders:
+        left_out = [f"{count:,} {suffix or 'other'}" for suffix, count in others.most_common()]
+        left_out += [counted(folders, "folder")] * bool(folders)
+        suffix = max(others, key=others.get) if mostly_others else ".txt"
+        note = f"not read: {first_few(left_out)}; '{folder}/**/*{suffix}' reads those"
+    if not files:
+        raise DataError(
+            f"{folder}: contains no text; the texts of a folder are its .txt files; "
+            f"{note or 'add one'}"
+        )
+    return files, note
 
 
 def suggest_path(path: Path) -> str:
@@ -220,7 +259,33 @@ def suggest_path(path: Path) -> str:
     return did_you_mean(path.name, names, "name an existing file or folder, or a URL")
 
 
-# -------------------------------------------------------------------------------- read and download
+# ------------------------------------------------------------------------------------------- decode
+
+
+def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
+    """Return the characters of files, without licences, and how many characters those had.
+
+    Raises DataError for files that are no text; of several in another encoding, it names the first.
+    """
+    contents, faults, left_out = [], {}, 0
+    for file in files:
+        try:
+            text = decode(file.read_bytes(), file, encoding, "--data.encoding")
+        except EncodingError as error:
+            faults[file] = error
+            continue
+        contents.append(without_license(text))
+        left_out += len(text) - len(contents[-1])
+
+    if len(faults) == 1:
+        raise next(iter(faults.values()))
+    if faults:
+        places = first_few(f"{file} ({error.place})" for file, error in faults.items())
+        raise DataError(
+            f"{len(faults):,} of {len(files):,} files are not {encoding.upper()}: {places}; "
+            f"{next(iter(faults.values())).remedy}"
+        )
+    return contents, left_out
 
 
 def read_text(path: Path, encoding: str) -> str:
@@ -229,68 +294,128 @@ def read_text(path: Path, encoding: str) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; name a text file") from error
-
-    # sample.py has no setting for another encoding, so the user has to convert the file
-    command = f"iconv -f ENCODING -t {encoding.removesuffix('-sig').upper()} OLD > NEW"
-    hint = f"the training text was {encoding.upper()}; convert it: {command}"
-    return decode(content, path, encoding, hint)
+    return decode(content, path, encoding)
 
 
-def decode(content: bytes, path: Path, encoding: str, hint: str = NAME_THE_ENCODING) -> str:
-    """Return the characters of a file; all line ends become a newline.
+def decode(content: bytes, name: str | Path, encoding: str, option: str = "") -> str:
+    """Return the characters of a file, or of anything else with a `name`.
 
-    A byte order mark overrides `encoding` and is removed. Raises DataError for bytes that are not
-    text; `hint` says what to do then.
+    All line ends become a newline. A byte order mark overrides `encoding` and is removed. Raises
+    EncodingError or another DataError for bytes that are not text; the message tells which `option`
+    names another encoding, or how to convert the file.
     """
     bom = next(filter(content.startswith, ENCODING_OF_BOM), b"")
     encoding = ENCODING_OF_BOM.get(bom, encoding)
     try:
-        return universal_newlines(content.decode(encoding))
+        text = universal_newlines(content.decode(encoding))
     except UnicodeDecodeError as error:
-        # say where, and how many bytes: few if the file is damaged, many if the encoding is wrong
         start = len(content) - len(error.object) + error.start  # error.object may lack the BOM
         line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
-
-        # the bytes that survive decoding and encoding are valid
-        intact = content.decode(encoding, "ignore").encode(encoding)
-        wrong, name = len(content) - len(intact), encoding.removesuffix("-sig").upper()
-        raise DataError(
-            f"{path}: not {name} at byte {start:,} (line {line:,}); {wrong:,} of {len(content):,} "
-            f"bytes cannot be decoded; {hint}; if they are few, the file is damaged: "
-            f"iconv -c -f {name} OLD > NEW leaves them out"
+        raise EncodingError(
+            f"{name}: not {encoding.removesuffix('-sig').upper()} at byte {start:,} "
+            f"(line {line:,}); {wrong_bytes(content, encoding):,} of {len(content):,} bytes cannot "
+            "be decoded",
+            f"byte {start:,}, line {line:,}",
+            remedy(content, encoding, option),
         ) from error
 
+    # the default and the marked encodings never yield a surrogate, which is half a character
+    may_have_surrogates = encoding not in ("utf-8", *ENCODING_OF_BOM.values())
+    if "\0" in text:
+        wrong = "NUL characters"
+    elif may_have_surrogates and re.search("[\ud800-\udfff]", text):
+        wrong = "surrogates"
+    else:
+        return text
+    raise DataError(f"{name}: is not a text ({wrong}); {remedy(content, encoding, option)}")
 
-def download(source: str) -> Path:
-    """Download a text into data/; return its path.
 
-    The file appears once its content is complete and has the right SHA-256. Raises Unavailable if
-    the download fails, or the source is not a URL.
+def wrong_bytes(content: bytes, encoding: str) -> int:
+    """Return how many bytes cannot be decoded: few in a damaged file, many in a wrong encoding."""
+    count = 0
+
+    def skip(error: UnicodeDecodeError) -> tuple[str, int]:
+        nonlocal count
+        count += error.end - error.start
+        return "", error.end
+
+    codecs.register_error("count", skip)
+    content.decode(encoding, "count")
+    return count
+
+
+def remedy(content: bytes, encoding: str, option: str) -> str:
+    """Return what to do with a file that is not a text in this encoding."""
+    name = encoding.removesuffix("-sig").upper()
+    beginning = content[:1000]
+    # Latin letters in UTF-16 without a mark: every second byte is NUL
+    even, odd = beginning[::2].count(0), beginning[1::2].count(0)
+    if max(even, odd) > len(beginning) / 4 and min(even, odd) < len(beginning) / 16:
+        utf_16 = "utf-16-le" if odd > even else "utf-16-be"
+        if option:
+            return f"name its encoding: {option}={utf_16}"
+        return f"convert it: iconv -f {utf_16.upper().replace('-', '', 1)} -t {name} OLD > NEW"
+
+    if b"\0" in beginning or content.startswith((b"%PDF", b"PK", b"\x1f\x8b")):
+        return "convert it to text first"
+    if not option:
+        return f"convert it: iconv -f ENCODING -t {name} OLD > NEW"
+    return (
+        f"name the encoding: {option}=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
+        "shift-jis (Japanese), euc-kr (Korean) or any other that Python has; a file with few wrong "
+        f"bytes is damaged: iconv -c -f {name} OLD > NEW leaves them out"
+    )
+
+
+def without_license(text: str) -> str:
+    """Return what stands between the marks of Project Gutenberg; a text without them as it is."""
+    if "PROJECT GUTENBERG EBOOK" not in text:  # quick: a text may be long
+        return text
+    books, start = [], None
+    for mark in GUTENBERG.finditer(text):
+        if mark[1] == "START":
+            start = mark.end()
+        elif start is not None:
+            books.append(text[start : mark.start()])
+            start = None
+    return "".join(books) if books else text
+
+
+# ----------------------------------------------------------------------------------------- download
+
+
+def check_download(path: Path, url: re.Match) -> None:
+    """Raise DataError unless a file is the one that a URL stands for: another may have its name."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != url[4].lower():
+        raise DataError(
+            f"{path}: has SHA-256 {sha256}, but {url[1]} has {url[4]}; delete the file to download "
+            "it again, or name it itself"
+        )
+
+
+def download(path: Path, url: re.Match) -> Path:
+    """Download a text to `path`, beside the code or in the current folder; return where it is.
+
+    The file appears once its content is complete and has the right SHA-256. Raises DownloadError if
+    the download fails.
     """
-    path = local_path(source)
-    # not a URL, but a path where nothing exists
-    if not (match := TEXT_URL.fullmatch(source)):
-        missing = "nothing matches" if is_pattern(path) else "no such file or folder"
-        raise Unavailable(missing)
-    url, _, _, expected_sha256 = match.groups()
-
-    # download it, and check that it is the text that the recipe was measured on
     try:
-        with urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310 - a TEXT_URL begins with https
+        with urlopen(url[1], timeout=TIMEOUT) as response:  # noqa: S310 - a TEXT_URL begins with https
             content = response.read()
     except (OSError, HTTPException) as error:
         # a URLError only wraps the reason
         reason = error.reason if type(error) is URLError else error
-        raise Unavailable(str(reason)[:200] or type(error).__name__) from error
+        raise DownloadError(f"{url[1]}: {str(reason)[:200] or type(error).__name__}") from error
     sha256 = hashlib.sha256(content).hexdigest()
-    if sha256 != expected_sha256.lower():
-        raise Unavailable(
-            f"wrong SHA-256: {len(content):,} bytes with {sha256}, not {expected_sha256}"
+    if sha256 != url[4].lower():
+        raise DownloadError(
+            f"{url[1]}: wrong SHA-256: {len(content):,} bytes with {sha256}, not {url[4]}"
         )
 
-    # store it beside the code, where every command finds it, or else in the current folder
+    # beside the code every command finds it
     target = ROOT / path if os.access(ROOT / "data", os.W_OK) else path
-
     # rename the file when it is complete, so that a kill leaves no truncated text
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     try:
@@ -298,7 +423,7 @@ def download(source: str) -> Path:
         unfinished.write_bytes(content)
         os.replace(unfinished, target)
     except OSError as error:
-        raise Unavailable(f"cannot be stored at {target}: {error.strerror}") from error
+        raise DownloadError(f"{url[1]}: cannot be stored at {target}: {error.strerror}") from error
     finally:
         unfinished.unlink(missing_ok=True)
     return target

@@ -107,18 +107,6 @@ def _digests(text: TextInfo) -> dict[str, str | None]:
     return {"data.sha256": text.sha256, "data.val_sha256": text.val_sha256}
 
 
-def may_have_seen_validation(parent: Checkpoint, run: Run) -> bool:
-    """Return whether a new run may validate on text that its parent was trained on."""
-    # not if the parent had another text, or an unknown one (an imported model)
-    texts = {run.corpus.sha256, run.corpus.val_sha256}
-    if parent.data.sha256 is None or parent.data.sha256 not in texts:
-        return False
-    # not if it held out the same part of this one
-    then, now = parent.settings.data, run.settings.data
-    same_split = (then.val_fraction, then.separator) == (now.val_fraction, now.separator)
-    return not same_split or parent.data.val_sha256 != run.corpus.val_sha256
-
-
 def messages(found: Mapping[str, tuple[object, object]]) -> list[str]:
     """Say what differs, a line each."""
     return [

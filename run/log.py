@@ -25,7 +25,7 @@ from common.stop import Stop
 from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
-from data.summary import length_advice, size_advice
+from data.summary import length_advice
 from model.parameters import parameter_count
 from run import pictures
 from run.folder import METRICS, METRICS_OLD
@@ -97,25 +97,22 @@ class Log:
             disable=folder is None or not sys.stderr.isatty(),
         )
 
-    def start(self, *, new_model: bool) -> None:
-        """Log the text, the model and the device; for a `new_model`, also advice on its size."""
+    def start(self) -> None:
+        """Log the text, the model and the device."""
         run, model, corpus = self.run, self.run.model, self.run.corpus
-        parameters = parameter_count(model)
         config, train = model.config, run.config.train
 
         device = [str(run.runtime), str(run.world), f"{config.kernel} attention"]
         lines = [
             *corpus.summary,
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
-            f"context {config.block_size}: {parameters:,} parameters",
+            f"context {config.block_size}: {parameter_count(model):,} parameters",
             f"device      {', '.join(filter(None, device))}",
             f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
         ]
-        advice = [length_advice(corpus.train, corpus.val, config.block_size)]
-        if new_model and not corpus.item_format:
-            advice.append(size_advice(parameters, corpus.characters))
-        lines += filter(None, advice)
+        if note := length_advice(corpus.train, corpus.val, config.block_size):
+            lines.append(note)
         info(*lines)
 
         # to TensorBoard: the same lines and every setting, and the charts

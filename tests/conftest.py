@@ -29,7 +29,7 @@ QUICK = {
     "test_attention", "test_batches", "test_command", "test_corpus", "test_evaluate",
     "test_file_format", "test_gpt", "test_items", "test_layouts", "test_lists", "test_convert",
     "test_mutations", "test_optimizers", "test_readme", "test_schedule", "test_schema",
-    "test_structure", "test_summary", "test_text", "test_tokenizer",
+    "test_step", "test_structure", "test_summary", "test_text", "test_tokenizer",
 }  # fmt: skip
 
 

@@ -76,7 +76,7 @@ EFFECTS = {
     "train.weight_decay": (0.5, lambda run: (run.optimizers[0].groups[0][1],
                                              run.optimizers[1].weight_decay), (0.5, 0.5)),
     "train.grad_clip": (1e-3, gradient_norm, pytest.approx(1e-3, rel=1e-2)),
-    "seed": (7, lambda run: run.batches._seed[0], 7),
+    "seed": (7, lambda run: run.batches._seed, 7),
     "dtype": ("bfloat16", lambda run: run.runtime.dtype, torch.bfloat16),
 }  # fmt: skip
 
@@ -147,23 +147,10 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(saved):
         assert (folder / "run" / LAST).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ([], False),
-        (["--val_fraction=0.3"], True),
-        (["--val_sources=other.txt"], True),
-        (["--data.sources=other.txt", "--val_sources=text.txt"], True),
-        (["--data.sources=other.txt"], False),
-    ],
-)
-def test_fine_tuning_on_another_split_of_the_same_text_says_what_that_means(
-    change, said, saved, tmp_path
-):
+def test_fine_tuning_says_what_validation_text_that_the_parent_knows_means(saved, tmp_path):
     start = [f"--init_from={saved[0] / 'run'}", f"--out_dir={tmp_path / 'new'}", "--max_iters=4"]
-    words = [*saved[1], *start, "--new_characters=add", *with_paths(saved, change)]
-    code, output = train(*words)
-    assert code == 0 and ("trained on some of this validation text" in output) == said
+    code, output = train(*saved[1], *start)
+    assert code == 0 and output.count("if the parent was trained on some of this validation") == 1
 
 
 def test_each_step_of_a_run_has_its_own_dropout(saved):

@@ -10,7 +10,7 @@ import torch
 
 from common.errors import ConfigError, DataError
 from configs.schema import Config, ModelConfig, TrainConfig
-from data.batches import evaluation_windows
+from data.batches import IGNORED, evaluation_windows
 from data.corpus import load_corpus
 from run import checkpoint
 from tests.commands import train_main
@@ -20,7 +20,7 @@ from tests.test_sample import run_sample
 from tests.texts import load, segments_of, write
 from training import optimizers
 from training.device import select_runtime
-from training.evaluate import wrong_segments
+from training.evaluate import window_losses
 from training.state import Run
 from training.step import TrainStep
 
@@ -47,6 +47,11 @@ def run_of(corpus, **train) -> Run:
     run.model.double()
     run.optimizers = optimizers.build(run.model, run.config.train, torch.float64)
     return run
+
+
+def targets_in(batch) -> int:
+    """Count the targets of a batch."""
+    return np.count_nonzero(batch[1] != IGNORED)
 
 
 def trained(folder: Path, items: list[str], *options: str) -> tuple[Path, Path]:
@@ -79,7 +84,7 @@ def test_a_micro_batch_without_targets_counts_nothing(tmp_path):
     losses, weights = [], []
     for size, count in ((8, 1), (1, 8)):
         run = run_of(corpus, batch_size=size, gradient_accumulation_steps=count)
-        assert count == 1 or 0 in [run.batches.predictions(i) for i in range(64)]
+        assert count == 1 or 0 in [targets_in(run.batches(i)) for i in range(64)]
         step = TrainStep(run)
         losses.append([result.loss for _ in range(8) if (result := step())])
         weights.append(run.model.lm_head.weight.detach())
@@ -91,13 +96,13 @@ def test_a_step_without_any_target_changes_nothing(tmp_path):
     text = "\n".join(f"{'question' * 9}{a}={a}" for a in range(10))
     run = run_of(corpus_of(tmp_path, text, answer_after="="), batch_size=1, optimizer="muon")
     step, skipped = TrainStep(run), 0
-    for i in range(8):
+    for i in range(20):
         before = checkpoint.capture(run).tensors
         if step() is None:
             skipped += 1
-            assert run.batches.predictions(i) == 0
+            assert targets_in(run.batches(i)) == 0
             torch.testing.assert_close(checkpoint.capture(run).tensors, before, rtol=0, atol=0)
-    assert 0 < skipped < 8 and run.progress.step == 8
+    assert 0 < skipped < 20 and run.progress.step == 20
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
@@ -119,13 +124,29 @@ def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
         assert np.array(one[tag]) == pytest.approx(np.array(two[tag]), rel=1e-6)
 
 
+class Oracle(torch.nn.Module):
+    """A model that is given the right characters of each window, and is sure of them."""
+
+    def __init__(self, answers, vocab_size: int, block_size: int):
+        super().__init__()
+        self.answers, self.vocab_size = iter(answers), vocab_size
+        self.config = ModelConfig(block_size=block_size)
+
+    def forward(self, ids):
+        right = torch.from_numpy(next(self.answers)).clamp(min=0)  # IGNORED is below
+        return torch.nn.functional.one_hot(right, self.vocab_size).float()
+
+
 def test_an_answer_cut_by_the_context_is_wrong_if_any_part_is(tmp_path):
-    corpus = corpus_of(tmp_path, "q=abcdefghij\nr=klm\n", answer_after="=", val_fraction=0.5)
+    text = "q=abcdefghij\nr=klm\ns=nopqr\nt=u\n"
+    corpus = corpus_of(tmp_path, text, answer_after="=", val_fraction=0.7)
     windows = list(evaluation_windows(corpus.val, 3, 1))
-    segments = segments_of(corpus.val, of=corpus)
-    for window in range(len(windows)):
-        flags = np.arange(len(windows)) != window
-        assert wrong_segments(corpus.val, 3, flags).tolist() == [0], segments
+    assert len(corpus.val.segments) > 1 and len(windows) > 4
+    for i, (_, y, (segment,)) in enumerate(windows):
+        answers = [y for _, y, _ in windows]
+        answers[i] = y - 1
+        losses = window_losses(Oracle(answers, len(corpus.tokenizer), 3), windows, CPU)
+        assert losses.wrong.tolist() == [segment] * bool((y > 0).any())
 
 
 def test_an_evaluation_reports_the_accuracy_and_shows_wrong_answers(sums):

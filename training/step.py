@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from common.errors import NonFiniteError, ResourceError, is_out_of_memory
+from data.batches import IGNORED
 from training import optimizers, schedule
 from training.evaluate import cross_entropy
 from training.state import Run
@@ -54,11 +55,11 @@ class TrainStep:
         began = time.perf_counter()
         run, train, progress = self.run, self.run.config.train, self.run.progress
 
-        # micro-batches are numbered through the run
+        # every rank makes whole batches, so that all know the number of predictions
         first = progress.step * train.gradient_accumulation_steps
-        micro_batches = range(first, first + train.gradient_accumulation_steps)
-        # with a tiny batch, all windows can be empty, or parts of questions: skip the step
-        predictions = sum(map(run.batches.predictions, micro_batches))
+        micro_batches = [run.batches(first + i) for i in range(train.gradient_accumulation_steps)]
+        predictions = sum(np.count_nonzero(y != IGNORED) for _, y in micro_batches)
+        # in a tiny batch, all windows can be empty, or parts of questions
         if predictions == 0:
             progress.step += 1
             return None
@@ -67,39 +68,38 @@ class TrainStep:
         torch.manual_seed(step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
-        # forward and backward, one micro-batch after another
         with compile_errors() if run.config.compile else nullcontext():
             loss = self._forward_backward(micro_batches, predictions)
-        loss = self.world.mean(loss)
-
-        # clip; with inf, this only measures the norm
+        # with inf, this only measures the norm
         max_norm = train.grad_clip or math.inf
-        grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm).item()
+        grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm)
+
+        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()  # waits for the device, once
+        loss = self.world.mean(loss)
         self._check_finite(loss, grad_norm)
 
         for optimizer in run.optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
-        # record: progress.step becomes the number of this step, counted from 1
-        progress.step += 1
+        progress.step += 1  # now the number of this step, counted from 1
         return StepResult(loss, grad_norm, predictions, time.perf_counter() - began)
 
-    def _forward_backward(self, micro_batches: range, predictions: int) -> float:
-        """Accumulate the gradients of the micro-batches; return this rank's loss.
+    def _forward_backward(
+        self, micro_batches: list[tuple[np.ndarray, np.ndarray]], predictions: int
+    ) -> torch.Tensor:
+        """Accumulate the gradients of the micro-batches; return this rank's loss, on the device.
 
         It is scaled so that its mean over the ranks is the mean over all `predictions` of the step.
         """
-        run, loss = self.run, 0.0
+        run, device = self.run, self.run.runtime.device
+        loss = torch.zeros((), device=device)
         run.model.train()  # an evaluation may have switched it
-        for i in micro_batches:
-            # this rank's rows of the batch, on the device
-            x, y = run.batches(i, run.rows)  # (B, T)
-            x, y = (torch.from_numpy(ids).to(run.runtime.device) for ids in (x, y))
+        for i, batch in enumerate(micro_batches, 1):
+            x, y = (torch.from_numpy(ids[run.rows]).to(device) for ids in batch)  # (B, T)
 
             # the ranks average their gradients once, in the last micro-batch
-            is_last = i == micro_batches[-1]
-            with self.world.grad_sync(self.ddp_model, enabled=is_last):
+            with self.world.grad_sync(self.ddp_model, enabled=i == len(micro_batches)):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
 
@@ -108,12 +108,14 @@ class TrainStep:
                 # nothing is 0; a mean would be NaN.)
                 part = cross_entropy(logits, y, "sum") * self.world.size / predictions
                 part.backward()
-            loss += part.item()
+            loss += part.detach()
         return loss
 
     def _check_finite(self, loss: float, grad_norm: float) -> None:
-        """Raise NonFiniteError unless loss and gradient are finite."""
-        # stop before the update: after it, every weight would be NaN
+        """Raise NonFiniteError unless loss and gradient are finite.
+
+        This is checked before the update: after it, every weight would be NaN.
+        """
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(
                 f"after step {self.run.progress.step:,}, at learning rate {self.run.lr:.3g}: "
@@ -123,7 +125,7 @@ class TrainStep:
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """Return a seed for torch's default generator: dropout then needs no saved state."""
-    # mixes the three numbers well: neighboring steps get unrelated seeds
+    # neighboring steps get unrelated seeds
     sequence = np.random.SeedSequence((seed, step, rank))
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -134,10 +136,8 @@ def compile_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the compiler's errors have no common base class
-        # not the compiler's fault
         if is_out_of_memory(error):
             raise
-        # the rest is a traceback of the compiler
         reason = str(error).partition("\n")[0]
         raise ResourceError(
             f"compile: torch.compile failed ({reason}); --compile=false trains without it"

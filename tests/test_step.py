@@ -1,0 +1,67 @@
+"""A step: what it returns, and how often it waits for the device."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from configs.schema import Config, ModelConfig, TrainConfig
+from data.batches import IGNORED
+from tests.texts import load, write
+from training.device import select_runtime
+from training.evaluate import cross_entropy
+from training.state import Run
+from training.step import TrainStep
+
+STEPS = {"optimizer": "muon", "gradient_accumulation_steps": 3, "batch_size": 4}
+
+
+class ReadsOfNumbers(TorchDispatchMode):
+    """A count of what waits for a GPU: `.item()`, `float()` and `bool()` of a tensor."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def run_of(corpus, **train) -> Run:
+    """Return a run of a small model."""
+    model = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
+    config = Config(model=model, train=TrainConfig(**train))
+    return Run(config, corpus, select_runtime("cpu", "float32"))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return load(write(f"{tmp_path}/book.txt", "What is said is said, and done.\n" * 2))
+
+
+def test_a_step_waits_for_the_device_once(corpus, monkeypatch):
+    step, to_list, lists = TrainStep(run_of(corpus, **STEPS)), torch.Tensor.tolist, []
+    step()  # the first one may build what is kept
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: lists.append(1) or to_list(self))
+    with ReadsOfNumbers() as reads:
+        step()
+    assert len(lists) == 1 and reads.count == 0
+
+
+def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_micro_batches(corpus):
+    run = run_of(corpus, **STEPS)
+    batches = [run.batches(i) for i in range(3)]
+    x, y = (torch.from_numpy(np.concatenate(ids)) for ids in zip(*batches, strict=True))
+    with torch.no_grad():
+        expected = cross_entropy(run.model.train()(x), y).item()
+    result = TrainStep(run)()
+    assert result.loss == pytest.approx(expected, rel=1e-6)
+    assert result.predictions == (y != IGNORED).sum()
+
+
+def test_the_loss_of_a_single_micro_batch_has_the_bits_of_its_cross_entropy(corpus):
+    run = run_of(corpus, batch_size=4)
+    x, y = map(torch.from_numpy, run.batches(0))
+    count = int((y != IGNORED).sum())
+    with torch.no_grad():
+        expected = cross_entropy(run.model.train()(x), y, "sum") / count
+    assert TrainStep(run)().loss == expected.item()
