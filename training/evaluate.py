@@ -104,13 +104,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 def window_losses(
     model: GPT, windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], runtime: Runtime
 ) -> WindowLosses:
-    """Compute the losses of windows: batches (x, y, segments), as `evaluation_windows` yields them.
+    """Compute the losses of windows: batches of `evaluation_windows`.
 
     Targets IGNORED do not count. The model is left in evaluation mode.
     """
     model.eval()  # no dropout, and `logit_scale` applies
     nats, counts = np.zeros((2, model.config.block_size))
-    wrong = set()
+    wrong = []
     for x, y, segments in windows:
         # the logits in the dtype of training, the losses in float32
         T = y.shape[1]
@@ -124,9 +124,10 @@ def window_losses(
         nats[:T] += losses.sum(0).numpy()
         counts[:T] += is_target.sum(0).numpy()
 
-        misses = (logits.argmax(-1) != y).cpu() & is_target  # (B, T)
-        wrong.update(segments[misses.any(1).numpy()].tolist())
-    return WindowLosses(nats, counts, np.array(sorted(wrong), dtype=np.int64))
+        # is the likeliest character the target, everywhere in a window?
+        matches = (logits.argmax(-1) == y).cpu() | ~is_target
+        wrong.append(segments[~matches.all(1).numpy()])
+    return WindowLosses(nats, counts, np.unique(np.concatenate(wrong)))
 
 
 def exact_loss(
