@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
-from model import generate, gpt
+from model import gpt
 from model.gpt import GPT, Block
 from model.parameters import named_slices
 from run import checkpoint
@@ -70,11 +70,11 @@ class BlockWithMore(Block):
 
 
 @every_optimizer
+@pytest.mark.filterwarnings("ignore:model/decode.py")  # it does not know them
 def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
     optimizer, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(gpt, "Block", BlockWithMore)
-    monkeypatch.setattr(generate, "build_decoder", lambda *_: None)  # it does not know them
     options = [*small_run_args(tmp_path), f"--optimizer={optimizer}"]
     assert train(*options, f"--out_dir={tmp_path}/whole")[0] == 0
     stop_at(13, *options, f"--out_dir={tmp_path}/run")

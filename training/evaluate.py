@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from common.stop import Stop
 from configs.schema import DEFAULT_TEMPERATURE
 from data.batches import IGNORED, Split, evaluation_windows, windows_of
-from model.generate import Sampler, generate
+from model.decode import Decoder
+from model.generate import Sampler, build_decoder, generate
 from model.gpt import GPT
 from model.inspect import attention_maps
 from training.device import Runtime
@@ -103,8 +104,10 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
     # a sample, and the model's view of a fixed text, to see in TensorBoard how they change
     sample, probe = "", None
+    decoder = None
     if math.isfinite(val_loss):
-        sample = generate_sample(run, stop) if run.world.is_main else ""
+        decoder = build_decoder(run.model) if run.world.is_main else None
+        sample = generate_sample(run, stop, decoder) if run.world.is_main else ""
         probe = run_probe(run)
 
     # questions: an answer is right if each of its characters is the likeliest after those before
@@ -113,7 +116,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
         wrong = wrong_segments(val, block_size, val_losses.all_correct)
         exact_match = 1 - len(wrong) / len(val.segments)
         if run.world.is_main:
-            wrong_answers = draw_answers(run, stop, wrong[:SHOWN_ANSWERS])
+            wrong_answers = draw_answers(run, stop, wrong[:SHOWN_ANSWERS], decoder)
 
     # record: from here on the evaluation counts, for the best loss and for early stopping
     improved = progress.record_evaluation(val_loss, train_loss)
@@ -209,7 +212,7 @@ def exact_loss(
     return window_losses(model, windows, runtime).mean
 
 
-def generate_sample(run: Run, stop: Stop) -> str:
+def generate_sample(run: Run, stop: Stop, decoder: Decoder | None) -> str:
     """Generate a text from a fixed seed, so that the texts of two evaluations can be compared.
 
     For a list, these are items, each drawn on its own. For questions it is empty: the model learns
@@ -223,19 +226,21 @@ def generate_sample(run: Run, stop: Stop) -> str:
         # an item ends with its separator, or where the characters run out
         while left > 0:
             sampler = Sampler(run.config.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
-            items.append(complete_item(run, stop, "", sampler, left))
+            items.append(complete_item(run, stop, "", sampler, left, decoder))
             left -= len(items[-1])
         return "".join(items)
 
     # a text: it begins as a text of sample.py without a prompt does
     start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype(np.int64))[None]  # (1, 1)
     sampler = Sampler(run.config.seed, temperature=DEFAULT_TEMPERATURE)
-    characters = generate(run.model, start, sampler, run.config.train.sample_chars)
+    characters = generate(run.model, start, sampler, run.config.train.sample_chars, decoder=decoder)
     characters = stop.interruptible(characters)  # ids, each (1,)
     return "".join(tokenizer.decode(ids.numpy()) for ids in characters)
 
 
-def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit: int) -> str:
+def complete_item(
+    run: Run, stop: Stop, beginning: str, sampler: Sampler, limit: int, decoder: Decoder | None
+) -> str:
     """Draw the rest of an item, at most `limit` characters; return all of it, with its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
@@ -243,14 +248,15 @@ def complete_item(run: Run, stop: Stop, beginning: str, sampler: Sampler, limit:
 
     # draw characters until its end comes
     item = beginning
-    for new in stop.interruptible(generate(run.model, torch.from_numpy(ids)[None], sampler, limit)):
+    prompt = torch.from_numpy(ids)[None]
+    for new in stop.interruptible(generate(run.model, prompt, sampler, limit, decoder=decoder)):
         item += tokenizer.decode(new.numpy())
         if item.endswith(item_format.separator):
             break
     return item
 
 
-def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
+def draw_answers(run: Run, stop: Stop, segments: np.ndarray, decoder: Decoder | None) -> list[str]:
     """Generate the likeliest answers of some validation items; add the right answer to each.
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
@@ -260,7 +266,7 @@ def draw_answers(run: Run, stop: Stop, segments: np.ndarray) -> list[str]:
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         # show the model the question alone; temperature 0 draws the likeliest
         question = item_format.question(item)
-        drawn = complete_item(run, stop, question, Sampler(temperature=0), 2 * len(item))
+        drawn = complete_item(run, stop, question, Sampler(temperature=0), 2 * len(item), decoder)
         if drawn != item:
             answer = item.removeprefix(question).removesuffix(item_format.separator)
             lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
