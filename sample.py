@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 
 from common.console import (
     escape,
@@ -77,7 +78,8 @@ from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
 from data.text import ENCODING_OF_BOM
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
-from model.generate import Generation, Sampler
+from model.decode import Decoder
+from model.generate import Generation, Sampler, build_decoder
 from page.export import write_page
 from run import checkpoint as checkpoints
 from training.device import select_runtime
@@ -135,6 +137,11 @@ class Session:
             options = replace(options, temperature=temperature)
         self.options = options
 
+    @cached_property
+    def decoder(self) -> Decoder | None:
+        """The fast forward pass of one text: the weights stay, so it is built once."""
+        return build_decoder(self.model)
+
     def encode(self, text: str) -> np.ndarray:
         """Encode a text; raise ConfigError for a character that is not in the vocabulary.
 
@@ -189,7 +196,7 @@ class Session:
             top_p=options.top_p,
             min_p=options.min_p,
         )
-        generation = Generation(self.model, sampler, cache=options.cache)
+        generation = Generation(self.model, sampler, cache=options.cache, decoder=self.decoder)
 
         # as in training, an item begins after a separator; other text needs a first character
         start = ""

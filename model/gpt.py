@@ -2,10 +2,8 @@
 
 To see all of it, begin with `GPT.forward` at the end. Attention is in attention.py.
 
-B batch, T new tokens, S total tokens, C n_embd, V vocabulary
+B batch, T new tokens, C n_embd, V vocabulary
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from torch.nn import functional as F
 from configs.schema import ModelConfig
 from model.attention import MultiHeadAttention, init_normal_
 from model.dropout import dropout
-from model.kv_cache import KVCache
+from model.kv_cache import GPTCache, KVCache
 from model.rotary import Rotary
 
 NORMS = {
@@ -145,51 +143,53 @@ class GPT(nn.Module):
         for module in (*modules, *self.previous_embeddings):
             init_normal_(module.weight, INIT_STD, generator)
 
-    def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Compute next-token logits (B, T, V) for the last T tokens of `ids` (B, S).
+    def new_cache(self) -> GPTCache:
+        """Create an empty cache, for the texts of one batch."""
+        return GPTCache(self.config)
 
-        Without caches T = S. `caches`, one per layer, hold the keys and values of the first S - T
-        tokens: only the T new ones are computed. `ids` has all S tokens even then, because token
-        shifts need the tokens before the new ones.
+    def forward(self, ids: Tensor, cache: GPTCache | None = None) -> Tensor:
+        """Compute the next-token logits of ids: (B, T) -> (B, T, V).
 
-        Raises ValueError for more than block_size tokens, and if there is no new token.
+        With a cache, the ids follow those that it has already read; then it has read these too.
+
+        Raises ValueError unless ids is (B, T) with T at least 1, for more than block_size tokens in
+        all, and for another batch size than the cache's.
         """
-        start = caches[0].length if caches else 0  # of the new tokens
-        end = ids.size(1)
-        if end > self.config.block_size:
-            raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        if caches and end <= start:
+        if ids.dim() != 2 or ids.size(1) == 0:
             raise ValueError(
-                f"ids has {end} tokens and the caches hold {start}; "
-                "pass all tokens of the context, with at least one new one"
+                f"ids must be (B, T) with T at least 1, not {tuple(ids.shape)}; "
+                "ids[None] is a batch of one text"
             )
+        T, start = ids.size(1), 0 if cache is None else cache.length
+        if start + T > self.config.block_size:
+            raise ValueError(f"{start + T} tokens exceed block_size {self.config.block_size}")
+        if cache is not None:
+            ids = cache.after_recent(ids)  # token shifts need them
 
-        # embed the new tokens: the residual stream begins
-        x = self._embed(ids, start)  # (B, T, C)
+        # the residual stream begins with the embeddings
+        x = self._embed(ids, start, T)  # (B, T, C)
 
         # every block reads the stream and adds to it
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, cache)  # (B, T, C)
+        layers = [None] * len(self.blocks) if cache is None else cache.layers
+        for block, layer_cache in zip(self.blocks, layers, strict=True):
+            x = block(x, layer_cache)  # (B, T, C)
 
-        # the logit of every character, at each of the new tokens
+        if cache is not None:
+            cache.remember(ids)
         return self._logits(x)  # (B, T, V)
 
-    def _embed(self, ids: Tensor, start: int) -> Tensor:
-        """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
-        end = ids.size(1)
-        # the new tokens, and those before them that they need
-        ids = ids[:, max(0, start - self.config.token_shifts) :]
+    def _embed(self, ids: Tensor, start: int, T: int) -> Tensor:
+        """Embed the last T of ids (B, up to token_shifts + T), from position `start`: (B, T, C)."""
         x = self.token_embedding(ids)
-
         # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
         # The pad shifts to the right by n; the slice drops what it has pushed out at the end.
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
-        x = x[:, start - end :]  # (B, T, C): only the new tokens
+        x = x[:, -T:]  # (B, T, C)
 
-        # add positions; with RoPE, attention does it
+        # with RoPE, attention adds the positions
         if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[start:end]
+            x = x + self.position_embedding.weight[start : start + T]
         return dropout(x, self.config.dropout, self.training)
 
     def _logits(self, stream: Tensor) -> Tensor:

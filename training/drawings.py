@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import DEFAULT_TEMPERATURE
-from model.generate import Sampler, generate
+from model.generate import Sampler, build_decoder, generate
 from model.inspect import attention_maps
 from training.evaluate import Evaluation
 from training.state import Run
@@ -54,7 +54,7 @@ def draw(run: Run, result: Evaluation) -> Drawings:
     """Draw what the log shows of an evaluation; nothing if the loss is not finite."""
     if not math.isfinite(result.val_loss):
         return Drawings()
-    write = partial(generate, run.model)
+    write = partial(generate, run.model, decoder=build_decoder(run.model))
     has_answers, pictures = result.exact_match is not None, run.config.train.log == "pictures"
     return Drawings(
         sample=draw_sample(run, write),
