@@ -105,9 +105,7 @@ def load_corpus(
     )
 
 
-def read_texts(
-    data: DataConfig, sha256s: tuple[str | None, str | None]
-) -> list[Text]:
+def read_texts(data: DataConfig, sha256s: tuple[str | None, str | None]) -> list[Text]:
     """Read the training text and, if there is a separate one, the validation text."""
     texts = [find_text(data, "sources", sha256s[0])]
     if data.val_sources:

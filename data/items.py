@@ -7,12 +7,12 @@ learns how an item begins and ends, and never sees two items at once:
     separator "\\n", items "ab" and "c":  the text "\\nab\\nc\\n", segments "\\nab\\n" and "\\nc\\n"
 """
 
+import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -43,39 +43,55 @@ class ItemFormat:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
-    def pieces_of(self, contents: Sequence[str]) -> list[str]:
-        """Split files at the separators; a piece never spans two files."""
-        return [piece for content in contents for piece in content.split(self.separator)]
+    def blank_ends(self, content: str) -> int:
+        """Count the lines that end in spaces or tabs, which are no part of an item.
 
-    def items_of(self, path: Path | str, contents: Sequence[str]) -> list[str]:
-        """Return the items of some files: the pieces with a visible character, trimmed.
+        None counts if the separator or `answer_after` contains one.
+        """
+        if re.search("[ \t]", self.separator + self.answer_after):
+            return 0
+        return content.count(" \n") + content.count("\t\n") + content.endswith((" ", "\t"))
+
+    def pieces_of(self, contents: Sequence[str]) -> list[str]:
+        """Split files at the separators, without blank ends; a piece never spans two files."""
+        pieces = []
+        for content in contents:
+            if self.blank_ends(content):
+                content = "\n".join(line.rstrip(" \t") for line in content.split("\n"))
+            pieces += content.split(self.separator)
+        return pieces
+
+    def items_of(self, path: str, contents: Sequence[str]) -> list[str]:
+        """Return the items of some files; raise DataError if one has no `answer_after`."""
+        return self.items_in(path, self.pieces_of(contents))
+
+    def items_in(self, path: str, pieces: Sequence[str]) -> list[str]:
+        """Return the pieces with a visible character, without the newlines around them.
 
         Raises DataError if one has no `answer_after`.
         """
-        # a piece of blanks, such as the one after the last separator, is no item
-        pieces = [piece for piece in self.pieces_of(contents) if piece.strip()]
-
-        # without answers this is "", which every item contains
-        lacking = [item for item in pieces if self.answer_after not in item.lstrip("\n")]
-        if lacking:
+        pieces = [piece.lstrip("\n") for piece in pieces if piece.strip()]
+        lacking = [piece for piece in pieces if self.answer_after not in piece]
+        if self.answer_after and lacking:
             raise DataError(
                 f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
                 f"{counted(len(lacking), 'item')}, first: {brief(lacking[0])}; "
                 "correct or remove them"
             )
-        return list(map(self.trim, pieces))
+        return list(map(self.trim_end, pieces))
 
-    def trim(self, item: str) -> str:
-        """Remove the newlines at both ends of an item, but keep those that end its question.
+    def trim_end(self, item: str) -> str:
+        """Remove the newlines at the end of an item, but keep those that end its question.
 
         Files often have empty lines between items, or a newline before an end-of-text marker.
         """
-        item = item.lstrip("\n")
         question = self.question(item)
         return question + item[len(question) :].rstrip("\n")
 
     def question(self, item: str) -> str:
         """Return the item through `answer_after`; "" if items have no answers."""
+        if not self.answer_after:
+            return ""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
     def as_split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
@@ -83,18 +99,15 @@ class ItemFormat:
 
         With `answer_after`, only the answers and the ends of the items count for the loss.
         """
-        # separator item separator item ... separator
         ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
         # where each item begins, and where the last one ends
         lengths = (len(item) + len(self.separator) for item in items)
         starts = list(accumulate(lengths, initial=len(self.separator)))
-
-        # a segment includes the character before the item, from which its first is predicted
         segments = tuple((start - 1, end) for start, end in pairwise(starts))
         if not self.answer_after:
             return Split(ids, segments, is_list=True)
 
-        # mask the questions: they are unpredictable
+        # questions are unpredictable
         targets = ids.astype(np.int32)
         for item, start in zip(items, starts, strict=False):
             targets[start : start + len(self.question(item))] = IGNORED
@@ -109,10 +122,10 @@ def split_list(
 ) -> tuple[Split, Split, str, list[str]]:
     """Encode a list, or one list to train on and another to validate on, as two splits.
 
-    Also return the question of a validation item, and lines for the user. Raises DataError for a
-    text in which the separator does not occur, or with too few items.
+    Also return the question of a validation item, as an example of a prompt, and lines for the
+    user. Raises DataError for a text in which the separator does not occur, or with too few items.
     """
-    lists = [read_items(text, item_format) for text in texts]
+    lists, blank = zip(*(read_items(text, item_format) for text in texts), strict=True)
 
     # a single list is divided, so it needs two items
     needed = 1 if len(texts) == 2 else 2
@@ -123,50 +136,43 @@ def split_list(
                 "needed; add items, or correct data.separator"
             )
 
-    # hold out the second list, or some items of the only one
     train, val = lists if len(lists) == 2 else hold_out(lists[0], val_fraction)
     items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
 
-    # describe them to the user
     lines = [
         f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
         f"{max(lengths):,}"
     ]
-    lines += trimming_notes(texts, item_format)
+    if sum(blank):
+        lines.append(f"note: blanks at the ends of {counted(sum(blank), 'line')} removed")
     if len(lists) == 2 and (known := len(set(val) & set(train))):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
 
-    # the question is an example of how to prompt this model
     train_split, val_split = (item_format.as_split(part, encode) for part in (train, val))
     return train_split, val_split, item_format.question(val[0]), lines
 
 
-def read_items(text: Text, item_format: ItemFormat) -> list[str]:
+def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
     """Return the items of a text, sorted by SHA-256: a deterministic shuffle.
 
-    Raises DataError if the separator does not occur, or an item has no `answer_after`.
+    Also return how many lines ended in blanks or had nothing else. Raises DataError if the
+    separator does not occur, or an item has no `answer_after`.
     """
-    if not any(item_format.separator in content for content in text.contents):
+    pieces = item_format.pieces_of(text.contents)
+    if len(pieces) == len(text.contents):
         raise DataError(
             f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
             "correct data.separator"
         )
+    items = item_format.items_in(text.path, pieces)
+    blank = sum(map(item_format.blank_ends, text.contents))
+    blank += sum(piece.strip("\n") != "" for piece in pieces) - len(items)
     # shuffled, because evaluations show the first few items
-    return sorted(item_format.items_of(text.path, text.contents), key=digest)
-
-
-def trimming_notes(texts: Sequence[Text], item_format: ItemFormat) -> Iterator[str]:
-    """Yield how many items had newlines at their ends, and how many had no visible character."""
-    # split again: `items_of` returns the items already trimmed
-    pieces = [piece for text in texts for piece in item_format.pieces_of(text.contents)]
-    if trimmed := sum(item_format.trim(piece) != piece for piece in pieces if piece.strip()):
-        yield f"note: newlines removed at the ends of {counted(trimmed, 'item')}"
-    if blank := sum(piece.strip("\n") != "" and not piece.strip() for piece in pieces):
-        yield f"note: {counted(blank, 'item')} without a visible character left out"
+    return sorted(items, key=digest), blank
 
 
 def hold_out(examples: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
@@ -176,10 +182,8 @@ def hold_out(examples: Sequence[str], val_fraction: float) -> tuple[list[str], l
     equal examples stay together, and neither other examples nor the seed nor the machine matters.
     If all are on one side, the one nearest to the limit changes sides.
     """
-    # count the distinct examples below the limit
     digests = sorted(map(digest, set(examples)))
     count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in digests)
-    # hold out at least one, but not all
     last = digests[max(1, min(count, len(digests) - 1)) - 1]
     train = [example for example in examples if digest(example) > last]
     val = [example for example in examples if digest(example) <= last]

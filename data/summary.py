@@ -1,6 +1,5 @@
-"""A summary of a text for the user, and notes on what is unusual about it or about the model."""
+"""A summary of a text for the user, with notes on what is unusual about it."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -14,11 +13,6 @@ from data.tokenizer import CHUNK, UNK, describe
 
 # passages of the validation text that are searched for in the training text, and their length
 PASSAGES, PASSAGE_LENGTH = 20, 200
-PRESETS = (  # config file, most characters, fewest and most parameters for such a text
-    ("configs/mytext_small.yaml", 1e5, 0, 1.2e6),
-    ("configs/mytext.yaml", 2e7, 3e5, 1.2e7),
-    ("configs/mytext.yaml", float("inf"), 3e5, float("inf")),
-)
 
 
 def summarize(
@@ -34,10 +28,8 @@ def summarize(
     `text_counts` has the character counts of each text. `held_out` names the part of a single text
     that is held out for validation.
     """
-    # the counts of both texts together
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
-
     # the rarest characters show what does not belong in a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
@@ -50,38 +42,20 @@ def summarize(
     ]
 
 
-def size_advice(parameters: int, characters: int) -> str | None:
-    """Return a note that names a better config if the model is too large or small for the text."""
-    preset, _, fewest, most = next(row for row in PRESETS if characters <= row[1])
-    if fewest <= parameters <= most:
-        return None
-
-    if parameters > most:
-        size, result = "many", "memorizes the text"
-    else:
-        size, result = "few", "learns less than it could"
-    return (
-        f"note: {parameters:,} parameters are too {size} for {characters:,} characters: such a "
-        f"model {result}; use {preset}"
-    )
-
-
 def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     """Return a note if items are longer than the context, or the training text is shorter."""
-    items, longest = (train.segments + val.segments) * train.is_list, len(train) - 1
-
-    # an item of a list should fit into the context
-    if longer := sum(end - start - 1 > block_size for start, end in items):
-        return (
-            f"note: block_size {block_size} is too short for {counted(longer, 'item')}: the model "
-            "never sees such an item, with its end, as a whole"
-        )
-
-    # a text should fill it
-    if not items and longest < block_size:
+    segments, longest = train.segments + val.segments, len(train) - 1
+    if not train.is_list:
+        if longest >= block_size:
+            return None
         return (
             f"note: the training text is shorter than the context, block_size {block_size}: each "
             f"batch has padding; for a new model, --block_size={longest} is enough"
+        )
+    if longer := sum(end - start - 1 > block_size for start, end in segments):
+        return (
+            f"note: block_size {block_size} is too short for {counted(longer, 'item')}: the model "
+            "never sees such an item, with its end, as a whole"
         )
     return None
 
@@ -94,12 +68,7 @@ def text_line(label: str, text: Text, counts: Counter[str]) -> str:
 
 def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    # control characters: the text is the output of a program, or its encoding is wrong
-    if controls := [c for c in counts if unicodedata.category(c) == "Cc" and c not in "\t\n"]:
-        names = first_few(f"U+{ord(c):04X} {n_times(counts[c])}" for c in sorted(controls))
-        yield f"control characters kept: {names}"
-
-    # characters that data.min_count or a checkpoint's vocabulary leaves out
+    # left out by data.min_count or by a checkpoint's vocabulary
     if rare := sorted(counts.keys() - set(vocabulary)):
         total = n_times(sum(counts[c] for c in rare))
         yield (
@@ -107,14 +76,12 @@ def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> 
             f"{first_few(map(describe, rare))}"
         )
 
-    # characters that only the validation text has
     in_train, in_val = (count_ids(split, len(vocabulary)) for split in (train, val))
     if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
         names = first_few(describe(vocabulary[i]) for i in unseen)
         total = n_times(int(in_val[unseen].sum()))
         yield f"{counted(len(unseen), 'character')} only in the validation text, {total}: {names}"
 
-    # validation text that is in the training text too
     if leaked := count_leaked_passages(train, val):
         yield (
             f"{leaked} of {PASSAGES} passages of the validation text, of {PASSAGE_LENGTH} "
@@ -137,10 +104,7 @@ def count_leaked_passages(train: Split, val: Split) -> int:
     last = len(val) - PASSAGE_LENGTH
     if last < 0 or train.is_list:  # split_list compares the items of lists
         return 0
-    # bytes, because Python searches them quickly
-    text = train.ids.tobytes()
-
-    # a few evenly spaced passages are enough to notice a duplicated text
+    text = train.ids.tobytes()  # Python searches bytes quickly
     starts = np.linspace(0, last, PASSAGES).astype(int)
     return sum(val.ids[start : start + PASSAGE_LENGTH].tobytes() in text for start in starts)
 

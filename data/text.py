@@ -118,7 +118,7 @@ def find_text(data: DataConfig, setting: str, expected_sha256: str | None = None
             f"SHA-256 {expected_sha256}; found instead: {', '.join(reasons)}; restore that text, "
             "start a new run, or continue with --allow_data_change"
         )
-    raise DataError(f"{'; '.join(reasons)}; download the text elsewhere, and name its file")
+    raise DataError(f"{'; '.join(reasons)}; download it by other means; name its file")
 
 
 def read_sources(sources: Sequence[str], encoding: str) -> Text:
@@ -353,8 +353,8 @@ def remedy(content: bytes, encoding: str, option: str) -> str:
         return f"convert it: iconv -f ENCODING -t {name} OLD > NEW"
     return (
         f"name the encoding: {option}=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
-        "shift-jis (Japanese), euc-kr (Korean) or any other that Python has; if they are few, the "
-        f"file is damaged: iconv -c -f {name} OLD > NEW leaves them out"
+        "shift-jis (Japanese), euc-kr (Korean) or any other that Python has; a file with few wrong "
+        f"bytes is damaged: iconv -c -f {name} OLD > NEW leaves them out"
     )
 
 

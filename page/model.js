@@ -286,7 +286,10 @@ function* predictions(model, ids, starts = [0]) {
 // `answerAfter`, return no characters and the beginning of this item.
 function layOut(text, { separator, answer_after: answerAfter }) {
   const [characters, starts, counts] = [[Array.from(separator).at(-1)], [], [false]];
-  for (const piece of text.split(separator)) {
+  // blanks at the ends of lines are no part of an item, unless they separate something
+  const keep = /[ \t]/.test(separator + answerAfter);
+  const trimmed = keep ? text : text.replace(/[ \t]+(?=\n|$)/g, "");
+  for (const piece of trimmed.split(separator)) {
     if (!piece.trim()) continue;
     const item = piece.replace(/^\n+/, "");
     if (!item.includes(answerAfter)) return { characters: [], lacking: item.slice(0, 80) };

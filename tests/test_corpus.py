@@ -55,11 +55,10 @@ def test_of_twenty_files_or_more_whole_ones_validate_unless_their_lengths_are_to
 def test_val_sources_gives_a_separate_validation_text():
     write("books/a.txt", "aaab" * 50), write("books/b.txt", "abab" * 50)
     write("val.txt", "abac" * 20)
-    corpus = load("books", val_sources=["missing.txt", "val.txt"])
+    corpus = load("books", val_sources=["val.txt"])
     assert parts_of(corpus) == ["aaab" * 50 + "\n" + "abab" * 50 + "\n", "abac" * 20]
     assert corpus.tokenizer.vocabulary == "\nabc"
     assert corpus.val_sha256 == load("val.txt").sha256 and corpus.sha256 == load("books").sha256
-    assert "note: not available: missing.txt (no such file or folder)" in corpus.summary
     changed = {"val_sources": ["val.txt"], "sha256s": (None, corpus.sha256)}
     message = error_message(CheckpointError, "books", **changed)
     assert message.startswith("data.val_sources: the text has changed since the checkpoint")
@@ -111,8 +110,8 @@ def test_the_error_for_a_too_short_training_text_names_that_text():
 
 
 def test_the_plays_match_the_counts_in_their_readme():
-    plays = Path(data.__file__).parent / "plays"
-    corpus = load(str(plays))
+    folder = Path(data.__file__).parent
+    corpus = load(f"{folder}/plays")
     distinct = f"{len(corpus.tokenizer)} of them distinct"
     counts = f"{corpus.characters:,} characters, all ASCII, {distinct}"
-    assert counts in (plays / "README.md").read_text()
+    assert counts in " ".join((folder / "README.md").read_text().split())

@@ -3,7 +3,7 @@
 import pytest
 
 from common.console import printable
-from data.summary import length_advice, size_advice
+from data.summary import length_advice
 from tests.texts import load, write
 
 
@@ -20,7 +20,6 @@ def test_the_summary_lists_counts_split_rarest_characters_and_notes():
         "split       907 characters to train on, 48 (5.0%) to validate on: "
         "the last 5% of each of 2 files",
         r"rarest      '\x85' (U+0085) once, 'é' (U+00E9) once, 'ö' (U+00F6) 2 times",
-        "note: control characters kept: U+0001 50 times, U+0085 once",
         "note: 2 rare characters mapped to '\ufffd' (U+FFFD), 2 times in all: "
         r"'\x85' (U+0085), 'é' (U+00E9)",
         "note: 2 characters only in the validation text, 4 times: 'ö' (U+00F6), '\ufffd' (U+FFFD)",
@@ -33,18 +32,6 @@ def test_validation_text_that_stands_in_the_training_text_too_is_noted():
     note = load(write("book.txt", "".join(lines) * 2)).summary[-1]
     assert note.startswith("note: 20 of 20 passages of the validation text, of 200 characters each")
     assert note.endswith("the validation loss is too low; is part of the text duplicated?")
-
-
-@pytest.mark.parametrize(
-    ("parameters", "characters", "end"),
-    [
-        (3_000_000, 50_000, "memorizes the text; use configs/mytext_small.yaml"),
-        (10_000, 2_000_000, "learns less than it could; use configs/mytext.yaml"),
-    ],
-)
-def test_a_model_of_unsuitable_size_gets_advice_with_a_preset(parameters, characters, end):
-    assert size_advice(parameters, characters).endswith(end)
-    assert size_advice(10_700_000, 1_115_394) is None
 
 
 def test_a_text_shorter_than_the_context_and_items_longer_than_it_are_noted():

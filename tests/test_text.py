@@ -11,9 +11,9 @@ import pytest
 from common.errors import CheckpointError, ConfigError, DataError
 from configs.schema import DataConfig
 from data import text
-from data.text import find_text
+from data.text import decode, find_text, without_license
 from tests.runs import raised
-from tests.texts import TEXT, error_message, write
+from tests.texts import TEXT, error_message, load, write
 
 OTHER = "another text\n" * 20
 
@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def find(*sources: str, expected: str | None = None, **settings) -> text.Text:
-    return find_text(DataConfig(sources=sources, **settings), "sources", expected, list_unused=True)
+    return find_text(DataConfig(sources=sources, **settings), "sources", expected)
 
 
 def digest(content: str) -> str:
@@ -69,48 +69,80 @@ def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, m
     assert find(write("data/book.txt", "here")).contents == ["here"]
 
 
-def test_the_first_available_source_is_used_and_notes_name_the_others():
-    write("b/input.txt"), write("c.txt", OTHER)
-    found = find("a.txt", "b/input.txt", "c.txt", "d.txt")
-    assert found.name == "b"
-    comparable, unavailable, unused = found.notes
-    assert comparable == "losses on b and a.txt are not comparable"
-    assert unavailable == "not available: a.txt (no such file or folder)"
-    assert unused.startswith("not used: c.txt; ")  # only of sources that were given as options
-    assert len(find_text(DataConfig(sources=("b/input.txt", "c.txt")), "sources").notes) == 0
+def test_all_sources_are_read_in_the_order_given_and_a_file_that_two_reach_once():
+    write("b.txt", "b"), write("books/c.txt", "c"), write("books/a.txt", "a"), write("d.md", "d")
+    found = find("d.md", "b.txt", "books", "books/c.txt", "./b.txt")
+    assert found.contents == ["d", "b", "a", "c"]
+    assert found.name == found.path == "d.md, and 4 more"
+    assert find("books/c.txt", "books").contents == ["c", "a"]
+    (line, *_) = load("b.txt", "books", val_fraction=0.4).summary
+    assert line == "text        b.txt, and 1 more: 3 files, 6 characters, 4 distinct"
 
 
-def test_a_source_that_is_not_used_cannot_end_the_run():
-    write("book.txt"), write("images/a.png")
-    (note,) = find("book.txt", "images").notes
-    assert note.startswith("not used: images; ")
+def test_a_tilde_is_the_home_folder(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("USERPROFILE", str(folder / "home"))
+    write("home/book.txt", "at home")
+    assert find("~/book.txt").contents == find("~/*.txt").contents == ["at home"]
 
 
 @pytest.mark.parametrize(
-    ("source", "hint"),
+    ("source", "message"),
     [
-        ("books/austin.txt", "no such file or folder); did you mean books/austen.txt?"),
-        ("books/*.md", "nothing matches); name an existing file or folder, or a URL"),
+        ("books/austin.txt", "no such file or folder; did you mean books/austen.txt?"),
+        ("books/*.md", "nothing matches; name an existing file or folder, or a URL"),
     ],
 )
-def test_without_an_available_source_the_nearest_name_is_suggested(source, hint):
+def test_a_missing_source_is_an_error_and_the_nearest_name_is_suggested(source, message):
     write("books/austen.txt")
-    expected = f"no text is available: a.txt (no such file or folder), {source} ({hint}"
-    assert error_message(DataError, "a.txt", source) == f"data.sources: {expected}"
+    assert error_message(DataError, "books/austen.txt", source) == f"{source}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("others", "note"),
+    [
+        (["a.md", "b.MD", "c.png"], "2 .md, 1 .png; 'notes/**/*.md' reads those"),
+        (["a.md", "b/c.txt", "d/e.txt"], "1 .md, 2 folders; 'notes/**/*.txt' reads those"),
+        (["LICENSE", "Makefile"], "2 other; 'notes/**/*' reads those"),
+        (["a.md", "b/.c.txt"], "1 .md, 1 folder; 'notes/**/*.txt' reads those"),
+        (["a.md"], None),  # fewer than the texts
+        ([".git/a", ".b.md", ".c.md"], None),  # hidden
+    ],
+)
+def test_a_folder_says_what_of_it_is_not_read(others, note):
+    for name in ("one.txt", *others):
+        write(f"notes/{name}", name)
+    found = find("notes")
+    assert found.contents == ["one.txt"]
+    assert found.notes == ([f"not read: {note}"] if note else [])
+    if note:
+        assert f"note: not read: {note}" in load(write("more.txt"), "notes").summary
+
+
+def test_a_part_of_a_path_that_exists_as_it_is_written_is_no_pattern(folder):
+    write("[Group] Show*/1.srt", "1"), write("[Group] Show*/more [2]/2.srt", "2"), write("G/3.srt")
+    for source in ("[Group] Show*/*.srt", "[Group] Show*/[1].srt", f"{folder}/[Group] Show*/1.*"):
+        assert find(source).contents == ["1"], source
+    assert find("[Group] Show*/**/*.srt").contents == ["1", "2"]
+    assert find("[Group]/*.srt").contents == [TEXT]  # a letter of the group
 
 
 STRANGE = {  # what "strange.txt" is: how to make it, and the message
     "a dangling link": (lambda: os.symlink("nowhere", "strange.txt"), "No such file or directory"),
-    "a folder without text": (lambda: write("strange.txt/README.md"), "contains no text"),
+    "an empty folder": (lambda: os.mkdir("strange.txt"), "contains no text; the texts of a folder"),
+    "a folder without text": (
+        lambda: write("strange.txt/README.md"),
+        "not read: 1 .md; 'strange.txt/**/*.md' reads those",
+    ),
     "empty": (lambda: write("strange.txt", b"\xef\xbb\xbf"), "the text is empty"),
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_an_invalid_source_is_an_error_even_if_another_source_follows(name):
+def test_an_invalid_source_is_an_error(name):
     make, expected = STRANGE[name]
     make()
-    message = error_message(DataError, "strange.txt", write("other.txt"))
+    message = error_message(DataError, "strange.txt")
     assert message.startswith("strange.txt: ") and expected in message
 
 
@@ -120,14 +152,13 @@ def test_a_url_needs_the_sha256_of_its_bytes_and_a_plain_name(end):
         DataConfig(sources=("book.txt", f"https://example.org/corpus/input.txt{end}"))
 
 
-@pytest.mark.parametrize("name", ["a.txt", "b.txt"])
-def test_a_resumed_run_finds_its_text_by_digest_in_any_source(name):
-    sources = [write("a.txt", OTHER), write("b.txt"), write("c.txt", "a third text\n")]
-    wanted = find(name).sha256
-    found = find("missing.txt", *sources, expected=wanted)
-    assert found.name == name and "comparable" not in str(found.notes)  # it is the same text
-    message = error_message(CheckpointError, *sources, sha256s=(digest("x"), None))
-    assert message.startswith("data.sources: the text has changed since the checkpoint")
+def test_a_resumed_run_gets_the_text_of_its_digest_or_an_error():
+    write("a.txt", OTHER), write("b.txt")
+    assert find("b.txt", expected=digest(TEXT)).contents == [TEXT]
+    for source in ("a.txt", "missing.txt"):
+        message = error_message(CheckpointError, source, sha256s=(digest(TEXT), None))
+        assert message.startswith("data.sources: the text has changed since the checkpoint")
+        assert f"found instead: {source}" in message
 
 
 def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
@@ -167,6 +198,10 @@ def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
         (b"a\r\nb\rcaf\xe9 \xe0\xe8\n", "utf-8", "UTF-8 at byte 8 (line 3); 3 of 13 bytes"),
         (b"\xef\xbb\xbfone\ntwo\nthree \xff", "utf-8", "UTF-8 at byte 17 (line 3); 1 of 18 bytes"),
         ("いろは\n".encode() + b"\xff", "shift-jis", "SHIFT-JIS at byte "),
+        (b"\xff\xfea\0b", "utf-8", "UTF-16 at byte 4 (line 1); 1 of 5 bytes"),
+        (b"a\xe2\x82", "utf-8", "UTF-8 at byte 1 (line 1); 2 of 3 bytes"),
+        (b"\xff", "utf-8-sig", "UTF-8 at byte 0 (line 1); 1 of 1 bytes"),
+        (b'"\xff', "utf-7", "UTF-7 at byte 1 (line 1); 1 of 2 bytes"),
     ],
 )
 def test_a_file_that_is_not_utf8_is_refused_with_byte_line_count_and_remedies(
@@ -174,7 +209,84 @@ def test_a_file_that_is_not_utf8_is_refused_with_byte_line_count_and_remedies(
 ):
     message = error_message(DataError, write("book.txt", content), encoding=encoding)
     assert message.startswith(f"book.txt: not {expected}")
-    assert "name the encoding: --data.encoding=cp1252 (Western), " in message
+    if b"\0" not in content:
+        assert "name the encoding: --data.encoding=cp1252 (Western), " in message
+    with pytest.raises(DataError) as raised:  # a prompt: its command has no such option
+        decode(content, "standard input", encoding)
+    assert str(raised.value).startswith(f"standard input: not {expected}")
+    assert "--data" not in str(raised.value)
+    assert "iconv" in str(raised.value) or b"\0" in content
+
+
+def test_files_in_another_encoding_are_counted_in_one_message():
+    for number in range(40):
+        write(f"many/{number:02}.txt", b"\xe9t\xe9 " * 4 if number % 5 == 0 else b"a summer\n")
+    write("many/05.txt", b"\n" + b"winter " * 3 + b"\xe9")
+    message = error_message(DataError, "many")
+    assert message.startswith(
+        "8 of 40 files are not UTF-8: many/00.txt (byte 0, line 1), many/05.txt (byte 22, line 2), "
+        "many/10.txt (byte 0, line 1), many/15.txt (byte 0, line 1), many/20.txt (byte 0, line 1) "
+        "and 3 more; name the encoding: --data.encoding=cp1252"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "expected"),
+    [
+        ("Ein Satz.\n".encode("utf-16-le"), "utf-8", "(NUL characters); {utf-16-le}"),
+        ("Ein Satz.\n".encode("utf-16-be"), "cp1252", "(NUL characters); {utf-16-be}"),
+        ("Größe.\n".encode("utf-16-le"), "utf-8", "UTF-8 at byte 4 (line 1); 2 of 14 bytes"),
+        ("Ein Satz.\n".encode("utf-32-le"), "utf-8", "(NUL characters); convert it to text first"),
+        (b"one\0two three four", "utf-8", "(NUL characters); convert it to text first"),
+        (rb"one \ud800 two", "unicode_escape", "(surrogates); name the encoding: "),
+    ],
+)
+def test_what_decodes_to_nul_characters_or_surrogates_is_refused(content, encoding, expected):
+    message = error_message(DataError, write("book.txt", content), encoding=encoding)
+    expected = expected.replace("{", "name its encoding: --data.encoding=").replace("}", "")
+    if "UTF-8" not in expected:
+        expected = f"is not a text {expected}"
+    else:
+        assert message.endswith("; name its encoding: --data.encoding=utf-16-le")
+    assert expected in message
+    # sample.py has no option for an encoding
+    with pytest.raises(DataError) as raised:
+        decode(content, "-", encoding)
+    assert "--data" not in str(raised.value)
+
+
+@pytest.mark.parametrize("start", [b"%PDF-1.7\n", b"PK\x03\x04", b"\x1f\x8b\x08\0", b"\x89PNG\0"])
+def test_of_a_file_that_is_no_text_the_message_proposes_no_encoding(start):
+    message = error_message(DataError, write("book.pdf", start + b"\xe2\xe3\xcf\xd3" * 9))
+    assert message.startswith("book.pdf: not UTF-8 at byte ")
+    assert message.endswith(" bytes cannot be decoded; convert it to text first")
+
+
+def test_of_a_book_of_project_gutenberg_the_text_between_the_marks_is_read():
+    def mark(word):
+        return f"*** {word} OF THE PROJECT GUTENBERG EBOOK A BOOK ***\n"
+
+    book = f"A licence.\n{mark('START')}One.\nTwo.\n{mark('END')}A longer licence.\n"
+    old = mark("START").replace("THE", "THIS").replace("*** S", "***S") + f"Old.\n{mark('END')}x\n"
+    for content, kept in {
+        book: "One.\nTwo.\n",
+        book + old: "One.\nTwo.\nOld.\n",  # pair by pair
+        f"{mark('START')}a\n{mark('START')}b\n{mark('END')}": "b\n",
+        f"{mark('END')}a\n{mark('START')}b\n": f"{mark('END')}a\n{mark('START')}b\n",
+        f"See {mark('START')}a\n{mark('END')}": f"See {mark('START')}a\n{mark('END')}",
+        f"{mark('START')}a": f"{mark('START')}a",
+    }.items():
+        assert without_license(content) == kept
+    (
+        write("books/a.txt", book.replace("\n", "\r\n")),
+        write("books/b.txt", old),
+        write("books/c.txt"),
+    )
+    found = find("books")
+    assert found.contents == ["One.\nTwo.\n", "Old.\n", TEXT]
+    left_out = len(book + old) - len("One.\nTwo.\nOld.\n")
+    assert found.notes == [f"{left_out} characters outside the marks of Project Gutenberg left out"]
+    assert find("books/a.txt").sha256 == digest("One.\nTwo.\n")
 
 
 # ---------------------------------------------------------------------------------------- downloads
@@ -229,16 +341,51 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
         (URLError(ConnectionRefusedError("refused")), "refused"),
     ],
 )
-def test_a_failed_download_leaves_no_files_and_the_next_source_is_used(
+def test_a_failed_download_leaves_no_files_and_the_fallback_stands_for_all_sources(
     answer, reason, network, folder
 ):
     network.answer = answer
-    found = find(SOURCE, write("plays/a.txt"))
-    assert found.name == "a.txt" and files_in(folder) == ["plays/a.txt"]
-    assert found.notes[0] == "losses on a.txt and corpus are not comparable"
-    assert f"{URL} ({reason}" in found.notes[1]
-    # it is an error only if no source is left
-    assert f"{URL} ({reason}" in error_message(DataError, SOURCE)
+    write("plays/a.txt"), write("other.txt", OTHER)
+    found = find("other.txt", SOURCE, fallback="plays")
+    assert found.name == "plays" and found.contents == [TEXT]
+    assert files_in(folder) == ["other.txt", "plays/a.txt"]
+    (note,) = found.notes
+    assert note.startswith(f"{URL}: {reason}")
+    assert note.endswith("; training on plays, losses on it are not comparable")
+    message = error_message(DataError, SOURCE)
+    assert message.startswith(f"{URL}: {reason}") and message.endswith("; name its file")
+    # it is for downloads only
+    assert error_message(DataError, "missing.txt", fallback="plays").startswith("missing.txt: no ")
+
+
+def test_a_run_that_was_begun_on_the_fallback_is_resumed_on_it_online_too(network):
+    write("plays/a.txt", OTHER)
+    network.answer = URLError(ConnectionRefusedError("refused"))
+    begun = find(SOURCE, fallback="plays").sha256
+    assert find(SOURCE, fallback="plays", expected=begun).contents == [OTHER]
+    network.answer = TEXT.encode()
+    found = find(SOURCE, fallback="plays", expected=begun)
+    assert found.contents == [OTHER] and not found.notes
+
+
+def test_a_run_that_was_begun_on_a_download_is_not_resumed_on_the_fallback(network, folder):
+    write("plays/a.txt", OTHER)
+    begun = find(SOURCE, fallback="plays").sha256
+    assert begun == digest(TEXT)
+    Path("data/corpus/input.txt").unlink()
+    network.answer = URLError(ConnectionRefusedError("refused"))
+    message = error_message(CheckpointError, SOURCE, fallback="plays", sha256s=(begun, None))
+    assert f"found instead: {URL}: refused, plays is another text, SHA-256 " in message
+
+
+def test_a_file_with_the_name_of_a_download_is_refused_if_it_is_another_text(network):
+    path = write("data/corpus/input.txt", OTHER)
+    message = error_message(DataError, SOURCE, fallback=write("plays/a.txt"))
+    assert message == (
+        f"{path}: has SHA-256 {digest(OTHER)}, but {URL} has {digest(TEXT)}; delete the file to "
+        "download it again, or name it itself"
+    )
+    assert network == [] and find(path).contents == [OTHER]
 
 
 def test_a_download_that_cannot_be_stored_leaves_no_files(network, folder, monkeypatch):
