@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -53,23 +52,25 @@ class ItemFormat:
             return 0
         return content.count(" \n") + content.count("\t\n") + content.endswith((" ", "\t"))
 
-    def trim_lines(self, content: str) -> str:
-        """Remove the spaces and tabs that `blank_ends` counts."""
-        if not self.blank_ends(content):
-            return content
-        return "\n".join(line.rstrip(" \t") for line in content.split("\n"))
+    def pieces_of(self, contents: Sequence[str]) -> list[str]:
+        """Split files at the separators, without blank ends; a piece never spans two files."""
+        pieces = []
+        for content in contents:
+            if self.blank_ends(content):
+                content = "\n".join(line.rstrip(" \t") for line in content.split("\n"))
+            pieces += content.split(self.separator)
+        return pieces
 
-    def items_of(self, path: Path | str, contents: Sequence[str]) -> list[str]:
-        """Return the items of some files: what stands between separators, with a visible character.
+    def items_of(self, path: str, contents: Sequence[str]) -> list[str]:
+        """Return the items of some files; raise DataError if one has no `answer_after`."""
+        return self.items_in(path, self.pieces_of(contents))
 
-        An item never spans two files. Raises DataError if one has no `answer_after`.
+    def items_in(self, path: str, pieces: Sequence[str]) -> list[str]:
+        """Return the pieces with a visible character, without the newlines around them.
+
+        Raises DataError if one has no `answer_after`.
         """
-        pieces = [
-            piece.lstrip("\n")
-            for content in map(self.trim_lines, contents)
-            for piece in content.split(self.separator)
-            if piece.strip()
-        ]
+        pieces = [piece.lstrip("\n") for piece in pieces if piece.strip()]
         lacking = [piece for piece in pieces if self.answer_after not in piece]
         if self.answer_after and lacking:
             raise DataError(
@@ -124,7 +125,7 @@ def split_list(
     Also return the question of a validation item, as an example of a prompt, and lines for the
     user. Raises DataError for a text in which the separator does not occur, or with too few items.
     """
-    lists = [read_items(text, item_format) for text in texts]
+    lists, blank = zip(*(read_items(text, item_format) for text in texts), strict=True)
 
     # a single list is divided, so it needs two items
     needed = 1 if len(texts) == 2 else 2
@@ -143,8 +144,8 @@ def split_list(
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
         f"{max(lengths):,}"
     ]
-    if blank := sum(item_format.blank_ends(content) for text in texts for content in text.contents):
-        lines.append(f"note: spaces or tabs removed at the ends of {counted(blank, 'line')}")
+    if sum(blank):
+        lines.append(f"note: blanks at the ends of {counted(sum(blank), 'line')} removed")
     if len(lists) == 2 and (known := len(set(val) & set(train))):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
@@ -155,19 +156,23 @@ def split_list(
     return train_split, val_split, item_format.question(val[0]), lines
 
 
-def read_items(text: Text, item_format: ItemFormat) -> list[str]:
+def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
     """Return the items of a text, sorted by SHA-256: a deterministic shuffle.
 
-    Raises DataError if the separator does not occur, or an item has no `answer_after`.
+    Also return how many lines ended in blanks or had nothing else. Raises DataError if the
+    separator does not occur, or an item has no `answer_after`.
     """
-    contents = list(map(item_format.trim_lines, text.contents))
-    if not any(item_format.separator in content for content in contents):
+    pieces = item_format.pieces_of(text.contents)
+    if len(pieces) == len(text.contents):
         raise DataError(
             f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
             "correct data.separator"
         )
+    items = item_format.items_in(text.path, pieces)
+    blank = sum(map(item_format.blank_ends, text.contents))
+    blank += sum(piece.strip("\n") != "" for piece in pieces) - len(items)
     # shuffled, because evaluations show the first few items
-    return sorted(item_format.items_of(text.path, contents), key=digest)
+    return sorted(items, key=digest), blank
 
 
 def hold_out(examples: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:

@@ -144,7 +144,7 @@ def test_logits_of_an_edited_text_are_those_of_the_new_text():
 
 
 SEPARATORS = ("\n", "\n\n", "==", "=\n")  # an item may contain a part of each but the first
-LISTS = [*itertools.product(SEPARATORS, ("", "?", "=?")), ("\n\n", "?\n")]
+LISTS = [*itertools.product(SEPARATORS, ("", "?", "=?")), ("\n\n", "?\n"), ("==", "? ")]
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)
@@ -165,12 +165,12 @@ def test_each_item_of_a_list_is_read_alone(separator):
 @pytest.mark.parametrize(("separator", "answer_after"), LISTS)
 def test_a_list_is_scored_as_by_score(separator, answer_after):
     """The items, and with questions the characters that count, are those of ItemFormat."""
-    items = ["\na\n", "aab", "=\na\nbb", "b", " \n ", " ", "", "a=ba"]
+    items = ["\na\n", "aab", "=\na \nbb", "b\t ", "b", " \n ", " ", "", " a=ba "]
     newlines = separator != "\n" and "\n" not in answer_after
     items = [item for item in items if newlines or "\n" not in item]
     items = [f"{item}{answer_after}{item[::-1]}" if item.strip() else item for item in items]
     text = separator.join([*items, f"b{answer_after}"])
-    item_format, tokenizer = ItemFormat(separator, answer_after), CharTokenizer("\n =?ab")
+    item_format, tokenizer = ItemFormat(separator, answer_after), CharTokenizer("\n\t =?ab")
     items = item_format.items_of("text", [text])
     split = item_format.as_split(items, tokenizer.encode)
     laid_out = run_node("return layOut(given[0], given[1]);", [text, vars(item_format)])
