@@ -15,14 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
-from common.console import (
-    escape,
-    prepare_console,
-    print_error,
-    print_result,
-    print_stderr,
-    print_text,
-)
+from common.console import escape, print_error, print_result, print_stderr, print_text
 from common.errors import ConfigError, DataError, UserError, counted
 from common.files import home_path
 from configs.command import parse_sample_options
@@ -32,25 +25,13 @@ from page.mark import check_page
 
 
 def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]:
-    """Return the checked options, and the prompt's text.
-
-    `argv` defaults to the arguments of the process. Exits after --help. From here on, an error is
-    printed as one line and ends in its exit code.
-    """
-    prepare_console()
+    """Return the checked options, and the prompt's text, before torch is imported."""
     options = parse_sample_options(argv)
     if options.html:
         check_page(home_path(options.html))
-    if path := prompt_path(options):
-        return options, read_text(path, "utf-8")[1]
+    if options.prompt[:5] in ("-", "FILE:"):
+        return options, read_text(options.prompt.removeprefix("FILE:"), "utf-8")[1]
     return options, unescape(options.prompt)
-
-
-def prompt_path(options: SampleConfig) -> str:
-    """Return the prompt's file, "-" for standard input; "" if the option is the prompt itself."""
-    if options.prompt.startswith("FILE:"):
-        return options.prompt.removeprefix("FILE:")
-    return options.prompt if options.prompt == "-" else ""
 
 
 def read_text(path: str, encoding: str) -> tuple[str, str]:
@@ -76,7 +57,7 @@ import torch
 
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
-from data.text import ENCODING_OF_BOM
+from data.text import ENCODING_OF_BOM, without_license
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.decode import Decoder
 from model.generate import Generation, Sampler, build_decoder
@@ -94,7 +75,7 @@ def main(options: SampleConfig, prompt: str) -> int:
     """Do what the options say; return the exit code."""
     session = Session(options)
     # drop the newline at the end of a file or of `echo`, unless questions end in a newline
-    if prompt_path(options) and not session.answer_after.endswith("\n"):
+    if options.prompt[:5] in ("-", "FILE:") and not session.answer_after.endswith("\n"):
         prompt = prompt.removesuffix("\n")
 
     if options.html:
@@ -177,10 +158,6 @@ class Session:
             )
         return self.encode(text)
 
-    def read(self, path: str) -> tuple[str, str]:
-        """Return the name of a file, and its text in the encoding of the training text."""
-        return read_text(path, self.saved.settings.data.encoding)
-
     def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Generation:
         """Begin some samples with a prompt.
 
@@ -242,16 +219,12 @@ class StopStrings:
             return ""
         self.pending += character
 
-        # does a stop string end here? if several do, remove the longest
+        # does a stop string end here? if several do, it is the longest
         text = (self.shown + self.pending)[-self.longest :]
         self.found = max(filter(text.endswith, self.strings), key=len, default="")
-        if self.found:
-            length = max(0, len(self.pending) - len(self.found))
-            shown, self.pending = self.pending[:length], ""
-        else:
-            # hold back as much as may be the beginning of one
-            length = max(0, len(self.pending) - (self.longest - 1))
-            shown, self.pending = self.pending[:length], self.pending[length:]
+        # of a stop string show nothing; otherwise hold back what may be the beginning of one
+        length = max(0, len(self.pending) - (len(self.found) or self.longest - 1))
+        shown, self.pending = self.pending[:length], "" if self.found else self.pending[length:]
         self.shown = (self.shown + shown)[-self.longest :]
         return shown
 
@@ -310,7 +283,8 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
         raise ConfigError("--novel is for models of a list, trained with data.separator")
 
     # do not print items of the file, an empty item, or an item twice
-    count, (name, text) = session.options.num_samples, session.read(session.options.novel)
+    count = session.options.num_samples
+    name, text = read_text(session.options.novel, session.saved.settings.data.encoding)
     known = {"", *session.item_format.items_of(name, [text])}
 
     # draw until there are enough; a model that has memorized its list may never get there
@@ -341,10 +315,6 @@ def take_turns(session: Session, prompt: str) -> int:
     """
     options, item_format, tokenizer = session.options, session.item_format, session.tokenizer
     on_terminal = prepare_input()
-    if on_terminal:
-        empty_line = "begins an item" if item_format else "lets it go on"
-        print_stderr(f"the model continues what you type; an empty line {empty_line}; Ctrl-D ends")
-
     # all turns are one long sample; with a list, each item is the next sample
     index, exit_code = (options.sample or 1) - 1, 0
     if not item_format:
@@ -409,6 +379,7 @@ def prepare_input() -> bool:
     if on_terminal:
         with suppress(ImportError):  # Windows edits lines without it
             import readline  # noqa: F401 - `input` then has the arrow keys
+        print_stderr("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
     else:
         start = sys.stdin.buffer.peek(4)
         mark = next(filter(start.startswith, ENCODING_OF_BOM), b"")
@@ -440,12 +411,15 @@ def end_line(text: str) -> None:
 def score(session: Session) -> None:
     """Print the loss over every character of a text; the items of a list are scored one by one."""
     item_format, tokenizer = session.item_format, session.tokenizer
-    name, text = session.read(session.options.score)
+    data = session.saved.settings.data
+    name, whole = read_text(session.options.score, data.encoding)
 
-    # map rare characters to UNK if training did; otherwise refuse or skip unknown ones
-    rare = session.saved.settings.data.min_count > 1
+    # as in training: no licence, and rare characters are UNK; other unknown ones are refused
+    text = without_license(whole)
+    if left_out := len(whole) - len(text):
+        print_stderr(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
     with error_context("--score"):
-        if rare and UNK in tokenizer.vocabulary:
+        if data.min_count > 1 and UNK in tokenizer.vocabulary:
             ids = tokenizer.encode(text, map_unknown=True)
         else:
             ids = session.encode(text)

@@ -192,7 +192,8 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 
 
 def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
-    """Parse the options of sample.py without reading any file."""
+    """Parse and check the arguments of sample.py; `argv` and the end are those of `parse_train`."""
+    prepare_console()
     words, values = parse_options(argv, SAMPLE_USAGE, SampleConfig)
     if words:
         raise ConfigError(

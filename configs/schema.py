@@ -286,13 +286,8 @@ class SampleConfig(Checked):
         modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
         if len(modes) > 1:
             raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
-        readers = [name for name in ("prompt", "novel", "score") if getattr(self, name) == "-"]
-        readers += ["interactive"] * self.interactive
-        if len(readers) > 1:
-            raise ConfigError(
-                f"--{readers[0]} - and --{readers[1]} contradict each other: both read standard "
-                "input; give one of them, or a file"
-            )
+        if self.prompt == "-" and self.interactive:
+            raise ConfigError("--prompt - and --interactive both read standard input; give one")
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:

@@ -99,8 +99,11 @@ function startWorker(failed) {
 // ------------------------------------------------------------------------------------ the sections
 
 function showPage() {
-  // A browser saves the page as it stands, so what is filled below may be full already.
-  document.querySelector("main").hidden = $("failure").hidden = true;
+  // a browser saves the page as it stands: filled, and with what is hidden at first
+  for (const id of ["switches", "layer", "facts", "score-result", "score-why"]) {
+    $(id).replaceChildren();
+  }
+  for (const shown of document.querySelectorAll("main, #scored, [role=alert]")) shown.hidden = true;
   const data = JSON.parse($("data").textContent);
   const vocabulary = Array.from(data.vocabulary);
   const ids = new Map(vocabulary.map((c, id) => [c, id]));
@@ -134,7 +137,6 @@ function showPage() {
 // `changed`, which is called after a change.
 function showHeads(ask, { n_layer: layers, n_head: H }) {
   const heads = { off: new Set(), changed() {} };
-  $("switches").replaceChildren();
   for (let layer = 0; layer < layers; layer++) {
     const row = Array.from({ length: H }, (_, head) => {
       const n = layer * H + head;
@@ -374,8 +376,7 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
 function showAttention(ask, vocabulary, config, heads) {
   const { n_layer: layers, n_head: H } = config;
   let [result, head] = [null, 0];
-  const option = (_, i) => element("option", { text: i + 1, value: i });
-  $("layer").replaceChildren(...Array.from({ length: layers }, option));
+  for (let i = 0; i < layers; i++) $("layer").append(element("option", { text: i + 1, value: i }));
   $("layer").value = layers - 1;
   $("layer").addEventListener("change", () => draw());
   const view = new TextView($("window"), vocabulary, { onSelect: (i) => view.select(i) });
@@ -457,9 +458,6 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
     $("score").textContent = "Score";
     $("score-result").replaceChildren(...result);
   };
-  finish();
-  $("score-why").replaceChildren();
-  $("scored").hidden = $("score-error").hidden = true;
   $("score-text").addEventListener("input", () => ($("score-error").hidden = true));
   $("score").addEventListener("click", () => {
     if (running) {
@@ -509,11 +507,9 @@ function showAbout({ about, config }, vocabulary) {
     "Training steps": [count(steps)],
     "Validation loss": loss === null ? ["not measured"] : [lossOf(loss, 4), ` per character${at}`],
   };
-  const row = ([name, parts]) => [
-    element("dt", { text: name }),
-    element("dd", { translate: "no" }, parts),
-  ];
-  $("facts").replaceChildren(...Object.entries(facts).flatMap(row));
+  for (const [name, parts] of Object.entries(facts)) {
+    $("facts").append(element("dt", { text: name }), element("dd", { translate: "no" }, parts));
+  }
 }
 
 showPage();

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from common.errors import ConfigError
 from common.files import write_atomic
 from configs.schema import ModelConfig, SampleConfig
 from data.items import ItemFormat
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
-MAX_WEIGHTS = 100_000_000  # bytes
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
 # inline scripts that the Content-Security-Policy must allow
 SCRIPTS = ("model.js", "text.js", "app.js", "old_browser.js")
@@ -41,9 +39,9 @@ def write_page(
 ) -> int:
     """Write the page of a model atomically; return its size in bytes.
 
-    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights are
-    too large, ResourceError if the file cannot be written. A model that model.js computes wrongly
-    is not refused here: the page compares its logits with `expected_logits` and says so.
+    `options` and `prompt` are the initial values in the page. Raises ResourceError if the file
+    cannot be written. A model that model.js computes wrongly is not refused here: the page compares
+    its logits with `expected_logits` and says so.
     """
     # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
@@ -70,21 +68,13 @@ def write_page(
 def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     """Return the names and shapes of the parameters, and their values as bytes in the same order.
 
-    The values are float32, little-endian. Raises ConfigError for more than MAX_WEIGHTS bytes.
+    The values are float32, little-endian.
     """
     # these names and shapes are the same for every attention layout, so model.js has only one
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
         for name, slices in named_slices(model).items()
     }
-
-    # a browser has to load the page as a whole
-    size = sum(array.nbytes for array in arrays.values())
-    if size > MAX_WEIGHTS:
-        raise ConfigError(
-            f"--html: the weights are {size / 1e6:,.1f} MB; at most {MAX_WEIGHTS / 1e6:,.0f} MB "
-            "fit into a page; train a smaller model"
-        )
 
     # concatenated; the shapes say where each array ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]

@@ -165,7 +165,7 @@ INVALID_SAMPLE_OPTIONS = [
     (["--ckpt=x", "--length=9"], "unknown option '--length'; did you mean --max_new_tokens?"),
     (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"'),
     (["--ckpt=x", "--novel=x", "--score=y"], "--novel and --score contradict each other"),
-    (["--ckpt=x", "--prompt=-", "--interactive"], "--prompt - and --interactive contradict"),
+    (["--ckpt=x", "--prompt=-", "--interactive"], "--prompt - and --interactive both read"),
 ]
 INVALID_OPTIONS = [
     (

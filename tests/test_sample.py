@@ -391,6 +391,12 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
     (tmp_path / "text.txt").write_text(f"\xe9{text}\xe9", encoding="utf-8")
     arguments = [f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu"]
     assert sample_output(*arguments) == line
+    # and the licence of a book is left out
+    mark = "*** {} OF THE PROJECT GUTENBERG EBOOK SO ***\n"
+    book = f"{mark.format('START')}{text}{mark.format('END')}Licence.\n"
+    output, note = run_sample(smoke, "--score=-", "--device=cpu", stdin=book.encode())
+    left_out = len(book) - len(text)
+    assert output == line and note.startswith(f"{left_out} characters outside the marks of Project")
 
 
 def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_run, tmp_path):
