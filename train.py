@@ -217,7 +217,8 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
     except (DataError, CheckpointError) as error:
         folder = run_folder(command)
         moved = f"if it has moved: {script_command('train.py', folder)} --data.sources=PATH"
-        error.args = (f"{error}; {moved}; to train a new run on another text: --init_from={folder}",)
+        new_run = f"to train a new run on another text: --init_from={folder}"
+        error.args = (f"{error}; {moved}; {new_run}",)
         raise
 
 
