@@ -27,6 +27,7 @@ from common.console import script_command, shell_command
 from common.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     NonFiniteError,
     counted,
     first_few,
