@@ -13,7 +13,6 @@ from torch.nn import functional as F
 import convert
 from common.errors import CheckpointError, UserError
 from run import load_model
-from run.differences import SEEN_BEFORE
 from tests.conftest import printed
 from tests.runs import contents, train
 
@@ -136,7 +135,7 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
     more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
     code, output = train(*options, f"--init_from={run}", *more)
-    assert code == 0 and SEEN_BEFORE not in output  # its text is unknown
+    assert code == 0, output
     settings = contents(files / "more" / "last.safetensors")["config"]["train"]
     assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(*options, f"--out_dir={run}", "--resume")
