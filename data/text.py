@@ -263,7 +263,7 @@ def suggest_path(path: Path) -> str:
 
 
 def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
-    """Return the characters of files, without licences, and how many characters those had.
+    """Return the characters of files, without licenses, and how many characters those had.
 
     Raises DataError for files that are no text; of several in another encoding, it names the first.
     """

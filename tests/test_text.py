@@ -265,7 +265,7 @@ def test_of_a_book_of_project_gutenberg_the_text_between_the_marks_is_read():
     def mark(word):
         return f"*** {word} OF THE PROJECT GUTENBERG EBOOK A BOOK ***\n"
 
-    book = f"A licence.\n{mark('START')}One.\nTwo.\n{mark('END')}A longer licence.\n"
+    book = f"A license.\n{mark('START')}One.\nTwo.\n{mark('END')}A longer license.\n"
     old = mark("START").replace("THE", "THIS").replace("*** S", "***S") + f"Old.\n{mark('END')}x\n"
     for content, kept in {
         book: "One.\nTwo.\n",
