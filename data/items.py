@@ -71,7 +71,8 @@ class ItemFormat:
         Raises DataError if one has no `answer_after`.
         """
         pieces = [piece.lstrip("\n") for piece in pieces if piece.strip()]
-        if lacking := [piece for piece in pieces if self.answer_after not in piece]:
+        lacking = [piece for piece in pieces if self.answer_after not in piece]
+        if self.answer_after and lacking:
             raise DataError(
                 f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
                 f"{counted(len(lacking), 'item')}, first: {brief(lacking[0])}; "
