@@ -1,13 +1,14 @@
 """The settings in a checkpoint, checked like those of a file; the recipe for each size of text."""
 
 import math
+import re
 from dataclasses import asdict, replace
 
 import pytest
 
 from common.errors import ConfigError
 from configs.command import parse_train
-from configs.schema import Config, flat_settings, from_dict
+from configs.schema import Config, TrainConfig, flat_settings, from_dict
 from data.summary import PRESETS, size_advice
 from model.gpt import GPT
 from tests.conftest import ROOT, printed
@@ -32,6 +33,16 @@ def test_invalid_settings_in_a_checkpoint_are_refused_in_one_line(tree):
     with pytest.raises(ConfigError) as caught:
         from_dict(tree)
     assert printed(caught.value)
+
+
+@pytest.mark.parametrize("warmup", [0.3, 0.07, 1 / 3, 1 / 7, 1 / 70, 0.3000000000001, 1])
+def test_the_cooldown_that_the_message_names_is_the_largest_that_fits(warmup):
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(warmup_ratio=warmup, cooldown_ratio=1)
+    named = float(re.search(r"use --cooldown_ratio=(\S+) or less$", str(caught.value))[1])
+    assert TrainConfig(warmup_ratio=warmup, cooldown_ratio=named)
+    with pytest.raises(ConfigError):
+        TrainConfig(warmup_ratio=warmup, cooldown_ratio=named + 2e-6)
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset[0])
