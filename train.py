@@ -27,6 +27,7 @@ from common.console import script_command, shell_command
 from common.errors import (
     CheckpointError,
     ConfigError,
+    DataError,
     NonFiniteError,
     counted,
     first_few,
@@ -200,7 +201,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
 def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
     """Read the text of a resumed run, which must be the same, wherever it is.
 
-    Raises CheckpointError if it is not.
+    Raises CheckpointError if it is not, DataError if it is missing.
     """
     # without a separate validation text, a part of the training text was held out
     if settings.data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
@@ -214,12 +215,12 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
     try:
         same_text = (saved.data.sha256, saved.data.val_sha256)
         return load_corpus(data, sha256s=same_text, vocabulary=saved.vocabulary)
-    except CheckpointError as error:
+    except (DataError, CheckpointError) as error:
         folder = run_folder(command)
-        raise CheckpointError(
-            f"{error}; if it has moved: {script_command('train.py', folder)} --data.sources=PATH; "
-            f"to train a new run on another text: --init_from={folder}"
-        ) from None
+        moved = f"if it has moved: {script_command('train.py', folder)} --data.sources=PATH"
+        new_run = f"to train a new run on another text: --init_from={folder}"
+        error.args = (f"{error}; {moved}; {new_run}",)
+        raise
 
 
 def chosen_text(command: Command, settings: Config) -> DataConfig:

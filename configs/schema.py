@@ -239,7 +239,7 @@ class Config(Checked):
     train: TrainConfig = TrainConfig()
     out_dir: str = setting("auto", "run folder (auto = out/NAME for configs/NAME.yaml)")
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
-    device: str = setting("auto", "device to run on (auto = best)", DEVICES)
+    device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("auto", "dtype of matrix products (auto = fastest)", ("auto", *DTYPES))
     compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
@@ -274,7 +274,7 @@ class SampleConfig(Checked):
     interactive: bool = setting(False, "take turns: you type a line, the model continues")
     score: str | None = setting(None, "print only the model's loss on the text in this file, or -")
     html: str | None = setting(None, "write only this file: the model as a web page")
-    device: str = setting("auto", "device to run on (auto = best)", DEVICES)
+    device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
     attention: str = setting("saved", "weight layout (docs/attention.md)", ("saved", *LAYOUTS))
     kernel: str = setting("saved", "attention kernel (docs/attention.md)", ("saved", *KERNELS))

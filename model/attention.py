@@ -42,8 +42,8 @@ class QKVProjection(nn.Module):
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws weights that are overwritten later, some layouts more than others.
-        # fork_rng undoes the draws: after torch.manual_seed(0), every layout gets the same weights.
+        # nn.Linear draws weights that are overwritten later, and not all layouts use it. fork_rng
+        # undoes the draws: after torch.manual_seed(0), all layouts get the same weights.
         with torch.random.fork_rng(devices=()):
             self.build(n_embd, n_head, head_size, bias)
 
@@ -94,8 +94,8 @@ class Separate(QKVProjection):
     def head_weights(self, h):
         parameters = [linear.weight for linear in self.qkv]
         parameters += [linear.bias for linear in self.qkv if linear.bias is not None]
-        # (H*D, C) is seen as (H, D, C), a bias (H*D,) as (H, D)
-        return [parameter.unflatten(0, (self.n_head, -1))[h] for parameter in parameters]
+        by_head = [parameter.unflatten(0, (self.n_head, -1)) for parameter in parameters]
+        return [tensor[h] for tensor in by_head]  # of (H, D, C), for biases of (H, D)
 
     def project(self, x):
         return [split_heads(linear(x), self.n_head) for linear in self.qkv]
@@ -144,8 +144,7 @@ class Stacked(QKVProjection):
         self.biases = nn.ParameterList(torch.empty(H * D) for _ in range(3 if bias else 0))
 
     def head_weights(self, h):
-        # stored for x @ weight, so transposed: (C, D) -> (D, C)
-        weights = [weight[h].T for weight in self.weights]
+        weights = [weight[h].T for weight in self.weights]  # (C, D) -> (D, C)
         return weights + [bias.unflatten(0, (self.n_head, -1))[h] for bias in self.biases]
 
     def project(self, x):
@@ -373,7 +372,6 @@ class MultiHeadAttention(nn.Module):
         self_attention = context is None and value_context is None
         y = self._attend(q, k, v, mask, causal=self_attention)  # (B, H, T, D)
 
-        # mix what the heads have found
         y = self.out_proj(merge_heads(y))  # (B, T, out_features)
         return dropout(y, self.dropout, self.training)
 
@@ -399,8 +397,7 @@ class MultiHeadAttention(nn.Module):
         if x is context is value_context:
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # Project all three inputs to q, k and v, and use one of each: simple, but up to three
-            # times the work.
+            # simple, but up to three times the work: of each projection only one part is used
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]
@@ -409,7 +406,6 @@ class MultiHeadAttention(nn.Module):
         if self.qk_norm:
             q, k = rms_norm(q.contiguous()), rms_norm(k.contiguous())
 
-        # RoPE: the positions of the new tokens follow those in the cache
         if self.rotary is not None:
             start = 0 if cache is None else cache.length
             q, k = self.rotary(q, start), self.rotary(k, start)
@@ -458,7 +454,7 @@ def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = N
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """Convert any accepted mask, combined with causality, to an additive (B or 1, H or 1, T, S)."""
     B, H, T, _ = q.shape
-    # dimensions of size 1 for those that it lacks: all heads, or all texts, share it then
+    # a dimension of size 1 where it has none: all heads, or all texts, share the mask then
     full = mask
     if mask.dim() == 2:
         full = mask[None, None]

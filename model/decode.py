@@ -47,13 +47,10 @@ class Decoder:
 
         for i, layer in enumerate(cache.layers):
             block = f"blocks.{i}"
-            # attention norm
             h = self.norm(x, f"{block}.attn_norm")
-            # query, key and value of this token
             q = self.linear(h, f"{block}.attention.query").reshape(H, D)
             k = self.linear(h, f"{block}.attention.key").reshape(H, D)
             v = self.linear(h, f"{block}.attention.value").reshape(H, D)
-            # QK-norm
             if config.qk_norm:
                 q, k = rms_norm(q), rms_norm(k)
             # RoPE: rotate each pair of features, i and i + D/2, which roll swaps
@@ -73,12 +70,9 @@ class Decoder:
             weights /= weights.sum(axis=1, keepdims=True)
             # weighted sum of the values
             y = weights.swapaxes(1, 2) @ values[:, :S]  # (H, 1, D)
-            # output projection, residual connection
             x += self.linear(y.reshape(C), f"{block}.attention.out_proj")
 
-            # MLP norm
             h = self.norm(x, f"{block}.mlp_norm")
-            # up, activation function
             up = self.linear(h, f"{block}.mlp.up")
             if config.mlp == "gelu":
                 hidden = F.gelu(torch.from_numpy(up)).numpy()  # NumPy has no erf
@@ -87,10 +81,8 @@ class Decoder:
             else:
                 gate = self.linear(h, f"{block}.mlp.gate")
                 hidden = F.silu(torch.from_numpy(gate)).numpy() * up
-            # down, residual connection
             x += self.linear(hidden, f"{block}.mlp.down")
 
-        # final norm, lm_head, soft-cap
         lm_head = "token_embedding" if config.tied else "lm_head"
         logits = self.linear(self.norm(x, "final_norm"), lm_head)  # (V,)
         if config.logit_softcap:

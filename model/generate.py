@@ -74,11 +74,10 @@ class Sampler:
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Draw one id per sample, (B,), from logits (B, V); computed in float64."""
-        # temperature 0: always the likeliest character
         if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
 
-        # else inverse transform sampling: the first id whose cumulative probability reaches u
+        # inverse transform sampling: the first id whose cumulative probability reaches u
         cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
         # u is in (0, 1]: with u = 0, a first id of probability 0 could be drawn
         u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1)
@@ -91,7 +90,6 @@ class Sampler:
         logits -= logits.max(axis=-1, keepdims=True)
         logits /= self.temperature
 
-        # filter: the k best, the best that make up p, those not far below the best
         if 0 < self.top_k < logits.shape[1]:
             apply_top_k(logits, self.top_k)
         probs = np.exp(logits)
@@ -214,7 +212,7 @@ def build_decoder(model: GPT) -> Decoder | None:
     if parameter_count(model) > MAX_DECODED:
         return None
 
-    # the model reads some tokens; the decoder reads the last of them, after the model the others
+    # the decoder reads the last of a few tokens, after the model has read the others
     decoder, cache = Decoder(model), model.new_cache()
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary

@@ -99,7 +99,6 @@ class GPT(nn.Module):
         self.config, self.vocab_size = config, vocab_size
         C, V = config.n_embd, vocab_size
 
-        # token and position embeddings (RoPE encodes positions in the attention instead)
         rope = config.positions == "rope"
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
@@ -109,10 +108,8 @@ class GPT(nn.Module):
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
 
-        # the stack of blocks
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
 
-        # final norm and output projection
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
         if config.tied:  # weight tying: the input embedding is the output projection too
@@ -187,7 +184,6 @@ class GPT(nn.Module):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
         x = x[:, -T:]  # (B, T, C)
 
-        # with RoPE, attention adds the positions
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start : start + T]
         return dropout(x, self.config.dropout, self.training)

@@ -22,7 +22,6 @@ def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
     """
     maps = []
 
-    # called before a layer runs, with the layer's input
     def record(layer: MultiHeadAttention, inputs: tuple[Tensor]) -> None:
         q, k, _ = layer.queries_keys_values(*inputs)
         maps.append(attention_weights(q, k, causal=True)[0])

@@ -181,7 +181,6 @@ class Log:
             exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
         self._write_scalars(step, scalars)
 
-        # of the losses, only these two are printed; the others are in TensorBoard
         best = " (best so far)" if improved else ""
         info(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
@@ -364,7 +363,6 @@ def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
     ]
     yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
 
-    # a picture for each layer, with a map for each head
     for layer, maps in enumerate(probe.attention, 1):
         image = pictures.attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
         tag = f"views/attention_layer_{layer}"

@@ -185,6 +185,16 @@ def test_outputs_and_gradients_equal_the_reference(layout, kernel):
         assert_near(results, reference_results(option, input_name), tolerance, label)
 
 
+def test_after_manual_seed_a_bare_layer_has_the_same_weights_in_every_layout():
+    layers = []
+    for layout in LAYOUTS:
+        torch.manual_seed(0)
+        layers.append(weights_and_biases(MultiHeadAttention(C, H, layout=layout, bias=True)))
+    for weights in layers:
+        assert all(map(torch.equal, weights, layers[0]))
+    assert layers[0][0].std() > 0 and not torch.equal(layers[0][0], layers[0][1])
+
+
 @every_pair
 @pytest.mark.parametrize("inputs", ["nothing", "context", "context and value context"])
 def test_outputs_equal_torch_nn_multihead_attention(layout, kernel, inputs):

@@ -169,7 +169,9 @@ def test_training_and_heads_off_change_the_text_of_the_next_generation_with_a_de
 def decoders(monkeypatch):
     """The decoders that were built, in a list."""
     built, build_one = [], Decoder.__init__
-    monkeypatch.setattr(Decoder, "__init__", lambda *own: built.append(own) or build_one(*own))
+    monkeypatch.setattr(
+        Decoder, "__init__", lambda *words: built.append(words) or build_one(*words)
+    )
     return built
 
 

@@ -127,10 +127,9 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        # Nesterov momentum: look a step ahead
+        # Nesterov momentum: a running mean of the gradients, and a look a step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
-            # a running mean of the gradients
             state["momentum"].lerp_(parameter.grad, 1 - self.momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], self.momentum)
         update_slices = self.cut(updates)
@@ -161,9 +160,8 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
 
     # singular values of at most 1: the iteration would diverge from larger ones
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
-    # X X^T should be the smaller of the two products
     tall = X.size(1) > X.size(2)
-    X = (X.mT if tall else X).to(dtype)
+    X = (X.mT if tall else X).to(dtype)  # wide: X X^T is the smaller of the two products
 
     # a polynomial in X X^T applies to every singular value, without computing any
     for _ in range(steps):

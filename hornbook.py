@@ -1,0 +1,280 @@
+"""All of Hornbook in one file: read a text, train a small GPT on it, and let it write.
+
+    python hornbook.py [TEXT ...] [--steps N]
+
+After 1,400 steps on Tiny Shakespeare (15 minutes on two CPU cores, a loss of 1.41) it writes:
+
+    THREE
+    LINES
+    HERE
+
+Each heading says where the full version of its part lives. The weights are, bit for bit, those of
+`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; what only
+this explains is marked "as train.py". In shapes, B is windows in a batch, T characters in a call,
+S characters so far (those T included), C width, H heads, D = C / H, V characters in the vocabulary.
+"""
+
+import argparse
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+# --------------------------------------------------- constants: configs/ has them for seven recipes
+STEPS, BATCH, CONTEXT = 1400, 4, 512  # 2.9 epochs of Tiny Shakespeare
+LAYERS, HEADS, WIDTH = 3, 4, 256  # 2.4 million parameters
+TOKEN_SHIFTS = 2  # each character is also told which two come before it
+SOFT_CAP = 15.0  # logits stay between -15 and 15, however sure the model gets
+# On new text a trained model is too sure of itself, so outside training its logits are multiplied
+# by 1 - 0.03 * epochs. 0.03 fitted the last tenth of Tiny Shakespeare's training text best.
+LOGIT_SCALE = 0.91
+LEARNING_RATE = 0.02  # the highest, of Muon and of AdamW
+WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # the shares of the run in which it rises and falls
+MOMENTUM, BETAS, WEIGHT_DECAY = 0.9, (0.9, 0.99), 0.1  # of Muon, of AdamW, of both
+GRAD_CLIP = 1.0  # a longer gradient is scaled down to this length
+TEMPERATURE = 0.7  # below 1, likely characters are drawn even more often
+SEED = 1337
+
+
+# ----------------------------------- the text and its vocabulary: data/ has encodings and downloads
+def read(paths):
+    """Return the vocabulary, the training ids, and the validation ids: each text's last tenth."""
+    texts = [Path(path).read_text(encoding="utf-8") for path in paths]
+    vocabulary = sorted(set("".join(texts)))
+    id_of = {character: i for i, character in enumerate(vocabulary)}
+    train_text = "".join(text[: int(0.9 * len(text))] for text in texts)
+    validation_text = "".join(text[int(0.9 * len(text)) :] for text in texts)
+    ids = [torch.tensor([id_of[c] for c in text]) for text in (train_text, validation_text)]
+    return vocabulary, *ids
+
+
+# ---------------------------------- an epoch's windows: data/batches.py has lists and micro-batches
+def windows(length):
+    """Yield windows (start, end) for ever: those of an epoch cover range(length) once, shuffled."""
+    count = math.ceil(length / CONTEXT) + 1  # one more, because the first may be short
+    for epoch in itertools.count():
+        rng = np.random.RandomState((SEED, epoch))  # the same numbers in every version of NumPy
+        first_cut = 1 + int(CONTEXT * rng.random_sample())  # so every epoch cuts elsewhere
+        cuts = [0] + [min(first_cut + CONTEXT * i, length) for i in range(count)]
+        for i in rng.permutation(count):  # window i is between two cuts; the last may be empty
+            yield cuts[i], cuts[i + 1]
+
+
+def batches(ids):
+    """Yield inputs and targets (B, T) for ever: a target is the character after its input."""
+    spans = windows(len(ids) - 1)  # the last character has none after it
+    while True:
+        inputs = torch.zeros(BATCH, CONTEXT, dtype=torch.int64)
+        targets = torch.full((BATCH, CONTEXT), -100)  # cross_entropy leaves out -100: padding
+        for row, (start, end) in enumerate(itertools.islice(spans, BATCH)):
+            inputs[row, : end - start] = ids[start:end]
+            targets[row, : end - start] = ids[start + 1 : end + 1]
+        yield inputs, targets
+
+
+# --------------------------- attention, with RoPE and QK-norm: model/attention.py writes it 24 ways
+class Cache:
+    """What is kept of the S characters so far; S is 0 at first, and before each training batch."""
+
+    def __init__(self, B):
+        self.ids = torch.zeros(B, 0, dtype=torch.int64)  # (B, S)
+        nothing = torch.zeros(B, HEADS, 0, WIDTH // HEADS)
+        self.keys, self.values = [nothing] * LAYERS, [nothing] * LAYERS  # each (B, H, S, D)
+
+
+def attention(q, k, v, cache, layer):
+    """Return, for each query q, the mean of the values v, weighted by how well their keys k fit."""
+    q, k = rms_norm(q), rms_norm(k)  # (B, H, T, D): equally long, so that no score can explode
+    start = cache.keys[layer].size(2)  # position of the first new character
+    q, k = rotate(q, start), rotate(k, start)  # so that a score knows how far apart the two are
+    # nobody looks ahead, so the keys and values of earlier characters have not changed
+    k = cache.keys[layer] = torch.cat([cache.keys[layer], k], dim=2)  # (B, H, S, D)
+    v = cache.values[layer] = torch.cat([cache.values[layer], v], dim=2)
+    S, D = k.shape[2:]
+    scores = q @ k.mT / math.sqrt(D)  # (B, H, T, S): how well each key fits, from -8 to 8
+    future = torch.arange(S) > torch.arange(start, S)[:, None]  # (T, S)
+    weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)  # each row sums to 1
+    return weights @ v  # (B, H, T, D)
+
+
+def rms_norm(x):
+    """QK-norm: scale each vector (..., D) to a root mean square of 1."""
+    return x * ((x * x).mean(dim=-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt()
+
+
+def rotate(x, start):
+    """RoPE: rotate the features i and i + D/2, as a pair, by position * 10000^(-2i/D) radians."""
+    T, D = x.shape[-2:]  # of (B, H, T, D), at the positions start, start + 1, ...
+    frequencies = 10_000.0 ** -(torch.arange(0, D, 2, dtype=torch.float64) / D)  # (D/2,)
+    angles = torch.arange(start, start + T)[:, None] * frequencies  # (T, D/2)
+    cos = torch.cat([angles, angles], dim=1).cos().float()  # (T, D)
+    sin = torch.cat([-angles, angles], dim=1).sin().float()
+    # roll swaps the two of a pair: (a, b) becomes (a cos - b sin, b cos + a sin); as train.py
+    return torch.addcmul(x * cos, x.roll(D // 2, dims=-1), sin)
+
+
+# --------------------------------------- the block: model/gpt.py has GELU, SwiGLU, RMSNorm, dropout
+class Block(nn.Module):
+    """Attention, where characters learn from those before, then an MLP, on each by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn_norm = nn.LayerNorm(WIDTH, bias=False)
+        # what a character looks for, what it is found by, what it hands over: queries, keys, values
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.mlp_norm = nn.LayerNorm(WIDTH, bias=False)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x, cache, layer):
+        qkv = self.qkv(self.attn_norm(x)).chunk(3, dim=-1)  # each (B, T, C)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in qkv)  # (B, H, T, D)
+        gathered = attention(q, k, v, cache, layer)  # (B, H, T, D)
+        x = x + self.out(gathered.transpose(1, 2).flatten(2))  # (B, T, C): the heads side by side
+        hidden = F.relu(self.up(self.mlp_norm(x)))  # (B, T, 4C)
+        return x + self.down(hidden * hidden)  # (B, T, C); ReLU squared: better here than GELU
+
+
+# ----------------------------------- the GPT, with token shifts: model/gpt.py also embeds positions
+class GPT(nn.Module):
+    """Characters in; at each of them, a logit for every character that may come next."""
+
+    def __init__(self, V):
+        super().__init__()
+        self.embedding = nn.Embedding(V, WIDTH)
+        self.previous = nn.ModuleList(nn.Embedding(V, WIDTH) for _ in range(TOKEN_SHIFTS))
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.final_norm = nn.LayerNorm(WIDTH, bias=False)
+        self.to_logits = nn.Linear(WIDTH, V, bias=False)
+        # `out` and `down` begin at 0, so at first a block passes its input on unchanged. The logits
+        # are then noise with the standard deviation sigma = 0.02 sqrt(C) = 0.32, and the first loss
+        # is about ln V + sigma^2 / 2, because the mean of e^noise is e^(sigma^2 / 2).
+        generator = torch.Generator().manual_seed(SEED)
+        for block in self.blocks:
+            heads = torch.normal(0.0, 0.02, (HEADS, 3, WIDTH // HEADS, WIDTH), generator=generator)
+            block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # by heads: as train.py
+            for linear, std in ((block.out, 0.0), (block.up, 0.02), (block.down, 0.0)):
+                linear.weight.data.normal_(0.0, std, generator=generator)
+        for table in (self.embedding, self.to_logits, *self.previous):
+            table.weight.data.normal_(0.0, 0.02, generator=generator)
+
+    def forward(self, ids, cache):
+        """Return the logits (B, T, V) of new characters, ids (B, T), after those in the cache."""
+        cache.ids = torch.cat([cache.ids, ids], dim=1)  # (B, S)
+        x = self.embedding(ids)  # (B, T, C): the stream, to which everything is added
+        for n, embedding in enumerate(self.previous, 1):
+            shifted = F.pad(embedding(cache.ids), (0, 0, n, 0))  # n zeros, then all S
+            x = x + shifted[:, -n - x.size(1) : -n]  # each gets what stands n before it
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cache, layer)  # (B, T, C)
+        logits = SOFT_CAP * torch.tanh(self.to_logits(self.final_norm(x)) / SOFT_CAP)  # (B, T, V)
+        return logits if self.training else LOGIT_SCALE * logits
+
+
+# ----------------------------------------------------------- Muon and AdamW: training/optimizers.py
+@torch.no_grad()
+def muon_step(weight, mean, lr):
+    """Move a matrix about equally far in every direction of its gradient (Jordan et al. 2024)."""
+    mean.lerp_(weight.grad, 1 - MOMENTUM)  # the running mean of the gradients
+    update = weight.grad.lerp(mean, MOMENTUM)  # a step ahead: Nesterov
+    weight.mul_(1 - lr * WEIGHT_DECAY)
+    stacked = 3 if len(weight) == 3 * WIDTH else 1  # q, k, v: as one, they would share a step
+    for matrix, change in zip(weight.chunk(stacked), update.chunk(stacked), strict=True):
+        change = orthogonalize(F.normalize(change, dim=-1))  # every output counts equally
+        rows, columns = matrix.shape  # a tall matrix spreads its step over more outputs
+        matrix.add_(change, alpha=-lr * max(1.0, rows / columns) ** 0.5)
+
+
+def orthogonalize(X):
+    """Keep the singular vectors of X, and bring its singular values close to 1 (0.7 to 1.2)."""
+    tall = X.size(0) > X.size(1)
+    X = X / (torch.linalg.matrix_norm(X) + 1e-7)  # no singular value is above 1
+    X = X.mT if tall else X  # so that X X^T is the small one
+    for _ in range(5):  # each singular value z becomes 3.4445 z - 4.7750 z^3 + 2.0315 z^5
+        A = X @ X.mT
+        P = torch.addmm(A, A, A, beta=-4.7750, alpha=2.0315)  # -4.7750 A + 2.0315 A A; as train.py
+        X = torch.addmm(X, P, X, beta=3.4445)  # 3.4445 X + P X
+    return X.mT if tall else X
+
+
+# ----------------------------------------------------- the schedule: training/schedule.py has three
+def learning_rate(step, steps):
+    """Rise briefly, hold, then fall to 0."""
+    rise = (step + 1) / (int(WARM_UP * steps + 1e-6) + 1)  # 1e-6: rounding, as train.py
+    fall = (steps - step) / max(1, int(COOLDOWN * steps + 1e-6))
+    return min(rise, 1.0, fall) * LEARNING_RATE
+
+
+# ------------------------- the loop: train.py, training/ have resuming, several processes, bfloat16
+def train(model, ids, steps):
+    """Train a model and yield the loss of each step, in nats per character."""
+    muon = [(p, torch.zeros_like(p)) for p in model.blocks.parameters() if p.dim() == 2]
+    tables = [table.weight for table in (model.embedding, *model.previous, model.to_logits)]
+    gains = [p for p in model.parameters() if p.dim() == 1]  # of the LayerNorms
+    groups = [{"params": tables}, {"params": gains, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    for step, (inputs, targets) in enumerate(itertools.islice(batches(ids), steps)):
+        logits = model(inputs, Cache(BATCH))  # (B, T, V)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+        lr = learning_rate(step, steps)
+        for group in adamw.param_groups:
+            group["lr"] = lr
+        adamw.step()
+        for weight, mean in muon:
+            muon_step(weight, mean, lr)
+        model.zero_grad()
+        yield loss.item()
+
+
+# ------------------------------------------------------------- the exact loss: training/evaluate.py
+@torch.inference_mode()
+def validation_loss(model, ids):
+    """Return the mean loss over every character but the first, each predicted once."""
+    model.eval()
+    total = 0.0
+    for start in range(0, len(ids) - 1, CONTEXT):
+        window = ids[start : start + CONTEXT + 1]  # its first prediction sees one character
+        logits = model(window[None, :-1], Cache(1))[0]  # (T, V)
+        total += F.cross_entropy(logits, window[1:], reduction="none").double().sum().item()
+    return total / (len(ids) - 1)
+
+
+# -------------------------------- writing with a KV cache: model/generate.py goes on beyond CONTEXT
+@torch.inference_mode()
+def write(model, vocabulary, count):
+    """Yield characters, drawn one by one; at most CONTEXT, as the model knows no later position."""
+    model.eval()
+    ids, cache = torch.tensor([[0]]), Cache(1)  # 0: a newline, in most vocabularies
+    numbers = 1 - np.random.Generator(np.random.PCG64((SEED, 0))).random(1 + count)  # in (0, 1]
+    for number in numbers[1:]:  # the first is for the newline, which is not drawn; as train.py
+        logits = model(ids, cache)[0, -1].double().numpy()  # (V,)
+        cumulative = np.exp((logits - logits.max()) / TEMPERATURE).cumsum()  # not yet divided by
+        ids = torch.tensor([[cumulative.searchsorted(number * cumulative[-1])]])  # their sum, [-1]
+        yield vocabulary[ids.item()]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: what data/ has")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"default: {STEPS}")
+    options = parser.parse_args()
+    data = Path(__file__).parent / "data"
+    default = [*data.glob("tinyshakespeare/input.txt")] or sorted(data.glob("plays/*.txt"))
+    vocabulary, train_ids, validation_ids = read(options.texts or default)
+    if (count := len(train_ids)) < CONTEXT + 2:
+        parser.exit(3, f"error: {count} characters to train on; {CONTEXT + 2} are needed\n")
+    model = GPT(len(vocabulary))
+    for loss in (bar := tqdm(train(model, train_ids, options.steps), total=options.steps)):
+        bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+    print(f"validation loss {validation_loss(model, validation_ids):.4f}\n")
+    for character in write(model, vocabulary, 500):
+        print(character, end="", flush=True)
+    print("\n\nNext: python train.py configs/shakespeare.yaml saves its model and can resume.")
