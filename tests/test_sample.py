@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import select
 import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -85,6 +86,7 @@ class Terminal:
         content = b""
         with suppress(OSError):  # the end of a terminal's output
             while not (end and content.endswith(end.encode())):
+                assert select.select([self.file], [], [], 60)[0], content  # seconds
                 content += os.read(self.file, 1)
         return content.decode(errors="backslashreplace").replace("\r\n", "\n")
 
