@@ -161,7 +161,7 @@ class GPT(nn.Module):
         if start + T > self.config.block_size:
             raise ValueError(f"{start + T} tokens exceed block_size {self.config.block_size}")
         if cache is not None:
-            ids = cache.after_recent(ids)  # token shifts need them
+            ids = cache.after_recent(ids)  # with those before them, for token shifts
 
         # the residual stream begins with the embeddings
         x = self._embed(ids, start, T)  # (B, T, C)
