@@ -203,7 +203,7 @@ def build_decoder(model: GPT) -> Decoder | None:
     It is for small models in float32 on a CPU, and contexts of 2 tokens or more. It copies the
     weights: build another one when they have changed. First it is compared with the model, on a few
     tokens. If their logits differ, as they do when somebody changes gpt.py but not decode.py, that
-    is a warning.
+    is a warning. The model is left in evaluation mode.
     """
     model.eval()
     weight, block_size = next(model.parameters()), model.config.block_size

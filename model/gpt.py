@@ -157,14 +157,15 @@ class GPT(nn.Module):
                 f"ids must be (B, T) with T at least 1, not {tuple(ids.shape)}; "
                 "ids[None] is a batch of one text"
             )
-        T, start = ids.size(1), 0 if cache is None else cache.length
-        if start + T > self.config.block_size:
-            raise ValueError(f"{start + T} tokens exceed block_size {self.config.block_size}")
+        T = ids.size(1)
+        end = T if cache is None else cache.length + T
+        if end > self.config.block_size:
+            raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
         if cache is not None:
-            ids = cache.after_recent(ids)  # token shifts need them
+            ids = cache.after_recent(ids)  # with those before them, for token shifts
 
-        # the residual stream begins with the embeddings
-        x = self._embed(ids, start, T)  # (B, T, C)
+        # the residual stream begins with the embeddings of the new tokens
+        x = self._embed(ids, start=end - ids.size(1))[:, -T:]  # (B, T, C)
 
         # every block reads the stream and adds to it
         layers = [None] * len(self.blocks) if cache is None else cache.layers
@@ -175,17 +176,15 @@ class GPT(nn.Module):
             cache.remember(ids)
         return self._logits(x)  # (B, T, V)
 
-    def _embed(self, ids: Tensor, start: int, T: int) -> Tensor:
-        """Embed the last T of ids (B, up to token_shifts + T), from position `start`: (B, T, C)."""
+    def _embed(self, ids: Tensor, start: int) -> Tensor:
+        """Embed ids (B, S), the first at position `start`: (B, S, C)."""
         x = self.token_embedding(ids)
         # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
         # The pad shifts to the right by n; the slice drops what it has pushed out at the end.
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
-        x = x[:, -T:]  # (B, T, C)
-
         if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[start : start + T]
+            x = x + self.position_embedding.weight[start : start + ids.size(1)]
         return dropout(x, self.config.dropout, self.training)
 
     def _logits(self, stream: Tensor) -> Tensor:

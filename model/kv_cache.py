@@ -89,4 +89,5 @@ class GPTCache:
 
     def remember(self, ids: Tensor) -> None:
         """Keep the last token_shifts ids of (B, S)."""
-        self.recent_ids = ids[:, max(0, ids.size(1) - self.token_shifts) :]  # [:, -0:] keeps all
+        recent = ids[:, max(0, ids.size(1) - self.token_shifts) :]  # [:, -0:] would keep all
+        self.recent_ids = recent.clone()  # the caller may reuse the memory of the ids

@@ -126,6 +126,14 @@ def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was(token_sh
     torch.testing.assert_close(model(IDS[:, 6:], cache), model(IDS)[:, 6:])
 
 
+def test_with_a_cache_each_token_continues_the_text_even_if_the_memory_of_the_ids_is_reused():
+    model, token = build(token_shifts=3).eval(), torch.empty_like(IDS[:, :1])
+    cache, logits = model.new_cache(), []
+    for t in range(8):
+        logits.append(model(token.copy_(IDS[:, t : t + 1]), cache))
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS))
+
+
 def test_the_softcap_bounds_the_logits_and_logit_scale_multiplies_them_except_in_training():
     model, scaled = (noisy(build(logit_softcap=2.0, logit_scale=s), 30) for s in (1.0, 0.5))
     assert 1.9 < model(IDS).abs().max() <= 2.0
