@@ -13,6 +13,7 @@ from tests.runs import (
     DIVERGING,
     STEPS,
     contents,
+    equal,
     same_runs,
     snapshot,
     step_of,
@@ -226,7 +227,7 @@ def test_a_text_that_has_moved_is_found_where_an_option_says(stopped, uninterrup
     assert re.search(rf"; if it has moved: .*train.py {stopped} --data.sources=PATH; ", output)
     assert output.endswith(f"; to train a new run on another text: --init_from={stopped}\n")
     assert train(stopped, f"--data.sources={moved}")[0] == 0
-    assert same_runs(uninterrupted, stopped)
+    assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, stopped)))
 
 
 def test_a_text_in_another_encoding_is_the_same_text(stopped, options):
