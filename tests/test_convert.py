@@ -142,6 +142,13 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     assert code == 4 and f"start a new run from its best weights: --init_from={run}" in output
 
 
+def test_a_path_may_begin_with_the_home_folder(files, monkeypatch):
+    for name in ("HOME", "USERPROFILE"):  # POSIX, Windows
+        monkeypatch.setenv(name, str(files))
+    convert.main(["~/ckpt.pt", "--vocabulary=~/text.txt", "--out_dir=~/run"])
+    assert (files / "run" / "best.safetensors").exists()
+
+
 def test_a_folder_with_a_run_is_left_alone(files):
     best = import_run(files) / "best.safetensors"
     before = best.read_bytes()

@@ -146,6 +146,7 @@ def test_a_sample_depends_on_its_number_and_the_seed_alone(sample_output, monkey
     "prompt, content",
     [
         ("Now\\ngo", b"\xef\xbb\xbfNow\r\ngo\r\n"),  # as Windows writes UTF-8
+        ("Now\\ngo", "Now\r\ngo\r\n".encode("utf-16")),  # and as PowerShell does
         ("Now\\n", b"Now\n\n"),  # only the last newline is dropped
         ("", b"\n"),
     ],
@@ -158,6 +159,18 @@ def test_a_prompt_from_a_file_or_a_pipe_loses_one_final_newline(
     for source in (f"FILE:{tmp_path / 'prompt.txt'}", "-"):
         again = sample_output(f"--prompt={source}", "--max-new-tokens=50", stdin=content)
         assert again == text
+
+
+def test_a_path_may_begin_with_the_home_folder(smoke, sample_output, tmp_path, monkeypatch):
+    for name in ("HOME", "USERPROFILE"):  # POSIX, Windows
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "run").symlink_to(smoke)
+    (tmp_path / "text.txt").write_text("Now go.\n")
+    prompt = ["--prompt=FILE:~/text.txt", "--max-new-tokens=9"]
+    assert run_sample("~/run", *prompt)[0] == sample_output("--prompt=Now go.", prompt[1])
+    assert "over 7 predictions" in run_sample("~/run", "--score=~/text.txt")[0]
+    run_sample("~/run", "--html=~/page.html")
+    assert (tmp_path / "page.html").exists()
 
 
 def test_the_final_newline_of_a_file_is_kept_if_it_ends_the_question(tmp_path):
