@@ -1,0 +1,46 @@
+"""Make the cache forget its older half.
+
+When the cache of hornbook.py holds CONTEXT characters, it is full, and the text can only go on if
+some are forgotten. The function below cuts off the older half. It runs, and the text gets worse.
+
+Task: return a cache that knows nothing but the newer half. Hint: what does a key depend on? Where
+did `rotate` place it, and what had the blocks below gathered? Which part of a cache has neither?
+"""
+
+from pathlib import Path
+
+import torch
+
+import hornbook
+from docs.exercises import expect
+
+
+def forget(model, cache):
+    """Return a cache of the newer half of the characters, as if there had been no others."""
+    half, newer = cache.ids.size(1) // 2, hornbook.Cache(1)
+    newer.ids = cache.ids[:, half:]
+    newer.keys = [keys[:, :, half:] for keys in cache.keys]  # your turn
+    newer.values = [values[:, :, half:] for values in cache.values]
+    return newer
+
+
+# --------------------------------------------------------------------------------------- the checks
+play = Path(__file__).parents[2] / "data" / "plays" / "admiral.txt"
+vocabulary, ids, _ = hornbook.read([play])
+hornbook.LAYERS, hornbook.WIDTH, hornbook.CONTEXT = 2, 32, 32
+model, full = hornbook.GPT(len(vocabulary)), hornbook.Cache(1)
+with torch.no_grad():
+    for parameter in model.parameters():  # with weights as large as those of a trained model
+        parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    model(ids[None, :32], full)
+    cache = forget(model, full)
+    expect(torch.equal(cache.ids, ids[None, 16:32]), "its ids are not those of the newer half.")
+    next_logits = model(ids[None, 32:33], cache)[0, -1]
+    right = model(ids[None, 16:33], hornbook.Cache(1))[0, -1]
+difference = (next_logits - right).abs().max()
+sentence = f"the next logits are up to {difference:.2f} off; the older half still has an effect."
+expect(difference < 1e-3, sentence)
+
+print("""A key depends on its position, and in the second block on what the first one gathered from
+all earlier characters. Only the ids have neither, so the newer half must be read again. This
+costs little: it happens once in CONTEXT / 2 characters.""")

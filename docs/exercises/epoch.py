@@ -1,0 +1,38 @@
+"""Does an epoch predict every character?
+
+A text is cut into windows. In the window (start, end) the inputs are ids[start:end] and the targets
+ids[start + 1 : end + 1]: each input predicts the next character. The function below cuts a text of
+10 characters into windows of at most 3, but some characters are never predicted.
+
+Task: predict every character but the first exactly once. Hint: the last target of a window is no
+input there. Whose input must it be? And the last window may be shorter.
+"""
+
+import itertools
+
+import hornbook
+from docs.exercises import expect
+
+
+def windows(length, context):
+    """Return the windows (start, end) of a text, each of at most `context` inputs."""
+    starts = range(0, length - context, context + 1)  # find the mistakes
+    return [(start, start + context) for start in starts]
+
+
+# --------------------------------------------------------------------------------------- the checks
+for length, context in ((10, 3), (9, 4), (5, 8)):
+    cut = windows(length, context)
+    predicted = sorted(i + 1 for start, end in cut for i in range(start, end))
+    missing = sorted(set(range(1, length)) - set(predicted))
+    case = f"of {length} characters in windows of {context}"
+    expect(not missing, f"{case}, those at {missing} are never predicted.")
+    expect(predicted == list(range(1, length)), f"{case}, these are predicted: {predicted}.")
+    expect(all(end - start <= context for start, end in cut), f"{case}, one is too long.")
+
+hornbook.CONTEXT = 3
+epoch = [(int(start), int(end)) for start, end in itertools.islice(hornbook.windows(9), 4)]
+print(f"""Windows share a character: the last target of one is the first input of the next. The
+first epoch of hornbook.py would be {epoch}:
+cut at random, shuffled, and still each once. Without the overlap, one character in 4 would never
+be predicted.""")

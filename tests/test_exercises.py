@@ -1,0 +1,119 @@
+"""The exercises: each fails with a sentence until it is solved; here are the solutions."""
+
+import ast
+import re
+import runpy
+
+import pytest
+import torch
+
+import hornbook
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "docs" / "exercises"
+SOLUTIONS = {  # the functions with a gap, in the order of docs/exercises.md
+    "guess": """
+def uniform_loss(V):
+    return math.log(V)
+
+def perplexity(loss):
+    return math.exp(loss)
+""",
+    "first_loss": """
+def first_loss(V, sigma):
+    return math.log(V) + sigma**2 / 2
+""",
+    "temperature": """
+def probabilities(logits, temperature):
+    odds = np.exp((logits - logits.max()) / temperature)
+    return odds / odds.sum()
+""",
+    "seed": """
+def sample(seed, i, length):
+    rng, text = np.random.default_rng((seed, i)), "\\n"
+    for _ in range(length):
+        counts = COUNTS[VOCABULARY.index(text[-1])]
+        text += rng.choice(VOCABULARY, p=counts / counts.sum())
+    return text[1:]
+""",
+    "epoch": """
+def windows(length, context):
+    starts = range(0, length - 1, context)
+    return [(start, min(start + context, length - 1)) for start in starts]
+""",
+    "mask": """
+def future(T, S):
+    return torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
+""",
+    "interleaved": """
+def project(x, weight, H):
+    heads = (x @ weight.T).unflatten(-1, (H, -1)).transpose(1, 2)  # (B, H, T, 3D)
+    return heads.chunk(3, dim=-1)
+""",
+    "distance": """
+def rotate(x, position):
+    D = len(x)
+    angles = position * 10_000.0 ** (-torch.arange(0, D, 2) / D)
+    a, b = x[: D // 2], x[D // 2 :]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin])
+""",
+    "cache": """
+def forget(model, cache):
+    newer = hornbook.Cache(1)
+    model(cache.ids[:, cache.ids.size(1) // 2 :], newer)
+    return newer
+""",
+    "beat": """
+def changes():
+    return {"LEARNING_RATE": 0.04, "LOGIT_SCALE": 1.0}
+""",
+}
+every_exercise = pytest.mark.parametrize("name", SOLUTIONS)
+
+
+@pytest.fixture(autouse=True)
+def restore_hornbook():
+    """An exercise is a process of its own, and may change constants of hornbook.py."""
+    before, threads = dict(vars(hornbook)), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    vars(hornbook).update(before)
+
+
+def solved(name):
+    """Return the source of an exercise with its solution in place of the functions with a gap."""
+    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    solution = {node.name: node for node in ast.parse(SOLUTIONS[name]).body}
+    assert [function.name for function in functions] == list(solution)
+    gaps = {function.name: ast.get_source_segment(source, function) for function in functions}
+    for function, gap in gaps.items():
+        source = source.replace(gap, ast.unparse(solution[function]))
+    return source
+
+
+@every_exercise
+def test_an_exercise_fails_with_one_sentence_until_it_is_solved(name, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        runpy.run_module(f"docs.exercises.{name}", run_name="__main__")
+    assert re.fullmatch(r"Not yet: [^\n]+\.", leaving.value.code)
+    assert capsys.readouterr().out == ""
+
+
+@every_exercise
+def test_a_solved_exercise_says_what_one_has_learned(name, capsys):
+    path = str(FOLDER / f"{name}.py")
+    exec(compile(solved(name), path, "exec"), {"__name__": "__main__", "__file__": path})
+    printed = capsys.readouterr().out
+    assert 150 < len(printed) < 500 and "Not yet" not in printed
+
+
+def test_the_page_lists_the_exercises_in_their_order():
+    page = (ROOT / "docs" / "exercises.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\d+\. \[(\w+)\]\(exercises/\1\.py\)", page, re.MULTILINE) == list(
+        SOLUTIONS
+    )
+    files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    assert files == set(SOLUTIONS)
