@@ -22,7 +22,8 @@ DOCUMENTS = sorted(
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     re.split(r" [|<] ", line)[0]
-    for document in (README, (ROOT / "docs" / "own_text.md").read_text(encoding="utf-8"))
+    for path in ("README.md", "docs/own_text.md", "docs/exercises.md")
+    for document in [(ROOT / path).read_text(encoding="utf-8")]
     for block in re.findall(r"^```sh\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith("python ") and not line.startswith("python -c ")
@@ -39,6 +40,8 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
         parse_train([word for word in arguments if word not in ("--help", "--print-config")])
     elif script == "sample.py":
         parse_sample_options(arguments)
+    elif script == "hornbook.py":
+        assert all(word.startswith("--steps=") or not word.startswith("-") for word in arguments)
     elif arguments[0] == "benchmarks.trials":
         parse_trials(arguments[1:])
     else:

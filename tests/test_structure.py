@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,30 @@ def test_imports_point_one_way(module):
 
 def test_there_are_no_import_cycles():
     graphlib.TopologicalSorter(IMPORTS).prepare()
+
+
+def test_hornbook_imports_nothing_of_ours():
+    ours = {path.stem for path in ROOT.iterdir()}  # all files and folders
+    assert not names_imported(ROOT / "hornbook.py") & ours
+
+
+def test_nothing_but_its_test_and_the_exercises_imports_hornbook():
+    importing = {
+        path.relative_to(ROOT)
+        for folder in (*PACKAGES, "benchmarks", "docs", "tests", ".")
+        for path in (ROOT / folder).glob("*.py" if folder == "." else "**/*.py")
+        if "hornbook" in names_imported(path)
+    }
+    allowed = {Path("tests/test_hornbook.py"), Path("tests/test_exercises.py")}
+    assert {path for path in importing if path.parent != Path("docs/exercises")} == allowed
+
+
+def names_imported(path):
+    """Return the first part of the name of each module that a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
