@@ -96,7 +96,7 @@ class Session:
         # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
         self.saved = checkpoints.find(home_path(options.ckpt), "best", notify=print_stderr)
-        config = resolve(self.saved.settings, self.runtime, self.saved.data.epochs).model
+        config = resolve(self.saved.settings, self.runtime, self.saved.text.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
@@ -151,7 +151,7 @@ class Session:
 
         # a model of answers needs a question
         if self.answer_after not in text:
-            question = with_escapes(self.saved.data.question)
+            question = with_escapes(self.saved.text.question)
             raise ConfigError(
                 f"prompt: this model answers questions that end in {brief(self.answer_after)}; "
                 f"ask one, such as {brief(question)}"

@@ -86,7 +86,7 @@ def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
     # all processes must have built the same one
     world.require_equal(
         {
-            "max_iters": run.settings.train.max_iters,
+            "max_iters": run.requested.train.max_iters,
             "text": (run.corpus.sha256, run.corpus.val_sha256),
             "dtype": run.config.dtype,
             "step": run.progress.step,
@@ -163,7 +163,7 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     )
 
     # suggest lower learning rates, if they are still the parent's
-    now, before = run.settings.train, parent.settings.train
+    now, before = run.requested.train, parent.settings.train
     rates = ["learning_rate"]
     if now.optimizer == "muon":
         rates.append("muon_learning_rate")
@@ -204,7 +204,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
     Raises CheckpointError if it is not, DataError if it is missing.
     """
     # without a separate validation text, a part of the training text was held out
-    if settings.data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
+    if settings.data.val_sources and not saved.text.val_sha256 and not command.allow_data_change:
         raise CheckpointError(
             f"{saved.path}: the run began without val_sources; adding them would train it on the "
             "text that it held out; omit them, or allow it with --allow_data_change"
@@ -213,7 +213,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
     if command.allow_data_change:
         return load_corpus(data, vocabulary=saved.vocabulary)
     try:
-        same_text = (saved.data.sha256, saved.data.val_sha256)
+        same_text = (saved.text.sha256, saved.text.val_sha256)
         return load_corpus(data, sha256s=same_text, vocabulary=saved.vocabulary)
     except (DataError, CheckpointError) as error:
         folder = run_folder(command)
@@ -239,7 +239,7 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> i
     # up to here, nothing in the folder has been changed
     manager = None
     if is_main:
-        prepare_folder(folder, resumed=saved is not None, settings=run.settings)
+        prepare_folder(folder, resumed=saved is not None, settings=run.requested)
         # a run resumed from last.safetensors need not save this state again
         already_saved = saved is not None and saved.path.name == checkpoints.LAST
         manager = CheckpointManager(folder, run, info, already_saved=already_saved)
@@ -277,7 +277,7 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> i
                     log.evaluation(result, improved=improved)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step
-        exit_code, out_of_patience = world.max(stop.exit_code, run.out_of_patience)
+        exit_code, out_of_patience = world.all_max(stop.exit_code, run.out_of_patience)
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
         # save if a save is due: all that a resume needs; the best weights have their own file

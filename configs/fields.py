@@ -61,9 +61,12 @@ def settings_of(section: type) -> dict[str, Field]:
 
 def value_type(field: Field) -> type:
     """Return a setting's type without its choices: int, float, bool, str or tuple."""
-    # `float | str` is a float, or a choice such as auto
     origin = get_origin(field.type)
-    return get_args(field.type)[0] if origin is UnionType else origin or field.type
+    if origin is UnionType:  # `float | str`: a float, or a choice such as auto
+        return get_args(field.type)[0]
+    if origin is tuple:  # `tuple[str, ...]`
+        return tuple
+    return field.type
 
 
 def describe_allowed(field: Field) -> str:

@@ -54,7 +54,7 @@ def write_page(
         "unknown": UNK if rare else None,  # replaces rare characters of a scored text
         "shapes": shapes,
         "check": expected_logits(model),
-        "prompt": prompt or saved.data.question,
+        "prompt": prompt or saved.text.question,
         "settings": {name: getattr(options, name) for name in PAGE_SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
         "about": model_summary(saved, model),
@@ -117,7 +117,7 @@ def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
     progress = saved.progress
     return {
         "parameters": parameter_count(model),
-        "text": re.split(r"[/\\]", saved.data.name)[-1],
+        "text": re.split(r"[/\\]", saved.text.name)[-1],
         "steps": progress.step,
         "loss": progress.best_loss,
         "loss_step": progress.best_step,

@@ -53,7 +53,7 @@ class TextInfo(Checked):
 
 SECTIONS = {  # the JSON sections of a file, checked like a config file
     "config": Config,  # `Checkpoint.settings`
-    "data": TextInfo,
+    "data": TextInfo,  # `Checkpoint.text`
     "progress": Progress,
 }
 
@@ -73,7 +73,7 @@ class Checkpoint:
     settings: Config  # as the user gave them: an `auto` is still `auto`
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
-    data: TextInfo = field(default_factory=TextInfo)
+    text: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
     environment: dict[str, str] = field(default_factory=dict)  # see `environment_of`
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
@@ -112,9 +112,9 @@ def capture(run: Run) -> Checkpoint:
 
     # no generator states: batches, dropout and learning rate are functions of the step
     return Checkpoint(
-        settings=run.settings,
+        settings=run.requested,
         vocabulary=run.corpus.tokenizer.vocabulary,
-        data=text_info(run),
+        text=text_info(run),
         progress=replace(run.progress),
         environment=environment_of(run.runtime, run.world.size),
         tensors=tensors,
@@ -137,9 +137,9 @@ def restore(saved: Checkpoint, run: Run) -> None:
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
     run.progress = replace(saved.progress)
-    if text_info(run).validated_sha256 != saved.data.validated_sha256:
+    if text_info(run).validated_sha256 != saved.text.validated_sha256:
         run.progress = Progress(step=saved.progress.step)
-    before, now = saved.settings.train, run.settings.train
+    before, now = saved.settings.train, run.requested.train
     if (before.max_iters, before.patience) != (now.max_iters, now.patience):
         run.progress.evals_since_best = 0
 
@@ -167,7 +167,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
-        config = resolve(saved.settings, on_cpu, saved.data.epochs).model
+        config = resolve(saved.settings, on_cpu, saved.text.epochs).model
     model = GPT(config, len(saved.vocabulary))
     load_weights(saved, model)
     return model
@@ -252,7 +252,7 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
     # safetensors metadata are strings: JSON, except for the vocabulary
     parts = {
         "config": checkpoint.settings,
-        "data": checkpoint.data,
+        "data": checkpoint.text,
         "progress": checkpoint.progress,
     }
     metadata = {name: json.dumps(asdict(part), allow_nan=False) for name, part in parts.items()}
@@ -272,7 +272,7 @@ def load(path: Path) -> Checkpoint:
                 sections[name] = from_dict(json.loads(metadata[name]), section)
         return Checkpoint(
             settings=sections["config"],
-            data=sections["data"],
+            text=sections["data"],
             progress=sections["progress"],
             environment=dict(json.loads(metadata["environment"])),
             vocabulary=metadata["vocabulary"],

@@ -184,7 +184,7 @@ def open_best(folder: Path, text: TextInfo, notify: Callable[[str], None]) -> fl
         best = checkpoints.load(folder / BEST)
     except CheckpointError:  # missing; or damaged, and may be replaced
         return math.inf
-    if best.data.validated_sha256 == text.validated_sha256:
+    if best.text.validated_sha256 == text.validated_sha256:
         return best.progress.best_loss
 
     before = folder / BEST_BEFORE

@@ -194,7 +194,7 @@ MUTATIONS = (
         "as_best = as_best and progress.best_loss <= self.best_loss", "as_best = as_best"),
     Mutation("best_of_another_text_kept", "a best loss on easier text blocks every later best",
         "run/checkpoint.py", "test_best",
-        "if text_info(run).validated_sha256 != saved.data.validated_sha256:", "if False:"),
+        "if text_info(run).validated_sha256 != saved.text.validated_sha256:", "if False:"),
     Mutation("architecture_may_change", "a resume with other sizes ends in a traceback",
         "run/differences.py", "test_changed_settings",
         "for name in then.keys() & now.keys() & FIXED",
@@ -257,7 +257,7 @@ MUTATIONS = (
     # ------------------------------------------------------------------------- train.py, sample.py
     Mutation("resume_with_any_text", "a changed text is trained on without a word",
         "train.py", "test_changed_settings test_resume",
-        "same_text = (saved.data.sha256, saved.data.val_sha256)", "same_text = (None, None)"),
+        "same_text = (saved.text.sha256, saved.text.val_sha256)", "same_text = (None, None)"),
     Mutation("imported_keys_and_values_swapped", "a model of nanoGPT writes nonsense",
         "convert.py", "test_convert",
         'zip(("query", "key", "value"), tensor.chunk(3), strict=True)',

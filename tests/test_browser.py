@@ -98,7 +98,7 @@ def open_model(open_page, tmp_path):
         choices = choices_of(recipe) | {"block_size": 8}
         model = random_model(vocab_size=len(vocabulary), **choices)
         config = Config(model=model.config, data=DataConfig(**data or {}))
-        parts = {"config": config, "data": TextInfo(question=prompt)}
+        parts = {"config": config, "text": TextInfo(question=prompt)}
         ckpt = save_model(tmp_path / "model.safetensors", model, vocabulary, **parts)
         file = tmp_path / "page.html"
         sample_main([f"--ckpt={ckpt}", f"--html={file}", f"--max-new-tokens={length}"])

@@ -275,7 +275,7 @@ def test_a_question_may_come_from_a_pipe(option, sums):
 @pytest.mark.parametrize("option", ["--seed=1", "--html=no.html"])
 @pytest.mark.parametrize("prompt", ["3+4", "3+4=7\\n1+1="])
 def test_what_is_no_question_is_refused_with_an_example(prompt, option, sums):
-    question = checkpoint.load(sums[1] / checkpoint.LAST).data.question
+    question = checkpoint.load(sums[1] / checkpoint.LAST).text.question
     example = f"answers questions that end in '='; ask one, such as '{question}'"
     two_items = "'\\n' ends an item, and the model has never seen two; "
     with pytest.raises(ConfigError) as caught:

@@ -298,7 +298,7 @@ HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0
 def test_hostile_strings_stay_data(tmp_path):
     model, page = random_model(vocab_size=len(HOSTILE)), tmp_path / "page.html"
     data = TextInfo(name="/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J")
-    path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, data=data)
+    path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, text=data)
     prompt = "".join(c for c in "</script><b>\u2028\u202e\"'{{}}" if c in HOSTILE)
     sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
     parts = parts_of(page.read_text(encoding="utf-8"))

@@ -160,11 +160,11 @@ class World:
         """
         return nullcontext() if enabled or self.size == 1 else network.no_sync()
 
-    def max(self, *values: int) -> list[int]:
+    def all_max(self, *values: int) -> list[int]:
         """Return the elementwise maximum of the ranks' values."""
         return [int(value) for value in self._all_reduce(values, distributed.ReduceOp.MAX)]
 
-    def mean(self, value: float) -> float:
+    def all_mean(self, value: float) -> float:
         """Return the mean of the ranks' values."""
         return self._all_reduce([value], distributed.ReduceOp.SUM)[0] / self.size
 

@@ -59,27 +59,26 @@ class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(
-        self, settings: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
+        self, requested: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
-        train = settings.train
-        # the text, the device, and the processes that share the work
+        train = requested.train
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
         # batch i is micro-batch i of the run, counted over all steps
         self.batches = Batches(
-            corpus.train, settings.model.block_size, train.batch_size, settings.seed
+            corpus.train, requested.model.block_size, train.batch_size, requested.seed
         )
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
 
-        # `settings` are as the user wrote them; checkpoints store these. `config` has a value in
-        # place of every `auto`; everything else reads it.
-        self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
+        # `requested` is as the user wrote it, and checkpoints store it. `config` has a value in
+        # place of every `auto`, and everything else reads it.
+        self.requested, self.config = requested, resolve(requested, runtime, self.planned_epochs)
 
         # all that training changes
-        model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
+        model = GPT(self.config.model, len(corpus.tokenizer), requested.seed)
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
         self.progress = Progress()
