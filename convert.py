@@ -37,7 +37,6 @@ GPT2 = {  # the settings of nanoGPT's architecture
     "logit_scale": 1.0,
 }
 ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", min_lr_ratio=0.1)
-# settings with the same name in nanoGPT
 SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
 NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in this order
     "_orig_mod.": "",  # the prefix of a compiled model
@@ -87,7 +86,6 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
             f"{text}: cannot be read: {error}; name the text or its --encoding"
         ) from error
     with checkpoint_errors(path):
-        # tensors and plain values only; anything else in the pickle is refused
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
             args, tensors = content["model_args"], our_tensors(content["model"])

@@ -83,7 +83,6 @@ def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
     """Build the run of a command: a new one, or that of a checkpoint, which is returned too."""
     saved = checkpoint_to_resume(command)
     run = build_resumed(command, saved, world) if saved else build_new(command, world)
-    # all processes must have built the same one
     world.require_equal(
         {
             "max_iters": run.requested.train.max_iters,

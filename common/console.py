@@ -50,12 +50,10 @@ def report(error: BaseException) -> int:
         discard_output()
         return 141
 
-    # our own exceptions have a message and an exit code
     if isinstance(error, UserError):
         print_error(error)
         return error.exit_code
 
-    # exceptions of Python and libraries: something is missing or used up
     if isinstance(error, ModuleNotFoundError):
         install = f"{sys.orig_argv[0]} -m pip install -r requirements.txt"
         line = f"{error}; install the packages: {install}"
@@ -134,7 +132,6 @@ def print_text(text: str) -> None:
 
 def shell_command(words: Iterable[object]) -> str:
     """Join words to a shell command, with quotes where the shell needs them."""
-    # Windows has other rules
     words = list(map(str, words))
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 

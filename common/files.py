@@ -42,7 +42,6 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             file.write(content)
             _sync(file)
 
-        # give the old file a second name, then rename the new file over it
         if previous and path.exists():
             old = unfinished(previous)
             _link_or_copy(path, old)
@@ -74,7 +73,6 @@ def rename(old: Path, new: Path) -> None:
 
 
 def _sync(file: BinaryIO) -> None:
-    # from Python's buffer to the system, then to the disk
     file.flush()
     os.fsync(file.fileno())
 

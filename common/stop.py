@@ -44,7 +44,6 @@ class Stop:
         return self
 
     def __exit__(self, *_) -> None:
-        # restore the earlier handlers
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -58,7 +57,6 @@ class Stop:
     def _handle(self, number: int, _: FrameType | None) -> None:
         # only set a flag; the loop checks it after the step
         self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
-        # the next Ctrl-C leaves at once
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         # os.write, because print is not reentrant; the terminal may be closed

@@ -96,7 +96,6 @@ class Command(StartOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        # options that contradict each other, or need another one
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
         if "train.max_iters" in self.options and self.minutes:
@@ -164,7 +163,6 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
             "see python train.py --help"
         )
 
-    # what is given: a run folder or a config file
     if has_run(words[0]):
         given = {"run_folder": words[0]}
         for name, advice in NOT_FOR_A_RUN_FOLDER.items():
@@ -173,7 +171,6 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     else:
         given = {"config_file": words[0], "file": read_config(words[0])}
 
-    # some options say how to start, the others are settings
     names = options.keys() & settings_of(StartOptions).keys()
     given |= {name: options.pop(name) for name in names}
     command = Command(options=options, **given)
@@ -304,7 +301,6 @@ def read_config(path: str) -> dict[str, object]:
     """
     with error_context(path):
         settings, faults = {}, []
-        # continue after a fault, to report several at once
         for section, key, line, value in _flatten(_load(_read(path))):
             try:
                 with error_context(f"line {line}"):
@@ -425,7 +421,6 @@ def _flatten(mapping: dict[str, tuple[int, object]]) -> Iterator[tuple[str, str,
 def _parse_setting(section: str, key: str, value: object) -> object:
     """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
     name = section + key
-    # a section with a value, such as `model: 5`
     if name in SECTION_NAMES:
         raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
     if name not in SETTINGS or "." in key:

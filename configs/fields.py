@@ -53,7 +53,6 @@ def settings_of(section: type) -> dict[str, Field]:
     settings = {field.name: field for field in fields(section) if field.metadata}
     for inner in fields(section):
         if is_dataclass(inner.type):
-            # n_layer of the section `model` is model.n_layer
             inner_settings = settings_of(inner.type)
             settings |= {f"{inner.name}.{name}": field for name, field in inner_settings.items()}
     return settings
@@ -110,7 +109,6 @@ def check_value(field: Field, value: object) -> object:
 
     Raises ConfigError with the allowed values if the type is wrong or the value out of range.
     """
-    # an optional setting
     if value is None and field.default is None:
         return value
 
@@ -143,12 +141,10 @@ def _is_allowed(field: Field, value: object) -> bool:
 
     if value in ("", ()):
         return value == field.default
-    # in range, and neither infinite nor NaN
     if isinstance(value, (int, float)):
         in_range = all(LIMITS[name](value, limit) for name, limit in limits.items())
         return math.isfinite(value) and in_range
 
-    # a string, or several
     items = value if isinstance(value, tuple) else (value,)
     valid = all(isinstance(item, str) and item and not INVALID_TEXT.search(item) for item in items)
     return valid and not choices

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from common.errors import ConfigError, did_you_mean
 from configs.fields import Checked, brief, setting, unescape, with_escapes
 
-# a text to download: URL, name of its folder, name of the file, SHA-256
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
 )
@@ -154,7 +153,6 @@ class ModelConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # every head gets an equal share of the width
         if self.n_embd % self.n_head:
             divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
             nearest = sorted(divisors, key=lambda n: (abs(n - self.n_head), -n))[:2]
@@ -282,7 +280,6 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # each of these is a mode of its own
         modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
         if len(modes) > 1:
             raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
@@ -333,7 +330,6 @@ def from_dict(mapping: dict, section: type = Config):
                 f"unknown setting {brief(key)}; the checkpoint may be from a newer version"
             )
 
-    # build the inner sections first; each checks its values when it is created
     values = {
         key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
         for key, value in mapping.items()

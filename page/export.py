@@ -132,22 +132,18 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts["weights"] = base64.b64encode(weights).decode()
 
-    # replace each slot {{name}} of the template by the part of that name
     template = read("template.html")
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
 def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
-    # the data and weights of the page
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
 
-    # the model that they describe
     model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
     load_tensors(model, unpack_weights(data["shapes"], weights))
 
-    # fill the template again, with the current code and logits
     data |= {"config": asdict(model.config), "check": expected_logits(model)}
     return fill_template(data, weights)
 

@@ -128,7 +128,6 @@ def restore(saved: Checkpoint, run: Run) -> None:
     another length or patience, so that a finished run trains on to its new end. Raises
     CheckpointError for tensors that do not fit the model and the optimizers of the run.
     """
-    # check everything before copying anything
     named = _tensors_of(run)
     check_tensors(saved.path, saved.tensors, named)
 
@@ -199,7 +198,6 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all tensors of a run's state by name, as slices: views of its memory."""
-    # the weights, then the moments of each optimizer
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
         named |= optimizer.named_slices(run.model)
@@ -265,7 +263,6 @@ def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
     with file_format.checkpoint_errors(path):
-        # check each section like a config file
         sections = {}
         for name, section in SECTIONS.items():
             with error_context(name):

@@ -31,7 +31,6 @@ ZEROS = b"0" * 64
 
 def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
     """Serialize tensors as float32; put the digest and the version in front of `metadata`."""
-    # the header says where each tensor is
     first = {"sha256": ZEROS.decode(), "hornbook_format": str(VERSION)}
     header, end = {"__metadata__": first | metadata}, 0
     for name, tensor in tensors.items():
@@ -41,7 +40,6 @@ def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byte
     header_json = json.dumps(header, separators=(",", ":")).encode()
     header_json += b" " * (-len(header_json) % 8)  # align the tensors
 
-    # put it together, then fill in the digest
     parts = [len(header_json).to_bytes(8, "little"), header_json]
     parts += [tensor.detach().float().cpu().contiguous().numpy() for tensor in tensors.values()]
     content = bytearray().join(parts)
@@ -58,7 +56,6 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         content = np.fromfile(path, np.uint8)
         _check_digest(content)
 
-        # undamaged: parse it
         data_start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:data_start].tobytes())
         metadata = header.pop("__metadata__")
@@ -103,7 +100,6 @@ def _check_digest(content: np.ndarray) -> None:
         remedy = "; python convert.py imports the ckpt.pt of nanoGPT" if is_pickle else ""
         raise CheckpointError(f"not a Hornbook checkpoint{remedy}")
 
-    # a Hornbook checkpoint; check its bytes
     if head[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
 

@@ -83,7 +83,6 @@ def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
     Raises OSError or ResourceError.
     """
     write_settings(folder, settings)
-    # temporary files of saves that were killed
     for name in CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
     if not resumed:

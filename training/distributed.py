@@ -78,7 +78,6 @@ class World:
         if self.size == 1:
             return
 
-        # a GPU for each process of this machine
         if device.type == "cuda":
             torch.cuda.set_device(self.local_rank)
 
@@ -88,7 +87,6 @@ class World:
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
 
-        # meet the others: this waits until all of them are here
         backend = "nccl" if device.type == "cuda" else "gloo"
         hook = sys.excepthook
         # an hour: rank 0 may download a text, or sample, while the others wait
@@ -103,7 +101,6 @@ class World:
         if self.size > 1 and self.local_rank > 0:
             distributed.barrier()
         yield
-        # the first one is through: what it downloaded is on the disk
         if self.size > 1 and self.local_rank == 0:
             distributed.barrier()
 
@@ -179,5 +176,4 @@ class World:
         return result.tolist()
 
 
-# the world of a run that torchrun did not start
 SINGLE_PROCESS = World()

@@ -33,7 +33,6 @@ def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
-    # only an `auto` is replaced; a number or a name stays
     return replace(
         _fill(settings, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
         model=_fill(

@@ -65,7 +65,6 @@ class Run:
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
-        # batch i is micro-batch i of the run, counted over all steps
         self.batches = Batches(
             corpus.train, requested.model.block_size, train.batch_size, requested.seed
         )
@@ -77,7 +76,6 @@ class Run:
         # place of every `auto`, and everything else reads it.
         self.requested, self.config = requested, resolve(requested, runtime, self.planned_epochs)
 
-        # all that training changes
         model = GPT(self.config.model, len(corpus.tokenizer), requested.seed)
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
@@ -86,7 +84,6 @@ class Run:
     @property
     def epochs(self) -> float:
         """The average number of times that each training character has been read so far."""
-        # a step reads several micro-batches
         batches = self.progress.step * self.config.train.gradient_accumulation_steps
         return self.batches.epochs(batches)
 
