@@ -263,7 +263,7 @@ def suggest_path(path: Path) -> str:
 
 
 def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
-    """Return the characters of files, without licences, and how many characters those had.
+    """Return the characters of files, without licenses, and how many characters those had.
 
     Raises DataError for files that are no text; of several in another encoding, it names the first.
     """
@@ -311,12 +311,13 @@ def decode(content: bytes, name: str | Path, encoding: str, option: str = "") ->
     except UnicodeDecodeError as error:
         start = len(content) - len(error.object) + error.start  # error.object may lack the BOM
         line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
+        wrong, shown = wrong_bytes(content, encoding), encoding.removesuffix("-sig").upper()
+        damaged = f"the file is damaged: iconv -c -f {shown} OLD > NEW leaves those out"
         raise EncodingError(
-            f"{name}: not {encoding.removesuffix('-sig').upper()} at byte {start:,} "
-            f"(line {line:,}); {wrong_bytes(content, encoding):,} of {len(content):,} bytes cannot "
-            "be decoded",
+            f"{name}: not {shown} at byte {start:,} (line {line:,}); {wrong:,} of "
+            f"{len(content):,} bytes cannot be decoded",
             f"byte {start:,}, line {line:,}",
-            remedy(content, encoding, option),
+            damaged if bom else remedy(content, encoding, option),
         ) from error
 
     # the default and the marked encodings never yield a surrogate, which is half a character

@@ -147,10 +147,13 @@ def test_what_a_resumed_run_cannot_change_is_refused_by_name(saved):
         assert (folder / "run" / LAST).read_bytes() == before
 
 
-def test_fine_tuning_says_what_validation_text_that_the_parent_knows_means(saved, tmp_path):
+def test_a_fine_tuned_run_says_once_that_its_parent_may_know_the_validation_text(saved, tmp_path):
     start = [f"--init_from={saved[0] / 'run'}", f"--out_dir={tmp_path / 'new'}", "--max_iters=4"]
     code, output = train(*saved[1], *start)
-    assert code == 0 and output.count("if the parent was trained on some of this validation") == 1
+    said = (
+        "if the parent was trained on some of this validation text, the validation loss is too low"
+    )
+    assert code == 0 and output.count(said) == 1
 
 
 def test_each_step_of_a_run_has_its_own_dropout(saved):

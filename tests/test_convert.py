@@ -134,8 +134,8 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
     options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
     more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
-    code, _ = train(*options, f"--init_from={run}", *more)
-    assert code == 0
+    code, output = train(*options, f"--init_from={run}", *more)
+    assert code == 0, output
     settings = contents(files / "more" / "last.safetensors")["config"]["train"]
     assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(*options, f"--out_dir={run}", "--resume")

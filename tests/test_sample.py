@@ -281,7 +281,7 @@ def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_r
     assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
     assert f"over {900 * 7 - 1:,} predictions" in run_sample(*words)[0]
     text.write_bytes(b"caf\x81")  # no character of cp1252
-    with pytest.raises(UserError, match=r"not CP1252 at byte 3 .*; the training text was CP1252"):
+    with pytest.raises(UserError, match=r"not CP1252 at byte 3 .* -t CP1252 OLD"):
         run_sample(*words)
 
 
