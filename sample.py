@@ -67,6 +67,7 @@ from training.device import select_runtime
 from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
 from training.resolve import resolve
 
+FILTERS = ("temperature", "top_k", "top_p", "min_p")  # what a Sampler does to the probabilities
 BATCH_SIZE = 64  # samples to draw at once
 TRIES = 100  # samples to draw, at most, for each item that --novel should find
 
@@ -114,8 +115,7 @@ class Session:
 
         # temperature auto: greedy for questions, sampled otherwise
         if options.temperature == "auto":
-            temperature = 0.0 if self.answer_after else DEFAULT_TEMPERATURE
-            options = replace(options, temperature=temperature)
+            options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
 
     @cached_property
@@ -165,14 +165,8 @@ class Session:
         depend on the other samples.
         """
         options = self.options
-        sampler = Sampler(
-            options.seed,
-            sample_indices,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-        )
+        filters = {name: getattr(options, name) for name in FILTERS}
+        sampler = Sampler(options.seed, sample_indices, **filters)
         generation = Generation(self.model, sampler, cache=options.cache, decoder=self.decoder)
 
         # as in training, an item begins after a separator; other text needs a first character
@@ -333,6 +327,8 @@ def take_turns(session: Session, prompt: str) -> int:
             if on_terminal or unfinished:
                 print_text("\n")
             return exit_code
+        except UnicodeError as error:  # UTF-16 that ends within a character
+            raise DataError(f"standard input: {error}; convert it to UTF-8") from None
 
         try:
             if INVALID_TEXT.search(line):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sample
 from common.console import escape
-from common.errors import UserError
+from common.errors import DataError, UserError
 from configs.fields import unescape
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
@@ -306,6 +306,11 @@ def test_a_refused_line_leaves_an_empty_one_and_does_not_end_a_chat(encoding, re
     out, err = run_sample(*options, stdin=typed, code=2)
     assert refused in err and err.count("\n") == 1
     assert out == "\n" + run_sample(*options, stdin=b"Stay\n")[0]
+
+
+def test_questions_that_end_within_a_character_of_utf_16_are_no_text(smoke):
+    with pytest.raises(DataError, match="truncated data; convert it to UTF-8"):
+        run_sample(smoke, "--interactive", "--max-new-tokens=9", stdin="So".encode("utf-16")[:-1])
 
 
 def test_each_answer_comes_before_the_next_line_is_read(smoke, capsys, monkeypatch):
