@@ -8,10 +8,10 @@ After 1,400 steps on Tiny Shakespeare (15 minutes on two CPU cores, validation l
     LINES
     HERE
 
-Each heading says where the full version of its part lives. The weights are, bit for bit, those of
-`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; "as
-train.py" marks a spelling that only keeps them so. In shapes, B is windows in a batch, T characters
-in a call, S characters in the cache, C width, H heads, D = C / H, V characters in the vocabulary.
+Each heading says where the full version of its part is. The weights are, bit for bit, those of
+`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; what is
+marked "as train.py" is spelled so for that alone. Shapes: B windows in a batch, T characters in a
+call, S in the cache, C width, H heads, D = C / H, V characters in the vocabulary.
 """
 
 import argparse
@@ -25,20 +25,18 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-# --------------------------------------------------- constants: configs/ has them for seven recipes
+# ------------------------------------------------------------ constants: configs/ has other recipes
 STEPS, BATCH, CONTEXT = 1400, 4, 512  # 2.9 epochs of Tiny Shakespeare
 LAYERS, HEADS, WIDTH = 3, 4, 256  # 2.4 million parameters
 TOKEN_SHIFTS = 2  # each character is also told which two come before it
 SOFT_CAP = 15.0  # logits stay between -15 and 15, however sure the model gets
-# Training makes a model too sure of itself on new text. So outside training, its logits are scaled
-# by 1 - 0.03 * epochs; 0.03 was best on the last tenth of Tiny Shakespeare's training text.
-LOGIT_SCALE = 0.91
+# On new text a model is too sure of itself: outside training, 1 - 0.03 * epochs scales its logits.
+LOGIT_SCALE = 0.91  # 0.03 was best on the last tenth of Tiny Shakespeare's training text
 LEARNING_RATE = 0.02  # the highest, of Muon and of AdamW
 WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # the shares of the run in which it rises and falls
 MOMENTUM, BETAS, WEIGHT_DECAY = 0.9, (0.9, 0.99), 0.1  # of Muon, of AdamW, of both
 GRAD_CLIP = 1.0  # a longer gradient is scaled down to this length
-TEMPERATURE = 0.7  # below 1, likely characters are drawn even more often
-SEED = 1337
+TEMPERATURE, SEED = 0.7, 1337  # a temperature below 1 makes likely characters likelier still
 
 
 # ----------------------------------- the text and its vocabulary: data/ has encodings and downloads
@@ -77,7 +75,7 @@ def batches(ids):
         yield inputs, targets
 
 
-# ---------------------- attention, with RoPE and QK-norm: model/attention.py has 24 spellings of it
+# --------------------------- attention, with RoPE and QK-norm: model/attention.py has 24 equal ones
 class Cache:
     """What is kept of S characters, at first none. Every batch and every text gets a new one."""
 
@@ -174,7 +172,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             x = block(x, cache, layer)  # (B, T, C)
         logits = SOFT_CAP * torch.tanh(self.to_logits(self.final_norm(x)) / SOFT_CAP)  # (B, T, V)
-        return logits if self.training else LOGIT_SCALE * logits  # True until model.eval()
+        return logits if self.training else LOGIT_SCALE * logits
 
 
 # ----------------------------------------------------------- Muon and AdamW: training/optimizers.py
@@ -218,7 +216,7 @@ def train(model, ids, steps):
     tables = [table.weight for table in (model.embedding, *model.previous, model.to_logits)]
     gains = [p for p in model.parameters() if p.dim() == 1]  # of the LayerNorms
     groups = [{"params": tables}, {"params": gains, "weight_decay": 0.0}]
-    # Adam moves each number by its mean gradient over its usual size; fused: as train.py
+    # AdamW moves each number by its mean gradient over its usual size; fused: as train.py
     adamw = torch.optim.AdamW(groups, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
     for step, (inputs, targets) in enumerate(itertools.islice(batches(ids), steps)):
         logits = model(inputs, Cache(BATCH))  # (B, T, V)
