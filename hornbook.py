@@ -30,8 +30,9 @@ STEPS, BATCH, CONTEXT = 1400, 4, 512  # 2.9 epochs of Tiny Shakespeare
 LAYERS, HEADS, WIDTH = 3, 4, 256  # 2.4 million parameters
 TOKEN_SHIFTS = 2  # each character is also told which two come before it
 SOFT_CAP = 15.0  # logits stay between -15 and 15, however sure the model gets
-# On new text a model is too sure of itself: outside training, 1 - 0.03 * epochs scales its logits.
-LOGIT_SCALE = 0.91  # 0.03 was best on the last tenth of Tiny Shakespeare's training text
+# On new text a trained model is too sure of itself. So when it is used its logits are multiplied by
+# 1 - 0.03 * epochs; the 0.03 was chosen on a tenth of Tiny Shakespeare's training text, held out.
+LOGIT_SCALE = 0.91  # for these 2.9 epochs; train.py computes it for any text and number of steps
 LEARNING_RATE = 0.02  # the highest, of Muon and of AdamW
 WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # the shares of the run in which it rises and falls
 MOMENTUM, BETAS, WEIGHT_DECAY = 0.9, (0.9, 0.99), 0.1  # of Muon, of AdamW, of both
@@ -65,11 +66,11 @@ def windows(length):
 
 def batches(ids):
     """Yield inputs and targets (B, T) for ever: a target is the character after its input."""
-    spans = windows(len(ids) - 1)  # the last character has none after it
+    all_windows = windows(len(ids) - 1)  # the last character has none after it
     while True:
         inputs = torch.zeros(BATCH, CONTEXT, dtype=torch.int64)
         targets = torch.full((BATCH, CONTEXT), -100)  # cross_entropy leaves out -100: padding
-        for row, (start, end) in enumerate(itertools.islice(spans, BATCH)):
+        for row, (start, end) in enumerate(itertools.islice(all_windows, BATCH)):
             inputs[row, : end - start] = ids[start:end]
             targets[row, : end - start] = ids[start + 1 : end + 1]
         yield inputs, targets
@@ -90,7 +91,7 @@ def attention(q, k, v, cache, layer):
     q, k = rms_norm(q), rms_norm(k)  # (B, H, T, D): equally long, so that no score can explode
     start = cache.keys[layer].size(2)  # position of the first new character
     q, k = rotate(q, start), rotate(k, start)  # so that a score knows how far apart the two are
-    # nobody looks ahead, so the keys and values of earlier characters have not changed
+    # as nobody looks ahead, the keys and values of earlier characters are what they were
     k = cache.keys[layer] = torch.cat([cache.keys[layer], k], dim=2)  # (B, H, S, D), T included
     v = cache.values[layer] = torch.cat([cache.values[layer], v], dim=2)  # both now remembered
     S, D = k.shape[2:]
@@ -167,8 +168,8 @@ class GPT(nn.Module):
         cache.ids = torch.cat([cache.ids, ids], dim=1)  # (B, S)
         x = self.embedding(ids)  # (B, T, C): the stream, to which everything is added
         for n, table in enumerate(self.previous, 1):
-            shifted = F.pad(table(cache.ids), (0, 0, n, 0))  # n zeros, then all S
-            x = x + shifted[:, -n - x.size(1) : -n]  # each character gets what stands n before it
+            shifted = F.pad(table(cache.ids), (0, 0, n, 0))[:, :-n]  # (B, S, C): n places later
+            x = x + shifted[:, -ids.size(1) :]  # each new one gets what stands n before it, if any
         for layer, block in enumerate(self.blocks):
             x = block(x, cache, layer)  # (B, T, C)
         logits = SOFT_CAP * torch.tanh(self.to_logits(self.final_norm(x)) / SOFT_CAP)  # (B, T, V)
@@ -211,16 +212,15 @@ def learning_rate(step, steps):
 
 # ------------------- the loop: train.py and training/ have resuming, several processes and bfloat16
 def train(model, ids, steps):
-    """Train a model and yield the loss of each step, -ln of the probability of a character."""
+    """Yield the loss of each step: Muon moves the matrices of the blocks, AdamW all the rest."""
     muon = [(p, torch.zeros_like(p)) for p in model.blocks.parameters() if p.dim() == 2]
     tables = [table.weight for table in (model.embedding, *model.previous, model.to_logits)]
     gains = [p for p in model.parameters() if p.dim() == 1]  # of the LayerNorms
     groups = [{"params": tables}, {"params": gains, "weight_decay": 0.0}]
-    # AdamW moves each number by its mean gradient over its usual size; fused: as train.py
     adamw = torch.optim.AdamW(groups, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
     for step, (inputs, targets) in enumerate(itertools.islice(batches(ids), steps)):
-        logits = model(inputs, Cache(BATCH))  # (B, T, V)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits = model(inputs, Cache(BATCH))  # (B, T, V); an empty cache: nothing came before
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # in nats per character
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)  # of all parameters together
         lr = learning_rate(step, steps)
@@ -249,7 +249,7 @@ def validation_loss(model, ids):
 # -------------------------------- writing with a KV cache: model/generate.py goes on beyond CONTEXT
 @torch.inference_mode()
 def write(model, vocabulary, count):
-    """Yield characters, drawn one by one; at most CONTEXT, as the model knows no later position."""
+    """Yield `count` characters, one by one: at most CONTEXT, the positions that were trained."""
     model.eval()
     ids, cache = torch.tensor([[0]]), Cache(1)  # 0: a newline, in most vocabularies
     numbers = 1 - np.random.Generator(np.random.PCG64((SEED, 0))).random(1 + count)  # in (0, 1]
@@ -262,7 +262,7 @@ def write(model, vocabulary, count):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: what data/ has")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: those in data/")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default: {STEPS}")
     options = parser.parse_args()
     data = Path(__file__).parent / "data"
