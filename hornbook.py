@@ -269,7 +269,7 @@ if __name__ == "__main__":
     texts = options.texts or list(data.glob("tinyshakespeare/input.txt"))
     vocabulary, train_ids, validation_ids = read(texts or sorted(data.glob("plays/*.txt")))
     if len(train_ids) < CONTEXT + 2:
-        parser.exit(3, f"error: {len(train_ids)} characters are too few; use {CONTEXT + 2}\n")
+        parser.exit(3, f"error: {len(train_ids)} training characters; {CONTEXT + 2} are needed\n")
     model = GPT(len(vocabulary))
     bar = tqdm(train(model, train_ids, options.steps), total=options.steps)
     for loss in bar:
