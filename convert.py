@@ -18,12 +18,12 @@ from torch import Tensor
 
 from common.console import prepare_console, print_result, script_command
 from common.errors import CheckpointError, ConfigError, DataError
-from common.files import home_path, write_atomic
+from common.files import holds_run, home_path, write_atomic
 from configs.schema import Config, ModelConfig, TrainConfig
 from run import checkpoint as checkpoints
 from run.checkpoint import BEST, Checkpoint, TextInfo
 from run.file_format import checkpoint_errors
-from run.folder import holds_run, only_writer, prepare_folder
+from run.folder import only_writer, prepare_folder
 
 GPT2 = {  # the settings of nanoGPT's architecture
     "positions": "learned",

@@ -32,7 +32,7 @@ from common.errors import (
     counted,
     first_few,
 )
-from common.files import home_path
+from common.files import holds_run
 from common.stop import Interrupted, Stop
 from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
@@ -40,7 +40,7 @@ from data.tokenizer import describe
 from run import checkpoint as checkpoints
 from run import differences
 from run.checkpoint import Checkpoint
-from run.folder import CheckpointManager, holds_run, only_writer, prepare_folder
+from run.folder import CheckpointManager, only_writer, prepare_folder
 from run.log import Log, info
 from training.device import available_devices, keep_freed_memory, select_runtime
 from training.distributed import World
@@ -55,7 +55,7 @@ FINE_TUNE_FACTOR = 0.3  # of the parent's learning rates: the best one on two te
 def main(command: Command) -> int:
     """Train the run of a command; return the exit code."""
     keep_freed_memory()
-    folder = run_folder(command)
+    folder = command.folder
     with (
         World.from_environment() as world,
         only_writer(folder) if world.is_main else nullcontext(),
@@ -70,10 +70,6 @@ def main(command: Command) -> int:
                 last = f"the last checkpoint is {folder / checkpoints.LAST}"
                 advice = "resume it with a lower learning rate"
                 raise NonFiniteError(f"{error}; {last}; {advice}") from None
-
-
-def run_folder(command: Command) -> Path:
-    return home_path(command.out_dir)
 
 
 # --------------------------------------------------------------------------------- building the run
@@ -99,7 +95,7 @@ def checkpoint_to_resume(command: Command) -> Checkpoint | None:
 
     Raises ConfigError if a new run would replace one that is there.
     """
-    folder = run_folder(command)
+    folder = command.folder
     if not command.resumes:
         if holds_run(folder) and not command.overwrite:
             raise ConfigError(
@@ -190,7 +186,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     checkpoints.restore(saved, run)
     file = command.config_file
     own_settings = f" with its own settings, not those of {file}" if file else ""
-    info(f"resuming {run_folder(command)} at step {run.progress.step:,}{own_settings}")
+    info(f"resuming {command.folder} at step {run.progress.step:,}{own_settings}")
 
     if lines := differences.unasked_changes(saved, run, command.options):
         info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
@@ -215,7 +211,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
         same_text = (saved.text.sha256, saved.text.val_sha256)
         return load_corpus(data, sha256s=same_text, vocabulary=saved.vocabulary)
     except (DataError, CheckpointError) as error:
-        folder = run_folder(command)
+        folder = command.folder
         moved = f"if it has moved: {script_command('train.py', folder)} --data.sources=PATH"
         new_run = f"to train a new run on another text: --init_from={folder}"
         error.args = (f"{error}; {moved}; {new_run}",)
@@ -234,7 +230,7 @@ def chosen_text(command: Command, settings: Config) -> DataConfig:
 
 def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> int:
     """Train a run in its folder; print what to do with the result; return the exit code."""
-    folder, is_main = run_folder(command), run.world.is_main
+    folder, is_main = command.folder, run.world.is_main
     # up to here, nothing in the folder has been changed
     manager = None
     if is_main:

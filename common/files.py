@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files: those of a run, and how a file is written whole or not at all."""
 
 import errno
 import os
@@ -11,11 +11,24 @@ from typing import BinaryIO
 from common.errors import ResourceError
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
+# in a run folder: the newest state, the one saved before it, the best weights, and the best weights
+# on an earlier validation text
+CHECKPOINT_FILES = (
+    "last.safetensors",
+    "prev.safetensors",
+    "best.safetensors",
+    "best_before.safetensors",
+)
 
 
 def home_path(path: str) -> Path:
     """Return a path, in which ~ is the home folder."""
     return Path(os.path.expanduser(path))
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, which saves a checkpoint before its first step."""
+    return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
 def beside_code(path: Path) -> Path:

@@ -9,7 +9,6 @@ part.
 
 import argparse
 import dataclasses
-import os
 import re
 import sys
 import time
@@ -21,7 +20,7 @@ from types import MappingProxyType
 
 from common.console import prepare_console, print_text
 from common.errors import ConfigError, did_you_mean
-from common.files import beside_code
+from common.files import beside_code, holds_run, home_path
 from configs.fields import (
     Checked,
     brief,
@@ -89,7 +88,7 @@ class Command(StartOptions):
     """
 
     config_file: str = ""
-    run_folder: str = ""
+    resumed_folder: str = ""
     file: Mapping[str, object] = dataclasses.field(default_factory=dict)
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     started: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
@@ -108,14 +107,19 @@ class Command(StartOptions):
     @property
     def resumes(self) -> bool:
         """True if the run in the folder goes on, if there is one."""
-        return self.resume or self.run_folder != ""
+        return self.resume or self.resumed_folder != ""
 
     @property
     def out_dir(self) -> str:
         """The run folder; `auto` means out/NAME for NAME.yaml."""
         out_dir = self.options.get("out_dir", self.file.get("out_dir", "auto"))
         named_after_config = f"out/{Path(self.config_file).stem}"
-        return self.run_folder or (named_after_config if out_dir == "auto" else out_dir)
+        return self.resumed_folder or (named_after_config if out_dir == "auto" else out_dir)
+
+    @property
+    def folder(self) -> Path:
+        """The path of the run folder, in which ~ is the home folder."""
+        return home_path(self.out_dir)
 
     def new_settings(self, architecture: Mapping[str, object] = MappingProxyType({})) -> Config:
         """Return the settings of a new run; raise ConfigError if they contradict.
@@ -163,8 +167,8 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
             "see python train.py --help"
         )
 
-    if has_run(words[0]):
-        given = {"run_folder": words[0]}
+    if holds_run(home_path(words[0])):
+        given = {"resumed_folder": words[0]}
         for name, advice in NOT_FOR_A_RUN_FOLDER.items():
             if name in options:
                 raise ConfigError(f"--{name} does not apply to a run folder; {advice}")
@@ -179,7 +183,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
         print_text(to_yaml(command.new_settings()))
         raise SystemExit(0)
     # find mistakes now, unless a checkpoint has some of the settings
-    is_resumed = command.resumes and has_run(command.out_dir)
+    is_resumed = command.resumes and holds_run(command.folder)
     if not (is_resumed or command.init_from):
         command.new_settings()
     return command
@@ -312,12 +316,6 @@ def read_config(path: str) -> dict[str, object]:
         return settings
 
 
-def has_run(folder: str) -> bool:
-    """Return whether this is a folder with a checkpoint."""
-    folder = os.path.expanduser(folder)
-    return os.path.isdir(folder) and any(Path(folder).glob("*.safetensors"))
-
-
 def to_yaml(config: Config) -> str:
     """Return the complete settings as YAML that `read_config` reads back."""
     import yaml
@@ -332,7 +330,7 @@ def to_yaml(config: Config) -> str:
 
 def _read(path: str) -> str:
     """Return the text of a config file; a relative path may also start at the code's folder."""
-    file = beside_code(Path(os.path.expanduser(path)))
+    file = beside_code(home_path(path))
     if file.is_dir():
         nearby = ", ".join(_startable_in(file).values())
         raise ConfigError(f"is a folder without a run; give a config or a run folder: {nearby}")

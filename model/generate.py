@@ -23,7 +23,7 @@ from model.parameters import parameter_count
 GREEDY_BELOW = 1e-6  # below this temperature, take the likeliest character
 MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
 COMPARED_TOKENS = 16  # the length of the text on which the decoder is compared with the model
-TOLERANCE = 1e-4  # relative to the largest logit, at least 1; usually the difference is 6e-6
+TOLERANCE = 1e-4  # of max(1, the largest logit); the usual difference is 6e-6
 
 
 def window_start(n: int, block_size: int) -> int:
@@ -186,7 +186,7 @@ class Generation:
         new = self.ids[:, self.cache.length :]  # (B, T)
         if self.decoder and self.cache.length > 0 and new.shape[1] == 1:
             return self.decoder.step(new.item(), self.cache)[None]
-        # a prompt, an appended text, a window that has moved; several texts, a GPU
+        # more than one new token, or no decoder
         return last_logits(self.model, new, self.cache)
 
 

@@ -1,6 +1,6 @@
 """The GPT: embeddings, a stack of pre-norm blocks, a final norm and the output matrix.
 
-To see all of it, begin with `GPT.forward` at the end. Attention is in attention.py.
+Start reading at `GPT.forward`. Attention is in attention.py.
 
 B batch, T new tokens, C n_embd, V vocabulary
 """
@@ -161,19 +161,17 @@ class GPT(nn.Module):
         end = T if cache is None else cache.length + T
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        if cache is not None:
-            ids = cache.after_recent(ids)  # with those before them, for token shifts
+        # the new tokens after those just before them, for token shifts: (B, up to token_shifts + T)
+        context = ids if cache is None else cache.after_recent(ids)
+        x = self._embed(context, start=end - context.size(1))[:, -T:]  # (B, T, C)
 
-        # the residual stream begins with the embeddings of the new tokens
-        x = self._embed(ids, start=end - ids.size(1))[:, -T:]  # (B, T, C)
-
-        # every block reads the stream and adds to it
+        # the residual stream: every block reads it and adds to it
         layers = [None] * len(self.blocks) if cache is None else cache.layers
         for block, layer_cache in zip(self.blocks, layers, strict=True):
             x = block(x, layer_cache)  # (B, T, C)
 
         if cache is not None:
-            cache.remember(ids)
+            cache.remember(context)
         return self._logits(x)  # (B, T, V)
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError, NonFiniteError, first_few
-from common.files import home_path
+from common.files import CHECKPOINT_FILES, home_path
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer
@@ -28,8 +28,7 @@ from training.device import environment_of, select_runtime
 from training.resolve import resolve
 from training.state import Progress, Run
 
-# in a run folder: the newest state, the one saved before it, and the best weights
-LAST, PREV, BEST = "last.safetensors", "prev.safetensors", "best.safetensors"
+LAST, PREV, BEST, BEST_BEFORE = CHECKPOINT_FILES
 # what is preferred of a run folder, a place to resume or the best weights -> the files to try
 FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
 

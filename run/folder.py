@@ -23,11 +23,9 @@ from common.errors import CheckpointError, ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
 from run import checkpoint as checkpoints
-from run.checkpoint import BEST, LAST, PREV, TextInfo
+from run.checkpoint import BEST, BEST_BEFORE, LAST, PREV, TextInfo
 from training.state import Run
 
-BEST_BEFORE = "best_before.safetensors"  # the best weights of an earlier validation text
-CHECKPOINT_FILES = (LAST, PREV, BEST, BEST_BEFORE)
 METRICS, METRICS_OLD = "metrics.csv", "metrics_old.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
@@ -64,16 +62,11 @@ def only_writer(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if not holds_run(folder):
+        if not files.holds_run(folder):
             for path in created:
                 with suppress(OSError):  # not empty
                     path.unlink() if path == lock_file else path.rmdir()
         lock.release()
-
-
-def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, which saves a checkpoint before its first step."""
-    return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
 def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
@@ -83,10 +76,10 @@ def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
     Raises OSError or ResourceError.
     """
     write_settings(folder, settings)
-    for name in CHECKPOINT_FILES:
+    for name in files.CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
     if not resumed:
-        earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
+        earlier_run = [folder / name for name in (*files.CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
 
@@ -123,7 +116,7 @@ class CheckpointManager:
         self.saved_progress = replace(run.progress) if already_saved else None
         self.began = self.tried_at = time.monotonic()
         self.save_seconds = 0.0  # of the last save
-        self.best_loss = open_best(folder, checkpoints.text_info(run), notify)
+        self.best_loss = best_loss_so_far(folder, checkpoints.text_info(run), notify)
         self.unsaved_best: bytearray | None = None  # a best checkpoint that failed to be written
 
     def save(self, *, as_best: bool, final: bool) -> None:
@@ -173,7 +166,7 @@ class CheckpointManager:
         return progress.step == progress.last_eval_step or now - self.tried_at >= seconds
 
 
-def open_best(folder: Path, text: TextInfo, notify: Callable[[str], None]) -> float:
+def best_loss_so_far(folder: Path, text: TextInfo, notify: Callable[[str], None]) -> float:
     """Return the validation loss of best.safetensors; infinity if there is no whole one.
 
     One of another validation text is renamed to best_before.safetensors: only losses on the same

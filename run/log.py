@@ -211,7 +211,7 @@ class Log:
 
     def end(self, command: Command) -> None:
         """Print how a run has ended, its best loss, and two commands to use its model."""
-        folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
+        folder, minutes = command.folder, (time.monotonic() - command.started) / 60
         progress, train = self.run.progress, self.run.config.train
 
         ended = f"finished after {minutes:.1f} minutes"

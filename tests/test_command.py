@@ -384,7 +384,7 @@ def folder_with_run(tmp_path, monkeypatch):
 def test_a_run_folder_is_resumed_and_its_name_stays_as_it_was_typed(words, folder_with_run):
     command = parse_train(words)
     named = next(word for word in words if not word.startswith("-"))
-    assert command.resumes and command.run_folder == command.out_dir == named
+    assert command.resumes and command.resumed_folder == command.out_dir == named
     assert (command.config_file, command.file) == ("", {})
     resumed = command.resumed_settings(Config(seed=9, compile=True, out_dir="elsewhere"))
     assert resumed == Config(seed=command.options.get("seed", 9), compile=True, out_dir=named)
@@ -393,7 +393,7 @@ def test_a_run_folder_is_resumed_and_its_name_stays_as_it_was_typed(words, folde
 def test_a_config_starts_a_run_and_with_resume_goes_on_with_the_one_in_its_folder(folder_with_run):
     for words, resumes in ([], False), (["--resume"], True), (["--resume", "--minutes=3"], True):
         command = parse_train(["~/my.yaml", *words])
-        assert command.resumes == resumes and command.run_folder == ""
+        assert command.resumes == resumes and command.resumed_folder == ""
         assert (command.config_file, command.out_dir) == ("~/my.yaml", "out/book")
     assert parse_train(["my.yaml", "--out_dir=~/a"]).out_dir == "~/a"
     write("bare.yaml", "seed: 5\n")

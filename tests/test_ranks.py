@@ -21,7 +21,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from training.distributed import VARIABLES, World
+from training.distributed import World
 from training.state import Run
 from training.step import step_seed
 
@@ -31,9 +31,9 @@ EQUAL = ["--dropout=0", f"--max_iters={STEPS}", "--eval_interval=25", "--positio
 
 
 def test_variables_of_torchrun_without_a_rank_do_not_make_several_processes(monkeypatch):
-    for name in VARIABLES:
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE"):
         monkeypatch.setenv(name, "3")
-    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     world = World.from_environment()
     assert world.is_main and world.size == 1

@@ -34,7 +34,7 @@ COMMANDS = [
 def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     # the runs of the commands before it are there
-    monkeypatch.setattr("configs.command.has_run", lambda folder: folder.startswith("out/"))
+    monkeypatch.setattr("configs.command.holds_run", lambda folder: folder.parent == Path("out"))
     _, script, *arguments = shlex.split(command, comments=True)
     if script == "train.py":
         parse_train([word for word in arguments if word not in ("--help", "--print-config")])

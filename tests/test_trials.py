@@ -115,6 +115,15 @@ def test_a_folder_with_the_run_of_another_command_is_left_alone(compare):
     assert not runs
 
 
+def test_without_matplotlib_there_is_a_table_and_no_picture(compare, tmp_path, monkeypatch):
+    run, _ = compare
+    monkeypatch.setattr(trials, "find_spec", lambda name: None)
+    printed = run(RATES)
+    assert "| learning_rate=0.01 | 1 |" in printed
+    assert "no picture: pip install matplotlib\n" in printed
+    assert not (tmp_path / "campaign" / "losses.svg").exists()
+
+
 def test_a_failed_run_is_named_with_its_last_line_and_tried_again(compare, capsys):
     run, runs = compare
     failing = {SECOND: (6, "error: step 7: the loss is nan")}

@@ -27,12 +27,6 @@ from common.console import discard_output
 from common.errors import ConfigError, counted
 
 T = TypeVar("T")
-VARIABLES = {  # of torchrun -> argument of World
-    "RANK": "rank",
-    "WORLD_SIZE": "size",
-    "LOCAL_RANK": "local_rank",
-    "GROUP_WORLD_SIZE": "machines",
-}
 
 
 class World:
@@ -52,8 +46,8 @@ class World:
         # without a rank this is the only process, whatever else a job has left in the environment
         if "RANK" not in os.environ:
             return cls()
-        found = {key: os.environ[name] for name, key in VARIABLES.items() if name in os.environ}
-        world = cls(**{key: int(value) for key, value in found.items()})
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")
+        world = cls(*(int(os.environ.get(name, 1)) for name in names))
         # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
             discard_output()

@@ -1,7 +1,8 @@
 """Drawings: what a run shows of its model at each evaluation, beside the losses.
 
-They are the same text and the same questions each time, with a fixed seed, so that two evaluations
-can be compared. They leave the random numbers of training alone: a Sampler has its own.
+The seed and the probed text are the same each time, so that two evaluations can be compared; the
+answers are the first wrong ones. The random numbers of training are left alone: a Sampler has its
+own.
 
 T tokens, V vocabulary, H heads
 """

@@ -101,10 +101,11 @@ class Muon(Optimizer):
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
     A parameter may store several matrices, as in layout `fused`, or a part of one, as in `heads`.
-    `cut` is `named_slices` of a model: given tensors of the parameters' shapes, by parameter, it
-    returns the slices of each matrix, by name. So the queries of all heads are one (H*D, C) matrix
-    in every layout, and so are the keys and the values. A tensor of more than two dimensions counts
-    as a matrix of its rows. Matrices of one shape are orthogonalized as one batch, in `dtype`.
+    `slices_of` is `named_slices` of a model: it cuts tensors of the parameters' shapes, given by
+    parameter, into the slices of each matrix, by name. So the queries of all heads are one (H*D, C)
+    matrix in every layout, and so are the keys and the values. A tensor of more than two dimensions
+    counts as a matrix of its rows. Matrices of one shape are orthogonalized as one batch, in
+    `dtype`.
     """
 
     moments = ("momentum",)
@@ -112,16 +113,21 @@ class Muon(Optimizer):
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        cut: Callable[[Mapping[Tensor, Tensor]], dict[str, list[Tensor]]],
+        slices_of: Callable[[Mapping[Tensor, Tensor]], dict[str, list[Tensor]]],
         lr: float,
         momentum: float,
         weight_decay: float,
         dtype: torch.dtype,
     ):
         super().__init__(parameters, lr)
-        self.cut, self.momentum, self.weight_decay, self.dtype = cut, momentum, weight_decay, dtype
+        self.slices_of, self.momentum, self.weight_decay, self.dtype = (
+            slices_of,
+            momentum,
+            weight_decay,
+            dtype,
+        )
         self.weights_by_shape = defaultdict(dict)  # (R, C) -> views of the weights by name
-        for name, slices in cut({p: p.detach() for p in parameters}).items():
+        for name, slices in slices_of({p: p.detach() for p in parameters}).items():
             shape = sum(map(len, slices)), slices[0][0].numel()
             self.weights_by_shape[shape][name] = slices
 
@@ -132,7 +138,7 @@ class Muon(Optimizer):
         for parameter, state in self.state.items():
             state["momentum"].lerp_(parameter.grad, 1 - self.momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], self.momentum)
-        update_slices = self.cut(updates)
+        update_slices = self.slices_of(updates)
 
         for (R, C), weights in self.weights_by_shape.items():
             matrices = [torch.cat(update_slices[name]).flatten(1) for name in weights]
@@ -150,7 +156,7 @@ class Muon(Optimizer):
                     view.add_(part.reshape(view.shape), alpha=-self.lr * scale)
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
     Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. It lets
@@ -158,13 +164,13 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # a is the slope at 0: as steep as possible
 
-    # singular values of at most 1: the iteration would diverge from larger ones
+    # singular values of at most 1: the iteration diverges for larger ones
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
     tall = X.size(1) > X.size(2)
     X = (X.mT if tall else X).to(dtype)  # wide: X X^T is the smaller of the two products
 
     # a polynomial in X X^T applies to every singular value, without computing any
-    for _ in range(steps):
+    for _ in range(5):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
         X = torch.baddbmm(X, B, X, beta=a)  # a X + B X

@@ -123,7 +123,7 @@ class TrainStep:
             )
 
 
-def step_seed(seed: int, step: int, rank: int = 0) -> int:
+def step_seed(seed: int, step: int, rank: int) -> int:
     """Return a seed for torch's default generator: dropout then needs no saved state."""
     # neighboring steps get unrelated seeds
     sequence = np.random.SeedSequence((seed, step, rank))
