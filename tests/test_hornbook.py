@@ -135,7 +135,7 @@ def test_without_a_text_it_reads_tiny_shakespeare_else_the_plays_beside_it(
 def test_a_text_shorter_than_a_window_is_an_error_of_one_sentence(text, monkeypatch, capsys):
     text.write_text("To be, or not to be.", encoding="utf-8")
     with pytest.raises(SystemExit) as leaving:
-        run_command(ROOT, monkeypatch, text)
+        run_command(ROOT, monkeypatch, text, "--steps=0")
     assert leaving.value.code == 3
     assert capsys.readouterr().err == "error: 18 training characters; 66 are needed\n"
 
