@@ -340,7 +340,7 @@ def _read(path: str) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         # a typo, or the name of a recipe without .yaml
-        names = _startable_in(file.parent, Path("configs"))
+        names = _startable_in(Path("configs"), file.parent)
         hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
         raise ConfigError(f"no such config or run folder; {hint}") from None
     except UnicodeDecodeError as error:
