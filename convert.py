@@ -16,22 +16,14 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from common.console import (
-    executable,
-    path_argument,
-    prepare_console,
-    print_result,
-    script_path,
-    shell_command,
-)
-from common.errors import CheckpointError, ConfigError
-from common.files import write_atomic
+from common.console import prepare_console, print_result, script_command
+from common.errors import CheckpointError, ConfigError, DataError
+from common.files import holds_run, home_path, write_atomic
 from configs.schema import Config, ModelConfig, TrainConfig
-from data.text import read_text
 from run import checkpoint as checkpoints
 from run.checkpoint import BEST, Checkpoint, TextInfo
 from run.file_format import checkpoint_errors
-from run.folder import holds_run, only_writer, prepare_folder
+from run.folder import only_writer, prepare_folder
 
 GPT2 = {  # the settings of nanoGPT's architecture
     "positions": "learned",
@@ -45,7 +37,6 @@ GPT2 = {  # the settings of nanoGPT's architecture
     "logit_scale": 1.0,
 }
 ADAMW = TrainConfig(optimizer="adamw", learning_rate=1e-3, schedule="cosine", min_lr_ratio=0.1)
-# settings with the same name in nanoGPT
 SHARED = ("n_layer", "n_head", "n_embd", "block_size", "bias", "dropout")
 NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in this order
     "_orig_mod.": "",  # the prefix of a compiled model
@@ -65,32 +56,36 @@ NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in th
 def main(argv: list[str] | None = None) -> int:
     prepare_console()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("ckpt", type=Path, help="ckpt.pt of nanoGPT")
-    parser.add_argument("--vocabulary", type=Path, required=True, metavar="TEXT")
-    parser.add_argument("--out_dir", type=Path, required=True, help="folder of the new run")
+    parser.add_argument("ckpt", type=home_path, help="ckpt.pt of nanoGPT")
+    parser.add_argument("--vocabulary", type=home_path, required=True, metavar="TEXT")
+    parser.add_argument("--encoding", default="utf-8", help="of the text; default: utf-8")
+    parser.add_argument("--out_dir", type=home_path, required=True, help="folder of the new run")
     options = parser.parse_args(argv)
 
     # read everything before anything is written
-    saved = read_nanogpt(options.ckpt, options.vocabulary)
+    saved = read_nanogpt(options.ckpt, options.vocabulary, options.encoding)
 
     # write a run folder with one checkpoint: `best`, which sampling and --init_from load
     with only_writer(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        prepare_folder(options.out_dir, None, saved.settings)
+        prepare_folder(options.out_dir, resumed=False, settings=saved.settings)
         write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
 
-    folder = path_argument(options.out_dir)
-    command = shell_command([executable("python"), script_path("sample.py"), "--ckpt", folder])
+    command = script_command("sample.py", "--ckpt", options.out_dir)
     print_result(f"imported {options.ckpt}; now try:", f"  {command}")
     return 0
 
 
-def read_nanogpt(path: Path, text: Path) -> Checkpoint:
+def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     """Read a ckpt.pt of nanoGPT, trained on a text; raise CheckpointError if they do not fit."""
-    vocabulary = "".join(sorted(set(read_text(text, "utf-8"))))
+    try:  # as nanoGPT reads it: a byte order mark is a character
+        vocabulary = "".join(sorted(set(text.read_text(encoding))))
+    except (OSError, UnicodeError, LookupError) as error:
+        raise DataError(
+            f"{text}: cannot be read: {error}; name the text or its --encoding"
+        ) from error
     with checkpoint_errors(path):
-        # tensors and plain values only; anything else in the pickle is refused
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
             args, tensors = content["model_args"], our_tensors(content["model"])

@@ -2,16 +2,16 @@
 
     python hornbook.py [TEXT ...] [--steps N]
 
-After 1,400 steps on Tiny Shakespeare (15 minutes on two CPU cores, a loss of 1.40) it writes:
+After 1,400 steps on Tiny Shakespeare (15 minutes on two CPU cores, validation loss 1.40) it writes:
 
     ESCALUS:
     I pray, that great Bohemia straight
     Be mine arm-read.
 
-Each heading says where the full version of its part lives. The weights are, bit for bit, those of
-`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; lines that
-only this explains say "as train.py". In shapes, B counts windows in a batch, T characters in a
-call, S those so far (with these T), H heads, V the vocabulary; C is the width, and D = C / H.
+Each heading says where the full version of its part is. The weights are, bit for bit, those of
+`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; what is
+marked "as train.py" is spelled so for that alone. Shapes: B windows in a batch, T characters in a
+call, S in the cache, C width, H heads, D = C / H, V characters in the vocabulary.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-# --------------------------------------------------- constants: configs/ has them for seven recipes
+# ------------------------------------------------------------ constants: configs/ has other recipes
 STEPS, BATCH, CONTEXT = 1400, 4, 512  # 2.9 epochs of Tiny Shakespeare
 LAYERS, HEADS, WIDTH = 3, 4, 256  # 2.4 million parameters
 TOKEN_SHIFTS = 2  # each character is also told which two come before it
@@ -37,8 +37,7 @@ LEARNING_RATE = 0.02  # the highest, of Muon and of AdamW
 WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # the shares of the run in which it rises and falls
 MOMENTUM, BETAS, WEIGHT_DECAY = 0.9, (0.9, 0.99), 0.1  # of Muon, of AdamW, of both
 GRAD_CLIP = 1.0  # a longer gradient is scaled down to this length
-TEMPERATURE = 0.7  # below 1, likely characters are drawn even more often
-SEED = 1337
+TEMPERATURE, SEED = 0.7, 1337  # a temperature below 1 makes likely characters likelier still
 
 
 # ----------------------------------- the text and its vocabulary: data/ has encodings and downloads
@@ -59,7 +58,7 @@ def windows(length):
     count = math.ceil(length / CONTEXT) + 1  # one more, because the first may be short
     for epoch in itertools.count():
         rng = np.random.RandomState((SEED, epoch))  # the same numbers in every version of NumPy
-        first_cut = 1 + int(CONTEXT * rng.random_sample())  # so every epoch cuts elsewhere
+        first_cut = 1 + int(CONTEXT * rng.random_sample())  # no character shall always come first
         cuts = [0] + [min(first_cut + CONTEXT * i, length) for i in range(count)]
         for i in rng.permutation(count):  # window i is between two cuts; the last may be empty
             yield cuts[i], cuts[i + 1]
@@ -77,9 +76,9 @@ def batches(ids):
         yield inputs, targets
 
 
-# --------------------------- attention, with RoPE and QK-norm: model/attention.py writes it 24 ways
+# --------------------------- attention, with RoPE and QK-norm: model/attention.py has 24 equal ones
 class Cache:
-    """What is kept of the S characters so far; S is 0 at first, and before each training batch."""
+    """What is kept of S characters, at first none. Every batch and every text gets a new one."""
 
     def __init__(self, B):
         self.ids = torch.zeros(B, 0, dtype=torch.int64)  # (B, S)
@@ -88,15 +87,15 @@ class Cache:
 
 
 def attention(q, k, v, cache, layer):
-    """Return, for each query q, the mean of the values v, weighted by how well their keys k fit."""
+    """Return, for each query q, the mean of the values v, weighted by how well the keys k fit q."""
     q, k = rms_norm(q), rms_norm(k)  # (B, H, T, D): equally long, so that no score can explode
     start = cache.keys[layer].size(2)  # position of the first new character
     q, k = rotate(q, start), rotate(k, start)  # so that a score knows how far apart the two are
     # as nobody looks ahead, the keys and values of earlier characters are what they were
-    k = cache.keys[layer] = torch.cat([cache.keys[layer], k], dim=2)  # (B, H, S, D)
-    v = cache.values[layer] = torch.cat([cache.values[layer], v], dim=2)
+    k = cache.keys[layer] = torch.cat([cache.keys[layer], k], dim=2)  # (B, H, S, D), T included
+    v = cache.values[layer] = torch.cat([cache.values[layer], v], dim=2)  # both now remembered
     S, D = k.shape[2:]
-    scores = q @ k.mT / math.sqrt(D)  # (B, H, T, S): how well each key fits, from -8 to 8
+    scores = q @ k.mT / math.sqrt(D)  # (B, H, T, S): how well each key fits, within sqrt(D) = 8
     future = torch.arange(S) > torch.arange(start, S)[:, None]  # (T, S)
     weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)  # each row sums to 1
     return weights @ v  # (B, H, T, D)
@@ -114,8 +113,8 @@ def rotate(x, start):
     angles = torch.arange(start, start + T)[:, None] * frequencies  # (T, D/2)
     cos = torch.cat([angles, angles], dim=1).cos().float()  # (T, D)
     sin = torch.cat([-angles, angles], dim=1).sin().float()
-    # roll swaps the two of a pair: (a, b) becomes (a cos - b sin, b cos + a sin); as train.py
-    return torch.addcmul(x * cos, x.roll(D // 2, dims=-1), sin)
+    # roll swaps the two of a pair: (a, b) becomes (a cos - b sin, b cos + a sin)
+    return torch.addcmul(x * cos, x.roll(D // 2, dims=-1), sin)  # x cos + rolled sin; as train.py
 
 
 # --------------------------------------- the block: model/gpt.py has GELU, SwiGLU, RMSNorm, dropout
@@ -124,7 +123,7 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.attn_norm = nn.LayerNorm(WIDTH, bias=False)
+        self.attn_norm = nn.LayerNorm(WIDTH, bias=False)  # mean 0, deviation 1, times learned gains
         # what a character looks for, what it is found by, what it hands over: queries, keys, values
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -154,11 +153,11 @@ class GPT(nn.Module):
         self.to_logits = nn.Linear(WIDTH, V, bias=False)
         # `out` and `down` begin at 0, so at first a block passes its input on unchanged. The logits
         # are then noise with the standard deviation sigma = 0.02 sqrt(C) = 0.32, and the first loss
-        # is about ln V + sigma^2 / 2, because the mean of e^noise is e^(sigma^2 / 2).
+        # is about ln V + sigma^2 / 2: the mean of e^noise is e^(sigma^2 / 2), the mean of noise 0.
         generator = torch.Generator().manual_seed(SEED)
         for block in self.blocks:
             heads = torch.normal(0.0, 0.02, (HEADS, 3, WIDTH // HEADS, WIDTH), generator=generator)
-            block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # by heads: as train.py
+            block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # head by head: as train.py
             for linear, std in ((block.out, 0.0), (block.up, 0.02), (block.down, 0.0)):
                 linear.weight.data.normal_(0.0, std, generator=generator)
         for table in (self.embedding, self.to_logits, *self.previous):
@@ -168,8 +167,8 @@ class GPT(nn.Module):
         """Return the logits (B, T, V) of new characters, ids (B, T), after those in the cache."""
         cache.ids = torch.cat([cache.ids, ids], dim=1)  # (B, S)
         x = self.embedding(ids)  # (B, T, C): the stream, to which everything is added
-        for n, embedding in enumerate(self.previous, 1):
-            shifted = F.pad(embedding(cache.ids), (0, 0, n, 0))[:, :-n]  # (B, S, C): n places later
+        for n, table in enumerate(self.previous, 1):
+            shifted = F.pad(table(cache.ids), (0, 0, n, 0))[:, :-n]  # (B, S, C): n places later
             x = x + shifted[:, -ids.size(1) :]  # each new one gets what stands n before it, if any
         for layer, block in enumerate(self.blocks):
             x = block(x, cache, layer)  # (B, T, C)
@@ -179,20 +178,20 @@ class GPT(nn.Module):
 
 # ----------------------------------------------------------- Muon and AdamW: training/optimizers.py
 @torch.no_grad()
-def muon_step(weight, mean, lr):
+def muon_step(weight, momentum, lr):
     """Move a matrix about equally far in every direction of its gradient (Jordan et al. 2024)."""
-    mean.lerp_(weight.grad, 1 - MOMENTUM)  # the running mean of the gradients
-    update = weight.grad.lerp(mean, MOMENTUM)  # a step ahead: Nesterov
+    momentum.lerp_(weight.grad, 1 - MOMENTUM)  # a running mean of the gradients
+    update = weight.grad.lerp(momentum, MOMENTUM)  # the newest counts more: Nesterov
     weight.mul_(1 - lr * WEIGHT_DECAY)
-    stacked = 3 if len(weight) == 3 * WIDTH else 1  # q, k, v: as one, they would share a step
-    for matrix, change in zip(weight.chunk(stacked), update.chunk(stacked), strict=True):
-        change = orthogonalize(F.normalize(change, dim=-1))  # every output counts equally
-        rows, columns = matrix.shape  # a tall matrix spreads its step over more outputs
+    stacked = 3 if len(weight) == 3 * WIDTH else 1  # qkv is three matrices: a step for each
+    for matrix, change in zip(weight.chunk(stacked), update.chunk(stacked), strict=True):  # views
+        change = orthogonalize(F.normalize(change, dim=-1))  # each row, an output, counts equally
+        rows, columns = matrix.shape  # the rows of a tall one come out short: lengthen them
         matrix.add_(change, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 
 
 def orthogonalize(X):
-    """Keep the singular vectors of X, and bring its singular values close to 1 (0.7 to 1.2)."""
+    """Bring the singular values of X, its stretch in each direction, close to 1 (0.7 to 1.2)."""
     tall = X.size(0) > X.size(1)
     X = X / (torch.linalg.matrix_norm(X) + 1e-7)  # no singular value is above 1
     X = X.mT if tall else X  # so that X X^T is the small one
@@ -211,7 +210,7 @@ def learning_rate(step, steps):
     return min(rise, 1.0, fall) * LEARNING_RATE
 
 
-# ------------------------- the loop: train.py, training/ have resuming, several processes, bfloat16
+# ------------------- the loop: train.py and training/ have resuming, several processes and bfloat16
 def train(model, ids, steps):
     """Yield the loss of each step: Muon moves the matrices of the blocks, AdamW all the rest."""
     muon = [(p, torch.zeros_like(p)) for p in model.blocks.parameters() if p.dim() == 2]
@@ -223,13 +222,13 @@ def train(model, ids, steps):
         logits = model(inputs, Cache(BATCH))  # (B, T, V); an empty cache: nothing came before
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # in nats per character
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)
+        nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)  # of all parameters together
         lr = learning_rate(step, steps)
         for group in adamw.param_groups:
             group["lr"] = lr
         adamw.step()
-        for weight, mean in muon:
-            muon_step(weight, mean, lr)
+        for weight, momentum in muon:
+            muon_step(weight, momentum, lr)
         model.zero_grad()
         yield loss.item()
 
@@ -254,10 +253,10 @@ def write(model, vocabulary, count):
     model.eval()
     ids, cache = torch.tensor([[0]]), Cache(1)  # 0: a newline, in most vocabularies
     numbers = 1 - np.random.Generator(np.random.PCG64((SEED, 0))).random(1 + count)  # in (0, 1]
-    for number in numbers[1:]:  # the first is for the newline, which is not drawn; as train.py
-        logits = model(ids, cache)[0, -1].double().numpy()  # (V,): after the newest, all it reads
-        cumulative = np.exp((logits - logits.max()) / TEMPERATURE).cumsum()  # to their sum, not 1
-        ids = torch.tensor([[cumulative.searchsorted(number * cumulative[-1])]])
+    for number in numbers[1:]:  # the first is for the newline, which is not drawn; as sample.py
+        logits = model(ids, cache)[0, -1].double().numpy()  # (V,)
+        totals = np.exp((logits - logits.max()) / TEMPERATURE).cumsum()  # odds, added up
+        ids = torch.tensor([[totals.searchsorted(number * totals[-1])]])  # the first to reach it
         yield vocabulary[ids.item()]
 
 
@@ -267,12 +266,13 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default: {STEPS}")
     options = parser.parse_args()
     data = Path(__file__).parent / "data"
-    default = [*data.glob("tinyshakespeare/input.txt")] or sorted(data.glob("plays/*.txt"))
-    vocabulary, train_ids, validation_ids = read(options.texts or default)
-    if (count := len(train_ids)) < CONTEXT + 2:
-        parser.exit(3, f"error: {count} characters to train on; {CONTEXT + 2} are needed\n")
+    texts = options.texts or list(data.glob("tinyshakespeare/input.txt"))
+    vocabulary, train_ids, validation_ids = read(texts or sorted(data.glob("plays/*.txt")))
+    if len(train_ids) < CONTEXT + 2:
+        parser.exit(3, f"error: {len(train_ids)} training characters; {CONTEXT + 2} are needed\n")
     model = GPT(len(vocabulary))
-    for loss in (bar := tqdm(train(model, train_ids, options.steps), total=options.steps)):
+    bar = tqdm(train(model, train_ids, options.steps), total=options.steps)
+    for loss in bar:
         bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
     print(f"validation loss {validation_loss(model, validation_ids):.4f}\n")
     for character in write(model, vocabulary, 500):

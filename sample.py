@@ -8,55 +8,83 @@ of its samples is one item.
 """
 
 import os
+import shutil
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 
-from configs.command import SampleCommand, parse_sample
+from common.console import escape, print_error, print_result, print_stderr, print_text
+from common.errors import ConfigError, DataError, UserError, counted
+from common.files import home_path
+from configs.command import parse_sample_options
+from configs.fields import INVALID_TEXT, brief, error_context, unescape, with_escapes
+from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
+from page.mark import check_page
+
+
+def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]:
+    """Return the checked options, and the prompt's text, before torch is imported."""
+    options = parse_sample_options(argv)
+    if options.html:
+        check_page(home_path(options.html))
+    if options.prompt[:5] in ("-", "FILE:"):
+        return options, read_text(options.prompt.removeprefix("FILE:"), "utf-8")[1]
+    return options, unescape(options.prompt)
+
+
+def read_text(path: str, encoding: str) -> tuple[str, str]:
+    """Return the name and the text of a file, or of standard input if `path` is "-"."""
+    from data.text import decode  # here, because it imports the network
+
+    name = "standard input" if path == "-" else path
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else home_path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{name}: cannot be read: {error.strerror}; name a text file") from error
+    return name, decode(content, name, encoding)
+
 
 if __name__ == "__main__":
-    COMMAND = parse_sample()  # before importing torch, which takes seconds: report mistakes at once
+    COMMAND = parse_command()  # before importing torch, which takes seconds
     # model/decode.py multiplies vectors with NumPy: too little work for several threads. NumPy
     # reads this variable when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import torch
 
-from common.console import print_error, print_result, print_stderr, print_text
-from common.errors import ConfigError, DataError, UserError, counted
-from configs.fields import brief, error_context, with_escapes
-from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
-from data.text import read_text
+from data.text import ENCODING_OF_BOM, without_license
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
-from model.generate import Generation, Sampler
+from model.decode import Decoder
+from model.generate import Generation, Sampler, build_decoder
 from page.export import write_page
 from run import checkpoint as checkpoints
 from training.device import select_runtime
 from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
 from training.resolve import resolve
 
+FILTERS = ("temperature", "top_k", "top_p", "min_p")  # what a Sampler does to the probabilities
 BATCH_SIZE = 64  # samples to draw at once
 TRIES = 100  # samples to draw, at most, for each item that --novel should find
 
 
-def main(command: SampleCommand) -> int:
-    """Run a command; return its exit code."""
-    session, prompt = Session(command.options), command.prompt
+def main(options: SampleConfig, prompt: str) -> int:
+    """Do what the options say; return the exit code."""
+    session = Session(options)
     # drop the newline at the end of a file or of `echo`, unless questions end in a newline
-    if command.prompt_is_file and not session.answer_after.endswith("\n"):
+    if options.prompt[:5] in ("-", "FILE:") and not session.answer_after.endswith("\n"):
         prompt = prompt.removesuffix("\n")
 
-    if command.options.html:
+    if options.html:
         write_html(session, prompt)
-    elif command.options.score:
+    elif options.score:
         score(session)
-    elif command.options.interactive:
-        take_turns(session, prompt)
+    elif options.interactive:
+        return take_turns(session, prompt)
     else:
         print_samples(session, prompt)
     return 0
@@ -68,8 +96,8 @@ class Session:
     def __init__(self, options: SampleConfig):
         # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
-        self.saved = checkpoints.find(Path(options.ckpt), "best", notify=print_stderr)
-        config = resolve(self.saved.settings, self.runtime, self.saved.data.epochs).model
+        self.saved = checkpoints.find(home_path(options.ckpt), "best", notify=print_stderr)
+        config = resolve(self.saved.settings, self.runtime, self.saved.text.epochs).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
@@ -87,9 +115,13 @@ class Session:
 
         # temperature auto: greedy for questions, sampled otherwise
         if options.temperature == "auto":
-            temperature = 0.0 if self.answer_after else DEFAULT_TEMPERATURE
-            options = replace(options, temperature=temperature)
+            options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
+
+    @cached_property
+    def decoder(self) -> Decoder | None:
+        """The fast forward pass of one text: the weights stay, so it is built once."""
+        return build_decoder(self.model)
 
     def encode(self, text: str) -> np.ndarray:
         """Encode a text; raise ConfigError for a character that is not in the vocabulary.
@@ -119,16 +151,12 @@ class Session:
 
         # a model of answers needs a question
         if self.answer_after not in text:
-            question = with_escapes(self.saved.data.question)
+            question = with_escapes(self.saved.text.question)
             raise ConfigError(
                 f"prompt: this model answers questions that end in {brief(self.answer_after)}; "
                 f"ask one, such as {brief(question)}"
             )
         return self.encode(text)
-
-    def read(self, path: str) -> str:
-        """Read a file in the encoding of the training text."""
-        return read_text(Path(path), self.saved.settings.data.encoding)
 
     def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Generation:
         """Begin some samples with a prompt.
@@ -137,15 +165,9 @@ class Session:
         depend on the other samples.
         """
         options = self.options
-        sampler = Sampler(
-            options.seed,
-            sample_indices,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-        )
-        generation = Generation(self.model, sampler, cache=options.cache)
+        filters = {name: getattr(options, name) for name in FILTERS}
+        sampler = Sampler(options.seed, sample_indices, **filters)
+        generation = Generation(self.model, sampler, cache=options.cache, decoder=self.decoder)
 
         # as in training, an item begins after a separator; other text needs a first character
         start = ""
@@ -168,7 +190,7 @@ class Session:
             characters = self.tokenizer.decode(generation.step())  # one for each sample
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
             # stopped samples are still drawn, but not shown, until all have stopped
-            if all(stop.reached for stop in stops):
+            if all(stop.found for stop in stops):
                 return
         # the length is reached: show the characters that were held back
         yield [stop.pending for stop in stops]
@@ -177,31 +199,26 @@ class Session:
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    The last few characters are `pending` until it is clear that they do not begin a stop string. A
-    stop string may begin in the prompt.
+    It is `found` then. The last few characters are `pending` until it is clear that they do not
+    begin a stop string. A stop string may begin in the prompt.
     """
 
     def __init__(self, strings: Sequence[str], prompt: str):
         self.strings, self.longest = strings, max(map(len, strings), default=1)
-        self.shown, self.pending, self.reached = prompt, "", False
+        self.shown, self.pending, self.found = prompt, "", ""
 
     def feed(self, character: str) -> str:
         """Add a character; return the text that can no longer be part of a stop string."""
-        if self.reached:
+        if self.found:
             return ""
         self.pending += character
 
-        # does a stop string end here? if several do, remove the longest
+        # does a stop string end here? if several do, it is the longest
         text = (self.shown + self.pending)[-self.longest :]
-        found = max(filter(text.endswith, self.strings), key=len, default="")
-        if found:
-            self.reached = True
-            length = max(0, len(self.pending) - len(found))
-            shown, self.pending = self.pending[:length], ""
-        else:
-            # hold back as much as may be the beginning of one
-            length = max(0, len(self.pending) - (self.longest - 1))
-            shown, self.pending = self.pending[:length], self.pending[length:]
+        self.found = max(filter(text.endswith, self.strings), key=len, default="")
+        # of a stop string show nothing; otherwise hold back what may be the beginning of one
+        length = max(0, len(self.pending) - (len(self.found) or self.longest - 1))
+        shown, self.pending = self.pending[:length], "" if self.found else self.pending[length:]
         self.shown = (self.shown + shown)[-self.longest :]
         return shown
 
@@ -251,7 +268,7 @@ def draw(session: Session, sample_indices: range, ids: np.ndarray) -> list[tuple
     stops = [StopStrings(session.stops, prompt) for _ in sample_indices]
     steps = session.generate(session.begin(sample_indices, ids), stops)
     texts = map("".join, zip(*steps, strict=True))
-    return [(prompt + text, stop.reached) for text, stop in zip(texts, stops, strict=True)]
+    return [(prompt + text, bool(stop.found)) for text, stop in zip(texts, stops, strict=True)]
 
 
 def print_novel(session: Session, ids: np.ndarray) -> None:
@@ -260,8 +277,9 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
         raise ConfigError("--novel is for models of a list, trained with data.separator")
 
     # do not print items of the file, an empty item, or an item twice
-    path, count = session.options.novel, session.options.num_samples
-    known = {"", *session.item_format.items_of(path, [session.read(path)])}
+    count = session.options.num_samples
+    name, text = read_text(session.options.novel, session.saved.settings.data.encoding)
+    known = {"", *session.item_format.items_of(name, [text])}
 
     # draw until there are enough; a model that has memorized its list may never get there
     found = 0
@@ -282,56 +300,104 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
 # --------------------------------------------------------------------------------------- take turns
 
 
-def take_turns(session: Session, prompt: str) -> None:
-    """Take turns until Ctrl-D: append a typed line to the text, then let the model continue.
+def take_turns(session: Session, prompt: str) -> int:
+    """Take turns until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0.
 
-    After an empty line the model continues where it stopped. With a model of a list, each turn is
-    an item: the prompt, the typed line and the reply.
+    A typed line begins a new line of the text, and the model continues it; after an empty line the
+    model goes on. If the text ends in a string of --stop, such as `Ann:`, the typed line continues
+    that. With a model of a list, each turn is an item: the prompt, the typed line and the reply.
     """
-    # all turns are one long sample; with a list, each turn is the next sample
-    index = (session.options.sample or 1) - 1
-    if not session.item_format:
+    options, item_format, tokenizer = session.options, session.item_format, session.tokenizer
+    on_terminal = prepare_input()
+    # all turns are one long sample; with a list, each item is the next sample
+    index, exit_code = (options.sample or 1) - 1, 0
+    if not item_format:
         generation = session.begin([index], session.encode(prompt))
+
+    # "\n": a text begins at the start of a line
+    reply, continues = prompt, not item_format and f"\n{prompt}".endswith(options.stop)
     print_text(prompt)
-    end_line(prompt)
-    while (line := read_line()) is not None:
+    if prompt and not continues:
+        end_line(prompt)
+    while True:
+        unfinished = reply.rpartition("\n")[2] if continues else ""
         try:
-            if session.item_format:
-                # if a newline ends a question, restore that of the line
-                line = prompt + line + "\n" * session.answer_after.endswith("\n")
+            line = type_after(unfinished) if on_terminal else input()
+        except EOFError:
+            if on_terminal or unfinished:
+                print_text("\n")
+            return exit_code
+        except UnicodeError as error:  # UTF-16 that ends within a character
+            raise DataError(f"standard input: {error}; convert it to UTF-8") from None
+
+        try:
+            if INVALID_TEXT.search(line):
+                raise ConfigError(f"{brief(line)}: not UTF-8; type it again")
+            if item_format and not continues:
+                line = prompt + line
+                if session.answer_after.endswith("\n"):  # Enter ends the question
+                    line += "\n"
                 generation = session.begin([index], session.encode_prompt(line))
                 index += 1
             elif line:
-                # put the typed line on a line of its own
-                start = session.tokenizer.start  # a newline, if the vocabulary has one
-                at_start = session.tokenizer.decode(generation.ids[0, -1:]) == start
-                generation.append(session.encode(line if at_start else start + line)[None])
+                ids = session.encode(line)[None]
+                start = tokenizer.encode(tokenizer.start)  # a newline, if the vocabulary has one
+                if not continues and generation.ids[0, -1] != start:
+                    generation.append(start[None])
+                generation.append(ids)
         except UserError as error:
             print_error(error)
+            exit_code = 2
+            if not sys.stdout.isatty():
+                print_text("\n")  # so that answers stay beside their questions
             continue
 
-        reply = ""
-        for (text,) in session.generate(generation, [StopStrings(session.stops, line)]):
-            print_text(text)
+        stop, reply = StopStrings(session.stops, line), ""
+        for (text,) in session.generate(generation, [stop]):
+            # on the screen, Enter has ended the typed line already
+            print_text(text.removeprefix("\n") if on_terminal and not reply else text)
             reply += text
-        end_line(reply)
+        # what ends an item is not shown, and no line continues it
+        ended = item_format and stop.found.endswith(session.end)
+        if continues := bool(stop.found) and not ended:
+            print_text(stop.found)
+            reply += stop.found
+        else:
+            end_line(reply)
 
 
-def read_line() -> str | None:
-    """Read a line of UTF-8, on a terminal after "> "; return None at the end (Ctrl-D)."""
-    if sys.stdin.isatty():
-        print_text("> ")
-    # a byte that is not UTF-8 becomes a lone surrogate, which is never in a vocabulary
-    line = sys.stdin.buffer.readline().decode("utf-8-sig", errors="surrogateescape")
-    # Ctrl-D: end the line, so that the shell's prompt begins a new one
-    if not line and sys.stdin.isatty():
-        print_text("\n")
-    return line.rstrip("\r\n") if line else None
+def prepare_input() -> bool:
+    """Prepare `input` to read lines; return whether somebody types them on a terminal.
+
+    A file or pipe is UTF-8, or has a byte order mark. A wrong byte becomes a lone surrogate.
+    """
+    on_terminal, encoding = sys.stdin.isatty() and sys.stdout.isatty(), None
+    if on_terminal:
+        with suppress(ImportError):  # Windows edits lines without it
+            import readline  # noqa: F401 - `input` then has the arrow keys
+        print_stderr("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
+    else:
+        start = sys.stdin.buffer.peek(4)
+        mark = next(filter(start.startswith, ENCODING_OF_BOM), b"")
+        encoding = ENCODING_OF_BOM.get(mark, "utf-8")
+    sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape", newline=None)
+    return on_terminal
+
+
+def type_after(unfinished: str) -> str:
+    """Read a typed line that continues an unfinished one, if any; raise EOFError at Ctrl-D."""
+    # `input` prints the last row of it again, and can redraw it while the line is edited
+    width = shutil.get_terminal_size().columns
+    row = escape(unfinished)
+    row = row[(len(row) - 1) // width * width :]
+    if row:
+        print("\r", end="")
+    return input(row or "> ")
 
 
 def end_line(text: str) -> None:
     """Print a newline after a text that does not end in one."""
-    if text and not text.endswith("\n"):
+    if not text.endswith("\n"):
         print_text("\n")
 
 
@@ -340,20 +406,24 @@ def end_line(text: str) -> None:
 
 def score(session: Session) -> None:
     """Print the loss over every character of a text; the items of a list are scored one by one."""
-    path, item_format, tokenizer = session.options.score, session.item_format, session.tokenizer
+    item_format, tokenizer = session.item_format, session.tokenizer
+    data = session.saved.settings.data
+    name, whole = read_text(session.options.score, data.encoding)
 
-    # map rare characters to UNK if training did; otherwise refuse or skip unknown ones
-    text, rare = session.read(path), session.saved.settings.data.min_count > 1
+    # as in training: no licence, and rare characters are UNK; other unknown ones are refused
+    text = without_license(whole)
+    if left_out := len(whole) - len(text):
+        print_stderr(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
     with error_context("--score"):
-        if rare and UNK in tokenizer.vocabulary:
+        if data.min_count > 1 and UNK in tokenizer.vocabulary:
             ids = tokenizer.encode(text, map_unknown=True)
         else:
             ids = session.encode(text)
     text = tokenizer.decode(ids)
-    items = item_format.items_of(path, [text]) if item_format else [text]
+    items = item_format.items_of(name, [text]) if item_format else [text]
     # each character is predicted once, except the first of a text
     if not items or (not item_format and len(text) < 2):
-        raise DataError(f"{path}: nothing to predict; at least 2 known characters are needed")
+        raise DataError(f"{name}: nothing to predict; at least 2 known characters are needed")
     split = item_format.as_split(items, tokenizer.encode) if item_format else Split(ids)
     block_size = session.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
@@ -377,9 +447,9 @@ def write_html(session: Session, prompt: str) -> None:
     options = session.options
     if prompt:  # else the page begins with the example question, if there is one
         prompt = session.tokenizer.decode(session.encode_prompt(prompt))
-    size = write_page(Path(options.html), session.saved, session.model, options, prompt)
+    size = write_page(home_path(options.html), session.saved, session.model, options, prompt)
     print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(COMMAND))
+    raise SystemExit(main(*COMMAND))

@@ -23,7 +23,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from common.errors import CheckpointError, ConfigError, NonFiniteError, counted, first_few
+from common.console import script_command, shell_command
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NonFiniteError,
+    counted,
+    first_few,
+)
+from common.files import holds_run
 from common.stop import Interrupted, Stop
 from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
@@ -31,14 +40,7 @@ from data.tokenizer import describe
 from run import checkpoint as checkpoints
 from run import differences
 from run.checkpoint import Checkpoint
-from run.folder import (
-    CheckpointManager,
-    check_folder,
-    holds_run,
-    is_in,
-    only_writer,
-    prepare_folder,
-)
+from run.folder import CheckpointManager, only_writer, prepare_folder
 from run.log import Log, info
 from training.device import available_devices, keep_freed_memory, select_runtime
 from training.distributed import World
@@ -52,20 +54,18 @@ FINE_TUNE_FACTOR = 0.3  # of the parent's learning rates: the best one on two te
 
 def main(command: Command) -> int:
     """Train the run of a command; return the exit code."""
-    # keep freed memory in the process, so that the next step can reuse it
     keep_freed_memory()
-    folder = Path(command.out_dir)
+    folder = command.folder
     with (
         World.from_environment() as world,
-        # no other command may write to the run folder meanwhile
         only_writer(folder) if world.is_main else nullcontext(),
     ):
-        run, resumed_from = build(command, world)
+        run, saved = build(command, world)
 
         # from here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops
         with Stop(verbose=world.is_main) as stop:
             try:
-                return train(command, run, resumed_from, stop)
+                return train(command, run, saved, stop)
             except NonFiniteError as error:
                 last = f"the last checkpoint is {folder / checkpoints.LAST}"
                 advice = "resume it with a lower learning rate"
@@ -75,57 +75,58 @@ def main(command: Command) -> int:
 # --------------------------------------------------------------------------------- building the run
 
 
-def build(command: Command, world: World) -> tuple[Run, Path | None]:
-    """Build the run of a command: a new one, or that of a checkpoint, whose path is returned."""
-    saved = find_saved(command)
+def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
+    """Build the run of a command: a new one, or that of a checkpoint, which is returned too."""
+    saved = checkpoint_to_resume(command)
     run = build_resumed(command, saved, world) if saved else build_new(command, world)
-    # all processes must have built the same one
     world.require_equal(
         {
-            "max_iters": run.settings.train.max_iters,
+            "max_iters": run.requested.train.max_iters,
             "text": (run.corpus.sha256, run.corpus.val_sha256),
             "dtype": run.config.dtype,
             "step": run.progress.step,
         }
     )
-    return run, saved.path if saved else None
+    return run, saved
 
 
-def find_saved(command: Command) -> Checkpoint | None:
+def checkpoint_to_resume(command: Command) -> Checkpoint | None:
     """Return the checkpoint to resume from, or None for a new run.
 
     Raises ConfigError if a new run would replace one that is there.
     """
-    folder, saved = Path(command.out_dir), None
-    if command.resume == "auto" and not holds_run(folder):
+    folder = command.folder
+    if not command.resumes:
+        if holds_run(folder) and not command.overwrite:
+            raise ConfigError(
+                f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
+                "replaces it, another --out_dir leaves it alone"
+            )
+        return None
+
+    if not holds_run(folder):
         # the first start of a script that always resumes, or a misspelled --out_dir
         beside = checkpoints.runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
-    elif command.resume:
-        path = folder if command.resume == "auto" else Path(command.resume)
-        saved = checkpoints.find(path, "last", notify=info)
+        return None
 
-    # no run is replaced without being told to
-    check_folder(folder, saved.path if saved else None, command.overwrite)
-    return saved
+    return checkpoints.find(folder, "last", notify=info)
 
 
 def build_new(command: Command, world: World) -> Run:
     """Build a new run, with weights from the seed or from another model (--init_from)."""
-    settings = command.new_settings()
-
-    # the model to start from: its vocabulary is kept, and its architecture must be the same
     parent = None
     if command.init_from:
         parent = checkpoints.find(Path(command.init_from), "best", notify=info)
-        differences.check_settings(parent, settings, resume=False)
+        settings, replaced = differences.fine_tuning_settings(command, parent)
+        if replaced:
+            info(f"the architecture is that of {parent.path}: {', '.join(replaced)}")
+    else:
+        settings = command.new_settings()
 
-    # the device, and the other processes
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
-
-    # the text, in the vocabulary of the weights
     with world.one_rank_first():
         corpus = load_corpus(
             chosen_text(command, settings),
@@ -133,7 +134,6 @@ def build_new(command: Command, world: World) -> Run:
             add_characters=command.new_characters == "add",
         )
 
-    # choose the number of steps from --minutes
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
         settings, timing = fit_to_minutes(command.minutes, command.started, settings, make_run)
@@ -142,7 +142,6 @@ def build_new(command: Command, world: World) -> Run:
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
 
     run = make_run(settings)
-    run.option_names = frozenset(command.options)
     if parent:
         fine_tune(run, parent)
     return run
@@ -150,9 +149,7 @@ def build_new(command: Command, world: World) -> Run:
 
 def fine_tune(run: Run, parent: Checkpoint) -> None:
     """Give a new run the weights of another model; print what its user should know."""
-    # all weights but those of new characters
     checkpoints.load_weights(parent, run.model)
-
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
         info(f"new characters ({len(new):,}): {first_few(map(describe, new))}")
     info(
@@ -161,7 +158,7 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
     )
 
     # suggest lower learning rates, if they are still the parent's
-    now, before = run.settings.train, parent.settings.train
+    now, before = run.requested.train, parent.settings.train
     rates = ["learning_rate"]
     if now.optimizer == "muon":
         rates.append("muon_learning_rate")
@@ -172,68 +169,53 @@ def fine_tune(run: Run, parent: Checkpoint) -> None:
 
 def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     """Build a run in the state of a checkpoint, and print what has changed since."""
-    # the settings are those of the checkpoint and the options, not those of the config file
-    settings = resumed_settings(command, saved)
-    differences.check_settings(saved, settings, resume=True)
+    settings = differences.resumed_settings(command, saved)
+    # trained on a GPU, resumed on a laptop
+    if settings.device not in ("auto", *available_devices()) and "device" not in command.options:
+        info(f"note: no {settings.device.upper()} device on this machine; continuing with auto")
+        settings = replace(settings, device="auto")
     if command.minutes:
         info(f"--minutes: the run keeps its {settings.train.max_iters:,} steps")
 
-    # the device, the other processes, the text
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     with world.one_rank_first():
         corpus = resumed_text(command, saved, settings)
 
     run = Run(settings, corpus, runtime, world)
-    run.option_names = saved.option_names | command.options.keys()
     checkpoints.restore(saved, run)
-    info(f"resuming from {saved.path} at step {run.progress.step:,}")
+    file = command.config_file
+    own_settings = f" with its own settings, not those of {file}" if file else ""
+    info(f"resuming {command.folder} at step {run.progress.step:,}{own_settings}")
 
-    # report what differs from an uninterrupted run
-    found = differences.run_differences(saved, run)
-    if found.keys() & differences.FORGET_BEST:
-        run.progress.forget_best()
-    if lines := differences.messages(found):
+    if lines := differences.unasked_changes(saved, run, command.options):
         info(*lines, "the result will not be bit-identical to that of an uninterrupted run")
     return run
 
 
-def resumed_settings(command: Command, saved: Checkpoint) -> Config:
-    """Return the settings of a resumed run; print where the config file differs from them."""
-    try:
-        # read only to compare it: a user who has edited it may expect it to count
-        file = command.file_settings()
-    except ConfigError as error:
-        info(f"note: {error}; the run keeps its own settings")
-    else:
-        if lines := differences.file_differences(saved, file, command):
-            info(*lines)
-
-    settings = command.resumed_settings(saved.settings)
-    # trained on a GPU, resumed on a laptop
-    if settings.device not in ("auto", *available_devices()) and "device" not in command.options:
-        device = settings.device.upper()
-        info(f"note: no {device} device on this machine; continuing with device: auto")
-        settings = replace(settings, device="auto")
-    return settings
-
-
 def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
-    """Read the text of a resumed run."""
-    data = chosen_text(command, settings)
+    """Read the text of a resumed run, which must be the same, wherever it is.
+
+    Raises CheckpointError if it is not, DataError if it is missing.
+    """
     # without a separate validation text, a part of the training text was held out
-    if data.val_sources and not saved.data.val_sha256 and not command.allow_data_change:
+    if settings.data.val_sources and not saved.text.val_sha256 and not command.allow_data_change:
         raise CheckpointError(
             f"{saved.path}: the run began without val_sources; adding them would train it on the "
             "text that it held out; omit them, or allow it with --allow_data_change"
         )
-    # wherever it is, it must be the same text
-    same_text = (saved.data.sha256, saved.data.val_sha256)
-    return load_corpus(
-        data,
-        sha256s=(None, None) if command.allow_data_change else same_text,
-        vocabulary=saved.vocabulary,
-    )
+    data = chosen_text(command, settings)
+    if command.allow_data_change:
+        return load_corpus(data, vocabulary=saved.vocabulary)
+    try:
+        same_text = (saved.text.sha256, saved.text.val_sha256)
+        return load_corpus(data, sha256s=same_text, vocabulary=saved.vocabulary)
+    except (DataError, CheckpointError) as error:
+        folder = command.folder
+        moved = f"if it has moved: {script_command('train.py', folder)} --data.sources=PATH"
+        new_run = f"to train a new run on another text: --init_from={folder}"
+        error.args = (f"{error}; {moved}; {new_run}",)
+        raise
 
 
 def chosen_text(command: Command, settings: Config) -> DataConfig:
@@ -246,31 +228,37 @@ def chosen_text(command: Command, settings: Config) -> DataConfig:
 # -------------------------------------------------------------------------------- training the run
 
 
-def train(command: Command, run: Run, resumed_from: Path | None, stop: Stop) -> int:
+def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> int:
     """Train a run in its folder; print what to do with the result; return the exit code."""
-    folder, is_main = Path(command.out_dir), run.world.is_main
+    folder, is_main = command.folder, run.world.is_main
     # up to here, nothing in the folder has been changed
+    manager = None
     if is_main:
-        prepare_folder(folder, resumed_from, run.settings)
-
-    with closing(Log(run, folder if is_main else None)) as log:
-        log.start()
+        prepare_folder(folder, resumed=saved is not None, settings=run.requested)
         # a run resumed from last.safetensors need not save this state again
-        already_saved = is_in(resumed_from, folder) and resumed_from.name == checkpoints.LAST
-        manager = CheckpointManager(folder, info, run.progress if already_saved else None)
+        already_saved = saved is not None and saved.path.name == checkpoints.LAST
+        manager = CheckpointManager(folder, run, info, already_saved=already_saved)
+
+    with closing(Log(run, folder if is_main else None, stop)) as log:
+        log.start()
         exit_code = loop(run, stop, log, manager)
 
-    # interrupted: how to resume; finished: what to do with the model
     if exit_code:
-        stopped = f"stopped and saved at step {run.progress.step:,}; to resume:"
-        info(stopped, f"  {command.resume_command()}")
+        info(f"stopped and saved at step {run.progress.step:,}; to resume:")
+        if run.world.size > 1:
+            info(f"  start this with the same torchrun: {shell_command(['train.py', folder])}")
+        else:
+            info(f"  {script_command('train.py', folder)}")
     else:
         log.end(command)
     return exit_code
 
 
-def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
-    """Train until the last step, or until the run is asked to stop; return the exit code."""
+def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> int:
+    """Train until the last step, or until the run is asked to stop; return the exit code.
+
+    Only rank 0 has a `manager`: it saves, and draws what the log shows.
+    """
     world, max_iters = run.world, run.config.train.max_iters
     train_step = TrainStep(run)
     while True:
@@ -279,16 +267,17 @@ def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager) -> int:
         if run.evaluation_due and not stop.requested:
             with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
                 result = evaluate(run, stop)
-                improved = result.improved
-                log.evaluation(result)
+                improved = run.progress.record_evaluation(result.val_loss, result.train_loss)
+                if manager:
+                    log.evaluation(result, improved=improved)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step
-        exit_code, out_of_patience = world.max(stop.exit_code, run.out_of_patience)
+        exit_code, out_of_patience = world.all_max(stop.exit_code, run.out_of_patience)
         done = exit_code > 0 or out_of_patience > 0 or run.progress.step >= max_iters
 
         # save if a save is due: all that a resume needs; the best weights have their own file
-        if world.is_main:
-            manager.save(run, as_best=improved, final=done)
+        if manager:
+            manager.save(as_best=improved, final=done)
         if done:
             return exit_code
 

@@ -29,7 +29,7 @@ def load_model(folder: str, corpus: Corpus) -> GPT:
     """Load the best GPT of a run, or a checkpoint; exit if it was trained on another text."""
     saved = checkpoint.find(Path(folder), "best", notify=print)
     settings = replace(saved.settings.data, sources=DataConfig().sources)
-    if saved.data.sha256 != corpus.sha256 or settings != DataConfig():
+    if saved.text.sha256 != corpus.sha256 or settings != DataConfig():
         raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
     return checkpoint.build_model(saved).eval()
 

@@ -24,9 +24,8 @@ from benchmarks.nanogpt import SHAPES, VOCAB_SIZE, build_nanogpt, shape
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
 from model.decode import Decoder
-from model.generate import Generation, Sampler, last_logits
+from model.generate import Generation, Sampler, build_decoder, last_logits
 from model.gpt import GPT
-from model.kv_cache import new_caches
 from model.parameters import named_slices, parameter_count
 
 TEMPERATURE = 0.8
@@ -51,7 +50,8 @@ def prepare_generation(model: GPT, prompt_length: int, characters: int) -> Calla
 
     After a prompt of block_size characters, the call starts past the window.
     """
-    generation = Generation(model, Sampler(1, temperature=TEMPERATURE))
+    sampler = Sampler(1, temperature=TEMPERATURE)
+    generation = Generation(model, sampler, decoder=build_decoder(model))
     generation.append(np.zeros((1, prompt_length), np.int64))
     if prompt_length == model.config.block_size:
         generation.step()
@@ -136,9 +136,9 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB_SIZE, (1, model.config.block_size), generator=generator)
     expected = model(ids)[0]  # (block_size, V)
-    decoder, caches, tokens = Decoder(model), new_caches(model.config), ids[0].numpy()
-    rows = [last_logits(model, tokens[None, :1], caches)[0]]  # allocates the caches
-    rows += [decoder.step(tokens[:n], caches) for n in range(2, len(tokens) + 1)]  # (V,) each
+    decoder, cache = Decoder(model), model.new_cache()
+    rows = [last_logits(model, ids[:, :1].numpy(), cache)[0]]  # allocates the cache
+    rows += [decoder.step(token, cache) for token in ids[0, 1:].tolist()]  # (V,) each
     logits = {"model/decode.py": torch.from_numpy(np.stack(rows))}
     logits |= {name: call(ids) for name, call in others.items()}
     for name, found in logits.items():

@@ -37,9 +37,16 @@ def train(folder: Path, config: str, *options: str) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, str]]:
-    """Read the rows of metrics.csv; a cell without a value is empty."""
+    """Read the rows of metrics.csv by step; a cell without a value is empty.
+
+    After a kill and a resume, a row may be cut, and some steps are there twice: the last counts.
+    """
+    rows = {}
     with open(folder / METRICS, encoding="ascii", newline="") as file:
-        return list(csv.DictReader(file))
+        for row in csv.DictReader(file):
+            if None not in row.values():  # a row that is not cut
+                rows[int(row["step"]), bool(row["val_loss"])] = row  # a step, or its evaluation
+    return [rows[key] for key in sorted(rows)]
 
 
 def read_loss_curve(folder: Path) -> LossCurve:

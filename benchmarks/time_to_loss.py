@@ -52,7 +52,7 @@ SHORTENED = [
     "--n_layer=2",
     "--n_embd=192",
     "--max_iters=1000",
-    "--cooldown_iters=900",
+    "--cooldown_ratio=0.9",
     "--eval_interval=1000",
 ]
 

@@ -35,16 +35,16 @@ SMALL = [
     "--n_head=2",
     "--batch_size=32",
     "--max_iters=3000",
-    "--warmup_iters=5",
-    "--cooldown_iters=2700",
+    "--warmup_ratio=0.0016667",
+    "--cooldown_ratio=0.9",
     "--eval_interval=500",
 ]
 FEW_CHARACTERS = [
     "--data.sources=data/plays/admiral.txt",
     "--data.val_fraction=0.3",
     "--max_iters=400",
-    "--warmup_iters=5",
-    "--cooldown_iters=360",
+    "--warmup_ratio=0.0125",
+    "--cooldown_ratio=0.9",
     "--eval_interval=20",
 ]
 TRIGRAM = 1.835  # nats per character, by counting: docs/gpt.md, section 2
@@ -93,7 +93,7 @@ def schedules(path: Path) -> None:
     """Draw the learning rate over three runs with the same number of steps."""
     with charts.picture(path, height=2.6) as axes:
         for schedule, color in SCHEDULES.items():
-            options = ["--max_iters=1000", "--warmup_iters=50", "--cooldown_iters=400"]
+            options = ["--max_iters=1000", "--warmup_ratio=0.05", "--cooldown_ratio=0.4"]
             options.append(f"--schedule={schedule}")
             settings = parse_train(["configs/nanogpt_cpu.yaml", *options]).new_settings().train
             steps = np.arange(0, settings.max_iters, 4)

@@ -22,11 +22,11 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks import charts
 from benchmarks.runs import LossCurve, read_loss_curve
-from common.console import executable, shell_command
+from common.console import shell_command
 
 RECORD = "trial.json"  # in the folder of a run: the words of its command, and whether it has ended
 OUTPUT = "output.txt"  # in the folder of a run: what train.py prints
@@ -197,6 +197,8 @@ def print_table(curves: Curves) -> None:
 
 def draw(curves: Curves, path: Path, by_minutes: bool) -> None:
     """Draw all losses over minutes or steps, and below them those at the last step."""
+    from benchmarks import charts  # here, because the table needs no matplotlib
+
     last_height = 0.7 + 0.22 * len(curves)  # inches
     legend_height = 0.22 * len(curves)
     heights = {"height_ratios": [3, last_height]}
@@ -227,9 +229,13 @@ def main(argv: list[str] | None = None) -> None:
     if curves:
         print_table(curves)
         by_minutes = any(word.startswith("--minutes") for word in runs[0].words)
-        draw(curves, folder / "losses.svg", by_minutes)
-        print(f"picture: {folder / 'losses.svg'}")
-        print(f"curves: {shell_command([executable('tensorboard'), '--logdir', folder])}")
+        if find_spec("matplotlib"):
+            draw(curves, folder / "losses.svg", by_minutes)
+            print(f"picture: {folder / 'losses.svg'}")
+        else:
+            print("no picture: pip install matplotlib")
+        tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder]
+        print(f"curves: {shell_command(tensorboard)}")
     if failures:
         raise SystemExit("\n".join(f"failed: {line}" for line in failures))
 

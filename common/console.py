@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -12,18 +11,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from common.errors import UserError, is_out_of_memory
-from common.files import ROOT
 
 CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogate
 
 
 def prepare_console() -> None:
-    """Handle uncaught exceptions with `report`, and set the encoding of what is printed."""
+    """Handle uncaught exceptions with `report`; prepare the standard streams."""
     sys.excepthook = _end
+    # after `>&-`, and without a console on Windows, a stream is None
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
     # A terminal keeps its encoding; what that lacks is escaped. Files and pipes get UTF-8.
     for stream in (sys.stdout, sys.stderr):
-        encoding = None if stream.isatty() else "utf-8"  # None: as it is
-        stream.reconfigure(encoding=encoding, errors="backslashreplace")
+        if hasattr(stream, "reconfigure"):  # a notebook's and IDLE's are no files
+            encoding = None if stream.isatty() else "utf-8"  # None: as it is
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def _end(_, error: BaseException, __) -> NoReturn:
@@ -46,14 +50,12 @@ def report(error: BaseException) -> int:
         discard_output()
         return 141
 
-    # our own exceptions have a message and an exit code
     if isinstance(error, UserError):
         print_error(error)
         return error.exit_code
 
-    # exceptions of Python and libraries: something is missing or used up
     if isinstance(error, ModuleNotFoundError):
-        install = f"{executable('python')} -m pip install -r requirements.txt"
+        install = f"{sys.orig_argv[0]} -m pip install -r requirements.txt"
         line = f"{error}; install the packages: {install}"
     elif is_out_of_memory(error):
         line = "out of memory; choose a smaller batch_size, block_size or model"
@@ -130,7 +132,6 @@ def print_text(text: str) -> None:
 
 def shell_command(words: Iterable[object]) -> str:
     """Join words to a shell command, with quotes where the shell needs them."""
-    # Windows has other rules
     words = list(map(str, words))
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
@@ -142,34 +143,3 @@ def script_command(script: str, *arguments: object) -> str:
     """
     path = Path(sys.argv[0]).with_name(script)
     return shell_command([sys.orig_argv[0], path, *arguments])
-
-
-def path_argument(path: object) -> str:
-    """Return a path that no command mistakes for an option, for `auto` or for a home folder."""
-    text = str(path)
-    return f"./{text}" if text == "auto" or text[:1] in ("-", "~") else text
-
-
-def executable(name: str) -> str:
-    """Return the name or the path by which a shell starts a program of this Python environment.
-
-    `tensorboard` if that is on the PATH, otherwise `.venv/bin/tensorboard`.
-    """
-    # the PATH may lead to another environment
-    found, folder = shutil.which(name), Path(sys.executable).parent
-    if not sys.executable or (found and Path(found).parent == folder):
-        return name
-
-    # a relative path if the environment is below the working directory
-    with suppress(ValueError):
-        return str((folder / name).relative_to(Path.cwd()))
-    return str(folder / name)
-
-
-def script_path(name: str) -> str:
-    """Return the path of train.py or sample.py; in the project's folder, the name is enough."""
-    path = ROOT / name
-    with suppress(OSError):
-        if path.samefile(name):
-            return name
-    return str(path)

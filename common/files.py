@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files: those of a run, and how a file is written whole or not at all."""
 
 import errno
 import os
@@ -11,6 +11,24 @@ from typing import BinaryIO
 from common.errors import ResourceError
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
+# in a run folder: the newest state, the one saved before it, the best weights, and the best weights
+# on an earlier validation text
+CHECKPOINT_FILES = (
+    "last.safetensors",
+    "prev.safetensors",
+    "best.safetensors",
+    "best_before.safetensors",
+)
+
+
+def home_path(path: str) -> Path:
+    """Return a path, in which ~ is the home folder."""
+    return Path(os.path.expanduser(path))
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, which saves a checkpoint before its first step."""
+    return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
 
 
 def beside_code(path: Path) -> Path:
@@ -37,13 +55,12 @@ def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> No
             file.write(content)
             _sync(file)
 
-        # give the old file a second name, then rename the new file over it
         if previous and path.exists():
             old = unfinished(previous)
             _link_or_copy(path, old)
-        _replace(new, path)
+        rename(new, path)
         if old:
-            _replace(old, previous)
+            rename(old, previous)
         _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # free the space
@@ -58,8 +75,17 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
+def rename(old: Path, new: Path) -> None:
+    """Rename a file, over another one; retry on Windows, where a virus scanner may have it open."""
+    for _ in range(20):
+        try:
+            return os.replace(old, new)
+        except PermissionError:
+            time.sleep(0.1)
+    os.replace(old, new)
+
+
 def _sync(file: BinaryIO) -> None:
-    # from Python's buffer to the system, then to the disk
     file.flush()
     os.fsync(file.fileno())
 
@@ -71,16 +97,6 @@ def _link_or_copy(path: Path, other: Path) -> None:
         os.link(path, other)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, other)
-
-
-def _replace(new: Path, path: Path) -> None:
-    """Rename `new` to `path`; retry on Windows, where a virus scanner may have one of them open."""
-    for _ in range(20):
-        try:
-            return os.replace(new, path)
-        except PermissionError:
-            time.sleep(0.1)
-    os.replace(new, path)
 
 
 def _sync_folder(folder: Path) -> None:

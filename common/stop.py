@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -21,7 +22,8 @@ class Stop:
     """A flag that a signal sets, so that the run can finish its step, save and end.
 
     It handles signals inside a `with` block, where a second Ctrl-C raises KeyboardInterrupt as
-    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
+    usual. A signal that was ignored before, such as SIGHUP under nohup, stays ignored. In a thread
+    that is not the main one, which may not set handlers, all signals stay as they are.
     """
 
     def __init__(self, verbose: bool = True):
@@ -34,14 +36,14 @@ class Stop:
 
     def __enter__(self) -> Self:
         self._before = {}
-        for name in EXIT_CODES:
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        for name in EXIT_CODES if is_main_thread else ():
             number = getattr(signal, name, None)  # Windows lacks two of them
             if number and signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_) -> None:
-        # restore the earlier handlers
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -55,7 +57,6 @@ class Stop:
     def _handle(self, number: int, _: FrameType | None) -> None:
         # only set a flag; the loop checks it after the step
         self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
-        # the next Ctrl-C leaves at once
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         # os.write, because print is not reentrant; the terminal may be closed

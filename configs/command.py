@@ -1,32 +1,26 @@
-"""The command lines of train.py and sample.py: config files, options, --help and the prompt.
+"""The command lines of train.py and sample.py: config files, options and --help.
 
 Importing torch takes seconds, so all of this is checked before: a mistake is reported at once.
 
-Config files are YAML, but each value is read as a string and parsed by the type of its setting.
-YAML's guesses (`010`, `on`, `1:30`) play no part.
+argparse and YAML only collect strings. `parse_value` parses each by the type of its setting, so an
+option and a line of a file get the same answer, and YAML's guesses (`010`, `on`, `1:30`) play no
+part.
 """
 
+import argparse
 import dataclasses
-import os
 import re
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
-from common.console import (
-    executable,
-    path_argument,
-    prepare_console,
-    print_text,
-    script_path,
-    shell_command,
-)
+from common.console import prepare_console, print_text
 from common.errors import ConfigError, did_you_mean
-from common.files import beside_code
+from common.files import beside_code, holds_run, home_path
 from configs.fields import (
     Checked,
     brief,
@@ -37,121 +31,110 @@ from configs.fields import (
     setting,
     settings_of,
     unescape,
-    universal_newlines,
     value_type,
 )
 from configs.schema import Config, SampleConfig, from_dict, suggest_setting
 
-if TYPE_CHECKING:
-    import yaml  # the functions import it, so that a missing package is reported in one line
-
 TRAIN_USAGE = """\
-usage: python train.py CONFIG [--section.key=value ...]
+python train.py CONFIG|RUN_FOLDER [--key=value ...]
 
   python train.py configs/shakespeare.yaml
   python train.py configs/mytext.yaml --data.sources=book.txt
   python train.py configs/shakespeare.yaml --max_iters=2000 --learning_rate=5e-4
-  python train.py configs/shakespeare.yaml --resume
+  python train.py out/shakespeare                 # resume this run
   torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml
 
 torchrun rejects --log as ambiguous: write --train.log.
-In a config file, indent the settings of data, model and train below that word.
-"""
+In a config file, indent the settings of data, model and train below that word."""
 SAMPLE_USAGE = """\
-usage: python sample.py --ckpt=FILE|FOLDER [--key=value ...]
+python sample.py --ckpt=FILE|FOLDER [--key=value ...]
 
   python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
-  python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6
-"""
-NOTES = """
-The value after = is the default. --key value is --key=value, a dash is an
-underscore, and --key alone is --key=true.
-"""
+  python sample.py --ckpt out/shakespeare --num_samples=3 --temperature=0.6"""
+NOTES = "--key value is --key=value, a dash in a name is an underscore, --compile is --compile=true"
+# options that do not apply to `train.py RUN_FOLDER`, and what to do instead
+NOT_FOR_A_RUN_FOLDER = {
+    "print_config": "its settings are in the config.yaml in it",
+    "overwrite": "give a config file to train a new run in its place",
+    "init_from": "give a config file to start a new run from a checkpoint",
+    "new_characters": "give a config file to start a new run from a checkpoint",
+    "minutes": "the run keeps its length; change it with --max_iters",
+    "out_dir": "a run stays in its folder; copy the folder to go on elsewhere",
+}
 SETTINGS = settings_of(Config)  # by full name
 SECTION_NAMES = {name.partition(".")[0] for name in SETTINGS if "." in name}
 MAX_FAULTS = 5  # wrong settings of a file that are reported at once
-# in the first bytes of every page that --html writes; page/export.py would import torch
-PAGE_MARK = b"<title>Hornbook</title>"
 
 
 @dataclass(frozen=True)
-class CommandLineOptions(Checked):
-    """Options that are only for the command line, not for config files."""
+class StartOptions(Checked):
+    """How to start or to resume: options that are not for config files."""
 
     print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
-    resume: str | None = setting(  # "auto": given without a path
-        None, "resume the run in out_dir, or the one at --resume=PATH", bare_value="auto"
-    )
-    allow_data_change: bool = setting(False, "with --resume: accept that the text has changed")
+    resume: bool = setting(False, "resume the run in out_dir, or start one if there is none")
+    allow_data_change: bool = setting(False, "resume even if the text has changed")
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
     init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
     new_characters: str = setting("refuse", "with --init_from, new characters", ("refuse", "add"))
     minutes: float | None = setting(None, "choose max_iters for this many minutes", more_than=0)
 
+
+@dataclass(frozen=True)
+class Command(StartOptions):
+    """A command line of train.py: a config file or a run folder, and the options.
+
+    A new run takes its settings from `file`, a resumed run from its checkpoint; `options` override
+    both. Both mappings have full names as keys. Paths are as they were typed: `~` is not expanded.
+    """
+
+    config_file: str = ""
+    resumed_folder: str = ""
+    file: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    started: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
+
     def __post_init__(self):
         super().__post_init__()
-        # options that contradict each other, or need another one
         if self.resume and self.overwrite:
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
-        if self.allow_data_change and not self.resume:
+        if "train.max_iters" in self.options and self.minutes:
+            raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
+        if self.allow_data_change and not self.resumes:
             raise ConfigError("--allow_data_change only applies together with --resume")
         if self.new_characters == "add" and not self.init_from:
             raise ConfigError("--new_characters only applies together with --init_from")
 
-
-@dataclass(frozen=True)
-class Command(CommandLineOptions):
-    """A command line of train.py: how to start, and the settings in the file and in the options.
-
-    A new run takes its settings from `file`, a resumed run from its checkpoint; `options` override
-    both. Both mappings have full names as keys.
-    """
-
-    config_file: str = ""
-    file: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    started: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
+    @property
+    def resumes(self) -> bool:
+        """True if the run in the folder goes on, if there is one."""
+        return self.resume or self.resumed_folder != ""
 
     @property
     def out_dir(self) -> str:
         """The run folder; `auto` means out/NAME for NAME.yaml."""
         out_dir = self.options.get("out_dir", self.file.get("out_dir", "auto"))
-        return f"out/{Path(self.config_file).stem}" if out_dir == "auto" else out_dir
+        named_after_config = f"out/{Path(self.config_file).stem}"
+        return self.resumed_folder or (named_after_config if out_dir == "auto" else out_dir)
 
-    def file_settings(self) -> Config:
-        """Return the settings of the file alone; raise ConfigError if they contradict."""
-        with error_context(self.config_file):
-            return _override(Config(), self.file | {"out_dir": self.out_dir})
+    @property
+    def folder(self) -> Path:
+        """The path of the run folder, in which ~ is the home folder."""
+        return home_path(self.out_dir)
 
-    def new_settings(self) -> Config:
-        """Return the settings of a new run; raise ConfigError if they contradict."""
+    def new_settings(self, architecture: Mapping[str, object] = MappingProxyType({})) -> Config:
+        """Return the settings of a new run; raise ConfigError if they contradict.
+
+        `architecture` has the settings that a run with --init_from takes from its parent.
+        """
         where = f"{self.config_file} and the options" if self.options else self.config_file
+        settings = self.file | self.options | architecture
         with error_context(where):
-            return _override(Config(), self.file | self.options | {"out_dir": self.out_dir})
+            return _override(Config(), settings | {"out_dir": self.out_dir})
 
     def resumed_settings(self, saved: Config) -> Config:
         """Return the settings of a resumed run: those of its checkpoint, changed by the options."""
         with error_context("the settings of the checkpoint and the options"):
             return _override(saved, self.options | {"out_dir": self.out_dir})
-
-    def resume_command(self, *more: str) -> str:
-        """Return the shell command that resumes this run, whatever options started it."""
-        # only its folder: the settings are in the checkpoint
-        words = [*_launcher(), script_path("train.py"), path_argument(self.config_file)]
-        if "out_dir" in self.options:
-            words.append(f"--out_dir={self.out_dir}")
-        return shell_command([*words, "--resume", *more])
-
-
-def _launcher() -> list[str]:
-    """Return the words of the command before train.py: python, or torchrun if it started us."""
-    if "RANK" not in os.environ:  # as in World.from_environment
-        return [executable("python")]
-    processes, machines = (
-        int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
-    )
-    nodes = [f"--nnodes={machines}"] if machines > 1 else []
-    return [executable("torchrun"), *nodes, f"--nproc_per_node={processes}"]
 
 
 def _override(config: Config, settings: Mapping[str, object]) -> Config:
@@ -165,53 +148,43 @@ def _override(config: Config, settings: Mapping[str, object]) -> Config:
     return from_dict(nested)
 
 
-@dataclass(frozen=True)
-class SampleCommand:
-    """A checked command line of sample.py."""
-
-    options: SampleConfig
-    prompt: str  # the text
-
-    @property
-    def prompt_is_file(self) -> bool:
-        """True if the prompt is from a file or from standard input."""
-        return self.options.prompt == "-" or self.options.prompt.startswith("FILE:")
-
-
 # ----------------------------------------------------------------------------------------- train.py
 
 
 def parse_train(argv: Sequence[str] | None = None) -> Command:
-    """Parse and check the arguments of train.py: a config file and the options that override it.
+    """Parse and check the arguments of train.py: a config file or run folder, and options.
 
     `argv` defaults to the arguments of the process. Exits after --help and --print_config. From
     here on, an error is printed as one line and ends in its exit code.
     """
     prepare_console()
-    words, options = parse_arguments(argv, TRAIN_USAGE, CommandLineOptions, Config)
-    if "minutes" in options and "train.max_iters" in options:
-        raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
-
-    # exactly one argument is not an option: the config file
+    words, options = parse_options(argv, TRAIN_USAGE, StartOptions, Config)
     if len(words) != 1:
-        config_words = brief(tuple(words)) if words else "none"
+        found = brief(tuple(words)) if words else "none"
         raise ConfigError(
-            "train.py takes one config file, such as configs/shakespeare.yaml, "
-            f"but is given {config_words}; "
-            "an option begins with -- and has its value after =, as in --resume=PATH; "
+            "train.py takes one config file or run folder, such as configs/shakespeare.yaml, "
+            f"but is given {found}; an option begins with -- and has its value after =; "
             "see python train.py --help"
         )
 
-    # some options say how to start, the others are settings
-    names = options.keys() & settings_of(CommandLineOptions).keys()
-    starting = {name: options.pop(name) for name in names}
-    command = Command(config_file=words[0], file=read_config(words[0]), options=options, **starting)
+    if holds_run(home_path(words[0])):
+        given = {"resumed_folder": words[0]}
+        for name, advice in NOT_FOR_A_RUN_FOLDER.items():
+            if name in options:
+                raise ConfigError(f"--{name} does not apply to a run folder; {advice}")
+    else:
+        given = {"config_file": words[0], "file": read_config(words[0])}
+
+    names = options.keys() & settings_of(StartOptions).keys()
+    given |= {name: options.pop(name) for name in names}
+    command = Command(options=options, **given)
 
     if command.print_config:
         print_text(to_yaml(command.new_settings()))
         raise SystemExit(0)
-    # find mistakes now; a resumed run takes its settings from the checkpoint
-    if not command.resume:
+    # find mistakes now, unless a checkpoint has some of the settings
+    is_resumed = command.resumes and holds_run(command.folder)
+    if not (is_resumed or command.init_from):
         command.new_settings()
     return command
 
@@ -219,52 +192,10 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
 # ---------------------------------------------------------------------------------------- sample.py
 
 
-def parse_sample(argv: Sequence[str] | None = None) -> SampleCommand:
-    """Parse and check the arguments of sample.py, and read the prompt.
-
-    `argv` defaults to the arguments of the process. Exits after --help. From here on, an error is
-    printed as one line and ends in its exit code.
-    """
-    prepare_console()
-    options = parse_sample_options(argv)
-    # now, before the model is loaded
-    if options.html:
-        check_page(Path(options.html))
-    return SampleCommand(options, read_prompt(options.prompt))
-
-
-def check_page(path: Path) -> None:
-    """Raise ConfigError if the file exists and is not a Hornbook page, which may be replaced."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        if PAGE_MARK not in file.read(4096):
-            raise ConfigError(f"{path}: exists, and is not a Hornbook page; name another file")
-
-
-def read_prompt(prompt: str) -> str:
-    """Return the text of --prompt: the option itself, the content of a file, or standard input."""
-    # files and pipes contain bytes; the option is text with escapes such as \n
-    if prompt == "-":
-        where, content = "standard input", sys.stdin.buffer.read()
-    elif prompt.startswith("FILE:"):
-        where = prompt.removeprefix("FILE:")
-        content = Path(where).read_bytes()
-    else:
-        return unescape(prompt)
-
-    # as with a training text: drop the byte order mark, convert the line ends
-    try:
-        return universal_newlines(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{where}: not UTF-8 at byte {error.start}; iconv -t UTF-8 converts it"
-        ) from None
-
-
 def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
-    """Parse the options of sample.py without reading any file."""
-    words, values = parse_arguments(argv, SAMPLE_USAGE, SampleConfig)
+    """Parse and check the arguments of sample.py; `argv` and the end are those of `parse_train`."""
+    prepare_console()
+    words, values = parse_options(argv, SAMPLE_USAGE, SampleConfig)
     if words:
         raise ConfigError(
             f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
@@ -280,104 +211,88 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
 # ------------------------------------------------------------------------------------------ options
 
 
-def parse_arguments(
+def parse_options(
     argv: Sequence[str] | None, usage: str, *sections: type
 ) -> tuple[list[str], dict[str, object]]:
     """Return the arguments that are not options, and the values of the options by full name.
 
     If an option is repeated, the last one wins; a list option collects its values. With --help,
     prints the help and exits.
-
-    Why not argparse: `--resume[=PATH]` must not take the next argument, and an error must be one
-    line that names the nearest option.
     """
+    # an option has two names: `n_layer` and `model.n_layer`; all short names differ
+    settings = {name: field for each in sections for name, field in settings_of(each).items()}
+    options = settings | {field.name: field for field in settings.values()}
+    parser = _option_parser(usage, settings)
     argv = sys.argv[1:] if argv is None else argv
-    if "--help" in argv or "-h" in argv:
-        print_text(usage + "".join(map(_help, sections)) + NOTES)
+    if {"--help", "-h"} & set(argv):
+        print(parser.format_help(), end="", flush=True)
         raise SystemExit(0)
 
-    # word by word; an option without = takes the next word as its value
-    options = options_of(*sections)
-    words, values, rest = [], {}, iter(argv)
-    for word in rest:
-        if not word.startswith("-"):
-            words.append(word)
-            continue
-
-        # --n_layer=6 or --model.n_layer 6; a dash in a name is an underscore
-        option, equals, text = word.partition("=")
-        key = option.removeprefix("--").replace("-", "_")
-        if key not in options:
+    try:
+        found, rest = parser.parse_known_args([_spell_option(word, options) for word in argv])
+    except argparse.ArgumentError as error:  # an option without a value
+        name = error.argument_name
+        raise ConfigError(
+            f"{name}: has no value; it must be {describe_allowed(options[name[2:]])}; "
+            f"write {name}=VALUE, also for a value that begins with a dash"
+        ) from None
+    texts = vars(found)
+    words = texts.pop("words", []) + rest
+    for word in words:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
             known = {name: f"--{name}" for name in (*options, "help")}
-            hint = suggest_setting(key, known, "--help lists all")
+            hint = suggest_setting(option[2:].replace("-", "_"), known, "--help lists all")
             raise ConfigError(f"unknown option {brief(option)}; {hint}")
 
-        # its value; a few options have a default if they are given alone
-        name, field = options[key]
-        with error_context(option):
-            if not equals:
-                text = _bare_value(field) or next(rest, None)
-                if text is None or text.startswith("--"):
-                    raise ConfigError(
-                        f"has no value; it must be {describe_allowed(field)}; write {option}=VALUE"
-                    )
-            value = parse_value(field, text)
-        values[name] = values.get(name, ()) + value if value_type(field) is tuple else value
+    values = {}
+    for name, text in texts.items():
+        with error_context(f"--{settings[name].name}"):
+            values[name] = parse_value(settings[name], text)
     return words, values
 
 
-def options_of(*sections: type) -> dict[str, tuple[str, Field]]:
-    """Map the names of every option to its full name and its setting.
+def _option_parser(usage: str, settings: Mapping[str, Field]) -> argparse.ArgumentParser:
+    """Return a parser that collects the texts of the options by full name."""
+    parser = argparse.ArgumentParser(
+        usage=usage,
+        epilog=NOTES,
+        formatter_class=partial(argparse.HelpFormatter, width=100, max_help_position=28),
+        argument_default=argparse.SUPPRESS,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    groups = {"": parser}
+    for name, field in settings.items():
+        section, type_ = name.rpartition(".")[0], value_type(field)
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        allowed = (describe_allowed if field.metadata["choices"] else describe_limits)(field)
+        default = f"{field.default:g}" if type(field.default) is float else brief(field.default)
+        default = "" if field.default in (None, "", ()) else f"default {default}"
+        groups[section].add_argument(
+            f"--{field.name}",
+            dest=name,
+            action="append" if type_ is tuple else "store",
+            metavar="" if type_ is bool else "VALUE",
+            help="; ".join(filter(None, [field.metadata["meaning"], allowed, default])),
+        )
+    return parser
 
-    An option has two names: `model.n_layer` and `n_layer`.
+
+def _spell_option(word: str, options: Mapping[str, Field]) -> str:
+    """Write an option as the parser knows it: --model.n-layer as --n_layer, --compile with =true.
+
+    With nargs="?", argparse would take the config file after --compile for its value.
     """
-    options = {}
-    for section in sections:
-        # all short names differ
-        for name, field in settings_of(section).items():
-            options[name] = options[field.name] = (name, field)
-    return options
-
-
-def _bare_value(field: Field) -> str:
-    """Return the value of an option that is given without one, or "" if it needs one."""
-    return "true" if value_type(field) is bool else field.metadata["bare_value"]
-
-
-def _help(section: type, prefix: str = "") -> str:
-    """Describe the settings of a section, then the sections in it."""
-    # a title, then the name, default and meaning of each setting
-    lines = ["", prefix + section.__doc__.splitlines()[0]]
-    for field in fields(section):
-        if field.metadata:
-            option = f"  --{field.name}{_default(field.default)} "
-            meaning, indent = field.metadata["meaning"] + _range(field), " " * 28
-            lines += textwrap.wrap(
-                meaning, 80, initial_indent=f"{option:28}", subsequent_indent=indent
-            )
-
-    # the sections: data, model and train
-    inner = [
-        _help(field.type, f"{field.name}: ")
-        for field in fields(section)
-        if is_dataclass(field.type)
-    ]
-    return "\n".join(lines) + "\n" + "".join(inner)
-
-
-def _default(value: object) -> str:
-    if value in (None, "", ()):
-        return ""
-    text = ", ".join(value) if isinstance(value, tuple) else str(value)
-    return "=" + (text.lower() if isinstance(value, bool) else text)
-
-
-def _range(field: Field) -> str:
-    """Return the choices of a name, or the limits of a number, to print after the meaning."""
-    choices, limits = field.metadata["choices"], describe_limits(field)
-    if value_type(field) is str and choices:
-        return f": {', '.join(choices)}"
-    return f"; {limits}" if limits else ""
+    match = re.fullmatch(r"--([\w.-]+)(=.*)?", word, re.DOTALL)
+    field = options.get(match[1].replace("-", "_")) if match else None
+    if not field:
+        return word
+    alone = "=true" if value_type(field) is bool else ""
+    return f"--{field.name}{match[2] or alone}"
 
 
 # ------------------------------------------------------------------------------------- config files
@@ -390,8 +305,7 @@ def read_config(path: str) -> dict[str, object]:
     """
     with error_context(path):
         settings, faults = {}, []
-        # continue after a fault, to report several at once
-        for section, key, value, line in _entries(_compose(_read(path))):
+        for section, key, line, value in _flatten(_load(_read(path))):
             try:
                 with error_context(f"line {line}"):
                     settings[section + key] = _parse_setting(section, key, value)
@@ -416,55 +330,72 @@ def to_yaml(config: Config) -> str:
 
 def _read(path: str) -> str:
     """Return the text of a config file; a relative path may also start at the code's folder."""
-    file = beside_code(Path(path))
+    file = beside_code(home_path(path))
     if file.is_dir():
-        nearby = ", ".join(_configs_in(file))
-        raise ConfigError(f"is a folder; give a config file, such as {nearby}")
+        nearby = ", ".join(_startable_in(file).values())
+        raise ConfigError(f"is a folder without a run; give a config or a run folder: {nearby}")
+    if file.suffix == ".safetensors":
+        raise ConfigError(f"is a checkpoint; name its folder to resume the run: {file.parent}")
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         # a typo, or the name of a recipe without .yaml
-        names = {Path(name).stem: name for name in _configs_in(file.parent, Path("configs"))}
+        names = _startable_in(Path("configs"), file.parent)
         hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
-        raise ConfigError(f"no such config; {hint}") from None
+        raise ConfigError(f"no such config or run folder; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
-def _configs_in(*folders: Path) -> list[str]:
-    """Return the configs in the folders; if there are none, name the main recipe."""
-    configs = [str(file) for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    return configs or ["configs/shakespeare.yaml"]
+def _startable_in(*folders: Path) -> dict[str, str]:
+    """Return the paths of the configs and run folders in some folders, by their names."""
+    paths = []
+    for folder in folders:
+        runs = {file.parent for file in folder.glob("*/*.safetensors")}
+        paths += sorted([*folder.glob("*.yaml"), *runs])
+    return {path.stem: str(path) for path in paths or [Path("configs/shakespeare.yaml")]}
 
 
-def _compose(text: str) -> "yaml.MappingNode":
-    """Parse YAML into nodes, which have line numbers and strings; no values are constructed."""
-    import yaml
+def _load(text: str) -> dict[str, tuple[int, object]]:
+    """Return the mapping in a YAML text: its line and its value by key.
+
+    Each value is a string, a list or such a mapping.
+    """
+    import yaml  # here, so that a missing package is reported in one line
+
+    class Loader(yaml.BaseLoader):  # constructs only strings, lists and mappings, whatever the tag
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+            mapping = {}
+            for key_node, value_node in node.value:
+                key, line = self.construct_scalar(key_node), key_node.start_mark.line + 1
+                if key in mapping:
+                    before = f"as in line {mapping[key][0]}"
+                    raise ConfigError(
+                        f"line {line}: duplicate key {brief(key)}, {before}; keep one"
+                    )
+                mapping[key] = (line, self.construct_object(value_node))
+            return mapping
 
     try:
-        # nodes do not show anchors and aliases, so look for them in the events
-        events = list(yaml.parse(text, Loader=yaml.SafeLoader))
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = Loader(text)
+        try:
+            mapping = loader.get_single_data()
+        finally:
+            loader.dispose()
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1
         problem = ", ".join(filter(None, (error.context, error.problem)))
         raise ConfigError(f"line {line}: not YAML ({problem}); {_hint(text)}") from None
-    except Exception as error:  # PyYAML raises others too, such as a ValueError for "\Uffffffff"
+    except Exception as error:  # others too, such as a ValueError for "\Uffffffff"
         raise ConfigError(f"not YAML: {' '.join(str(error).split())}; {_hint(text)}") from None
 
-    # tags construct objects, aliases repeat values: settings need neither
-    for event in events:
-        if getattr(event, "anchor", None) or getattr(event, "tag", None):
-            line = event.start_mark.line + 1
-            raise ConfigError(
-                f"line {line}: tags, anchors and aliases are not supported; write the value out"
-            )
-
-    if root is None:
+    if mapping is None:
         raise ConfigError("is empty; give at least one setting")
-    if root.id != "mapping":
+    if not isinstance(mapping, dict):
         raise ConfigError(f"must be lines of key: value; {_hint(text)}")
-    return root
+    return mapping
 
 
 def _hint(text: str) -> str:
@@ -475,38 +406,19 @@ def _hint(text: str) -> str:
     return "check the indentation (spaces only), colons, quotes and brackets up to there"
 
 
-def _entries(
-    mapping: "yaml.MappingNode", section: str = ""
-) -> Iterator[tuple[str, str, object, int]]:
-    """Yield the section, such as `model.`, the key, the value and the line of each entry."""
-    lines = {}
-    for key_node, value_node in mapping.value:
-        key, line = str(key_node.value), key_node.start_mark.line + 1
-        # PyYAML would silently take the last one
-        if key in lines:
-            raise ConfigError(
-                f"line {line}: duplicate key {brief(key)}, as in line {lines[key]}; keep one"
-            )
-        lines[key] = line
-
-        # a section, such as `model:`, with its settings indented below it
-        if section + key in SECTION_NAMES and value_node.id == "mapping":
-            yield from _entries(value_node, f"{key}.")
+def _flatten(mapping: dict[str, tuple[int, object]]) -> Iterator[tuple[str, str, int, object]]:
+    """Yield the section, such as `model.`, the key, the line and the value of each setting."""
+    for key, (line, value) in mapping.items():
+        if key in SECTION_NAMES and isinstance(value, dict):
+            for inner_key, line_and_value in value.items():
+                yield f"{key}.", inner_key, *line_and_value
         else:
-            yield section, key, _value(value_node), line
-
-
-def _value(node: "yaml.Node") -> object:
-    """Return a node as a string or a list; a mapping becomes {}, which no setting accepts."""
-    if node.id == "sequence":
-        return [_value(item) for item in node.value]
-    return node.value if node.id == "scalar" else {}
+            yield "", key, line, value
 
 
 def _parse_setting(section: str, key: str, value: object) -> object:
     """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
     name = section + key
-    # a section with a value, such as `model: 5`
     if name in SECTION_NAMES:
         raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
     if name not in SETTINGS or "." in key:

@@ -25,27 +25,16 @@ INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def setting(
-    default: object,
-    meaning: str,
-    choices: tuple = (),
-    bare_value: str = "",
-    fixed: bool = False,
-    **limits: float,
+    default: object, meaning: str, choices: tuple = (), fixed: bool = False, **limits: float
 ) -> Field:
     """Declare a setting: a dataclass field with a meaning, choices and limits.
 
     The limits are those of LIMITS: `at_least=0, less_than=1`. A number may have choices too:
-    `int | str` with choices ("auto",). A setting whose default is None is optional. `bare_value` is
-    the value of an option given without one. A `fixed` setting cannot change in a run.
+    `int | str` with choices ("auto",). A setting whose default is None is optional. A `fixed`
+    setting cannot change in a run.
     """
     assert limits.keys() <= LIMITS.keys()
-    metadata = {
-        "meaning": meaning,
-        "choices": choices,
-        "limits": limits,
-        "bare_value": bare_value,
-        "fixed": fixed,
-    }
+    metadata = {"meaning": meaning, "choices": choices, "limits": limits, "fixed": fixed}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -64,7 +53,6 @@ def settings_of(section: type) -> dict[str, Field]:
     settings = {field.name: field for field in fields(section) if field.metadata}
     for inner in fields(section):
         if is_dataclass(inner.type):
-            # n_layer of the section `model` is model.n_layer
             inner_settings = settings_of(inner.type)
             settings |= {f"{inner.name}.{name}": field for name, field in inner_settings.items()}
     return settings
@@ -72,9 +60,12 @@ def settings_of(section: type) -> dict[str, Field]:
 
 def value_type(field: Field) -> type:
     """Return a setting's type without its choices: int, float, bool, str or tuple."""
-    # `float | str` is a float, or a choice such as auto
     origin = get_origin(field.type)
-    return get_args(field.type)[0] if origin is UnionType else origin or field.type
+    if origin is UnionType:  # `float | str`: a float, or a choice such as auto
+        return get_args(field.type)[0]
+    if origin is tuple:  # `tuple[str, ...]`
+        return tuple
+    return field.type
 
 
 def describe_allowed(field: Field) -> str:
@@ -118,7 +109,6 @@ def check_value(field: Field, value: object) -> object:
 
     Raises ConfigError with the allowed values if the type is wrong or the value out of range.
     """
-    # an optional setting
     if value is None and field.default is None:
         return value
 
@@ -151,12 +141,10 @@ def _is_allowed(field: Field, value: object) -> bool:
 
     if value in ("", ()):
         return value == field.default
-    # in range, and neither infinite nor NaN
     if isinstance(value, (int, float)):
         in_range = all(LIMITS[name](value, limit) for name, limit in limits.items())
         return math.isfinite(value) and in_range
 
-    # a string, or several
     items = value if isinstance(value, tuple) else (value,)
     valid = all(isinstance(item, str) and item and not INVALID_TEXT.search(item) for item in items)
     return valid and not choices
@@ -170,8 +158,8 @@ def brief(value: object) -> str:
         return f"[{', '.join(map(brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
     if isinstance(value, bool) or value is None:
         return str(value).lower()
-    if isinstance(value, dict):
-        return "a mapping"
+    if isinstance(value, (dict, list)):  # whatever is in it: YAML's aliases can nest very deep
+        return "a mapping" if isinstance(value, dict) else "a list"
     return str(value)
 
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from common.errors import ConfigError, did_you_mean
 from configs.fields import Checked, brief, setting, unescape, with_escapes
 
-# a text to download: URL, name of its folder, name of the file, SHA-256
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
 )
@@ -27,10 +26,11 @@ OTHER_NAMES = {
     "lr": "learning_rate", "muon_lr": "muon_learning_rate", "min_lr": "min_lr_ratio",
     "wd": "weight_decay", "max_grad_norm": "grad_clip", "clip_grad_norm": "grad_clip",
     "adam_beta1": "beta1", "adam_beta2": "beta2", "lr_scheduler_type": "schedule",
-    "warmup": "warmup_iters", "warmup_steps": "warmup_iters", "steps": "max_iters",
-    "max_steps": "max_iters", "iters": "max_iters", "epochs": "max_iters",
-    "num_train_epochs": "max_iters", "eval_steps": "eval_interval", "save_steps": "save_interval",
-    "logging_steps": "log_interval", "early_stopping_patience": "patience",
+    "warmup": "warmup_ratio", "warmup_steps": "warmup_ratio", "warmup_iters": "warmup_ratio",
+    "cooldown_iters": "cooldown_ratio", "steps": "max_iters", "max_steps": "max_iters",
+    "iters": "max_iters", "epochs": "max_iters", "num_train_epochs": "max_iters",
+    "eval_steps": "eval_interval", "save_steps": "save_interval", "logging_steps": "log_interval",
+    "early_stopping_patience": "patience",
     "per_device_train_batch_size": "batch_size", "bs": "batch_size",
     "accumulation_steps": "gradient_accumulation_steps", "context_length": "block_size",
     "seq_len": "block_size", "n_ctx": "block_size", "n_positions": "block_size",
@@ -119,23 +119,17 @@ class ModelConfig(Checked):
     n_head: int = setting(4, "number of attention heads per block", at_least=1, fixed=True)
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)
     block_size: int = setting(64, "context length, in characters", at_least=1, fixed=True)
-    positions: str = setting(
-        "rope", "position encoding", ("learned", "rope"), fixed=True
-    )  # rope: relative
-    token_shifts: int = setting(
-        2, "embed N previous characters too", at_least=0, fixed=True
-    )  # 2: trigrams
+    positions: str = setting("rope", "position encoding", ("learned", "rope"), fixed=True)
+    # 2: trigrams
+    token_shifts: int = setting(2, "embed N previous characters too", at_least=0, fixed=True)
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"), fixed=True)
-    mlp: str = setting(
-        "relu2", "MLP activation", ("gelu", "relu2", "swiglu"), fixed=True
-    )  # cheaper than GELU
+    # relu2: cheaper than GELU
+    mlp: str = setting("relu2", "MLP activation", ("gelu", "relu2", "swiglu"), fixed=True)
     bias: bool = setting(False, "biases in linear layers and LayerNorm", fixed=True)
-    tied: bool = setting(
-        False, "tie lm_head to the token embedding", fixed=True
-    )  # saves little: V is small
-    qk_norm: bool = setting(
-        True, "RMS-normalize queries and keys", fixed=True
-    )  # allows high learning rates
+    # tying saves little: V is small
+    tied: bool = setting(False, "tie lm_head to the token embedding", fixed=True)
+    # allows high learning rates
+    qk_norm: bool = setting(True, "RMS-normalize queries and keys", fixed=True)
     dropout: float | str = setting(
         0.0,
         "dropout on embeddings and branches (auto = rises with epochs)",
@@ -159,7 +153,6 @@ class ModelConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # every head gets an equal share of the width
         if self.n_embd % self.n_head:
             divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
             nearest = sorted(divisors, key=lambda n: (abs(n - self.n_head), -n))[:2]
@@ -202,11 +195,10 @@ class TrainConfig(Checked):
     schedule: str = setting(  # trapezoid: constant, then a linear cooldown
         "trapezoid", "learning rate after the warm-up", ("cosine", "trapezoid", "constant")
     )
-    warmup_iters: int | str = setting(
-        "auto", "warm-up steps (auto = max_iters / 70)", ("auto",), at_least=0
-    )
-    cooldown_iters: int | str = setting(
-        "auto", "trapezoid: cooldown steps (auto = 6/7 of max_iters)", ("auto",), at_least=0
+    # shares of the run, which were best in shakespeare.yaml
+    warmup_ratio: float = setting(1 / 70, "warm-up steps / max_iters", at_least=0, at_most=1)
+    cooldown_ratio: float = setting(
+        6 / 7, "trapezoid: cooldown steps / max_iters", at_least=0, at_most=1
     )
     patience: int = setting(
         0, "stop after this many evaluations without a better loss (0 = never)", at_least=0
@@ -216,7 +208,7 @@ class TrainConfig(Checked):
     )
     save_interval: int | str = setting(
         "auto",
-        "steps between checkpoints (auto = at each evaluation, and every 5 minutes)",
+        "steps between saves (auto = at each evaluation, and after a tenth of the time so far)",
         ("auto",),
         at_least=1,
     )
@@ -226,15 +218,13 @@ class TrainConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # warm-up and cooldown together must fit into the run; an `auto` always does
-        names = ["warmup_iters"] + ["cooldown_iters"] * (self.schedule == "trapezoid")
-        numbers = {name: getattr(self, name) for name in names if getattr(self, name) != "auto"}
-        if sum(numbers.values()) > self.max_iters:
-            lengths = " + ".join(f"{name} {number}" for name, number in numbers.items())
-            auto = " ".join(f"--{name}=auto" for name in numbers)
+        # the cooldown begins when the warm-up has ended; 1e-9: sums of floats
+        shares = self.warmup_ratio + self.cooldown_ratio
+        if self.schedule == "trapezoid" and shares > 1 + 1e-9:
+            largest = int((1 - self.warmup_ratio) * 1e6 + 1e-6) / 1e6
             raise ConfigError(
-                f"{lengths} is more than max_iters {self.max_iters}; "
-                f"set {auto}, or train for longer"
+                f"warmup_ratio {self.warmup_ratio:g} + cooldown_ratio {self.cooldown_ratio:g} is "
+                f"more than the whole run; use --cooldown_ratio={largest:g} or less"
             )
 
 
@@ -247,7 +237,7 @@ class Config(Checked):
     train: TrainConfig = TrainConfig()
     out_dir: str = setting("auto", "run folder (auto = out/NAME for configs/NAME.yaml)")
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
-    device: str = setting("auto", "device to run on (auto = best)", DEVICES)
+    device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("auto", "dtype of matrix products (auto = fastest)", ("auto", *DTYPES))
     compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
@@ -264,10 +254,7 @@ class SampleConfig(Checked):
     sample: int | None = setting(None, "draw only sample N of this seed", at_least=1)
     max_new_tokens: int = setting(500, "characters to generate per sample", at_least=0)
     temperature: float | str = setting(
-        "auto",
-        f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)",
-        ("auto",),
-        at_least=0,
+        "auto", f"0 = greedy (auto = {DEFAULT_TEMPERATURE:g}; 0 for answers)", ("auto",), at_least=0
     )
     top_k: int = setting(0, "sample from the k likeliest (0 = off)", at_least=0)
     top_p: float = setting(
@@ -283,9 +270,9 @@ class SampleConfig(Checked):
     unknown: str = setting("error", "characters that the vocabulary lacks", ("error", "skip"))
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
     interactive: bool = setting(False, "take turns: you type a line, the model continues")
-    score: str | None = setting(None, "print only the model's loss on the text in this file")
+    score: str | None = setting(None, "print only the model's loss on the text in this file, or -")
     html: str | None = setting(None, "write only this file: the model as a web page")
-    device: str = setting("auto", "device to run on (auto = best)", DEVICES)
+    device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
     attention: str = setting("saved", "weight layout (docs/attention.md)", ("saved", *LAYOUTS))
     kernel: str = setting("saved", "attention kernel (docs/attention.md)", ("saved", *KERNELS))
@@ -293,10 +280,11 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        # each of these is a mode of its own
         modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
         if len(modes) > 1:
             raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
+        if self.prompt == "-" and self.interactive:
+            raise ConfigError("--prompt - and --interactive both read standard input; give one")
 
 
 def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
@@ -313,6 +301,8 @@ def suggest_setting(key: str, names: dict[str, str], otherwise: str) -> str:
         hint += f" (with optimizer muon, also {names['muon_learning_rate']})"
     if meant == "max_iters" and meant in names and "epochs" in key:
         hint += " (max_iters counts steps, not epochs)"
+    if meant in ("warmup_ratio", "cooldown_ratio") and meant in names:
+        hint += " (a share of the run, not steps)"
     return hint
 
 
@@ -340,7 +330,6 @@ def from_dict(mapping: dict, section: type = Config):
                 f"unknown setting {brief(key)}; the checkpoint may be from a newer version"
             )
 
-    # build the inner sections first; each checks its values when it is created
     values = {
         key: from_dict(value, known[key].type) if is_dataclass(known[key].type) else value
         for key, value in mapping.items()

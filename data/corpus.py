@@ -72,7 +72,6 @@ def load_corpus(
     tokenizer = tokenizer_for(characters, texts[0].path, map_unknown, vocabulary, add_characters)
     encode = partial(tokenizer.encode, map_unknown=map_unknown)
 
-    # hold out the validation text
     held_out, question, item_lines = "", "", []
     if item_format:
         train, val, question, item_lines = split_list(texts, item_format, data.val_fraction, encode)
@@ -89,7 +88,6 @@ def load_corpus(
                 "needed, the second to be predicted from the first; use a longer text"
             )
 
-    # what the run prints at its start
     summary = summarize(texts, text_counts, tokenizer.vocabulary, train, val, held_out)
     return Corpus(
         name=texts[0].name,
@@ -128,7 +126,6 @@ def split_text(
     less than half or more than twice `val_fraction` of the characters would be held out. Otherwise
     hold out the end of each file: its last `val_fraction`, rounded up.
     """
-    # whole files, if they come to about val_fraction of the text
     if len(files) >= MIN_FILES:
         train, val = hold_out(files, val_fraction)
         share = sum(map(len, val)) / sum(map(len, files))
@@ -136,7 +133,6 @@ def split_text(
             held_out = f"{len(val):,} of {len(files):,} files"
             return join(map(encode, train)), join(map(encode, val)), held_out
 
-    # or the end of each file
     ids = list(map(encode, files))
     cuts = [int(len(file) * (1 - val_fraction)) for file in files]
     train = join(file[:cut] for file, cut in zip(ids, cuts, strict=True))

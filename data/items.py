@@ -171,7 +171,7 @@ def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
     items = item_format.items_in(text.path, pieces)
     blank = sum(map(item_format.blank_ends, text.contents))
     blank += sum(piece.strip("\n") != "" for piece in pieces) - len(items)
-    # shuffled, because evaluations show the first few items
+    # shuffled, because evaluations show the first few wrong items
     return sorted(items, key=digest), blank
 
 

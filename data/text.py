@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
@@ -67,7 +67,7 @@ class Text:
     name: str
     path: str
     contents: Sequence[str]
-    notes: Sequence[str] = ()
+    notes: list[str]
 
     @cached_property
     def sha256(self) -> str:
@@ -97,28 +97,28 @@ def find_text(data: DataConfig, setting: str, expected_sha256: str | None = None
     if setting == "sources" and data.fallback:
         choices.append((data.fallback,))
 
-    reasons, notes = [], []
+    reasons = []
     for sources in choices:
         try:
             text = read_sources(sources, data.encoding)
-        except DataError as error:
+        except DownloadError as error:
             reasons.append(str(error))
-            if isinstance(error, DownloadError):
-                notes = [f"{error}; training on {data.fallback}, losses on it are not comparable"]
-            elif not expected_sha256:
-                raise
             continue
-        if expected_sha256 in (None, text.sha256):
-            return replace(text, notes=[*notes, *text.notes])
+        if expected_sha256 == text.sha256:
+            return text
+        if not expected_sha256:
+            end = f"training on {data.fallback}, losses on it are not comparable"
+            text.notes[:0] = [f"{reason}; {end}" for reason in reasons]
+            return text
         reasons.append(f"{text.path} is another text, SHA-256 {text.sha256}")
 
-    if expected_sha256:
-        raise CheckpointError(
-            f"data.{setting}: the text has changed since the checkpoint, which was trained on "
-            f"SHA-256 {expected_sha256}; found instead: {', '.join(reasons)}; restore that text, "
-            "start a new run, or continue with --allow_data_change"
-        )
-    raise DataError(f"{'; '.join(reasons)}; download it by other means; name its file")
+    if not expected_sha256:
+        raise DataError(f"{'; '.join(reasons)}; download it by other means; name its file")
+    raise CheckpointError(
+        f"data.{setting}: the text has changed since the checkpoint, which was trained on SHA-256 "
+        f"{expected_sha256}; found instead: {', '.join(reasons)}; restore it, or continue with "
+        "--allow_data_change"
+    )
 
 
 def read_sources(sources: Sequence[str], encoding: str) -> Text:
@@ -263,7 +263,7 @@ def suggest_path(path: Path) -> str:
 
 
 def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
-    """Return the characters of files, without licences, and how many characters those had.
+    """Return the characters of files, without licenses, and how many characters those had.
 
     Raises DataError for files that are no text; of several in another encoding, it names the first.
     """
@@ -288,15 +288,6 @@ def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
     return contents, left_out
 
 
-def read_text(path: Path, encoding: str) -> str:
-    """Read a text for a trained model; `encoding` is the encoding of its training text."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; name a text file") from error
-    return decode(content, path, encoding)
-
-
 def decode(content: bytes, name: str | Path, encoding: str, option: str = "") -> str:
     """Return the characters of a file, or of anything else with a `name`.
 
@@ -311,12 +302,13 @@ def decode(content: bytes, name: str | Path, encoding: str, option: str = "") ->
     except UnicodeDecodeError as error:
         start = len(content) - len(error.object) + error.start  # error.object may lack the BOM
         line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
+        wrong, shown = wrong_bytes(content, encoding), encoding.removesuffix("-sig").upper()
+        damaged = f"the file is damaged: iconv -c -f {shown} OLD > NEW leaves those out"
         raise EncodingError(
-            f"{name}: not {encoding.removesuffix('-sig').upper()} at byte {start:,} "
-            f"(line {line:,}); {wrong_bytes(content, encoding):,} of {len(content):,} bytes cannot "
-            "be decoded",
+            f"{name}: not {shown} at byte {start:,} (line {line:,}); {wrong:,} of "
+            f"{len(content):,} bytes cannot be decoded",
             f"byte {start:,}, line {line:,}",
-            remedy(content, encoding, option),
+            damaged if bom else remedy(content, encoding, option),
         ) from error
 
     # the default and the marked encodings never yield a surrogate, which is half a character
@@ -346,22 +338,21 @@ def wrong_bytes(content: bytes, encoding: str) -> int:
 
 def remedy(content: bytes, encoding: str, option: str) -> str:
     """Return what to do with a file that is not a text in this encoding."""
-    name = encoding.removesuffix("-sig").upper()
-    beginning = content[:1000]
+    name, beginning = encoding.removesuffix("-sig").upper(), content[:1000]
     # Latin letters in UTF-16 without a mark: every second byte is NUL
     even, odd = beginning[::2].count(0), beginning[1::2].count(0)
+    guess = ""
     if max(even, odd) > len(beginning) / 4 and min(even, odd) < len(beginning) / 16:
-        utf_16 = "utf-16-le" if odd > even else "utf-16-be"
-        if option:
-            return f"name its encoding: {option}={utf_16}"
-        return f"convert it: iconv -f {utf_16.upper().replace('-', '', 1)} -t {name} OLD > NEW"
-
-    if b"\0" in beginning or content.startswith((b"%PDF", b"PK", b"\x1f\x8b")):
+        guess = "utf-16le" if odd > even else "utf-16be"
+    elif b"\0" in beginning or content.startswith((b"%PDF", b"PK", b"\x1f\x8b")):
         return "convert it to text first"
+
     if not option:
-        return f"convert it: iconv -f ENCODING -t {name} OLD > NEW"
+        return f"convert it: iconv -f {guess or 'ENCODING'} -t {name} OLD > NEW"
+    if guess:
+        return f"name its encoding: {option}={guess}"
     return (
-        f"name the encoding: {option}=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
+        f"name its encoding: {option}=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
         "shift-jis (Japanese), euc-kr (Korean) or any other that Python has; a file with few wrong "
         f"bytes is damaged: iconv -c -f {name} OLD > NEW leaves them out"
     )

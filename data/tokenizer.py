@@ -1,5 +1,6 @@
 """The character tokenizer: a character's id is its index in the vocabulary."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -33,7 +34,6 @@ class CharTokenizer:
         self.vocabulary = vocabulary
         self.dtype = np.min_scalar_type(len(self) - 1)  # the smallest unsigned type for all ids
 
-        # to decode: id -> code point
         self._code_points = characters
         # to encode: code point -> id, or -1; +2: the largest index, and a -1 for all beyond it
         self._id_of = np.full(int(characters.max()) + 2, -1, dtype=np.int32)
@@ -59,7 +59,6 @@ class CharTokenizer:
         With `map_unknown`, unknown characters map to UNK, which must be in the vocabulary;
         otherwise the first one raises UnknownCharacter, with its position counted from 0.
         """
-        # one byte per character if the vocabulary has at most 256
         ids = np.empty(len(text), self.dtype)
         for start, chunk in chunks(text):
             # "clip": code points beyond the table get its last entry, -1
@@ -78,10 +77,11 @@ class CharTokenizer:
 
     def _unknown(self, text: str, position: int) -> UnknownCharacter:
         where = f"not in the vocabulary: {describe(text[position])} at position {position}"
-        # an accented letter is one code point in NFC, two in NFD: try the other form
-        letter = text[max(0, position - 1) : position + 1]
+        # an accented letter is one code point in NFC, two in NFD: is it known in the other form?
+        unknown = re.compile(f"[^{re.escape(self.vocabulary)}]")
         for form in ("NFC", "NFD"):
-            if set(unicodedata.normalize(form, letter)) <= set(self.vocabulary):
+            found = unknown.search(unicodedata.normalize(form, text))
+            if not found or found.start() >= len(unicodedata.normalize(form, text[: position + 1])):
                 return UnknownCharacter(
                     f"{where}; the vocabulary has its other Unicode form; normalize the text to "
                     f"{form}"
@@ -117,7 +117,6 @@ def code_points(text: str, errors: str = "strict") -> np.ndarray:
 
 def count_characters(texts: Iterable[str]) -> Counter[str]:
     """Count each character of several texts."""
-    # one counter for each code point of Unicode
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in texts:
         for _, chunk in chunks(text):

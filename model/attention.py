@@ -19,11 +19,6 @@ from model.kv_cache import KVCache
 from model.rotary import Rotary
 
 
-def identity(parameter: Tensor) -> Tensor:
-    """Return the parameter itself, the default of `tensor_of` (see `head_weights`)."""
-    return parameter
-
-
 def split_heads(x: Tensor, n_head: int) -> Tensor:
     """Split the features into heads: (B, T, H*D) -> (B, H, T, D)."""
     return x.unflatten(-1, (n_head, -1)).transpose(1, 2)
@@ -47,23 +42,23 @@ class QKVProjection(nn.Module):
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws initial weights, which are overwritten later. fork_rng undoes the draws,
-        # so the random numbers of whoever builds a layer do not depend on its layout.
+        # nn.Linear draws weights that are overwritten later, and not all layouts use it. fork_rng
+        # undoes the draws: after torch.manual_seed(0), all layouts get the same weights.
         with torch.random.fork_rng(devices=()):
             self.build(n_embd, n_head, head_size, bias)
 
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
-        """Create the parameters. Their values are set later, through `head_weights`."""
+        """Create the parameters: weights with two dimensions or more, biases with one.
+
+        By that the optimizers tell them apart. Their values are set later, through `head_weights`.
+        """
         raise NotImplementedError
 
-    def head_weights(
-        self, h: int, tensor_of: Callable[[Tensor], Tensor] = identity
-    ) -> list[Tensor]:
+    def head_weights(self, h: int) -> list[Tensor]:
         """Return head h's query, key and value weights (D, C); with bias, also three biases (D,).
 
-        They are views, so writing to them changes the model. `tensor_of` maps a parameter to the
-        tensor that is sliced: the parameter itself, its gradient or its momentum. Initialization,
-        checkpoints and optimizers all use this method.
+        They are views, so writing to them changes the model. Initialization, checkpoints and
+        optimizers all use this method.
         """
         raise NotImplementedError
 
@@ -80,10 +75,10 @@ class Heads(QKVProjection):
             nn.ModuleList(nn.Linear(C, D, bias) for _ in range(3)) for _ in range(H)
         )
 
-    def head_weights(self, h, tensor_of=identity):
+    def head_weights(self, h):
         q_k_v = self.heads[h]
-        weights = [tensor_of(linear.weight) for linear in q_k_v]
-        return weights + [tensor_of(linear.bias) for linear in q_k_v if linear.bias is not None]
+        weights = [linear.weight for linear in q_k_v]
+        return weights + [linear.bias for linear in q_k_v if linear.bias is not None]
 
     def project(self, x):
         # 3 H small products (B, T, C) @ (C, D): easy to read, slow to run
@@ -96,14 +91,13 @@ class Separate(QKVProjection):
     def build(self, C, H, D, bias):
         self.qkv = nn.ModuleList(nn.Linear(C, H * D, bias) for _ in range(3))
 
-    def head_weights(self, h, tensor_of=identity):
+    def head_weights(self, h):
         parameters = [linear.weight for linear in self.qkv]
         parameters += [linear.bias for linear in self.qkv if linear.bias is not None]
-        # (H*D, C) is seen as (H, D, C), a bias (H*D,) as (H, D)
-        return [tensor_of(parameter).unflatten(0, (self.n_head, -1))[h] for parameter in parameters]
+        by_head = [parameter.unflatten(0, (self.n_head, -1)) for parameter in parameters]
+        return [tensor[h] for tensor in by_head]  # of (H, D, C), for biases of (H, D)
 
     def project(self, x):
-        # one product for all heads, then cut it into heads
         return [split_heads(linear(x), self.n_head) for linear in self.qkv]
 
 
@@ -113,15 +107,14 @@ class Fused(QKVProjection):
     def build(self, C, H, D, bias):
         self.qkv = nn.Linear(C, 3 * H * D, bias)
 
-    def head_weights(self, h, tensor_of=identity):
+    def head_weights(self, h):
         views = []
         for parameter in self.qkv.parameters():  # the weight, then the bias
-            q_k_v = tensor_of(parameter).unflatten(0, (3, self.n_head, -1))  # (3, H, D, C)
+            q_k_v = parameter.unflatten(0, (3, self.n_head, -1))  # (3, H, D, C)
             views.extend(q_k_v[:, h])
         return views
 
     def project(self, x):
-        # one product for all three; the first cut is between q, k and v
         return [split_heads(part, self.n_head) for part in self.qkv(x).chunk(3, dim=-1)]
 
 
@@ -131,15 +124,14 @@ class Interleaved(QKVProjection):
     def build(self, C, H, D, bias):
         self.qkv = nn.Linear(C, H * 3 * D, bias)
 
-    def head_weights(self, h, tensor_of=identity):
+    def head_weights(self, h):
         views = []
         for parameter in self.qkv.parameters():  # the weight, then the bias
-            heads = tensor_of(parameter).unflatten(0, (self.n_head, 3, -1))  # (H, 3, D, C)
+            heads = parameter.unflatten(0, (self.n_head, 3, -1))  # (H, 3, D, C)
             views.extend(heads[h])
         return views
 
     def project(self, x):
-        # the first cut is between the heads: all of a head lies together
         heads = split_heads(self.qkv(x), self.n_head)  # (B, H, T, 3D)
         return heads.chunk(3, dim=-1)
 
@@ -149,12 +141,11 @@ class Stacked(QKVProjection):
 
     def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(torch.empty(H, C, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 if bias else 0))
+        self.biases = nn.ParameterList(torch.empty(H * D) for _ in range(3 if bias else 0))
 
-    def head_weights(self, h, tensor_of=identity):
-        # stored for x @ weight, so transposed: (C, D) -> (D, C)
-        weights = [tensor_of(weight)[h].T for weight in self.weights]
-        return weights + [tensor_of(bias)[h, 0] for bias in self.biases]
+    def head_weights(self, h):
+        weights = [weight[h].T for weight in self.weights]  # (C, D) -> (D, C)
+        return weights + [bias.unflatten(0, (self.n_head, -1))[h] for bias in self.biases]
 
     def project(self, x):
         products = [x.unsqueeze(1) @ weight for weight in self.weights]  # (B, 1, T, C) @ (H, C, D)
@@ -166,12 +157,11 @@ class Unrolled(QKVProjection):
 
     def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(torch.empty(C, H, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H, 1, D) for _ in range(3 if bias else 0))
+        self.biases = nn.ParameterList(torch.empty(H * D) for _ in range(3 if bias else 0))
 
-    def head_weights(self, h, tensor_of=identity):
-        # stored for x @ weight, so transposed: (C, D) -> (D, C)
-        weights = [tensor_of(weight)[:, h].T for weight in self.weights]
-        return weights + [tensor_of(bias)[h, 0] for bias in self.biases]
+    def head_weights(self, h):
+        weights = [weight[:, h].T for weight in self.weights]  # (C, D) -> (D, C)
+        return weights + [bias.unflatten(0, (self.n_head, -1))[h] for bias in self.biases]
 
     def project(self, x):
         products = [x @ weight.flatten(1) for weight in self.weights]  # (B, T, C) @ (C, H*D)
@@ -179,10 +169,14 @@ class Unrolled(QKVProjection):
 
 
 def add_biases(products: list[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
-    """Add a bias (H, 1, D) to each product (B, H, T, D); without biases return the products."""
+    """Add a bias (H*D,) to each product (B, H, T, D); without biases return the products."""
     if not len(biases):
         return products
-    return [product + bias for product, bias in zip(products, biases, strict=True)]
+    H = products[0].size(1)
+    return [
+        product + bias.unflatten(0, (H, 1, -1))  # (B, H, T, D) + (H, 1, D)
+        for product, bias in zip(products, biases, strict=True)
+    ]
 
 
 LAYOUTS: dict[str, type[QKVProjection]] = {
@@ -226,7 +220,6 @@ def attention_weights(
     where a query may not attend. `causal` hides from each query the tokens after it. A row that is
     fully masked is NaN.
     """
-    # how well does each key answer each query?
     scores = (q / math.sqrt(q.size(-1))) @ k.mT  # scaling q takes less work than scaling the scores
     return masked_softmax(scores, mask, causal)
 
@@ -321,7 +314,6 @@ class MultiHeadAttention(nn.Module):
         qk_norm: bool = False,
     ):
         super().__init__()
-        # check that the settings fit together
         for setting, name, table in (("layout", layout, LAYOUTS), ("kernel", kernel, KERNELS)):
             if name not in table:
                 raise ValueError(f"unknown {setting} {name!r}; allowed: {', '.join(table)}")
@@ -332,7 +324,6 @@ class MultiHeadAttention(nn.Module):
             )
         head_size = head_size or n_embd // n_head
 
-        # into the heads, and out of them: the only parameters
         self.projection = LAYOUTS[layout](n_embd, n_head, head_size, bias)
         self.kernel = KERNELS[kernel]
         self.out_proj = nn.Linear(n_head * head_size, out_features or n_embd, bias)
@@ -347,11 +338,9 @@ class MultiHeadAttention(nn.Module):
         out_std: float = 0.02,
     ) -> None:
         """Draw the weights head by head, so that a seed gives the same weights in every layout."""
-        # the queries, keys and values: weights have two dimensions, biases one
         for h in range(self.projection.n_head):
             for view in self.projection.head_weights(h):
                 init_normal_(view, std if view.dim() == 2 else 0.0, generator)
-        # the output projection, whose std may be smaller (see `GPT.reset_parameters`)
         for parameter in self.out_proj.parameters():
             init_normal_(parameter, out_std if parameter.dim() == 2 else 0.0, generator)
 
@@ -383,7 +372,6 @@ class MultiHeadAttention(nn.Module):
         self_attention = context is None and value_context is None
         y = self._attend(q, k, v, mask, causal=self_attention)  # (B, H, T, D)
 
-        # mix what the heads have found
         y = self.out_proj(merge_heads(y))  # (B, T, out_features)
         return dropout(y, self.dropout, self.training)
 
@@ -402,31 +390,26 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and (context is not None or value_context is not None):
             raise ValueError("a cache is for self-attention; omit it, or the contexts")
 
-        # where the keys and values come from: without contexts, from x itself
         context = x if context is None else context
         value_context = context if value_context is None else value_context
         self._check_shapes(x, context, value_context)
 
         if x is context is value_context:
-            # self-attention: one projection gives all three
             q, k, v = self.projection.project(x)  # each (B, H, T, D)
         else:
-            # Project all three inputs to q, k and v, and use one of each: simple, but up to three
-            # times the work.
+            # simple, but up to three times the work: of each projection only one part is used
             q = self.projection.project(x)[0]
             k = self.projection.project(context)[1]
             v = self.projection.project(value_context)[2]
 
-        # QK-norm: only their directions count, so the scores cannot grow without bound
+        # QK-norm: only directions count, so the scores cannot grow without bound
         if self.qk_norm:
             q, k = rms_norm(q.contiguous()), rms_norm(k.contiguous())
 
-        # RoPE: turn each by its position, the new tokens after those in the cache
         if self.rotary is not None:
             start = 0 if cache is None else cache.length
             q, k = self.rotary(q, start), self.rotary(k, start)
 
-        # the keys and values of earlier tokens
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D)
         return q, k, v
@@ -437,14 +420,12 @@ class MultiHeadAttention(nn.Module):
         dropout_p = self.attention_dropout if self.training else 0.0
         causal = causal and T > 1  # decoding one token: it may attend to every key
 
-        # without a mask, the kernel applies causality, but it can only do so if T = S
+        # a kernel can only apply causality itself if T = S
         if mask is None and (T == S or not causal):
             return self.kernel(q, k, v, None, causal, dropout_p)
-        # several new tokens after those of the cache
         if mask is None:
             return self.kernel(q, k, v, causal_mask(T, S, like=q)[None, None], False, dropout_p)
 
-        # with a mask: one additive mask for everything
         mask = additive_mask(mask, q, S, causal)  # (B or 1, H or 1, T, S)
         fully_masked = mask.isneginf().all(dim=-1, keepdim=True)  # softmax would give NaN
         y = self.kernel(q, k, v, mask.masked_fill(fully_masked, 0.0), False, dropout_p)
@@ -473,14 +454,13 @@ def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = N
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
     """Convert any accepted mask, combined with causality, to an additive (B or 1, H or 1, T, S)."""
     B, H, T, _ = q.shape
-    # give it the dimensions that it lacks, of size 1: all heads, or all texts, share it then
+    # a dimension of size 1 where it has none: all heads, or all texts, share the mask then
     full = mask
     if mask.dim() == 2:
         full = mask[None, None]
     elif mask.dim() == 3:
         full = mask[:, None]
 
-    # check its shape
     fits = full.dim() == 4 and full.size(0) in (1, B) and full.size(1) in (1, H)
     fits = fits and full.shape[2:] == (T, S)
     if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
@@ -490,7 +470,6 @@ def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:
             f"with B {B} or 1, H {H} or 1, T {T}, S {S}"
         )
 
-    # numbers to add to the scores: 0 keeps one, -inf hides it
     if mask.dtype == torch.bool:
         full = torch.where(full, 0.0, -math.inf)
     if causal:

@@ -6,14 +6,12 @@ more time around it than in it. `build_decoder` in generate.py compares the two.
 C n_embd, H n_head, D head size, S tokens up to this one, V vocabulary
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from model.gpt import GPT
-from model.kv_cache import KVCache
+from model.kv_cache import GPTCache
 from model.parameters import named_slices
 
 LAYERNORM_EPS = 1e-5  # both are PyTorch's defaults
@@ -29,30 +27,30 @@ class Decoder:
         slices = named_slices(model)
         self.parameters = {name: torch.cat(slices[name]).numpy() for name in slices}
 
-    def step(self, ids: np.ndarray, caches: Sequence[KVCache]) -> np.ndarray:
-        """Read the last of ids (S,), after the S - 1 in the caches; return the next logits (V,)."""
-        config, S = self.config, len(ids)
-        position = S - 1
+    def step(self, token: int, cache: GPTCache) -> np.ndarray:
+        """Read the id of the next token, after one or more in the cache; return logits (V,)."""
+        config, position = self.config, cache.length
+        S = position + 1
         C, H, D = config.n_embd, config.n_head, config.n_embd // config.n_head
 
         # the residual stream begins with the embedding of the token
-        x = self.parameters["token_embedding"][ids[position]].copy()  # (C,)
+        x = self.parameters["token_embedding"][token].copy()  # (C,)
         # token shifts: add those of the tokens before it
-        for n in range(1, min(config.token_shifts, position) + 1):
-            x += self.parameters[f"previous_embeddings.{n - 1}"][ids[position - n]]
+        if config.token_shifts:
+            recent = cache.recent_ids[0].tolist()
+            for n, earlier in enumerate(reversed(recent)):
+                x += self.parameters[f"previous_embeddings.{n}"][earlier]
+            cache.remember(torch.tensor([[*recent, token]]))
         # and that of the position, or RoPE below
         if config.positions == "learned":
             x += self.parameters["position_embedding"][position]
 
-        for layer, cache in enumerate(caches):
-            block = f"blocks.{layer}"
-            # attention norm
+        for i, layer in enumerate(cache.layers):
+            block = f"blocks.{i}"
             h = self.norm(x, f"{block}.attn_norm")
-            # query, key and value of this token
             q = self.linear(h, f"{block}.attention.query").reshape(H, D)
             k = self.linear(h, f"{block}.attention.key").reshape(H, D)
             v = self.linear(h, f"{block}.attention.value").reshape(H, D)
-            # QK-norm
             if config.qk_norm:
                 q, k = rms_norm(q), rms_norm(k)
             # RoPE: rotate each pair of features, i and i + D/2, which roll swaps
@@ -61,10 +59,10 @@ class Decoder:
                 q = q * cos + np.roll(q, D // 2, axis=1) * sin
                 k = k * cos + np.roll(k, D // 2, axis=1) * sin
             # store key and value in the cache, whose arrays are views of its tensors
-            keys, values = cache.keys[0].numpy(), cache.values[0].numpy()  # (H, block_size, D)
+            keys, values = layer.keys[0].numpy(), layer.values[0].numpy()  # (H, block_size, D)
             keys[:, position] = k
             values[:, position] = v
-            cache.length = S
+            layer.length = S
             # scores: the query against the keys of all tokens up to this one
             scores = keys[:, :S] @ q[:, :, None] / D**0.5  # (H, S, 1)
             # softmax
@@ -72,12 +70,9 @@ class Decoder:
             weights /= weights.sum(axis=1, keepdims=True)
             # weighted sum of the values
             y = weights.swapaxes(1, 2) @ values[:, :S]  # (H, 1, D)
-            # output projection, residual connection
             x += self.linear(y.reshape(C), f"{block}.attention.out_proj")
 
-            # MLP norm
             h = self.norm(x, f"{block}.mlp_norm")
-            # up, activation function
             up = self.linear(h, f"{block}.mlp.up")
             if config.mlp == "gelu":
                 hidden = F.gelu(torch.from_numpy(up)).numpy()  # NumPy has no erf
@@ -86,10 +81,8 @@ class Decoder:
             else:
                 gate = self.linear(h, f"{block}.mlp.gate")
                 hidden = F.silu(torch.from_numpy(gate)).numpy() * up
-            # down, residual connection
             x += self.linear(hidden, f"{block}.mlp.down")
 
-        # final norm, lm_head, soft-cap
         lm_head = "token_embedding" if config.tied else "lm_head"
         logits = self.linear(self.norm(x, "final_norm"), lm_head)  # (V,)
         if config.logit_softcap:

@@ -27,7 +27,6 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     draws = torch.empty(math.ceil(x.numel() / 4), dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
 
-    # zero some, scale the others
     mask = torch.empty_like(x)
     torch.ge(bits, dropped - RESOLUTION // 2, out=mask)  # 1 where kept, 0 where dropped
     return x * mask.mul_(RESOLUTION / (RESOLUTION - dropped))

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from model.decode import Decoder
 from model.gpt import GPT
-from model.kv_cache import KVCache, new_caches
+from model.kv_cache import GPTCache
 from model.parameters import parameter_count
 
 GREEDY_BELOW = 1e-6  # below this temperature, take the likeliest character
 MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
 COMPARED_TOKENS = 16  # the length of the text on which the decoder is compared with the model
-TOLERANCE = 1e-4  # relative to the largest logit, at least 1; usually the difference is 6e-6
+TOLERANCE = 1e-4  # of max(1, the largest logit); the usual difference is 6e-6
 
 
 def window_start(n: int, block_size: int) -> int:
@@ -74,11 +74,10 @@ class Sampler:
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Draw one id per sample, (B,), from logits (B, V); computed in float64."""
-        # temperature 0: always the likeliest character
         if self.temperature < GREEDY_BELOW:
             return logits.argmax(axis=-1)
 
-        # else inverse transform sampling: the first id whose cumulative probability reaches u
+        # inverse transform sampling: the first id whose cumulative probability reaches u
         cumulative = self.unnormalized_probs(logits).cumsum(axis=-1)  # (B, V)
         # u is in (0, 1]: with u = 0, a first id of probability 0 could be drawn
         u = np.array([[1.0 - rng.random()] for rng in self.rngs])  # (B, 1)
@@ -91,7 +90,6 @@ class Sampler:
         logits -= logits.max(axis=-1, keepdims=True)
         logits /= self.temperature
 
-        # filter: the k best, the best that make up p, those not far below the best
         if 0 < self.top_k < logits.shape[1]:
             apply_top_k(logits, self.top_k)
         probs = np.exp(logits)
@@ -135,20 +133,25 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 class Generation:
     """A batch of texts being written: prompts are appended, characters are drawn.
 
-    Only the window that the model sees is kept (see `window_start`). `cache` affects only the
-    speed, and the rounding of the logits. Do not train the model meanwhile.
+    Only the window that the model sees is kept (see `window_start`). `cache` and `decoder` affect
+    only the speed, and the rounding of the logits. A decoder, from `build_decoder`, has a copy of
+    the weights and is used for a single text with a cache. Do not train the model meanwhile.
     """
 
-    def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
-        self.model, self.sampler, self.cache = model.eval(), sampler, cache
+    def __init__(
+        self,
+        model: GPT,
+        sampler: Sampler,
+        *,
+        cache: bool = True,
+        decoder: Decoder | None = None,
+    ):
+        self.model, self.sampler = model.eval(), sampler
         self.length = 0  # of each text, including what is before the window
         self.start = 0  # of the window, in the text
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
-        self.caches = new_caches(model.config)  # keys and values of the tokens read so far
-        # one text with a small model on a CPU: NumPy is faster
-        self.decoder = None
-        if cache and len(self.ids) == 1:
-            self.decoder = build_decoder(model)
+        self.cache = model.new_cache() if cache else None
+        self.decoder = decoder if len(self.ids) == 1 else None
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
@@ -168,58 +171,58 @@ class Generation:
 
     def _append(self, ids: np.ndarray) -> None:
         self.length += ids.shape[1]
-        # keep what the window shows of the longer text
         start = window_start(self.length, self.model.config.block_size)
         self.ids = np.concatenate([self.ids, ids], axis=1)[:, start - self.start :]
-        # a window that has moved is read again: its tokens have other positions
         if start != self.start:
-            self.start, self.caches = start, new_caches(self.model.config)
+            self.start = start
+            # a window that has moved is read again: its tokens have other positions
+            if self.cache is not None:
+                self.cache = self.model.new_cache()
 
     def _logits(self) -> np.ndarray:
-        """Run the model on the tokens that are not in the caches; return the next logits (B, V)."""
-        # without a cache: the whole window for every character
-        if not self.cache:
+        """Run the model on the tokens that it has not read; return the next logits (B, V)."""
+        if self.cache is None:
             return last_logits(self.model, self.ids)
-        # the usual case for one text: a single new token, the character that was drawn last
-        cached = self.caches[0].length
-        if self.decoder and cached > 0 and self.ids.shape[1] == cached + 1:
-            return self.decoder.step(self.ids[0], self.caches)[None]
-        # a prompt, an appended text, a window that has moved; several texts, a GPU
-        return last_logits(self.model, self.ids, self.caches)
+        new = self.ids[:, self.cache.length :]  # (B, T)
+        if self.decoder and self.cache.length > 0 and new.shape[1] == 1:
+            return self.decoder.step(new.item(), self.cache)[None]
+        # more than one new token, or no decoder
+        return last_logits(self.model, new, self.cache)
 
 
 @torch.inference_mode()
-def last_logits(model: GPT, ids: np.ndarray, caches: Sequence[KVCache] | None = None) -> np.ndarray:
-    """Run the model on ids (B, S); return the logits (B, V) after the last one."""
+def last_logits(model: GPT, ids: np.ndarray, cache: GPTCache | None = None) -> np.ndarray:
+    """Run the model on ids (B, T); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
-    return model(ids, caches)[:, -1].cpu().double().numpy()
+    return model(ids, cache)[:, -1].cpu().double().numpy()
 
 
 def build_decoder(model: GPT) -> Decoder | None:
     """Build the decoder of a model; return None if it cannot take the model's place.
 
-    It is for small models in float32 on a CPU, and contexts of 2 tokens or more. First it is
-    compared with the model, on a few tokens. If their logits differ, as they do when somebody
-    changes gpt.py but not decode.py, that is a warning.
+    It is for small models in float32 on a CPU, and contexts of 2 tokens or more. It copies the
+    weights: build another one when they have changed. First it is compared with the model, on a few
+    tokens. If their logits differ, as they do when somebody changes gpt.py but not decode.py, that
+    is a warning. The model is left in evaluation mode.
     """
+    model.eval()
     weight, block_size = next(model.parameters()), model.config.block_size
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
         return None
     if parameter_count(model) > MAX_DECODED:
         return None
 
-    # the model reads some tokens; the decoder reads the last of them, with the others in caches
-    decoder, caches = Decoder(model), new_caches(model.config)
+    # the decoder reads the last of a few tokens, after the model has read the others
+    decoder, cache = Decoder(model), model.new_cache()
     count = min(COMPARED_TOKENS, block_size)
     ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
-    last_logits(model, ids[None, :-1], caches)
+    last_logits(model, ids[None, :-1], cache)
     expected = last_logits(model, ids[None])[0]
     try:
-        difference = np.abs(decoder.step(ids, caches) - expected).max()
+        difference = np.abs(decoder.step(ids[-1], cache) - expected).max()
     except (KeyError, ValueError):  # a parameter has gone, or has another shape
         difference = math.inf
 
-    # use it if the logits agree up to rounding
     if difference <= TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
         return decoder
     warnings.warn(
@@ -231,10 +234,20 @@ def build_decoder(model: GPT) -> Decoder | None:
 
 
 def generate(
-    model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True
+    model: GPT,
+    prompt: Tensor,
+    sampler: Sampler,
+    max_new_tokens: int,
+    *,
+    cache: bool = True,
+    decoder: Decoder | None = None,
 ) -> Iterator[Tensor]:
-    """Continue `prompt` (B, T) by max_new_tokens ids per row, yielding (B,) after each step."""
-    generation = Generation(model, sampler, cache=cache)
+    """Continue `prompt` (B, T) by max_new_tokens ids per row, yielding (B,) after each step.
+
+    `cache` and `decoder` are those of a `Generation`: with `decoder=build_decoder(model)`, a single
+    text on a CPU takes less than half of the time.
+    """
+    generation = Generation(model, sampler, cache=cache, decoder=decoder)
     generation.append(prompt.cpu().numpy())
     for _ in range(max_new_tokens):
         yield torch.from_numpy(generation.step())

@@ -1,11 +1,9 @@
 """The GPT: embeddings, a stack of pre-norm blocks, a final norm and the output matrix.
 
-To see all of it, begin with `GPT.forward` at the end. Attention is in attention.py.
+Start reading at `GPT.forward`. Attention is in attention.py.
 
-B batch, T new tokens, S total tokens, C n_embd, V vocabulary
+B batch, T new tokens, C n_embd, V vocabulary
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from torch.nn import functional as F
 from configs.schema import ModelConfig
 from model.attention import MultiHeadAttention, init_normal_
 from model.dropout import dropout
-from model.kv_cache import KVCache
+from model.kv_cache import GPTCache, KVCache
 from model.rotary import Rotary
 
 NORMS = {
@@ -101,7 +99,6 @@ class GPT(nn.Module):
         self.config, self.vocab_size = config, vocab_size
         C, V = config.n_embd, vocab_size
 
-        # token and position embeddings (RoPE encodes positions in the attention instead)
         rope = config.positions == "rope"
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
@@ -111,10 +108,8 @@ class GPT(nn.Module):
             nn.Embedding(V, C) for _ in range(config.token_shifts)
         )
 
-        # the stack of blocks
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
 
-        # final norm and output projection
         self.final_norm = NORMS[config.norm](config)
         self.lm_head = nn.Linear(C, V, bias=False)
         if config.tied:  # weight tying: the input embedding is the output projection too
@@ -145,51 +140,49 @@ class GPT(nn.Module):
         for module in (*modules, *self.previous_embeddings):
             init_normal_(module.weight, INIT_STD, generator)
 
-    def forward(self, ids: Tensor, caches: Sequence[KVCache] | None = None) -> Tensor:
-        """Compute next-token logits (B, T, V) for the last T tokens of `ids` (B, S).
+    def new_cache(self) -> GPTCache:
+        """Create an empty cache, for the texts of one batch."""
+        return GPTCache(self.config)
 
-        Without caches T = S. `caches`, one per layer, hold the keys and values of the first S - T
-        tokens: only the T new ones are computed. `ids` has all S tokens even then, because token
-        shifts need the tokens before the new ones.
+    def forward(self, ids: Tensor, cache: GPTCache | None = None) -> Tensor:
+        """Compute the next-token logits of ids: (B, T) -> (B, T, V).
 
-        Raises ValueError for more than block_size tokens, and if there is no new token.
+        With a cache, the ids follow those that it has already read; then it has read these too.
+
+        Raises ValueError unless ids is (B, T) with T at least 1, for more than block_size tokens in
+        all, and for another batch size than the cache's.
         """
-        start = caches[0].length if caches else 0  # of the new tokens
-        end = ids.size(1)
+        if ids.dim() != 2 or ids.size(1) == 0:
+            raise ValueError(
+                f"ids must be (B, T) with T at least 1, not {tuple(ids.shape)}; "
+                "ids[None] is a batch of one text"
+            )
+        T = ids.size(1)
+        end = T if cache is None else cache.length + T
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        if caches and end <= start:
-            raise ValueError(
-                f"ids has {end} tokens and the caches hold {start}; "
-                "pass all tokens of the context, with at least one new one"
-            )
+        # the new tokens after those just before them, for token shifts: (B, up to token_shifts + T)
+        context = ids if cache is None else cache.after_recent(ids)
+        x = self._embed(context, start=end - context.size(1))[:, -T:]  # (B, T, C)
 
-        # embed the new tokens: the residual stream begins
-        x = self._embed(ids, start)  # (B, T, C)
+        # the residual stream: every block reads it and adds to it
+        layers = [None] * len(self.blocks) if cache is None else cache.layers
+        for block, layer_cache in zip(self.blocks, layers, strict=True):
+            x = block(x, layer_cache)  # (B, T, C)
 
-        # every block reads the stream and adds to it
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = block(x, cache)  # (B, T, C)
-
-        # the logit of every character, at each of the new tokens
+        if cache is not None:
+            cache.remember(context)
         return self._logits(x)  # (B, T, V)
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
-        """Embed the tokens of ids (B, S) at positions start to S - 1: (B, T, C)."""
-        end = ids.size(1)
-        # the new tokens, and those before them that they need
-        ids = ids[:, max(0, start - self.config.token_shifts) :]
+        """Embed ids (B, S), the first at position `start`: (B, S, C)."""
         x = self.token_embedding(ids)
-
         # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
         # The pad shifts to the right by n; the slice drops what it has pushed out at the end.
         for n, embedding in enumerate(self.previous_embeddings, 1):
             x = x + F.pad(embedding(ids), (0, 0, n, 0))[:, : ids.size(1)]
-        x = x[:, start - end :]  # (B, T, C): only the new tokens
-
-        # add positions; with RoPE, attention does it
         if self.position_embedding is not None:
-            x = x + self.position_embedding.weight[start:end]
+            x = x + self.position_embedding.weight[start : start + ids.size(1)]
         return dropout(x, self.config.dropout, self.training)
 
     def _logits(self, stream: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ def attention_maps(model: GPT, ids: Tensor) -> list[Tensor]:
     """
     maps = []
 
-    # called before a layer runs, with the layer's input
     def record(layer: MultiHeadAttention, inputs: tuple[Tensor]) -> None:
         q, k, _ = layer.queries_keys_values(*inputs)
         maps.append(attention_weights(q, k, causal=True)[0])
@@ -57,7 +56,7 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
 def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
-    The cache of a `Generation` was computed with the old weights: create a new one in the block.
+    A `Generation` and a decoder from before have the old weights: create new ones in the block.
     Raises ValueError for a head that does not exist.
     """
     L, H = model.config.n_layer, model.config.n_head

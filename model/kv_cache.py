@@ -1,6 +1,7 @@
 """The KV cache: the keys and values of earlier tokens, so that they are not computed again.
 
-There is one for each layer. When the context is full and its window moves, new ones are made.
+`KVCache` is that of one layer, `GPTCache` that of a model. When the context is full and its window
+moves, a new one is made.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """
@@ -42,7 +43,6 @@ class KVCache:
             self.keys = k.new_empty(B, H, self.capacity, D)
             self.values = torch.empty_like(self.keys)
 
-        # write the new keys and values after the old ones
         for stored, new in ((self.keys, k), (self.values, v)):
             slot = stored[:, :, self.length : end]  # (B, H, T, D)
             # copy_ would broadcast and convert: a wrong batch would go unnoticed
@@ -56,6 +56,38 @@ class KVCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-def new_caches(config: ModelConfig) -> list[KVCache]:
-    """Create the empty caches of a model, one per layer."""
-    return [KVCache(config.block_size) for _ in range(config.n_layer)]
+class GPTCache:
+    """What a GPT keeps of the tokens that it has read: `GPT.forward` fills it.
+
+    layers      a KVCache for each block
+    recent_ids  the last ids, (B, up to token_shifts), which the next tokens embed once more
+    """
+
+    def __init__(self, config: ModelConfig):
+        self.layers = [KVCache(config.block_size) for _ in range(config.n_layer)]
+        self.recent_ids: Tensor | None = None  # until the first tokens
+        self.token_shifts = config.token_shifts
+
+    @property
+    def length(self) -> int:
+        """The number of tokens read; it grows when the last layer has read the new ones."""
+        return self.layers[-1].length
+
+    def after_recent(self, ids: Tensor) -> Tensor:
+        """Put the recent ids before new ones (B, T): (B, up to token_shifts + T).
+
+        Raises ValueError for another batch size than that of the earlier ids.
+        """
+        if self.recent_ids is None:
+            return ids
+        if len(ids) != len(self.recent_ids):
+            raise ValueError(
+                f"ids are {len(ids)} texts, the cache holds {len(self.recent_ids)}; "
+                "continue the same texts, or create a new cache"
+            )
+        return torch.cat([self.recent_ids, ids], dim=1)
+
+    def remember(self, ids: Tensor) -> None:
+        """Keep the last token_shifts ids of (B, S)."""
+        recent = ids[:, max(0, ids.size(1) - self.token_shifts) :]  # [:, -0:] would keep all
+        self.recent_ids = recent.clone()  # the caller may reuse the memory of the ids

@@ -4,19 +4,18 @@ Checkpoints, Muon, the page and convert.py see a model in this way. So a run may
 another layout, and a seed trains the same model in all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from model.attention import identity
+from model.attention import QKVProjection
 from model.gpt import GPT
-
-QKV_NAMES = ("query", "key", "value", "query.bias", "key.bias", "value.bias")
 
 
 def named_slices(
-    model: GPT, tensor_of: Callable[[Tensor], Tensor] = identity
+    model: GPT, tensors: Mapping[nn.Parameter, Tensor] | None = None
 ) -> dict[str, list[Tensor]]:
     """Return every parameter by name, as a list of slices: ranges of its rows.
 
@@ -27,23 +26,61 @@ def named_slices(
         {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
 
     `torch.cat(slices)` is the same tensor in every layout. The slices are views, so writing to them
-    changes the model. `tensor_of` maps a parameter to the tensor that is sliced: the parameter
-    itself, or one of the same shape, such as its momentum.
+    changes the model.
+
+    With `tensors`, which maps parameters to tensors of their shapes, such as their momentum, these
+    are sliced instead. Parameters without one are left out.
     """
+    if tensors is None:
+        tensors = {parameter: parameter for parameter in model.parameters()}
     slices = {}
     for name, parameter in model.named_parameters():
+        if parameter not in tensors:
+            continue
         block, in_layout, _ = name.partition(".attention.projection.")
         if not in_layout:
-            # it stays whole; atleast_1d: a scalar parameter, should you add one, is one row
-            slices[name.removesuffix(".weight")] = [torch.atleast_1d(tensor_of(parameter))]
-        elif f"{block}.attention.query" not in slices:
-            # the first parameter of a layout: take all of the layout, head by head
+            # atleast_1d: a scalar parameter, should you add one, is one row
+            slices[name.removesuffix(".weight")] = [torch.atleast_1d(tensors[parameter])]
+            continue
+
+        # the first weight of a layout brings all its weights, the first bias all its biases
+        is_weight = parameter.dim() > 1
+        names = [
+            f"{block}.attention.{part}" if is_weight else f"{block}.attention.{part}.bias"
+            for part in ("query", "key", "value")
+        ]
+        if names[0] not in slices:
             projection = model.get_submodule(f"{block}.attention.projection")
-            heads = [projection.head_weights(h, tensor_of) for h in range(projection.n_head)]
-            # without biases, only the first three names apply
-            for part, per_head in zip(QKV_NAMES, zip(*heads, strict=True), strict=False):
-                slices[f"{block}.attention.{part}"] = list(per_head)
+            by_part = list(zip(*all_head_weights(projection, tensors), strict=True))
+            parts = by_part[:3] if is_weight else by_part[3:]
+            slices |= {name: list(heads) for name, heads in zip(names, parts, strict=True)}
     return slices
+
+
+class AllHeads(nn.Module):
+    """The weights of all heads of a layout, as a module, since functional_call takes only those."""
+
+    def __init__(self, projection: QKVProjection):
+        super().__init__()
+        self.projection = projection
+
+    def forward(self) -> list[list[Tensor]]:
+        return [self.projection.head_weights(h) for h in range(self.projection.n_head)]
+
+
+def all_head_weights(
+    projection: QKVProjection, tensors: Mapping[nn.Parameter, Tensor]
+) -> list[list[Tensor]]:
+    """Return `head_weights` of every head, with `tensors` in place of the layout's parameters.
+
+    So gradients and moments are cut as the weights are. A parameter without a tensor stays.
+    """
+    replaced = {
+        f"projection.{name}": tensors[parameter]
+        for name, parameter in projection.named_parameters()
+        if parameter in tensors
+    }
+    return functional_call(AllHeads(projection), replaced, ())
 
 
 @torch.no_grad()
@@ -65,38 +102,3 @@ def parameter_count(model: GPT) -> int:
     positions = model.position_embedding
     not_counted = 0 if positions is None else positions.weight.numel()
     return sum(parameter.numel() for parameter in model.parameters()) - not_counted
-
-
-# ------------------------------------------------------------------------------- for the optimizers
-
-
-def block_matrices(
-    model: GPT, tensor_of: Callable[[Tensor], Tensor] = identity
-) -> list[list[Tensor]]:
-    """Return the matrices of all blocks, which Muon updates, each as a list of slices.
-
-    The slices are those of `named_slices`. Those of a matrix have two dimensions in every layout,
-    those of a bias or of a norm's weight one.
-    """
-    return [
-        slices
-        for name, slices in named_slices(model, tensor_of).items()
-        if name.startswith("blocks.") and slices[0].dim() == 2
-    ]
-
-
-def block_parameters(model: GPT) -> list[nn.Parameter]:
-    """Return the parameters that Muon updates: those that hold the matrices of all blocks."""
-    storages = {
-        matrix.untyped_storage().data_ptr() for slices in block_matrices(model) for matrix in slices
-    }
-    return [p for p in model.parameters() if p.untyped_storage().data_ptr() in storages]
-
-
-def embeddings_and_lm_head(model: GPT) -> list[nn.Parameter]:
-    """Return the matrices outside the blocks; lm_head only if it is not tied."""
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if not name.startswith("blocks.") and parameter.dim() == 2
-    ]

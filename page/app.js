@@ -99,6 +99,11 @@ function startWorker(failed) {
 // ------------------------------------------------------------------------------------ the sections
 
 function showPage() {
+  // a browser saves the page as it stands: filled, and with what is hidden at first
+  for (const id of ["switches", "layer", "facts", "score-result", "score-why"]) {
+    $(id).replaceChildren();
+  }
+  for (const shown of document.querySelectorAll("main, #scored, [role=alert]")) shown.hidden = true;
   const data = JSON.parse($("data").textContent);
   const vocabulary = Array.from(data.vocabulary);
   const ids = new Map(vocabulary.map((c, id) => [c, id]));
@@ -110,7 +115,6 @@ function showPage() {
   const { shapes, config, items } = data;
   config.separator = Array.from(items?.separator ?? "", (c) => ids.get(c));
   ask("load", { base64: $("weights").textContent, shapes, config });
-  $("weights").remove();
 
   $("title").textContent = readable(data.about.text);
   document.title = `${readable(data.about.text)}: a GPT in a page`;
@@ -504,7 +508,7 @@ function showAbout({ about, config }, vocabulary) {
     "Validation loss": loss === null ? ["not measured"] : [lossOf(loss, 4), ` per character${at}`],
   };
   for (const [name, parts] of Object.entries(facts)) {
-    $("facts").append(element("dt", { text: name }), element("dd", {}, parts));
+    $("facts").append(element("dt", { text: name }), element("dd", { translate: "no" }, parts));
   }
 }
 

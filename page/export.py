@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from common.errors import ConfigError
 from common.files import write_atomic
 from configs.schema import ModelConfig, SampleConfig
 from data.items import ItemFormat
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
-MAX_WEIGHTS = 100_000_000  # bytes
 MAX_CHECKED = 1024  # characters of context in which the page checks itself
 # inline scripts that the Content-Security-Policy must allow
 SCRIPTS = ("model.js", "text.js", "app.js", "old_browser.js")
@@ -41,9 +39,9 @@ def write_page(
 ) -> int:
     """Write the page of a model atomically; return its size in bytes.
 
-    `options` and `prompt` are the initial values in the page. Raises ConfigError if the weights are
-    too large, ResourceError if the file cannot be written. A model that model.js computes wrongly
-    is not refused here: the page compares its logits with `expected_logits` and says so.
+    `options` and `prompt` are the initial values in the page. Raises ResourceError if the file
+    cannot be written. A model that model.js computes wrongly is not refused here: the page compares
+    its logits with `expected_logits` and says so.
     """
     # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
@@ -56,7 +54,7 @@ def write_page(
         "unknown": UNK if rare else None,  # replaces rare characters of a scored text
         "shapes": shapes,
         "check": expected_logits(model),
-        "prompt": prompt or saved.data.question,
+        "prompt": prompt or saved.text.question,
         "settings": {name: getattr(options, name) for name in PAGE_SETTINGS}
         | {"max_new_tokens": min(max(1, options.max_new_tokens), MAX_LENGTH)},
         "about": model_summary(saved, model),
@@ -70,21 +68,13 @@ def write_page(
 def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     """Return the names and shapes of the parameters, and their values as bytes in the same order.
 
-    The values are float32, little-endian. Raises ConfigError for more than MAX_WEIGHTS bytes.
+    The values are float32, little-endian.
     """
     # these names and shapes are the same for every attention layout, so model.js has only one
     arrays = {
         name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
         for name, slices in named_slices(model).items()
     }
-
-    # a browser has to load the page as a whole
-    size = sum(array.nbytes for array in arrays.values())
-    if size > MAX_WEIGHTS:
-        raise ConfigError(
-            f"--html: the weights are {size / 1e6:,.1f} MB; at most {MAX_WEIGHTS / 1e6:,.0f} MB "
-            "fit into a page; train a smaller model"
-        )
 
     # concatenated; the shapes say where each array ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]
@@ -127,7 +117,7 @@ def model_summary(saved: "Checkpoint", model: GPT) -> dict[str, object]:
     progress = saved.progress
     return {
         "parameters": parameter_count(model),
-        "text": re.split(r"[/\\]", saved.data.name)[-1],
+        "text": re.split(r"[/\\]", saved.text.name)[-1],
         "steps": progress.step,
         "loss": progress.best_loss,
         "loss_step": progress.best_step,
@@ -142,22 +132,18 @@ def fill_template(data: dict, weights: bytes) -> bytes:
     parts["data"] = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts["weights"] = base64.b64encode(weights).decode()
 
-    # replace each slot {{name}} of the template by the part of that name
     template = read("template.html")
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1]], template).encode()
 
 
 def refresh(page: str) -> bytes:
     """Return an exported page with its data and weights, the current code and its logits."""
-    # the data and weights of the page
     parts = dict(re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.DOTALL))
     data, weights = json.loads(parts["data"]), base64.b64decode(parts["weights"])
 
-    # the model that they describe
     model = GPT(ModelConfig(**data["config"]), len(data["vocabulary"]))
     load_tensors(model, unpack_weights(data["shapes"], weights))
 
-    # fill the template again, with the current code and logits
     data |= {"config": asdict(model.config), "check": expected_logits(model)}
     return fill_template(data, weights)
 

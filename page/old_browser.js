@@ -1,5 +1,6 @@
 // Runs last: if app.js could not, say what it needs. Every browser understands these lines.
-if (document.querySelector("main").hidden) {
+if (!window.showPage || document.querySelector("main").hidden) {
+  document.querySelector("main").hidden = true;
   document.getElementById("failure").textContent = document.querySelector("noscript").textContent;
   document.getElementById("failure").hidden = false;
 }

@@ -49,12 +49,14 @@ class TextView {
   constructor(box, vocabulary, { onShow = () => {}, onSelect = () => {}, panel } = {}) {
     Object.assign(this, { box, vocabulary, onShow, onSelect });
     this.clear();
-    box.addEventListener("pointerover", ({ target }) => {
-      const i = this.spans.indexOf(target);
+    // a translation puts <font> into a span
+    const at = ({ target }) => this.spans.indexOf(target.closest("span"));
+    box.addEventListener("pointerover", (event) => {
+      const i = at(event);
       if (this.selected === null && i >= 0) onShow(i);
     });
-    box.addEventListener("click", ({ target }) => {
-      const i = this.spans.indexOf(target);
+    box.addEventListener("click", (event) => {
+      const i = at(event);
       if (i >= 0) this.select(i);
       if (i >= 0 && this.selected === i) panel?.scrollIntoView({ block: "nearest" });
     });

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError, NonFiniteError, first_few
+from common.files import CHECKPOINT_FILES, home_path
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer
@@ -27,10 +28,9 @@ from training.device import environment_of, select_runtime
 from training.resolve import resolve
 from training.state import Progress, Run
 
-# in a run folder: the newest state, the one saved before it, and the best weights
-LAST, PREV, BEST = "last.safetensors", "prev.safetensors", "best.safetensors"
-# the preferred checkpoint of a run folder -> the files to try, in this order
-FALLBACK = {"last": (LAST, PREV, BEST), "best": (BEST, LAST, PREV)}
+LAST, PREV, BEST, BEST_BEFORE = CHECKPOINT_FILES
+# what is preferred of a run folder, a place to resume or the best weights -> the files to try
+FALLBACK = {"last": (LAST, PREV), "best": (BEST, LAST, PREV)}
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ class TextInfo(Checked):
     epochs: float = setting(0.0, "planned for the whole run", at_least=0)
     question: str = setting("", "of a validation item, if items have answers")
 
+    @property
+    def validated_sha256(self) -> str | None:
+        """The digest of the text that the run validates on: losses on another do not compare."""
+        return self.val_sha256 or self.sha256
+
 
 SECTIONS = {  # the JSON sections of a file, checked like a config file
     "config": Config,  # `Checkpoint.settings`
-    "data": TextInfo,
+    "data": TextInfo,  # `Checkpoint.text`
     "progress": Progress,
 }
 
@@ -58,7 +63,8 @@ class Checkpoint:
 
     A tensor's name is its kind and its parameter: "model.blocks.0.mlp.up" is a weight, and
     "momentum.blocks.0.mlp.up" its momentum. Names and shapes are the same in every attention layout
-    (see `named_slices`). `restore` and `build_model` check that they fit the model.
+    (see `named_slices`). `restore` and `build_model` check that they fit the model. The best
+    weights are saved without moments.
 
     Raises ValueError for a vocabulary that is empty or has a character twice.
     """
@@ -66,10 +72,9 @@ class Checkpoint:
     settings: Config  # as the user gave them: an `auto` is still `auto`
     vocabulary: str  # distinct characters; a token id is an index into it
     tensors: dict[str, Tensor]
-    data: TextInfo = field(default_factory=TextInfo)
+    text: TextInfo = field(default_factory=TextInfo)
     progress: Progress = field(default_factory=Progress)
     environment: dict[str, str] = field(default_factory=dict)  # see `environment_of`
-    option_names: frozenset[str] = frozenset()  # of the settings from the command line
     path: Path = field(default=Path("checkpoint"), compare=False)  # of the file
 
     def __post_init__(self):
@@ -83,6 +88,10 @@ class Checkpoint:
             for name, tensor in self.tensors.items()
             if name.startswith("model.")
         }
+
+    def without_moments(self) -> "Checkpoint":
+        """Return a checkpoint with the weights alone: half of the size with Muon, or a third."""
+        return replace(self, tensors={f"model.{name}": w for name, w in self.weights.items()})
 
 
 # ------------------------------------------------------------------------------- run <-> checkpoint
@@ -102,12 +111,11 @@ def capture(run: Run) -> Checkpoint:
 
     # no generator states: batches, dropout and learning rate are functions of the step
     return Checkpoint(
-        settings=run.settings,
+        settings=run.requested,
         vocabulary=run.corpus.tokenizer.vocabulary,
-        data=text_info(run),
+        text=text_info(run),
         progress=replace(run.progress),
         environment=environment_of(run.runtime, run.world.size),
-        option_names=run.option_names,
         tensors=tensors,
     )
 
@@ -115,14 +123,10 @@ def capture(run: Run) -> Checkpoint:
 def restore(saved: Checkpoint, run: Run) -> None:
     """Give a new run the state of a checkpoint: weights, moments and progress.
 
-    Raises CheckpointError for tensors that do not fit the model and the optimizers of the run.
+    The best loss begins anew if the run validates on another text, and the patience if the run has
+    another length or patience, so that a finished run trains on to its new end. Raises
+    CheckpointError for tensors that do not fit the model and the optimizers of the run.
     """
-    if all(name.startswith("model.") for name in saved.tensors):
-        raise CheckpointError(
-            f"{saved.path}: an imported model, which has no optimizer state to resume from; "
-            "start a new run with --init_from"
-        )
-    # check everything before copying anything
     named = _tensors_of(run)
     check_tensors(saved.path, saved.tensors, named)
 
@@ -131,6 +135,11 @@ def restore(saved: Checkpoint, run: Run) -> None:
         for name, slices in named.items():
             copy_slices(saved.tensors[name], slices)
     run.progress = replace(saved.progress)
+    if text_info(run).validated_sha256 != saved.text.validated_sha256:
+        run.progress = Progress(step=saved.progress.step)
+    before, now = saved.settings.train, run.requested.train
+    if (before.max_iters, before.patience) != (now.max_iters, now.patience):
+        run.progress.evals_since_best = 0
 
 
 def load_weights(saved: Checkpoint, model: GPT) -> None:
@@ -156,7 +165,7 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
-        config = resolve(saved.settings, on_cpu, saved.data.epochs).model
+        config = resolve(saved.settings, on_cpu, saved.text.epochs).model
     model = GPT(config, len(saved.vocabulary))
     load_weights(saved, model)
     return model
@@ -188,7 +197,6 @@ def load_model(path: str | Path) -> tuple[GPT, CharTokenizer]:
 
 def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all tensors of a run's state by name, as slices: views of its memory."""
-    # the weights, then the moments of each optimizer
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
         named |= optimizer.named_slices(run.model)
@@ -241,12 +249,11 @@ def to_bytes(checkpoint: Checkpoint) -> bytearray:
     # safetensors metadata are strings: JSON, except for the vocabulary
     parts = {
         "config": checkpoint.settings,
-        "data": checkpoint.data,
+        "data": checkpoint.text,
         "progress": checkpoint.progress,
     }
     metadata = {name: json.dumps(asdict(part), allow_nan=False) for name, part in parts.items()}
     metadata["environment"] = json.dumps(checkpoint.environment)
-    metadata["options"] = json.dumps(sorted(checkpoint.option_names))
     metadata["vocabulary"] = checkpoint.vocabulary
     return file_format.to_bytes(metadata, checkpoint.tensors)
 
@@ -255,18 +262,16 @@ def load(path: Path) -> Checkpoint:
     """Load a checkpoint; raise CheckpointError if it is missing or any part is invalid."""
     metadata, tensors = file_format.read(path)
     with file_format.checkpoint_errors(path):
-        # check each section like a config file
         sections = {}
         for name, section in SECTIONS.items():
             with error_context(name):
                 sections[name] = from_dict(json.loads(metadata[name]), section)
         return Checkpoint(
             settings=sections["config"],
-            data=sections["data"],
+            text=sections["data"],
             progress=sections["progress"],
             environment=dict(json.loads(metadata["environment"])),
             vocabulary=metadata["vocabulary"],
-            option_names=frozenset(json.loads(metadata["options"])),
             tensors=tensors,
             path=path,
         )
@@ -279,8 +284,8 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
     says so. A path to a file has no fallback. Raises CheckpointError if no checkpoint can be
     loaded; for a wrong path it names the runs that exist.
     """
-    # the first one that is whole
-    choices = [path / name for name in FALLBACK[prefer]] if os.path.isdir(path) else [path]
+    path = home_path(path)
+    choices = [path / name for name in FALLBACK[prefer]] if path.is_dir() else [path]
     faults = []
     for choice in choices:
         try:
@@ -292,8 +297,10 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
                 notify(f"{faults[0]}; using {choice} instead")
             return saved
 
-    # if there is not even a damaged one, the path is wrong
-    if not any(map(os.path.exists, choices)):
+    # the best weights lack the optimizer state; if there is no file at all, the path is wrong
+    if prefer == "last" and (path / BEST).exists():
+        faults.append(f"to start a new run from its best weights: --init_from={path}")
+    elif not any(map(os.path.exists, choices)):
         runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
     raise CheckpointError("; ".join(faults))

@@ -22,7 +22,7 @@ from torch import Tensor
 from common.console import shorten
 from common.errors import CheckpointError, UserError
 
-VERSION = 1  # of this format
+VERSION = 2  # of this format
 # what stands between the 8 bytes of the length and the digest
 BEFORE_DIGEST = b'{"__metadata__":{"sha256":"'
 DIGEST = slice(8 + len(BEFORE_DIGEST), 8 + len(BEFORE_DIGEST) + 64)
@@ -31,7 +31,6 @@ ZEROS = b"0" * 64
 
 def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> bytearray:
     """Serialize tensors as float32; put the digest and the version in front of `metadata`."""
-    # the header says where each tensor is
     first = {"sha256": ZEROS.decode(), "hornbook_format": str(VERSION)}
     header, end = {"__metadata__": first | metadata}, 0
     for name, tensor in tensors.items():
@@ -41,7 +40,6 @@ def to_bytes(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> byte
     header_json = json.dumps(header, separators=(",", ":")).encode()
     header_json += b" " * (-len(header_json) % 8)  # align the tensors
 
-    # put it together, then fill in the digest
     parts = [len(header_json).to_bytes(8, "little"), header_json]
     parts += [tensor.detach().float().cpu().contiguous().numpy() for tensor in tensors.values()]
     content = bytearray().join(parts)
@@ -58,15 +56,14 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         content = np.fromfile(path, np.uint8)
         _check_digest(content)
 
-        # undamaged: parse it
         data_start = 8 + int.from_bytes(content[:8].tobytes(), "little")
         header = json.loads(content[8:data_start].tobytes())
         metadata = header.pop("__metadata__")
-        if metadata["hornbook_format"] != str(VERSION):
-            raise CheckpointError(
-                f"format {metadata['hornbook_format']}; this version of Hornbook reads format "
-                f"{VERSION}; upgrade Hornbook, or train again"
-            )
+        version = int(metadata["hornbook_format"])
+        if version < VERSION:
+            raise CheckpointError("made by an earlier version of Hornbook; train again")
+        if version > VERSION:
+            raise CheckpointError("made by a later version of Hornbook; upgrade this one")
 
         # tensors are views of the file's bytes, not copies
         data, tensors = torch.from_numpy(content[data_start:]).view(torch.float32), {}
@@ -103,7 +100,6 @@ def _check_digest(content: np.ndarray) -> None:
         remedy = "; python convert.py imports the ckpt.pt of nanoGPT" if is_pickle else ""
         raise CheckpointError(f"not a Hornbook checkpoint{remedy}")
 
-    # a Hornbook checkpoint; check its bytes
     if head[DIGEST] != _digest(content):
         raise CheckpointError("checksum mismatch: the file is damaged or incomplete")
 

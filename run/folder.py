@@ -7,43 +7,46 @@ A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resume
 steps since the last save.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from common import files
 from common.console import print_stderr
-from common.errors import ConfigError, ResourceError, RunInUseError
+from common.errors import CheckpointError, ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
 from run import checkpoint as checkpoints
-from run.checkpoint import BEST, LAST, PREV
-from training.state import Progress, Run
+from run.checkpoint import BEST, BEST_BEFORE, LAST, PREV, TextInfo
+from training.state import Run
 
-CHECKPOINT_FILES = (LAST, PREV, BEST)
-METRICS = "metrics.csv"
+METRICS, METRICS_OLD = "metrics.csv", "metrics_old.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
 WRITTEN_BY = b"# Written by train.py"  # a config.yaml that begins so may be replaced
-NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)  # errors of a file system without locks
-AUTO_SAVE_SECONDS = 300
+# `save_interval: auto` saves after a tenth of the time since the start, but within these seconds,
+# and after 50 times what a save takes: a kill costs a tenth of the work, all saves 2 %
+MIN_SAVE_SECONDS, MAX_SAVE_SECONDS = 15, 300
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Create a run folder if necessary, and lock it until the end of the block.
 
-    Raises RunInUseError if another process has locked it.
+    If the folder holds no run at the end, what was created is removed again: a start that is
+    refused leaves nothing behind. Raises RunInUseError if another process has locked the folder.
     """
+    lock_file = folder / ".lock"
+    created = [path for path in (lock_file, folder, *folder.parents) if not os.path.lexists(path)]
     folder.mkdir(parents=True, exist_ok=True)
     # the system's lock ends with the process, even if it is killed; a lock file would stay behind
-    lock = FileLock(folder / ".lock", timeout=0, fallback_to_soft=False)
+    lock = FileLock(lock_file, timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -52,57 +55,33 @@ def only_writer(folder: Path) -> Iterator[None]:
             "wait for that process, stop it or choose another --out_dir"
         ) from None
     except OSError as error:
-        # some network drives have no locks: train without one
-        if error.errno not in NO_LOCKS:
+        if error.filename:  # the lock's file cannot be opened
             raise
+        # some network drives have no locks, and say so with one errno or another
         print_stderr(f"note: {folder}: no locks on this file system: start one run at a time there")
     try:
         yield
     finally:
+        if not files.holds_run(folder):
+            for path in created:
+                with suppress(OSError):  # not empty
+                    path.unlink() if path == lock_file else path.rmdir()
         lock.release()
 
 
-def holds_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, which saves a checkpoint before its first step."""
-    return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
-
-
-def check_folder(folder: Path, resumed_from: Path | None, overwrite: bool) -> None:
-    """Raise ConfigError if the folder holds a run that may not be replaced; change nothing.
-
-    `resumed_from` is the checkpoint to resume, None for a new run.
-    """
-    if holds_run(folder) and not overwrite and not is_in(resumed_from, folder):
-        raise ConfigError(
-            f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
-            "replaces it, another --out_dir leaves it alone"
-        )
-
-
-def is_in(resumed_from: Path | None, folder: Path) -> bool:
-    """Return whether a run is resumed from a checkpoint in this folder; None is a new run."""
-    # resolve, because out/a, ./out/a and a link to it are the same folder
-    return resumed_from is not None and resumed_from.parent.resolve() == folder.resolve()
-
-
-def prepare_folder(folder: Path, resumed_from: Path | None, settings: Config) -> None:
+def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
     """Write config.yaml; remove the files of an earlier run, unless that run is resumed.
 
     These are the first changes in the folder: if train.py fails earlier, nothing has changed.
     Raises OSError or ResourceError.
     """
     write_settings(folder, settings)
-    # temporary files of saves that were killed
-    for name in CHECKPOINT_FILES:
+    for name in files.CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
-    # a new run replaces an earlier one
-    if not is_in(resumed_from, folder):
-        earlier_run = [folder / name for name in (*CHECKPOINT_FILES, METRICS)]
+    if not resumed:
+        earlier_run = [folder / name for name in (*files.CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
-        # a run resumed from another folder brings its best weights along
-        if resumed_from and (best := resumed_from.with_name(BEST)).exists():
-            files.write_atomic(folder / BEST, best.read_bytes())
 
 
 def write_settings(folder: Path, settings: Config) -> None:
@@ -124,37 +103,40 @@ def write_settings(folder: Path, settings: Config) -> None:
 class CheckpointManager:
     """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
-    A save that fails, as on a full disk, is reported with `notify`; the next one tries again.
-    `saved_progress` is the progress in `last`, None for a new run.
+    `already_saved` says that the run has just been restored from `last`. A save that fails, as on a
+    full disk, is reported with `notify`; the next one tries again.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        notify: Callable[[str], None],
-        saved_progress: Progress | None,
+        self, folder: Path, run: Run, notify: Callable[[str], None], *, already_saved: bool
     ):
-        self.folder, self.notify = folder, notify
+        self.folder, self.run, self.notify = folder, run, notify
+        self.first_save_due = not already_saved
         # a copy, because the run mutates its progress
-        self.saved_progress = saved_progress and replace(saved_progress)
-        # time of the latest attempt to save; None: never, so the first save is due
-        self.tried_at = time.monotonic() if saved_progress else None
+        self.saved_progress = replace(run.progress) if already_saved else None
+        self.began = self.tried_at = time.monotonic()
+        self.save_seconds = 0.0  # of the last save
+        self.best_loss = best_loss_so_far(folder, checkpoints.text_info(run), notify)
         self.unsaved_best: bytearray | None = None  # a best checkpoint that failed to be written
 
-    def save(self, run: Run, *, as_best: bool, final: bool) -> None:
+    def save(self, *, as_best: bool, final: bool) -> None:
         """Save the run in `best` if `as_best`, and in `last` if a save is due or `final`.
 
-        Raises ResourceError only if `final`, because no later save will try again.
+        `best` keeps its weights if their validation loss is lower. Raises ResourceError only if
+        `final`, because no later save will try again.
         """
-        as_last = (final or self._is_due(run)) and run.progress != self.saved_progress
+        progress = self.run.progress
+        # `last` may be older than `best`, after damage or a kill, and with it the progress
+        as_best = as_best and progress.best_loss <= self.best_loss
+        as_last = (final or self._is_due()) and progress != self.saved_progress
         if not (as_best or as_last):
             return
-        self.tried_at = time.monotonic()
+        self.first_save_due, self.tried_at = False, time.monotonic()
 
-        # both files get the same bytes
-        content = checkpoints.to_bytes(checkpoints.capture(run))
+        saved = checkpoints.capture(self.run)
         if as_best:
-            self.unsaved_best = content
+            self.unsaved_best = checkpoints.to_bytes(saved.without_moments())
+            self.best_loss = progress.best_loss
         try:
             # write best first: otherwise a kill between the two leaves a last whose best_loss has
             # no file; the old last becomes prev
@@ -162,20 +144,43 @@ class CheckpointManager:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None
             if as_last:
+                content = checkpoints.to_bytes(saved)
                 files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved_progress = replace(run.progress)
+                self.saved_progress = saved.progress
         except ResourceError as error:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
+        self.save_seconds = time.monotonic() - self.tried_at
 
-    def _is_due(self, run: Run) -> bool:
+    def _is_due(self) -> bool:
         """Return whether to save `last`: before the first step, then as `save_interval` says."""
-        progress, interval = run.progress, run.config.train.save_interval
-        if self.tried_at is None:
+        progress, interval = self.run.progress, self.run.config.train.save_interval
+        if self.first_save_due:
             return True
-        # at each evaluation, and often enough that a kill costs only minutes
-        if interval == "auto":
-            evaluated = progress.step == progress.last_eval_step
-            return evaluated or time.monotonic() - self.tried_at > AUTO_SAVE_SECONDS
-        return progress.step % interval == 0
+        if interval != "auto":
+            return progress.step % interval == 0
+        now = time.monotonic()
+        seconds = min(max((now - self.began) / 10, MIN_SAVE_SECONDS), MAX_SAVE_SECONDS)
+        seconds = max(seconds, 50 * self.save_seconds)
+        return progress.step == progress.last_eval_step or now - self.tried_at >= seconds
+
+
+def best_loss_so_far(folder: Path, text: TextInfo, notify: Callable[[str], None]) -> float:
+    """Return the validation loss of best.safetensors; infinity if there is no whole one.
+
+    One of another validation text is renamed to best_before.safetensors: only losses on the same
+    text can be compared. The file itself says which it is, so a kill before or after does no harm.
+    """
+    try:
+        best = checkpoints.load(folder / BEST)
+    except CheckpointError:  # missing; or damaged, and may be replaced
+        return math.inf
+    if best.text.validated_sha256 == text.validated_sha256:
+        return best.progress.best_loss
+
+    before = folder / BEST_BEFORE
+    replaced = "; an earlier one is replaced" if before.exists() else ""
+    files.rename(folder / BEST, before)
+    notify(f"the validation text has changed: {before} keeps the best weights so far{replaced}")
+    return math.inf

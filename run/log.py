@@ -5,9 +5,9 @@ The log only reads the run, and a failure to write it never ends the run. Tensor
 """
 
 import math
+import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,25 +18,19 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter, summary
 from tqdm import tqdm
 
-from common.console import (
-    discard_output,
-    escape,
-    executable,
-    path_argument,
-    printable,
-    script_path,
-    shell_command,
-)
+from common import files
+from common.console import discard_output, escape, printable, script_command, shell_command
 from common.errors import counted
+from common.stop import Stop
 from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
 from data.summary import length_advice
 from model.parameters import parameter_count
 from run import pictures
-from run.folder import METRICS
-from training import health
-from training.evaluate import BITS_PER_NAT, Evaluation, Probe
+from run.folder import METRICS, METRICS_OLD
+from training.drawings import Probe, draw
+from training.evaluate import BITS_PER_NAT, Evaluation
 from training.state import Run
 from training.step import StepResult
 
@@ -49,16 +43,16 @@ COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
     "exact_match": "val/exact_match",
 }
 HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
+# a row that a kill has not cut; its minutes
+WHOLE_ROW = re.compile(rf"^\d+,(\d+\.\d+)(?:,[^,\n]*){{{len(COLUMNS)}}}\n", re.MULTILINE)
 # The page of charts, the most important first. The losses share a chart: alone, a curve with few
 # points would be cut off, because TensorBoard takes most of them for outliers.
 CHARTS = {
     "training loss and validation loss": ["^train/loss$", "^val/loss$"],
     "generalization gap": ["^val/gap$"],
-    "validation loss by position in the context": ["^val/loss_at/"],
     "learning rates": ["^train/lr"],
     "characters per second": ["^train/tokens_per_sec$"],
 }
-POSITIONS = (1, 8, 64, 512)  # positions in the context whose validation loss is logged
 SECONDS_BETWEEN_LINES = 30  # if the output is a file, which has no bar
 
 
@@ -78,30 +72,23 @@ class Log:
     A run that is resumed has a new `Log`, which continues the files.
     """
 
-    def __init__(self, run: Run, folder: Path | None):
-        self.run, self.folder = run, folder
-        self.pictures = run.config.train.log == "pictures"
+    def __init__(self, run: Run, folder: Path | None, stop: Stop):
+        self.run, self.folder, self.stop = run, folder, stop
         self.began, self.first_step = time.monotonic(), run.progress.step
         self.predictions, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
-        self.train_loss_at_best: float | None = None
-        self.warned: set[str | Path] = set()  # health warnings, and paths that cannot be written
+        self.warned: set[str | Path] = set()  # of overfitting, and of paths that cannot be written
 
-        # TensorBoard writes in a thread; suppress the traceback of an error there, since the next
-        # flush raises it again
-        self.thread_hook, threading.excepthook = threading.excepthook, self._on_thread_error
-
-        # metrics.csv and TensorBoard; if one cannot be opened, warn and leave it None
+        # if one cannot be opened, warn and leave it None
         self.writer = self.metrics = None
         if folder:
             with self._or_warn(folder / METRICS):
-                self.metrics = Metrics(folder / METRICS, self.first_step)
+                self.metrics = Metrics(folder / METRICS)
             # purge the steps after the checkpoint: they will be logged again; +1 keeps the
             # checkpoint's own evaluation, which will not
             with self._or_warn(folder):
                 self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
 
-        # the bar, on a terminal
         self.bar = tqdm(
             total=run.config.train.max_iters,
             initial=self.first_step,
@@ -115,7 +102,6 @@ class Log:
         run, model, corpus = self.run, self.run.model, self.run.corpus
         config, train = model.config, run.config.train
 
-        # which text, which model, on which device, for how long
         device = [str(run.runtime), str(run.world), f"{config.kernel} attention"]
         lines = [
             *corpus.summary,
@@ -129,19 +115,16 @@ class Log:
             lines.append(note)
         info(*lines)
 
-        # to TensorBoard: the same lines and every setting, the charts, a row in the tab HParams
-        settings = flat_settings(run.config)
+        # to TensorBoard: the same lines and every setting, and the charts
         lines += [
             f"vocabulary  {corpus.tokenizer.vocabulary}",
             f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
             "",
-            *(f"{name:<33}{value}" for name, value in settings.items()),
+            *(f"{name:<33}{value}" for name, value in flat_settings(run.config).items()),
         ]
         charts = {title: ["Multiline", tags] for title, tags in CHARTS.items()}
-        # without the part that declares the settings, TensorBoard shows those first that differ
-        _, hparams, _ = summary.hparams(settings, {})
         layout = summary.custom_scalars({"training": charts})
-        self._write(self.first_step, [code_block("setup/run", lines), layout, hparams])
+        self._write(self.first_step, [code_block("setup/run", lines), layout])
 
     def step(self, result: StepResult) -> None:
         """Log a step: every log_interval steps its scalars, now and then a line."""
@@ -162,9 +145,7 @@ class Log:
                 f"first loss  {result.loss:.3f}; a uniform guess has "
                 f"ln({vocab_size}) = {math.log(vocab_size):.3f}"
             )
-        self._warn(health.step_warnings(step, result.loss, result.grad_norm, vocab_size))
 
-        # every log_interval steps, and at both ends: the bar and the curves
         if step % train.log_interval == 0 or step in (1, train.max_iters):
             tokens_per_sec = self.predictions / self.seconds
             self.predictions, self.seconds = 0, 0.0
@@ -180,23 +161,19 @@ class Log:
                 scalars["train/lr/hidden"] = run.muon_lr
             self._write_scalars(step, scalars)
 
-    def evaluation(self, result: Evaluation) -> None:
-        """Log an evaluation: losses, samples, health warnings and attention maps."""
+    def evaluation(self, result: Evaluation, *, improved: bool) -> None:
+        """Log an evaluation: its losses, then a sample, wrong answers and attention maps."""
         run, progress = self.run, self.run.progress
-        step, val_loss, train_loss = result.step, result.val_loss, result.train_loss
+        step, val_loss, train_loss = progress.step, result.val_loss, result.train_loss
+        # the last position that occurs: there the model sees the most context
+        last = np.flatnonzero(result.val.counts)[-1]
         scalars = {
             "val/loss": val_loss,
             "val/bpc": val_loss * BITS_PER_NAT,
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
+            f"val/loss_at/{last + 1}": float(result.val.nats[last] / result.val.counts[last]),
         }
-
-        # if the model uses its context, later characters are easier to predict
-        for position, loss in enumerate(result.loss_by_position.tolist(), 1):
-            if position in POSITIONS and not math.isnan(loss):  # NaN: nothing counts there
-                scalars[f"val/loss_at/{position}"] = loss
-
-        # the share of right answers to the questions of the validation list
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
@@ -204,91 +181,76 @@ class Log:
             exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
         self._write_scalars(step, scalars)
 
-        # of the losses, only these two are printed; the others are in TensorBoard
-        best = " (best so far)" if result.improved else ""
+        best = " (best so far)" if improved else ""
         info(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
             f"loss on training text {train_loss:.4f}{exact_match}"
         )
         self.last_line = time.monotonic()
 
-        # a sample, and the first few wrong answers
+        drawings = draw(run, result)
+        self._leave_bar_if_stopping()
         texts = {
-            "samples/wrong_answers": "\n".join(result.wrong_answers),
-            "samples/text": result.sample,
+            "samples/wrong_answers": "\n".join(drawings.wrong_answers),
+            "samples/text": drawings.sample,
         }
         for tag, text in texts.items():
             if text:
                 self._write(step, [code_block(tag, text.split("\n"))])
                 info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
+        if drawings.probe:
+            self._write(step, views(drawings.probe, run.corpus.tokenizer.vocabulary))
 
-        # warn of overfitting (a resumed run compares with its first evaluation), and of dead heads
-        if result.improved or self.train_loss_at_best is None:
-            self.train_loss_at_best = train_loss
-        self._warn(
-            health.loss_warnings(
-                progress.evals_since_best, progress.best_step, self.train_loss_at_best, train_loss
+        if progress.is_overfitting(train_loss) and "overfitting" not in self.warned:
+            info(
+                f"overfitting: the validation loss has not improved since step "
+                f"{progress.best_step:,}, while the loss on training text fell from "
+                f"{progress.train_loss_at_best:.4f} to {train_loss:.4f}; try more model.dropout"
             )
-        )
-        if result.probe:
-            maps, max_iters = result.probe.attention, run.config.train.max_iters
-            self._warn(health.attention_warnings(step, max_iters, maps))
-
-        # attention maps and the likeliest next characters for a fixed text
-        if result.probe and self.pictures:
-            self._write(step, views(result.probe, run.corpus.tokenizer.vocabulary))
+            self.warned.add("overfitting")
 
     def end(self, command: Command) -> None:
-        """Print how a run has ended, and the commands to use its model."""
-        folder, minutes = Path(command.out_dir), (time.monotonic() - command.started) / 60
+        """Print how a run has ended, its best loss, and two commands to use its model."""
+        folder, minutes = command.folder, (time.monotonic() - command.started) / 60
         progress, train = self.run.progress, self.run.config.train
 
-        # a finished run that is resumed has nothing to do
+        ended = f"finished after {minutes:.1f} minutes"
         if progress.step == self.first_step:
-            # it has reached max_iters, or run out of patience
-            changes = []
-            if progress.step >= train.max_iters:
-                changes.append(f"--max_iters={2 * progress.step}")
-            elif "train.max_iters" in command.options:  # more steps alone do not help
-                changes.append(f"--max_iters={train.max_iters}")
-            if self.run.out_of_patience:
-                changes.append("--patience=0")
-            longer = command.resume_command(*changes)
-            info(f"already finished, at step {progress.step:,}; to train longer:", f"  {longer}")
-        elif progress.step >= train.max_iters:
-            info(f"finished after {minutes:.1f} minutes")
-        else:
-            info(
-                f"finished after {minutes:.1f} minutes, at step {progress.step:,} of "
-                f"{train.max_iters:,}: the validation loss did not improve "
-                f"(patience {train.patience})"
+            ended = (
+                f"finished at step {progress.step:,}; --max_iters (or --patience) trains it further"
+            )
+        elif progress.step < train.max_iters:
+            ended += (
+                f", at step {progress.step:,} of {train.max_iters:,}: the validation loss did not "
+                f"improve (patience {train.patience})"
             )
 
-        # the result, and the commands to use it
         best = "no validation loss was finite"
         if progress.best_loss is not None:
             best = f"best validation loss {progress.best_loss:.4f} at step {progress.best_step:,}"
-        sample = [executable("python"), script_path("sample.py"), "--ckpt", path_argument(folder)]
+        sample = ["--ckpt", folder]
         if question := self.run.corpus.question:  # a model of answers wants to be asked
             sample.append(f"--prompt={with_escapes(question)}")
-        tensorboard = [executable("tensorboard"), "--logdir", path_argument(folder.parent)]
+        tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder.parent]
         info(
-            f"{folder}: {best}; now try:",
-            f"  {shell_command(sample)}",
+            ended,
+            f"{best}; now try:",
+            f"  {script_command('sample.py', *sample)}",
             f"  {shell_command(tensorboard)}",
         )
 
     def close(self) -> None:
         """Close the bar and TensorBoard's file, however the run has ended."""
+        self._leave_bar_if_stopping()
         with suppress(OSError):
             self.bar.close()
         if self.writer:
             with self._or_warn(self.folder):
                 self.writer.close()
-        threading.excepthook = self.thread_hook
 
     def _show_progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
         """Move the bar; print the speed once, and to a file also a line now and then."""
+        self._leave_bar_if_stopping()
         with suppress(OSError):
             # `update` draws the bar, so do not draw it here
             postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
@@ -301,7 +263,6 @@ class Log:
             return
         minutes = (now - self.began) / done * left / 60
 
-        # the speed once; then, in a file, the progress
         if self.last_line is None:
             speed = f"{tokens_per_sec:,.0f} characters per second"
             info(f"speed       {speed}: about {minutes:.1f} minutes left")
@@ -310,14 +271,9 @@ class Log:
             info(f"step {step:,}: loss {loss:.3f}, about {minutes:.1f} minutes left")
             self.last_line = now
 
-    def _warn(self, warnings: Iterable[health.HealthWarning]) -> None:
-        """Log health warnings, each of them once per process."""
-        for name, text in warnings:
-            if name not in self.warned:
-                info(text)
-                tag = f"health/{name.replace(' ', '_')}"
-                self._write(self.run.progress.step, [summary.text(tag, text)])
-            self.warned.add(name)
+    def _leave_bar_if_stopping(self) -> None:
+        """Draw the bar no more after Ctrl-C: the echoed ^C has made it wrap."""
+        self.bar.disable |= self.stop.requested
 
     def _write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write to TensorBoard and metrics.csv, by tag."""
@@ -349,42 +305,43 @@ class Log:
                 info(f"warning: {path}: the log is not written ({reason}); training continues")
             self.warned.add(path)
 
-    def _on_thread_error(self, failure: threading.ExceptHookArgs) -> None:
-        """Print no traceback for a thread that could not write a file."""
-        if not isinstance(failure.exc_value, OSError):
-            self.thread_hook(failure)
-
 
 class Metrics:
     """metrics.csv: the numbers of a run, for spreadsheets and scripts.
 
-    Each logged step and each evaluation is a row; missing values are empty. A run that continues at
-    `step` repeats the later steps, so their rows are removed. Raises OSError if the file cannot be
-    read.
+    Each logged step and each evaluation is a row; missing values are empty. The file is appended
+    to, never rewritten, so after a kill and a resume some steps are there twice. Raises OSError if
+    the file cannot be read.
     """
 
-    def __init__(self, path: Path, step: int):
+    def __init__(self, path: Path):
         self.path, self.began = path, time.monotonic()
-
-        # keep whole rows up to `step`; each begins with the step and the minutes
         old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        rows = re.finditer(r"^(\d+),(\d+\.\d+),.*\n", old, re.MULTILINE)
-        kept = [row for row in rows if int(row[1]) <= step]
-        self.minutes_before = float(kept[-1][2]) if kept else 0.0
-
-        # the first write replaces the file; rows that could not be written come with the next one
-        self.mode, self.unwritten = "w", [HEADER, *(row[0] for row in kept)]
+        if old and not old.startswith(HEADER):
+            files.rename(path, path.with_name(METRICS_OLD))
+            info(f"{path}: it has other columns than this run; it is kept as {METRICS_OLD}")
+            old = ""
+        minutes = WHOLE_ROW.findall(old)
+        self.minutes_before = float(minutes[-1]) if minutes else 0.0
+        self.unwritten = ""  # rows that could not be written come with the next one
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Append a row with the values of these TensorBoard tags."""
         # count the minutes before a resume too, so that they never run backwards
         minutes = self.minutes_before + (time.monotonic() - self.began) / 60
         cells = [f"{scalars[tag]:.7g}" if tag in scalars else "" for tag in COLUMNS.values()]
-        self.unwritten.append(f"{step},{minutes:.3f},{','.join(cells)}\n")
+        self.unwritten += f"{step},{minutes:.3f},{','.join(cells)}\n"
         # open and close it for each row: a kill loses none, and other programs can read the file
-        with open(self.path, self.mode, encoding="ascii", newline="") as file:
-            file.writelines(self.unwritten)
-        self.mode, self.unwritten = "a", []
+        with open(self.path, "ab+") as file:
+            start = ""
+            if file.tell() == 0:
+                start = HEADER
+            else:
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":  # a kill or a full disk has cut the last row
+                    start = "\n"
+            file.write((start + self.unwritten).encode())
+        self.unwritten = ""
 
 
 def code_block(tag: str, lines: Iterable[str]) -> Summary:
@@ -399,7 +356,6 @@ def code_block(tag: str, lines: Iterable[str]) -> Summary:
 
 def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
     """Yield the summaries of a probe: the likeliest next characters, and attention maps."""
-    # the five likeliest next characters
     probabilities, ids = probe.next_probs.sort(descending=True)
     likeliest = [
         f"{probability:6.1%}  {pictures.label_of(vocabulary[i])}"
@@ -407,7 +363,6 @@ def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
     ]
     yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
 
-    # a picture for each layer, with a map for each head
     for layer, maps in enumerate(probe.attention, 1):
         image = pictures.attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
         tag = f"views/attention_layer_{layer}"

@@ -63,11 +63,9 @@ def attention_map(weights: np.ndarray, characters: str, title: str) -> Image.Ima
     width = max(margin + side, MIN_WIDTH)  # a short text is narrower than the title
     canvas = Image.new("L", (width, TITLE_HEIGHT + side + columns.height), BACKGROUND)
 
-    # above the map, its title and the scale
     ImageDraw.Draw(canvas).text((2, 2), title, DARK, FONT)
     _draw_scale(canvas)
 
-    # the map, between the labels of the queries on its left and those of the keys below
     canvas.paste(rows, (0, TITLE_HEIGHT))
     canvas.paste(Image.fromarray(_cells(weights)), (margin, TITLE_HEIGHT))
     canvas.paste(columns, (margin, TITLE_HEIGHT + side))
@@ -78,7 +76,6 @@ def _draw_scale(canvas: Image.Image) -> None:
     """Draw the scale of the weights into the upper right corner: 0, 1/4 and 1."""
     draw = ImageDraw.Draw(canvas)
     left = canvas.width - SCALE_WIDTH
-    # a cell in the shade of each weight, with its label
     for weight, label in ((0.0, "0"), (0.25, "1/4"), (1.0, "1")):
         shade = _cells(np.full((1, 1), weight))
         canvas.paste(Image.fromarray(shade), (left, 4))
@@ -90,7 +87,6 @@ def _cells(weights: np.ndarray) -> np.ndarray:
     """Return the shades (T * CELL, T * CELL) of the cells for weights (T, T)."""
     # the square root keeps small weights visible: 1/16 is a quarter as dark as 1
     shades = FAINT - np.sqrt(np.clip(weights, 0, 1)) * (FAINT - DARK)
-    # keys after the query are masked: leave them blank
     shades = np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)
     return np.kron(shades, np.ones((CELL, CELL))).astype(np.uint8)
 
@@ -103,7 +99,6 @@ def _labels(characters: str) -> tuple[Image.Image, Image.Image]:
     rows = Image.new("L", (margin, len(labels) * CELL), BACKGROUND)
     below = Image.new("L", (len(labels) * CELL, margin), BACKGROUND)
     for i, label in enumerate(labels):
-        # beside the map, right-aligned
         drawn = Image.new("L", (margin, CELL), BACKGROUND)
         ImageDraw.Draw(drawn).text((margin - 3, CELL // 2), label, DARK, SMALL, anchor="rm")
         rows.paste(drawn, (0, i * CELL))

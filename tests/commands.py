@@ -5,7 +5,7 @@ from collections.abc import Callable
 import sample
 import train
 from common.console import report
-from configs.command import parse_sample, parse_train
+from configs.command import parse_train
 
 
 def train_main(argv: list[str]) -> int:
@@ -15,7 +15,7 @@ def train_main(argv: list[str]) -> int:
 
 def sample_main(argv: list[str]) -> int:
     """Run sample.py; return its exit code, or raise the UserError that ends it."""
-    return _run(parse_sample, sample.main, argv)
+    return _run(sample.parse_command, lambda command: sample.main(*command), argv)
 
 
 def exit_code(command: Callable[[list[str]], int], argv: list[str]) -> int:

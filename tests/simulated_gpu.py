@@ -17,7 +17,6 @@ from convert import GPT2
 from model.attention import MultiHeadAttention
 from model.gpt import GPT
 from model.inspect import attention_maps
-from model.kv_cache import new_caches
 
 SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
 VARIANTS = (GPT2 | {"dropout": 0.1, "bias": True}, {"mlp": "swiglu", "norm": "rmsnorm"})
@@ -40,9 +39,9 @@ def results(device: str, layout: str, kernel: str, variant: dict) -> list[torch.
         layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel, attention_dropout=0.1)
         ids, x, context = torch.zeros(3, 8).long(), torch.empty(3, 4, 8), torch.empty(3, 5, 8)
         boolean, additive = torch.empty(4, 4).bool(), torch.empty(3, 2, 4, 5)
-    caches = new_caches(model.config)
+    cache = model.new_cache()
     found = [model(ids), *attention_maps(model.eval(), ids[0])]
-    found += [model(ids[:, :end], caches) for end in (3, 4)]  # prefill, then one token
+    found += [model(ids[:, :3], cache), model(ids[:, 3:4], cache)]  # prefill, then one token
     return [*found, layer(x, context), layer(x, mask=boolean), layer(x, context, mask=additive)]
 
 

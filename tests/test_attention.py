@@ -19,9 +19,9 @@ from model.attention import (
     KERNELS,
     LAYOUTS,
     MultiHeadAttention,
-    identity,
 )
 from model.kv_cache import KVCache
+from model.parameters import all_head_weights
 from model.rotary import Rotary
 from tests import reference
 
@@ -31,10 +31,6 @@ every_pair = pytest.mark.parametrize(("layout", "kernel"), PAIRS)
 B, T, S, C, H = 2, 4, 5, 6, 3
 FUTURE = torch.ones(T, T, dtype=torch.bool).triu(1)  # True where the causal mask hides a key
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}  # largest error, relative to the norm
-
-
-def gradient(parameter):
-    return parameter.grad
 
 
 def randn(*shape, seed=0):
@@ -103,10 +99,17 @@ def make_layer(layout="fused", kernel="sdpa", *, n_embd=C, n_head=H, rotary=Fals
     return layer
 
 
-def weights_and_biases(layer, tensor_of=identity):
+def weights_and_biases(layer):
     """Return the layer's matrices and biases, in shapes and an order that no layout changes."""
-    heads = [layer.projection.head_weights(h, tensor_of) for h in range(layer.projection.n_head)]
-    return list(itertools.chain(*heads, map(tensor_of, layer.out_proj.parameters())))
+    heads = [layer.projection.head_weights(h) for h in range(layer.projection.n_head)]
+    return list(itertools.chain(*heads, layer.out_proj.parameters()))
+
+
+def gradients_of_weights(layer):
+    """Return the gradients in the same shapes and order."""
+    gradients = {parameter: parameter.grad for parameter in layer.parameters()}
+    heads = all_head_weights(layer.projection, gradients)
+    return [*itertools.chain(*heads), *map(gradients.get, layer.out_proj.parameters())]
 
 
 def outputs_and_gradients(layer, dtype, x, mask=None, **contexts):
@@ -120,7 +123,8 @@ def outputs_and_gradients(layer, dtype, x, mask=None, **contexts):
     }
     y = layer(**inputs, mask=mask)
     (y * randn(*y.shape, seed=9).to(dtype)).sum().backward()
-    return [y.detach(), *map(gradient, inputs.values()), *weights_and_biases(layer, gradient)]
+    of_inputs = [text.grad for text in inputs.values()]
+    return [y.detach(), *of_inputs, *gradients_of_weights(layer)]
 
 
 @functools.cache
@@ -179,6 +183,16 @@ def test_outputs_and_gradients_equal_the_reference(layout, kernel):
         results = outputs_and_gradients(layer, dtype, randn(B, T, C), **INPUTS[input_name])
         label = f"{option} layer given {input_name} in {dtype}"
         assert_near(results, reference_results(option, input_name), tolerance, label)
+
+
+def test_after_manual_seed_a_bare_layer_has_the_same_weights_in_every_layout():
+    layers = []
+    for layout in LAYOUTS:
+        torch.manual_seed(0)
+        layers.append(weights_and_biases(MultiHeadAttention(C, H, layout=layout, bias=True)))
+    for weights in layers:
+        assert all(map(torch.equal, weights, layers[0]))
+    assert layers[0][0].std() > 0 and not torch.equal(layers[0][0], layers[0][1])
 
 
 @every_pair

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import curves, lists, runs, time_to_loss, tour
 from configs.schema import LAYOUTS
-from tests.conftest import CHROMIUM, ROOT
+from tests.conftest import ROOT
 from tests.runs import train
 
 NO_COMMANDS = {"charts", "nanogpt", "ngrams", "runs", "timing"}
@@ -39,7 +39,6 @@ SHORTEST = {  # arguments, and what is printed
     "minutes": (
         ["RESULTS", "--configs"], [rf"^\| shakespeare.yaml \| 5 \| \d+\.\d\d \| {LOSS} \|$"],
     ),
-    "page": (["--repeats=1"], [r"past the window: [\d,]+ characters/s"]),
     "throughput": (["--steps=1", "--shapes=small"], [r"^small  ours +[\d,]+ characters/s"]),
     "time_to_loss": (["--nanogpt=NANOGPT", "--repeats=1"], [r"^mean losses: nanoGPT 1.88.*\d$"]),
     "tour": ([], [rf"^--data.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
@@ -71,7 +70,7 @@ def shortest(tmp_path, monkeypatch):
     """Two steps of every training, in this process; pictures and models to another folder."""
 
     def train_two_steps(folder, config, *options):
-        lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=auto", "--log_interval=1"]
+        lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--log_interval=1"]
         small = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--eval_interval=1"]
         code, output = train(config, *options, *lengths, *small, f"--out_dir={folder}")
         assert code == 0, output
@@ -83,13 +82,10 @@ def shortest(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "PICTURE", tmp_path / "curves.svg")
     monkeypatch.setattr(tour, "PICTURES", tmp_path / "pictures")
     monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
-    monkeypatch.setattr("benchmarks.page.CONFIG", "configs/smoke.yaml")
 
 
 @pytest.mark.parametrize("name", SHORTEST)
 def test_every_benchmark_runs_in_its_shortest_form(name, paths, shortest, monkeypatch, capsys):
-    if name == "page" and not CHROMIUM:
-        pytest.skip("no Chromium")
     benchmark = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.chdir(ROOT)
     capsys.readouterr()
@@ -122,9 +118,7 @@ def test_what_a_benchmark_lacks_is_named_in_one_line(words, message, tmp_path, c
     assert re.search(f"error: .*{message.replace('FOLDER', str(tmp_path))}", said)
 
 
-@pytest.mark.parametrize(
-    "name, package", [("minutes", "matplotlib"), ("decode", "transformers"), ("page", "playwright")]
-)
+@pytest.mark.parametrize("name, package", [("minutes", "matplotlib"), ("decode", "transformers")])
 def test_a_package_that_a_benchmark_lacks_is_named_in_one_line(name, package, monkeypatch):
     for module in ("charts", name):
         monkeypatch.delitem(sys.modules, f"benchmarks.{module}", raising=False)

@@ -16,7 +16,7 @@ from run import checkpoint as checkpoints
 from run import load_model
 from run.checkpoint import BEST, LAST, PREV
 from tests.conftest import printed
-from tests.runs import SMALL, contents, equal, write_checkpoint
+from tests.runs import contents, equal, write_checkpoint
 from train import build
 from training.distributed import World
 
@@ -27,16 +27,9 @@ def folder(uninterrupted, tmp_path):
     return shutil.copytree(uninterrupted, tmp_path / "run")
 
 
-@pytest.fixture
-def resumed(options, tmp_path, monkeypatch):
-    """A function that builds the run that --resume continues from a file."""
-
-    def resumed(path, *more):
-        monkeypatch.chdir(Path(__file__).parents[1])
-        text = f"--data.sources={tmp_path / 'text.txt'}"
-        return build(parse_train([SMALL[0], text, f"--resume={path}", *more]), World())[0]
-
-    return resumed
+def resumed(folder, *options):
+    """Build the run that is resumed from a folder."""
+    return build(parse_train([str(folder), *options]), World())[0]
 
 
 def error_message(call, *arguments):
@@ -47,8 +40,8 @@ def error_message(call, *arguments):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(layout, folder, resumed):
-    run = resumed(folder / LAST, f"--attention={layout}")
+def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(layout, folder):
+    run = resumed(folder, f"--attention={layout}")
     assert run.model.config.attention == layout
     assert equal(checkpoints.capture(run).tensors, contents(folder / LAST)["tensors"])
 
@@ -70,7 +63,6 @@ DAMAGE = {
     "prefer, damaged, chosen",
     [
         ("last", [LAST], PREV),
-        ("last", [LAST, PREV], BEST),
         ("last", [BEST], LAST),
         ("best", [BEST], LAST),
         ("best", [BEST, LAST], PREV),
@@ -112,6 +104,17 @@ def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
+def test_the_best_weights_are_no_place_to_resume_but_can_start_a_new_run(folder):
+    for name in (LAST, PREV):
+        DAMAGE["cut"](folder / name)
+    message = error_message(checkpoints.find, folder, "last", pytest.fail)
+    damaged = "checksum mismatch: the file is damaged or incomplete; "
+    faults = [f"{folder / name}: {damaged}" for name in (LAST, PREV)]
+    assert message == "".join(
+        [*faults, f"to start a new run from its best weights: --init_from={folder}"]
+    )
+
+
 # ------------------------------------------------------------------------------ invalid checkpoints
 
 
@@ -150,7 +153,7 @@ def test_a_field_that_is_missing_takes_its_default(folder):
     write_checkpoint(folder / LAST, changed)
     saved = checkpoints.load(folder / LAST)
     for name, section in checkpoints.SECTIONS.items():
-        assert getattr(saved, {"config": "settings"}.get(name, name)) == section()
+        assert getattr(saved, {"config": "settings", "data": "text"}.get(name, name)) == section()
 
 
 WRONG_TENSORS = {
@@ -166,12 +169,13 @@ WRONG_TENSORS = {
 
 @pytest.mark.parametrize("case", WRONG_TENSORS)
 @pytest.mark.parametrize("role", ["model", "momentum"])
-def test_an_invalid_tensor_is_rejected_by_name(case, role, folder, resumed):
+def test_an_invalid_tensor_is_rejected_by_name(case, role, folder):
     saved, name = contents(folder / LAST), "blocks.0.mlp.up"
     change, expected = WRONG_TENSORS[case]
     change(saved["tensors"], f"{role}.{name}")
     write_checkpoint(folder / LAST, saved)
-    message = error_message(resumed, folder / LAST)
+    (folder / PREV).unlink()
+    message = error_message(resumed, folder)
     assert message == f"{folder / LAST}: {expected.format(n=f'{role}.{name}')}"
     if role == "model":
         message = error_message(load_model, folder / LAST)

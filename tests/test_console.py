@@ -1,6 +1,7 @@
 """The console and the end of a command: what is escaped, and every exception's line and code."""
 
 import errno
+import io
 import os
 import re
 import subprocess
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from common.console import escape, print_result, print_stderr
+from common.console import escape, prepare_console, print_result, print_stderr
 from common.errors import ConfigError, RunInUseError
-from tests.commands import exit_code
+from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT, run_command
 from tests.runs import ENVIRONMENT, raised, small_run_args
 
@@ -56,7 +57,7 @@ def controls(tmp_path_factory):
     folder.mkdir()
     text = "".join(CONTROLS) * 40 + "\nж"
     (folder / "text.txt").write_text(text, encoding="utf-8", newline="")
-    lengths = ["--max_iters=2", "--warmup_iters=0", "--cooldown_iters=0"]
+    lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0"]
     run = folder.parent / "run"
     code, shown = on_terminal("train.py", *small_run_args(folder), *lengths, f"--out_dir={run}")
     assert code == 0
@@ -85,6 +86,42 @@ def test_each_line_is_escaped_and_a_newline_in_it_begins_no_other(stream, capsys
     print_lines("a\nerror: b", "\x1b[2J\t", Path("c\rd\udcff"))
     said = capsys.readouterr()
     assert getattr(said, stream) == "a\\nerror: b\n\\x1b[2J\\t\nc\\rd\\udcff\n"
+
+
+# --------------------------------------------------------------------------------- standard streams
+
+
+def test_a_stream_that_is_no_file_as_in_a_notebook_stays_as_it_is(monkeypatch):
+    stdout, stderr = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    prepare_console()
+    print_result("ж")
+    print_stderr("ж")
+    assert (stdout.getvalue(), stderr.getvalue()) == ("ж\n", "ж\n")
+
+
+def test_a_run_is_trained_and_sampled_without_standard_streams(options, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    commands = [(train_main, [*options, "--max_iters=2", f"--out_dir={run}"]),
+                (sample_main, [f"--ckpt={run}", "--prompt=-", "--max_new_tokens=5"]),
+                (sample_main, [f"--ckpt={run}", "--interactive"])]  # fmt: skip
+    for command, argv in commands:
+        for name in ("stdin", "stdout", "stderr"):
+            monkeypatch.setattr(sys, name, None)
+        assert exit_code(command, argv) == 0
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            assert stream.name == os.devnull
+            stream.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the streams")
+@pytest.mark.parametrize("closing", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_fault(closing):
+    words = f"exec {sys.executable} train.py configs/smoke.yaml --print_config {closing}"
+    done = subprocess.run(["sh", "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("data:\n") == (">&-" not in closing.split())
 
 
 # ----------------------------------------------------------------------------- the end of a command

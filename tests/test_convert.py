@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional as F
 
 import convert
-from common.errors import CheckpointError, UserError
+from common.errors import CheckpointError, DataError, UserError
 from run import load_model
-from run.differences import SEEN_BEFORE
 from tests.conftest import printed
 from tests.runs import contents, train
 
@@ -95,10 +94,10 @@ def files(tmp_path):
     return tmp_path
 
 
-def import_run(folder):
+def import_run(folder, *more):
     """Import the files in a folder; return the folder of the run."""
     words = [folder / "ckpt.pt", f"--vocabulary={folder / 'text.txt'}", f"--out_dir={folder}/run"]
-    assert convert.main(list(map(str, words))) == 0
+    assert convert.main([*map(str, words), *more]) == 0
     return folder / "run"
 
 
@@ -133,14 +132,21 @@ def test_logits_are_those_of_nanogpt(shape, prefix, files):
 def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     run = import_run(files)
     options = [run / "config.yaml", f"--data.sources={files / 'text.txt'}", "--max_iters=1"]
-    options += ["--warmup_iters=0", "--eval_interval=1", "--dtype=float32"]
+    options += ["--warmup_ratio=0", "--eval_interval=1", "--dtype=float32"]
     more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
     code, output = train(*options, f"--init_from={run}", *more)
-    assert code == 0 and SEEN_BEFORE not in output  # its text is unknown
+    assert code == 0, output
     settings = contents(files / "more" / "last.safetensors")["config"]["train"]
     assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
-    code, output = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 4 and "an imported model, which has no optimizer state" in output
+    code, output = train(run)
+    assert code == 4 and f"start a new run from its best weights: --init_from={run}" in output
+
+
+def test_a_path_may_begin_with_the_home_folder(files, monkeypatch):
+    for name in ("HOME", "USERPROFILE"):  # POSIX, Windows
+        monkeypatch.setenv(name, str(files))
+    convert.main(["~/ckpt.pt", "--vocabulary=~/text.txt", "--out_dir=~/run"])
+    assert (files / "run" / "best.safetensors").exists()
 
 
 def test_a_folder_with_a_run_is_left_alone(files):
@@ -152,12 +158,36 @@ def test_a_folder_with_a_run_is_left_alone(files):
     assert caught.value.exit_code == 2 and best.read_bytes() == before
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_text_is_decoded_as_nanogpt_does_so_that_a_mark_in_utf_8_is_a_character(encoding, files):
+    characters = "\ufeff" * (encoding == "utf-8") + TEXT
+    (files / "text.txt").write_bytes(characters.replace("\n", "\r\n").encode(encoding))
+    save(files / "ckpt.pt", model_args(vocab_size=len(set(characters))))
+    _, tokenizer = load_model(import_run(files, f"--encoding={encoding}"))
+    assert tokenizer.vocabulary == "".join(sorted(set(characters)))
+
+
 # ---------------------------------------------------------------------------------- what is refused
 
 
 def test_a_text_that_the_model_was_not_trained_on_is_refused(files):
     (files / "text.txt").write_text("another text")
     assert "the model has 20 tokens, --vocabulary 9 distinct characters" in refusal(files)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([], "text.txt: cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 3"),
+        (["--encoding=utf8x"], "unknown encoding: utf8x; name the text or its --encoding"),
+        (["--vocabulary=nosuch.txt"], "nosuch.txt: cannot be read: [Errno 2] No such file"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_read_is_refused(more, words, files):
+    (files / "text.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(DataError) as caught:
+        import_run(files, *more)
+    assert caught.value.exit_code == 3 and words in printed(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,19 @@ def test_an_unavailable_device_is_rejected_with_the_available_ones(simulate_devi
 
 
 @pytest.mark.parametrize(
-    "has, expected", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "mps"), (["cuda", "mps"], "cuda")]
+    "has, expected", [([], "cpu"), (["cuda"], "cuda"), (["mps"], "cpu"), (["cuda", "mps"], "cuda")]
 )
-def test_auto_selects_the_fastest_available_device(simulate_devices, has, expected):
+def test_auto_selects_cuda_if_there_is_one_else_the_cpu(simulate_devices, has, expected):
     simulate_devices(*has)
     assert select_runtime("auto", "float32").device.type == expected
+
+
+def test_on_a_mac_the_line_of_the_device_names_mps_unless_a_device_was_chosen(simulate_devices):
+    simulate_devices("mps")
+    line = "cpu, float32 (as set; mps is here too, unmeasured: --device=mps)"
+    assert str(select_runtime("auto", "float32")) == line
+    assert str(select_runtime("cpu", "float32")) == "cpu, float32 (as set)"
+    assert str(select_runtime("mps", "float32")) == "mps, float32 (as set)"
 
 
 @pytest.mark.parametrize(

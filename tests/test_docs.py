@@ -49,7 +49,7 @@ def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     runs, names = tmp_path.as_posix(), "--sources=data/lists/names.txt"
-    options = "--max_iters=4 --eval_interval=4 --warmup_iters=auto"
+    options = "--max_iters=4 --eval_interval=4"
     for shown, changed in (
         ("out/", f"{runs}/"),
         ("shakespeare.yaml --minutes=3", f"smoke.yaml {options} --out_dir={runs}/shakespeare"),

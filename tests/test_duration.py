@@ -12,11 +12,21 @@ from tests.runs import contents, same_runs, send_at, small_run_args, train
 from training import duration
 from training.distributed import SINGLE_PROCESS
 from training.duration import EVALUATION_FRACTION, SAFETY, Timing, fit_to_time
+from training.schedule import lr_multiplier
 
 
-def test_the_warmup_that_a_recipe_sets_is_not_scaled_with_max_iters():
-    words = [str(ROOT / "configs/nanogpt_cpu.yaml"), "--max_iters=100"]
-    assert parse_train(words).new_settings().train.warmup_iters == 100
+@pytest.mark.parametrize("minutes", [0.05, 5])
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_trains_for_any_time(path, minutes):
+    settings = parse_train([str(path), f"--minutes={minutes}"]).new_settings().train
+    fitted = fit_to_time(settings, Timing(step=0.1, evaluation=0.3), 60 * minutes)
+    assert 20 < fitted.max_iters * 0.1 / minutes < 60
+    steps = [lr_multiplier(step, fitted) for step in range(fitted.max_iters)]
+    assert max(steps) == 1 and min(steps) > 0
+    if settings.schedule == "trapezoid":  # the same shares of the time as in the recipe
+        peak = sum(multiplier == 1 for multiplier in steps) / fitted.max_iters
+        shares = 1 - settings.warmup_ratio - settings.cooldown_ratio
+        assert peak == pytest.approx(shares, abs=3 / fitted.max_iters)
 
 
 @pytest.mark.parametrize("seconds", [1, 60, 600, 36000])
@@ -41,16 +51,17 @@ def test_a_twentieth_of_the_time_is_timed_but_no_more_than_half_a_minute(
     steps = []  # of half a second each
     monkeypatch.setattr(duration, "TrainStep", lambda trial: lambda: steps.append(0.5))
     monkeypatch.setattr(duration.time, "monotonic", lambda: sum(steps))
-    monkeypatch.setattr(duration, "evaluate", lambda *_: None)
+    monkeypatch.setattr(duration, "evaluate", lambda *_: steps.append(0.75))
+    monkeypatch.setattr(duration, "draw", lambda *_: steps.append(0.25))
     timing = duration.measure_timing(SimpleNamespace(world=SINGLE_PROCESS), 60 * minutes)
-    assert timing.step == 0.5 and len(steps) == 2 + 3 + timed
+    assert timing == Timing(step=0.5, evaluation=1) and len(steps) == 2 + 3 + timed + 2
 
 
 @pytest.fixture
 def options(tmp_path):
     """The small run, without its length."""
     words = [word for word in small_run_args(tmp_path) if "max_iters" not in word]
-    return [*words, "--warmup_iters=auto", "--eval_interval=auto"]
+    return [*words, "--eval_interval=auto"]
 
 
 def chosen(output):
@@ -96,9 +107,9 @@ def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_i
     settings = contents(stopped / "last.safetensors")["config"]["train"]
     max_iters, interval = settings["max_iters"], settings["eval_interval"]
     assert max_iters == chosen(output) == interval > 100  # evaluations are slow: there is one
-    code, output = train(options[0], "--minutes=9", f"--out_dir={stopped}", "--resume")
+    words = [word for word in options if "eval_interval" not in word]
+    code, output = train(*words, "--minutes=9", f"--out_dir={stopped}", "--resume")
     assert code == 0 and f"--minutes: the run keeps its {max_iters:,} steps\n" in output
-    assert f"max_iters 60 in the file, {max_iters} in the run; to use 60: --max_iters" in output
     lengths = [f"--max_iters={max_iters}", f"--eval_interval={interval}"]
     assert train(*options, *lengths, f"--out_dir={uninterrupted}")[0] == 0
     assert same_runs(stopped, uninterrupted)

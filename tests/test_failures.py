@@ -58,8 +58,7 @@ def test_a_non_finite_loss_ends_the_run_before_the_update_and_names_the_last_che
         "rate"
     )
     lower = "--muon_learning_rate=0.01"
-    code, output = train(options[0], f"--out_dir={run}", "--resume", lower)
-    assert code == 0 and "train.muon_learning_rate 0.02 -> 0.01" in output and step_of(run) == STEPS
+    assert train(run, lower)[0] == 0 and step_of(run) == STEPS
 
 
 def test_a_non_finite_gradient_ends_the_run_before_the_update(train_run, run, monkeypatch):
@@ -123,7 +122,7 @@ def patch_disk_full(patch, is_full):
 def test_a_disk_too_full_for_the_settings_is_reported_before_training(train_run, run, monkeypatch):
     patch_disk_full(monkeypatch, lambda written: written == SETTINGS_FILE)
     code, output = train_run()
-    assert code == 5 and "device  " not in output and [*run.iterdir()] == [run / ".lock"]
+    assert code == 5 and "device  " not in output and not run.exists()
     assert f"error: {run / SETTINGS_FILE}: not saved (No space left on device)" in output
 
 

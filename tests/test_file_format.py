@@ -62,7 +62,7 @@ def test_the_safetensors_library_reads_our_file(file):
     assert equal(dict(sorted(safetensors.torch.load_file(file).items())), TENSORS)
     with safetensors.safe_open(file, "pt") as opened:
         metadata = opened.metadata()
-    assert metadata["hornbook_format"] == "1" and metadata["vocabulary"] == METADATA["vocabulary"]
+    assert metadata["hornbook_format"] == "2" and metadata["vocabulary"] == METADATA["vocabulary"]
 
 
 def test_the_digest_is_the_sha256_of_the_whole_file_with_zeros_in_its_place():
@@ -120,12 +120,14 @@ def test_a_file_of_another_kind_is_rejected(kind, file):
     assert ("python convert.py imports" in message) == (kind in ("zip", "pickle", "PyTorch"))
 
 
-def test_another_version_of_the_format_is_rejected(file):
-    file.write_bytes(file_format.to_bytes({"hornbook_format": "2"}, TENSORS))
-    assert error_message(file) == (
-        f"{file}: format 2; this version of Hornbook reads format 1; upgrade Hornbook, or train "
-        "again"
-    )
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("1", "an earlier version of Hornbook; train again"),
+     ("3", "a later version of Hornbook; upgrade this one")],
+)  # fmt: skip
+def test_another_version_of_the_format_is_rejected(version, words, file):
+    file.write_bytes(file_format.to_bytes({"hornbook_format": version}, TENSORS))
+    assert error_message(file) == f"{file}: made by {words}"
 
 
 @pytest.mark.parametrize("name, words", [("none", "no such file"), ("", "is a directory")])

@@ -13,20 +13,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import LAYOUTS, ModelConfig
+from configs.schema import LAYOUTS, Config, DataConfig, ModelConfig, TrainConfig
 from model.decode import Decoder
 from model.generate import (
     Generation,
     Sampler,
     apply_top_p,
+    build_decoder,
     generate,
     last_logits,
     window_start,
 )
 from model.gpt import GPT
-from model.kv_cache import new_caches
+from model.inspect import heads_off
+from tests.runs import train
 from tests.stress.cached_text import stress
-from tests.variants import CHOICES, noisy
+from tests.test_sample import run_sample
+from tests.variants import CHOICES, noisy, save_model
+from training import optimizers
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, logit_scale=0.8)
 V = 11
@@ -79,7 +83,7 @@ def test_cached_text_equals_uncached_text_beyond_the_context_and_with_the_decode
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["model", "decoder"])
 def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text(dtype):
     model, context = build().to(dtype), np.empty((1, 0), np.int64)
-    generation = Generation(model, Sampler(3))
+    generation = Generation(model, Sampler(3), decoder=build_decoder(model))
     assert (generation.decoder is not None) == (dtype == torch.float32)
     for length in (3, 1, 9, 2, 20):  # past the window too
         appended = prompts(1, length, seed=length).numpy()
@@ -110,11 +114,11 @@ def test_the_decoder_equals_gpt_forward_in_every_variant():
         model = build(**variant).eval()
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()
-        decoder, caches = Decoder(model), new_caches(model.config)
-        last_logits(model, ids[:, :1].numpy(), caches)
-        logits = [decoder.step(ids[0, :n].numpy(), caches) for n in range(2, 9)]
+        decoder, cache = Decoder(model), model.new_cache()
+        last_logits(model, ids[:, :1].numpy(), cache)
+        logits = [decoder.step(token, cache) for token in ids[0, 1:].tolist()]
         np.testing.assert_allclose(logits, expected[1:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
-        assert logits[0].dtype == np.float32 and caches[0].length == 8
+        assert logits[0].dtype == np.float32 and cache.length == 8
 
 
 def add_to_logits(decoder, step=Decoder.step):
@@ -132,8 +136,61 @@ def test_a_decoder_that_differs_is_not_used_and_gives_a_warning(change, monkeypa
     expected = generate_ids(model, prompts(1, 2), Sampler(5), 20, cache=False)
     monkeypatch.setattr(Decoder, "step", property(change))
     with pytest.warns(UserWarning, match="model/decode.py does not compute what model/gpt.py"):
-        result = generate_ids(model, prompts(1, 2), Sampler(5), 20)
+        decoder = build_decoder(model)
+    result = generate_ids(model, prompts(1, 2), Sampler(5), 20, decoder=decoder)
     assert torch.equal(result, expected)
+
+
+def test_training_and_heads_off_change_the_text_of_the_next_generation_with_a_decoder_too():
+    model, texts = noisy(GPT(SMALL, V, seed=1)), []
+
+    def write():
+        options, prompt = {"decoder": build_decoder(model)}, prompts(1, 2)
+        assert options["decoder"] is not None
+        text = generate_ids(model, prompt, Sampler(5), 40, **options)
+        assert torch.equal(text, generate_ids(model, prompt, Sampler(5), 40, cache=False))
+        texts.append(text.tolist())
+
+    write()
+    with heads_off(model, [(0, 0), (0, 1), (1, 1)]):
+        write()
+    write()
+    (adamw,) = optimizers.build(
+        model, TrainConfig(optimizer="adamw", learning_rate=0.1), torch.float32
+    )
+    model(prompts(4, 8)).logsumexp(-1).sum().backward()
+    adamw.step()
+    write()
+    assert texts[0] == texts[2]
+    assert texts[0] != texts[1] and texts[0] != texts[3]
+
+
+@pytest.fixture
+def decoders(monkeypatch):
+    """The decoders that were built, in a list."""
+    built, build_one = [], Decoder.__init__
+    monkeypatch.setattr(
+        Decoder, "__init__", lambda *words: built.append(words) or build_one(*words)
+    )
+    return built
+
+
+def test_one_decoder_is_built_for_all_texts_of_a_session(decoders, tmp_path):
+    model, settings = GPT(SMALL, V), Config(model=SMALL, data=DataConfig(separator="\\n"))
+    path = save_model(tmp_path / "list.safetensors", model, "\nabcdefghij", settings)
+    run_sample(path, "--interactive", "--device=cpu", "--dtype=float32", stdin=b"ab\nba\ncab\n")
+    assert len(decoders) == 1
+
+
+def test_one_decoder_is_built_for_all_drawings_of_an_evaluation(decoders, tmp_path):
+    (tmp_path / "list.txt").write_text("ada\nbo\ncyd\neve\nfo\ngil\nhedy\nivo\njo\nkim\nlea\n" * 3)
+    code, output = train(
+        "configs/smoke.yaml", "--dtype=float32", f"--data.sources={tmp_path}/list.txt",
+        "--separator=\\n", "--max_iters=20", "--eval_interval=10", "--sample_chars=60",
+        f"--out_dir={tmp_path}/run",
+    )  # fmt: skip
+    assert code == 0, output
+    assert len(decoders) == 2  # one in each evaluation, which draws several items
 
 
 # -------------------------------------------------------------------------------------- the sampler

@@ -14,7 +14,6 @@ from convert import GPT2
 from model.dropout import dropout
 from model.gpt import GPT
 from model.inspect import heads_off, logit_lens
-from model.kv_cache import new_caches
 from model.parameters import named_slices, parameter_count
 from tests.variants import CHOICES, RECIPES, choices_of, concatenated, noisy
 
@@ -108,13 +107,31 @@ def test_parameter_counts_equal_nanogpts():
         assert parameter_count(GPT(command.new_settings().model, 65)) == count
 
 
-def test_more_tokens_than_block_size_or_none_that_is_new_are_rejected():
-    model, caches = build(), new_caches(SMALL)
+@pytest.mark.parametrize("token_shifts", [0, 3])
+def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was(token_shifts):
+    model = build(token_shifts=token_shifts).eval()
     with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
         model(torch.zeros(3, 9, dtype=torch.int64))
-    model(IDS[:, :6], caches)
-    with pytest.raises(ValueError, match="ids has 6 tokens and the caches hold 6"):
-        model(IDS[:, :6], caches)
+    cache = model.new_cache()
+    model(IDS[:, :6], cache)
+    for ids, message in (
+        (IDS[0, 6:], r"ids must be \(B, T\) with T at least 1, not \(2,\); ids\[None\] is"),
+        (IDS[:, 6:6], r"ids must be \(B, T\) with T at least 1, not \(3, 0\)"),
+        (IDS[:, :3], "9 tokens exceed block_size 8"),
+        (IDS[:2, 6:], "ids are 2 texts, the cache holds 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(ids, cache)
+    assert cache.length == 6
+    torch.testing.assert_close(model(IDS[:, 6:], cache), model(IDS)[:, 6:])
+
+
+def test_with_a_cache_each_token_continues_the_text_even_if_the_memory_of_the_ids_is_reused():
+    model, token = build(token_shifts=3).eval(), torch.empty_like(IDS[:, :1])
+    cache, logits = model.new_cache(), []
+    for t in range(8):
+        logits.append(model(token.copy_(IDS[:, t : t + 1]), cache))
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS))
 
 
 def test_the_softcap_bounds_the_logits_and_logit_scale_multiplies_them_except_in_training():

@@ -136,7 +136,7 @@ def test_a_text_shorter_than_a_window_is_an_error_of_one_sentence(text, monkeypa
     with pytest.raises(SystemExit) as leaving:
         run_command(ROOT, monkeypatch, text, "--steps=0")
     assert leaving.value.code == 3
-    assert capsys.readouterr().err == "error: 18 characters to train on; 66 are needed\n"
+    assert capsys.readouterr().err == "error: 18 training characters; 66 are needed\n"
 
 
 def test_it_can_be_read_in_one_sitting():

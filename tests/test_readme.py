@@ -4,14 +4,12 @@ import re
 import shlex
 from math import log
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.trials import parse_trials
 from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
-from run.differences import check_settings
 from tests.conftest import ROOT
 from training.device import select_runtime
 from training.resolve import resolve
@@ -35,6 +33,8 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypatch):
     monkeypatch.chdir(ROOT)
+    # the runs of the commands before it are there
+    monkeypatch.setattr("configs.command.holds_run", lambda folder: folder.parent == Path("out"))
     _, script, *arguments = shlex.split(command, comments=True)
     if script == "train.py":
         parse_train([word for word in arguments if word not in ("--help", "--print-config")])
@@ -79,15 +79,6 @@ def test_every_recipe_can_be_trained_offline(path):
     data = parse_train([str(path)]).new_settings().data
     text = data.fallback or data.sources[0]
     assert (ROOT / text).exists()  # a file or folder of the project
-
-
-@pytest.mark.parametrize("command", [each for each in COMMANDS if "--init_from" in each])
-def test_every_init_from_example_has_the_model_of_its_checkpoint(command, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    fine_tune = parse_train(shlex.split(command, comments=True)[2:])
-    parent = parse_train([f"configs/{Path(fine_tune.init_from).name}.yaml"])
-    saved = SimpleNamespace(settings=parent.new_settings(), path="parent")
-    check_settings(saved, fine_tune.new_settings(), resume=False)
 
 
 def prose(document: Path) -> str:

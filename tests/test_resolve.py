@@ -15,7 +15,7 @@ from training.resolve import resolve
 CPU = Runtime(torch.device("cpu"), torch.float32, "")
 AUTO = Config(
     model=ModelConfig(kernel="auto", dropout="auto", logit_scale="auto"),
-    train=TrainConfig(warmup_iters="auto", cooldown_iters="auto", eval_interval="auto"),
+    train=TrainConfig(eval_interval="auto"),
 )
 
 
@@ -50,37 +50,23 @@ def test_kernel_auto_is_the_fastest_one_to_train_with(device, dtype, block_size,
     assert resolve(config, Runtime(torch.device(device), dtype, ""), 1).model.kernel == kernel
 
 
-@pytest.mark.parametrize(
-    ("max_iters", "lengths"),
-    [(1400, (20, 1200, 140)), (60, (0, 51, 6)), (1, (0, 0, 1)), (71, (1, 60, 8))],
-)
-def test_lengths_are_shares_of_max_iters(max_iters, lengths):
+@pytest.mark.parametrize(("max_iters", "interval"), [(1400, 140), (60, 6), (1, 1), (71, 8)])
+def test_a_run_is_evaluated_ten_times(max_iters, interval):
     train_config = replace(AUTO.train, max_iters=max_iters)
-    found = resolve(replace(AUTO, train=train_config), CPU, 1).train
-    assert (found.warmup_iters, found.cooldown_iters, found.eval_interval) == lengths
-
-
-@pytest.mark.parametrize(
-    ("given", "other", "left"), [("warmup", "cooldown", 20), ("cooldown", "warmup", 0)]
-)
-def test_an_auto_warmup_or_cooldown_gets_at_most_what_the_other_leaves(given, other, left):
-    train_config = TrainConfig(max_iters=70, **{f"{given}_iters": 70 - left})
-    found = resolve(Config(train=train_config), CPU, 1).train
-    assert getattr(found, f"{other}_iters") == left
+    assert resolve(replace(AUTO, train=train_config), CPU, 1).train.eval_interval == interval
 
 
 def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path, capsys):
     folder = tmp_path / "run"
-    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto", "--warmup_iters=auto"]
+    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto"]
     for arguments, dropout, scale in (
-        ([*options, *auto, "--max_iters=2", "--eval_interval=2"], 0, 1),
-        ([options[0], "--resume", "--max_iters=400", "--eval_interval=400"], 0.2, 0.8),
+        ([*options, *auto, "--max_iters=2", "--eval_interval=2", f"--out_dir={folder}"], 0, 1),
+        ([folder, "--max_iters=400", "--eval_interval=400"], 0.2, 0.8),
     ):
-        code, output = train(*arguments, f"--out_dir={folder}")
+        code, output = train(*arguments)
         assert code == 0 and f"dropout {dropout}, logit_scale {scale}\n" in output
         saved = load(folder / "last.safetensors").settings
         assert autos(saved.model) == {"dropout", "logit_scale", "kernel"}
-        assert "warmup_iters" in autos(saved.train)
         # whoever loads it resolves to the same
         model = load_model(folder / "last.safetensors")[0]
         assert (model.config.dropout, model.config.logit_scale) == (dropout, scale)

@@ -4,19 +4,17 @@ one.
 
 import random
 import re
+import shutil
 
 import pytest
 
 from run.checkpoint import BEST, LAST, PREV
 from tests.runs import (
     DIVERGING,
-    ROOT,
-    SMALL,
     STEPS,
     contents,
     equal,
     same_runs,
-    scalars,
     snapshot,
     step_of,
     stop_at,
@@ -61,29 +59,30 @@ def test_stopping_and_resuming_is_bit_exact(recipe, options, tmp_path):
     for step in sorted(random.Random(recipe).sample(range(end), stops)):
         stop_at(step, *options, f"--out_dir={parts}", "--resume")
         assert step_of(parts) == step + 1
-    code, output = train(options[0], f"--out_dir={parts}", "--resume")
+    code, output = train(parts)
     assert code == 0 and "not be bit-identical" not in output
     assert same_runs(tmp_path / "whole", parts)
 
 
 def test_a_finished_run_is_trained_further_bit_exactly(options, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = [*options, "--schedule=constant"]
+    options = [*options, "--schedule=constant", "--warmup_ratio=0"]
     assert train(*options, f"--out_dir={whole}")[0] == 0
     assert train(*options, f"--out_dir={parts}", "--max_iters=12")[0] == 0
     assert train(*options, f"--out_dir={parts}", "--resume")[0] == 0  # with 24 steps again
     assert same_runs(whole, parts)
 
 
-def test_a_checkpoint_of_another_folder_is_resumed_in_a_new_one(
-    stopped, options, uninterrupted, tmp_path
-):
-    new, words = tmp_path / "new", ["--save_interval=7", f"--resume={stopped / PREV}"]
-    at_first = train_and_copy(new, 8, *options, *words)
-    assert step_of(at_first) == 8  # it is saved at once, with its settings
-    assert (at_first / BEST).read_bytes() == (stopped / BEST).read_bytes()
-    assert scalars(new)["train/loss"] == scalars(uninterrupted)["train/loss"][8:]
-    assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, new)))
+def test_a_copy_of_a_run_folder_goes_on_by_itself(stopped, uninterrupted, tmp_path):
+    """To go back, `prev` takes the place of `last`."""
+    copy = tmp_path / "elsewhere/copy"
+    shutil.copytree(stopped, copy)
+    (copy / PREV).replace(copy / LAST)
+    shutil.rmtree(stopped)
+    code, output = train(copy)
+    assert code == 0 and resuming_line(output) == f"resuming {copy} at step 8"
+    assert same_runs(uninterrupted, copy)
+    assert contents(copy / LAST)["config"]["out_dir"] == str(copy)
 
 
 # ---------------------------------------------------------------------------- the files that it has
@@ -97,63 +96,57 @@ def test_prev_is_the_last_checkpoint_of_the_interval_before(interval, previous, 
     assert steps == {PREV: previous, LAST: 18, BEST: 12}
 
 
-def test_a_resume_by_another_spelling_of_the_folder_does_not_save_the_same_state_again(
-    stopped, options
-):
-    words = [options[0], f"--resume={stopped / '..' / stopped.name}"]
-    copy = train_and_copy(stopped, 10, *words)
-    assert [contents(copy / name)["progress"]["step"] for name in (PREV, LAST)] == [8, 10]
+def test_a_resume_by_another_spelling_of_the_folder_does_not_save_the_same_state_again(stopped):
+    stop_at(10, stopped / ".." / stopped.name, "--save_interval=1000")
+    assert [contents(stopped / name)["progress"]["step"] for name in (PREV, LAST)] == [10, 11]
 
 
-@pytest.mark.parametrize(("damaged", "used"), [([LAST], PREV), ([LAST, PREV], BEST)])
-def test_another_checkpoint_is_resumed_in_place_of_a_damaged_one_to_the_same_bits(
-    damaged, used, options, uninterrupted, tmp_path
+def test_prev_is_resumed_in_place_of_a_damaged_last_to_the_same_bits(
+    options, uninterrupted, tmp_path
 ):
     run = tmp_path / "run"
     stop_at(20, *options, f"--out_dir={run}")
-    for name in damaged:
-        content = (run / name).read_bytes()
-        (run / name).write_bytes(bytes([*content[:-1], content[-1] ^ 1]))
-    code, output = train(*options, f"--out_dir={run}", "--resume")
-    assert code == 0 and f"{run / LAST}: " in output and f"; using {run / used} instead" in output
+    content = (run / LAST).read_bytes()
+    (run / LAST).write_bytes(bytes([*content[:-1], content[-1] ^ 1]))
+    code, output = train(run)
+    assert code == 0 and f"{run / LAST}: " in output and f"; using {run / PREV} instead" in output
     assert same_runs(uninterrupted, run)
 
 
-def test_resume_never_restarts_silently_if_all_checkpoints_are_damaged(
-    train_run, options, tmp_path
-):
+@pytest.mark.parametrize("best", ["whole", "damaged"])
+def test_resume_never_restarts_silently_if_no_checkpoint_can_be_resumed(best, options, tmp_path):
     run = tmp_path / "run"
     stop_at(21, *options, f"--out_dir={run}")
     for path in run.glob("*.safetensors"):
-        path.write_bytes(b"")
+        if path.name != BEST or best == "damaged":
+            path.write_bytes(b"")
     before = snapshot(run)
-    code, output = train_run("--resume")
+    code, output = train(run)
     assert code == 4 and output.count("\n") == 1 and snapshot(run) == before
-    for name in (LAST, PREV, BEST):
+    for name in (LAST, PREV):
         assert f"{run / name}: empty file (interrupted save?)" in output
+    assert f"; to start a new run from its best weights: --init_from={run}\n" in output
 
 
 # ----------------------------------------------------------------------------------- what it prints
 
 
-def test_resume_lists_every_difference_of_settings_environment_and_data(train_run, tmp_path):
+def test_resume_lists_what_has_changed_without_being_asked_for(train_run, tmp_path):
     run = tmp_path / "run"
-    assert train_run("--max_iters=8")[0] == 0
+    assert train_run("--max_iters=8", "--eval_interval=auto")[0] == 0
     saved = contents(run / LAST)
     saved["environment"] |= {"threads": "7", "cpu_capability": "\x1b[2J"}
     write_checkpoint(run / LAST, saved)
-    changes = ["--attention=heads", "--dtype=bfloat16", "--learning_rate=0.0005"]
-    code, output = train_run("--resume", "--max_iters=8", *changes)
+    code, output = train(run, "--max_iters=28", "--attention=heads", "--learning_rate=0.0005")
     assert code == 0
-    for difference in (
-        "model.attention fused -> heads",
-        "train.learning_rate 0.001 -> 0.0005",
-        "dtype float32 -> bfloat16",
+    for line in (
+        "train.eval_interval 1 -> 3",
         r"cpu_capability \x1b[2J -> ",
         "threads 7 -> 1",
         "the result will not be bit-identical to that of an uninterrupted run\n",
     ):
-        assert f"\n{difference}" in output
+        assert f"\n{line}" in output
+    assert "fused ->" not in output and "0.0005" not in output  # the user has just typed them
 
 
 @pytest.mark.parametrize("name", ["sources", "val_sources"])
@@ -174,108 +167,92 @@ def test_a_changed_text_is_refused_unless_the_change_is_allowed(name, train_run,
     assert "not be bit-identical" in output
 
 
-@pytest.mark.parametrize(
-    ("more", "change"), [([], f"--max_iters={2 * STEPS}"), (EARLY, "--patience=0")]
-)
-def test_a_finished_run_prints_the_command_that_trains_it_longer(more, change, options, tmp_path):
+@pytest.mark.parametrize("change", ["--max_iters=36", "--patience=2"])
+def test_a_finished_run_says_how_to_train_it_further_and_both_ways_do(change, options, tmp_path):
+    """With another length or patience, the evaluations without a better loss count anew."""
     run = tmp_path / "run"
-    code, output = train(*options, *more, f"--out_dir={run}")
-    early = f" of {STEPS}: the validation loss did not improve (patience 1)"
-    assert code == 0 and (early in output) == (step_of(run) < STEPS) == bool(more)
-    output = train(options[0], f"--out_dir={run}", "--resume")[1]
-    words = re.search(r"to train longer:\n  \S+ train.py (.*)\n", output)[1].split()
-    assert words == [options[0], f"--out_dir={run}", "--resume", change]
-    if more:  # more steps alone do not help
-        output = train(*words[:-1], "--max_iters=99")[1]
-        assert "--resume --max_iters=99 --patience=0\n" in output
-    assert train(*words)[0] == 0 and step_of(run) == (STEPS if more else 2 * STEPS)
+    code, output = train(*options, *EARLY, f"--out_dir={run}")
+    early = f" of {STEPS}: the validation loss did not improve (patience 1)\n"
+    assert code == 0 and early in output
+    end, before = step_of(run), snapshot(run)
+    output = train(run)[1]
+    assert f"\nfinished at step {end}; --max_iters (or --patience) trains it further\n" in output
+    checkpoints = [name for name in before if name.endswith(".safetensors")]
+    assert all(snapshot(run)[name] == before[name] for name in checkpoints)
+    assert train(run, change)[0] == 0
+    assert step_of(run) > end
 
 
 # ------------------------------------------------------------------- a run owns its settings
 
 
-def test_a_bare_command_resumes_what_options_started(stopped, options, uninterrupted):
-    """The file says otherwise in nearly every setting; a kill -9 has printed no command."""
-    code, output = train(options[0], f"--out_dir={stopped}", "--resume")
-    assert code == 0 and "not be bit-identical" not in output
-    assert f"max_iters 60 in the file, {STEPS} in the run; to use 60: --max_iters=60\n" in output
-    assert output.count(" in the file, ") == 5
+def test_a_config_file_never_changes_a_run_that_is_there(stopped, uninterrupted, tmp_path):
+    """Neither its architecture nor its length, and a validation text in it frees none."""
+    config, other = tmp_path / "mine.yaml", tmp_path / "other.txt"
+    other.write_text((tmp_path / "text.txt").read_text()[::-1])
+    config.write_text(
+        f"train: {{max_iters: 7}}\nmodel: {{n_layer: 7}}\ndata: {{val_sources: {other}}}\n"
+    )
+    code, output = train(config, f"--out_dir={stopped}", "--resume")
+    line = f"resuming {stopped} at step 10 with its own settings, not those of {config}"
+    assert code == 0 and resuming_line(output) == line and "not be bit-identical" not in output
     assert same_runs(uninterrupted, stopped)
 
 
-def test_the_text_of_a_resumed_run_is_found_without_saying_it_again(stopped, tmp_path):
-    """It may even have moved to where the config file says, as long as it is the same."""
-    config, moved = tmp_path / "mine.yaml", tmp_path / "moved.txt"
+def test_a_config_file_that_cannot_be_read_is_an_error_at_a_resume_too(stopped, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("model:\n  n_heads: 3\n")
+    before = snapshot(stopped)
+    code, output = train(config, f"--out_dir={stopped}", "--resume")
+    assert code == 2 and "unknown key 'n_heads'" in output and snapshot(stopped) == before
+
+
+def test_a_scheduler_repeats_its_words_whatever_they_are(options, tmp_path, uninterrupted):
+    """--minutes, --init_from and fixed options belong to the start: a resume ignores them."""
+    run = tmp_path / "run"
+    words = [*options, "--n_layer=1", f"--out_dir={run}", "--resume"]
+    stop_at(9, *words)
+    more = ["--minutes=3", f"--init_from={uninterrupted}", "--new_characters=add"]
+    words = [word for word in words if "max_iters" not in word]
+    code, output = train(*words, *more)
+    assert code == 0 and f"\n--minutes: the run keeps its {STEPS} steps\n" in f"\n{output}"
+    assert same_runs(uninterrupted, run)
+
+
+def test_a_text_that_has_moved_is_found_where_an_option_says(stopped, uninterrupted, tmp_path):
+    moved = tmp_path / "moved.txt"
     (tmp_path / "text.txt").rename(moved)
-    words, recipe = [config, f"--out_dir={stopped}", "--resume"], (ROOT / SMALL[0]).read_text()
-    config.write_text(recipe)
-    code, output = train(*words)
-    assert code == 4 and "the text has changed since the checkpoint" in output
-    config.write_text(f"{recipe}data: {{sources: {moved}}}\n")
-    assert train(*words)[0] == 0 and step_of(stopped) == STEPS
-
-
-def test_a_validation_text_added_to_the_config_file_does_not_change_a_run(
-    stopped, uninterrupted, tmp_path
-):
-    config, other = tmp_path / "mine.yaml", tmp_path / "other.txt"
-    other.write_text((tmp_path / "text.txt").read_text()[::-1])
-    config.write_text(f"{(ROOT / SMALL[0]).read_text()}data: {{val_sources: {other}}}\n")
-    code, _ = train(config, f"--out_dir={stopped}", "--resume")
-    assert code == 0 and same_runs(uninterrupted, stopped)
+    code, output = train(stopped)
+    assert code == 3 and "text.txt: no such file or folder; " in output
+    assert re.search(rf"; if it has moved: .*train.py {stopped} --data.sources=PATH; ", output)
+    assert output.endswith(f"; to train a new run on another text: --init_from={stopped}\n")
+    assert train(stopped, f"--data.sources={moved}")[0] == 0
+    assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, stopped)))
 
 
 def test_a_text_in_another_encoding_is_the_same_text(stopped, options):
-    code, output = train(options[0], f"--out_dir={stopped}", "--resume", "--encoding=latin-1")
+    code, output = train(stopped, "--encoding=latin-1")
     assert code == 0 and "not be bit-identical" not in output  # it is ASCII
 
 
-def test_text_that_was_held_out_is_not_trained_on_later(stopped, options, tmp_path):
-    words = [
-        options[0],
-        f"--out_dir={stopped}",
-        "--resume",
-        f"--val_sources={tmp_path / 'val.txt'}",
-    ]
+def test_text_that_was_held_out_is_not_trained_on_later(stopped, tmp_path):
     (tmp_path / "val.txt").write_text("another text")
-    code, output = train(*words)
+    code, output = train(stopped, f"--val_sources={tmp_path / 'val.txt'}")
     assert code == 4 and "the run began without val_sources; adding them would" in output
 
 
-def test_a_setting_that_an_option_decides_is_not_compared_with_the_file(stopped, options):
-    code, output = train(options[0], f"--out_dir={stopped}", "--resume", f"--max_iters={STEPS}")
-    assert code == 0 and "max_iters 60 in the file" not in output
-
-
-def test_a_config_of_another_model_is_the_wrong_folder(options, tmp_path):
-    run, config = tmp_path / "run", tmp_path / "other.yaml"
-    plain = [options[0], f"--data.sources={tmp_path / 'text.txt'}", "--max_iters=12"]
-    assert train(*plain, "--sample_chars=0", f"--out_dir={run}")[0] == 0
-    config.write_text("model:\n  n_layer: 7\n")
-    code, output = train(config, f"--out_dir={run}", "--resume")
-    assert code == 4 and "the model of this run differs from" in output
-    assert "model.n_layer (run 2, file 7)" in output
-
-
-def test_a_config_that_has_become_invalid_does_not_keep_a_run_from_resuming(stopped, tmp_path):
-    config = tmp_path / "mine.yaml"
-    config.write_text("model:\n  n_head: 3\n  n_embd: 16\n")
-    code, output = train(config, f"--out_dir={stopped}", "--resume")
-    assert code == 0 and "; the run keeps its own settings\n" in output
-
-
-def test_a_device_that_this_machine_lacks_becomes_auto(stopped, options):
+def test_a_device_that_this_machine_lacks_becomes_auto(stopped):
     saved = contents(stopped / LAST)
     saved["config"]["device"] = "mps"
     write_checkpoint(stopped / LAST, saved)
-    code, output = train(options[0], f"--out_dir={stopped}", "--resume")
+    code, output = train(stopped)
     assert code == 0 and "note: no MPS device on this machine" in output
 
 
 def test_the_first_save_is_at_step_0_so_a_run_killed_early_keeps_its_settings(options, tmp_path):
     folder = train_and_copy(tmp_path / "run", 0, *options)
     assert step_of(folder) == 0
-    assert train(options[0], f"--out_dir={folder}", "--resume")[0] == 0
+    assert train(folder)[0] == 0
     assert same_runs(tmp_path / "run", folder)
 
 
@@ -293,7 +270,8 @@ def test_one_command_starts_a_run_and_resumes_it(way, options, uninterrupted, tm
     assert ("were best for fine-tuning" in output) == (way == "init_from")
     before = {path.name: path.read_bytes() for path in run.glob("*.safetensors")}
     code, output = train(*words)
-    assert code == 0 and resuming_line(output) == f"resuming from {run / LAST} at step {STEPS}"
+    line = f"resuming {run} at step {STEPS} with its own settings, not those of {options[0]}"
+    assert code == 0 and resuming_line(output) == line
     assert {path.name: path.read_bytes() for path in run.glob("*.safetensors")} == before
 
 

@@ -1,10 +1,13 @@
 """sample.py from the command line: errors, samples, stop strings, chat and scores."""
 
 import io
+import os
 import re
+import select
 import signal
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +16,15 @@ from hypothesis import strategies as st
 
 import sample
 from common.console import escape
-from common.errors import UserError
+from common.errors import DataError, UserError
 from configs.fields import unescape
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
 from run import load_model
 from tests.commands import exit_code, sample_main
-from tests.runs import Output, start
+from tests.conftest import ROOT
+from tests.runs import start
 from tests.variants import save_model
 from training import device
 from training.evaluate import exact_loss
@@ -30,7 +34,8 @@ ROWS = [  # arguments, exit code, words of the line on standard error
      "remove or replace that character; --unknown=skip"),
     (["--prompt=caf\xe9", "--unknown=skip"], 0, "skipped 1 character not"),
     (["--prompt=\xe9", "--unknown=skip"], 0, "skipped"),  # which leaves an empty prompt
-    (["--prompt=-"], 2, "standard input: not UTF-8 at byte 1"),
+    (["--prompt=-"], 3, "standard input: not UTF-8 at byte 1"),
+    (["--score=-"], 3, "standard input: not UTF-8 at byte 1"),
     ([f"--prompt={'a' * 200}"], 0,
      "the prompt has 200 characters; the model sees at most the last 64"),
     (["--temperature=0"], 0),
@@ -47,20 +52,53 @@ ROWS = [  # arguments, exit code, words of the line on standard error
 HEADING = re.compile(r"-+ sample \d -+\n")
 
 
-class Input:
-    """Standard input: a pipe, or a terminal."""
+class Input(io.TextIOWrapper):
+    """Standard input: a pipe."""
 
-    def __init__(self, content: bytes, terminal: bool = False):
-        self.buffer, self.isatty = io.BytesIO(content), lambda: terminal
+    def __init__(self, content: bytes):
+        super().__init__(io.BufferedReader(io.BytesIO(content)))
 
 
-def run_sample(ckpt, *words, stdin: bytes = b"", terminal: bool = False) -> tuple[str, str]:
+def run_sample(ckpt, *words, stdin: bytes = b"", code: int = 0) -> tuple[str, str]:
     """Run sample.py in this process; return its standard output and standard error."""
-    stdout, stderr = Output(), Output()
+    stdout, stderr = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
-        patch.setattr(sys, "stdin", Input(stdin, terminal))
-        assert sample_main([f"--ckpt={ckpt}", *words]) == 0
+        patch.setattr(sys, "stdin", Input(stdin))
+        assert sample_main([f"--ckpt={ckpt}", *words]) == code
     return stdout.getvalue(), stderr.getvalue()
+
+
+class Terminal:
+    """A terminal on which sample.py runs: in a copy of this process, or in one of its own."""
+
+    def __init__(self, *words, copy: bool):
+        pty = pytest.importorskip("pty")  # POSIX
+        self.child, self.file = pty.fork()
+        if self.child:
+            return
+        try:
+            if not copy:  # pytest has imported readline already
+                os.chdir(ROOT)
+                os.execv(sys.executable, [sys.executable, "sample.py", *words])
+            sys.stdin, sys.stdout, sys.stderr = map(os.fdopen, range(3), "rww")
+            code = exit_code(sample_main, list(words))
+        finally:
+            os._exit(code)
+
+    def show(self, end: str = "") -> str:
+        """Return what is shown up to `end`, by default to the end of the process."""
+        content = b""
+        with suppress(OSError):  # the end of a terminal's output
+            while not (end and content.endswith(end.encode())):
+                assert select.select([self.file], [], [], 60)[0], content  # seconds
+                content += os.read(self.file, 1)
+        return content.decode(errors="backslashreplace").replace("\r\n", "\n")
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.file, keys)
+
+    def exit_code(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
 
 
 @pytest.fixture
@@ -112,6 +150,7 @@ def test_a_sample_depends_on_its_number_and_the_seed_alone(sample_output, monkey
     "prompt, content",
     [
         ("Now\\ngo", b"\xef\xbb\xbfNow\r\ngo\r\n"),  # as Windows writes UTF-8
+        ("Now\\ngo", "Now\r\ngo\r\n".encode("utf-16")),  # and as PowerShell does
         ("Now\\n", b"Now\n\n"),  # only the last newline is dropped
         ("", b"\n"),
     ],
@@ -124,6 +163,18 @@ def test_a_prompt_from_a_file_or_a_pipe_loses_one_final_newline(
     for source in (f"FILE:{tmp_path / 'prompt.txt'}", "-"):
         again = sample_output(f"--prompt={source}", "--max-new-tokens=50", stdin=content)
         assert again == text
+
+
+def test_a_path_may_begin_with_the_home_folder(smoke, sample_output, tmp_path, monkeypatch):
+    for name in ("HOME", "USERPROFILE"):  # POSIX, Windows
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "run").symlink_to(smoke)
+    (tmp_path / "text.txt").write_text("Now go.\n")
+    prompt = ["--prompt=FILE:~/text.txt", "--max-new-tokens=9"]
+    assert run_sample("~/run", *prompt)[0] == sample_output("--prompt=Now go.", prompt[1])
+    assert "over 7 predictions" in run_sample("~/run", "--score=~/text.txt")[0]
+    run_sample("~/run", "--html=~/page.html")
+    assert (tmp_path / "page.html").exists()
 
 
 def test_the_final_newline_of_a_file_is_kept_if_it_ends_the_question(tmp_path):
@@ -189,7 +240,7 @@ def test_a_sample_ends_at_its_first_stop_string_of_which_nothing_is_shown(prompt
     for character in text:
         shown += end.feed(character)
         assert expected.startswith(shown)
-    assert shown + end.pending == expected and end.reached == (expected != text)
+    assert shown + end.pending == expected and bool(end.found) == (expected != text)
 
 
 def test_an_unfinished_stop_string_is_printed_at_the_end(sample_output):
@@ -226,27 +277,122 @@ def test_a_typed_line_begins_on_a_new_line_of_the_chat(sample_output):
     assert output == f"Now go.\n{reply}\n"
 
 
-def test_a_stop_string_ends_a_turn_and_stays_in_the_context(sample_output):
-    options = ["--interactive", "--max-new-tokens=60"]
-    plain = sample_output(*options, stdin=b"So\n")
-    stop = plain[10:14]
-    output = sample_output(*options, f"--stop={stop}", stdin=b"So\n\n")
-    first, rest = plain[: plain.index(stop)], plain[plain.index(stop) + 4 : -1]
-    assert rest and stop not in rest and output.startswith(f"{first}\n{rest}")
+def test_a_stop_string_is_printed_and_the_next_typed_line_continues_it(sample_output):
+    options = ["--prompt=So", "--max-new-tokens=200"]
+    text, shown, lines = "So", "So\n", ["it is", " of", "", "so"]
+    for line in lines:  # each reply is that to all that is on the screen
+        text += line if text.endswith("t") else f"\n{line}"
+        reply = sample_output(f"--prompt={text}", "--max-new-tokens=200")[len(text) :]
+        reply = reply[: reply.index("t") + 1]
+        text, shown = text + reply, shown + reply
+    typed = "\n".join(lines).encode()
+    assert sample_output("--interactive", "--stop=t", *options, stdin=typed) == f"{shown}\n"
 
 
-@pytest.mark.parametrize("encoding, named", [("utf-8", "U+00E9"), ("latin-1", "U+DCE9")])
-def test_an_unknown_character_does_not_end_a_chat(encoding, named, smoke):
+def test_a_prompt_that_ends_in_a_stop_string_is_continued(sample_output):
+    options = ["--prompt=So", "--max-new-tokens=20"]
+    output = sample_output("--interactive", "--stop=\\nSo", *options, stdin=b" be it\n")
+    reply = sample_output("--prompt=So be it", "--max-new-tokens=20").removeprefix("So be it")
+    assert output == f"So{reply}"
+
+
+@pytest.mark.parametrize(
+    "encoding, refused",
+    [("utf-8", "U+00E9"), ("latin-1", "'caf\\udce9': not UTF-8; "), ("utf-16", "U+00E9")],
+)
+def test_a_refused_line_leaves_an_empty_one_and_does_not_end_a_chat(encoding, refused, smoke):
     options = [smoke, "--interactive", "--max-new-tokens=30"]
-    out, err = run_sample(*options, stdin="caf\xe9\nStay".encode(encoding))
-    assert named in err and err.count("\n") == 1
-    assert out == run_sample(*options, stdin=b"Stay\n")[0]
+    typed = "caf\xe9\r\nStay".encode(encoding)
+    out, err = run_sample(*options, stdin=typed, code=2)
+    assert refused in err and err.count("\n") == 1
+    assert out == "\n" + run_sample(*options, stdin=b"Stay\n")[0]
 
 
-def test_a_chat_on_a_terminal_has_a_prompt(sample_output):
+def test_questions_that_end_within_a_character_of_utf_16_are_no_text(smoke):
+    with pytest.raises(DataError, match="truncated data; convert it to UTF-8"):
+        run_sample(smoke, "--interactive", "--max-new-tokens=9", stdin="So".encode("utf-16")[:-1])
+
+
+def test_each_answer_comes_before_the_next_line_is_read(smoke, capsys, monkeypatch):
+    printed, lines = [], [b"So\n", b"Stay\n", b""]
+
+    class Pipe(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            printed.append(capsys.readouterr().out)
+            line = lines.pop(0)
+            buffer[: len(line)] = line
+            return len(line)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe())))
+    sample_main([f"--ckpt={smoke}", "--interactive", "--max-new-tokens=9"])
+    assert [bool(text) for text in printed] == [False, True, True]
+
+
+@pytest.fixture
+def scripted(smoke, monkeypatch):
+    """A function that replaces what the model draws; it returns a list of what was read."""
+
+    def scripted(text: str) -> list[str]:
+        tokenizer, drawn, read = load_model(smoke)[1], iter(text), []
+
+        def begin(_, __, ids):
+            generation = SimpleNamespace(step=step, append=append, ids=np.empty((1, 0), int))
+            append(ids[None])
+            return generation
+
+        def append(ids):
+            read.append(tokenizer.decode(ids[0]))
+
+        def step():
+            read.append(next(drawn))
+            return tokenizer.encode(read[-1])
+
+        monkeypatch.setattr(sample.Session, "begin", begin)
+        return read
+
+    return scripted
+
+
+CHAT = ["--interactive", "--prompt=Ann:", "--stop=\\nAnn:"]
+REPLIES = "\nBob: Yes, I do.\nAnn:\nBob: It is warm.\nAnn:"
+
+
+def test_in_a_chat_the_model_has_read_what_is_on_the_screen(smoke, scripted):
+    read = scripted(REPLIES)
+    typed = b" Do you like tea?\n Why?\n"
+    assert run_sample(smoke, *CHAT, stdin=typed)[0] == f"Ann:{REPLIES}\n"
+    assert "".join(read) == (
+        "Ann: Do you like tea?\nBob: Yes, I do.\nAnn: Why?\nBob: It is warm.\nAnn:"
+    )
+
+
+def test_on_a_terminal_a_line_is_edited_behind_the_stop_string(smoke, scripted):
+    scripted(REPLIES)
+    terminal = Terminal(f"--ckpt={smoke}", *CHAT, copy=True)
+    assert terminal.show("\rAnn:").endswith("Ctrl-D ends\nAnn:\rAnn:")
+    terminal.type(b"Do you like tea?\x01 \n")  # Ctrl-A: to the beginning
+    shown = terminal.show("\rAnn:")
+    # Enter has shown the newline with which the reply begins
+    assert shown.endswith("\nBob: Yes, I do.\nAnn:\rAnn:") and "\n\n" not in shown
+    terminal.type(b"\x04")
+    assert terminal.show() == "\n" and terminal.exit_code() == 0
+
+
+def test_on_a_terminal_typed_lines_are_edited_and_a_refused_one_ends_nothing(smoke):
     options = ["--interactive", "--max-new-tokens=20"]
-    reply = sample_output(*options, stdin=b"ROMEO:\n")
-    assert sample_output(*options, stdin=b"ROMEO:\n", terminal=True) == f"> {reply}> \n"
+    terminal = Terminal(f"--ckpt={smoke}", *options, copy=False)
+    how = "the model continues what you type; an empty line lets it go on; Ctrl-D ends\n"
+    assert terminal.show("> ") == f"{how}> "
+    terminal.type(b"caf\xffe\n")
+    assert terminal.show("\n> ").endswith("error: 'caf\\udcffe': not UTF-8; type it again\n> ")
+    terminal.type(b"OMEO:" + b"\x1b[D" * 5 + b"R\n")  # five times the arrow to the left
+    reply = run_sample(smoke, *options, stdin=b"ROMEO:\n")[0]
+    assert terminal.show("\n> ").endswith(f"\n{reply}> ")
+    terminal.type(b"\x04")  # Ctrl-D
+    assert terminal.show() == "\n" and terminal.exit_code() == 2
 
 
 def test_ctrl_c_ends_sampling_without_a_traceback(smoke):
@@ -271,6 +417,12 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
     (tmp_path / "text.txt").write_text(f"\xe9{text}\xe9", encoding="utf-8")
     arguments = [f"--score={tmp_path / 'text.txt'}", "--unknown=skip", "--device=cpu"]
     assert sample_output(*arguments) == line
+    # and the licence of a book is left out
+    mark = "*** {} OF THE PROJECT GUTENBERG EBOOK SO ***\n"
+    book = f"{mark.format('START')}{text}{mark.format('END')}Licence.\n"
+    output, note = run_sample(smoke, "--score=-", "--device=cpu", stdin=book.encode())
+    left_out = len(book) - len(text)
+    assert output == line and note.startswith(f"{left_out} characters outside the marks of Project")
 
 
 def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_run, tmp_path):
@@ -278,10 +430,10 @@ def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_r
     lines = [f"caf\xe9 {i % 7}\r\n" for i in range(900)]
     text.write_bytes("".join(lines).encode("cp1252"))
     as_training = ["--encoding=cp1252", "--min_count=200"]  # the digits are rare
-    assert train_run(*as_training, "--max_iters=2", "--warmup_iters=0")[0] == 0
+    assert train_run(*as_training, "--max_iters=2")[0] == 0
     assert f"over {900 * 7 - 1:,} predictions" in run_sample(*words)[0]
     text.write_bytes(b"caf\x81")  # no character of cp1252
-    with pytest.raises(UserError, match=r"not CP1252 at byte 3 .*; the training text was CP1252"):
+    with pytest.raises(UserError, match=r"not CP1252 at byte 3 .* -t CP1252 OLD"):
         run_sample(*words)
 
 

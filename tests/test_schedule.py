@@ -6,10 +6,17 @@ from itertools import pairwise
 
 import pytest
 
+from configs.command import parse_train
 from configs.schema import TrainConfig
-from training.schedule import lr_multiplier
+from tests.conftest import ROOT
+from training.schedule import lr_multiplier, share_in_steps
 
-SHORT = TrainConfig(max_iters=100, warmup_iters=10, min_lr_ratio=0.1)
+SHORT = TrainConfig(max_iters=100, warmup_ratio=0.1, min_lr_ratio=0.1)
+STEPS = {  # recipe: steps of warm-up and of cooldown, None if its schedule has no cooldown
+    "addition": (7, 428), "fast": (3, 89), "mytext": (20, 1200), "mytext_small": (17, 1028),
+    "names": (22, 1371), "nanogpt_cpu": (100, None), "nanogpt_gpu": (100, None),
+    "shakespeare": (20, 1200), "smoke": (10, None),
+}  # fmt: skip
 
 
 def multipliers(**settings):
@@ -17,11 +24,11 @@ def multipliers(**settings):
     return [lr_multiplier(step, train) for step in range(train.max_iters)]
 
 
-@pytest.mark.parametrize("warmup_iters", [0, 10])
+@pytest.mark.parametrize("warmup_steps", [0, 10])
 @pytest.mark.parametrize("schedule", ["cosine", "trapezoid", "constant"])
-def test_every_schedule_warms_up_linearly_from_a_positive_value_to_the_peak(schedule, warmup_iters):
-    lr = multipliers(schedule=schedule, warmup_iters=warmup_iters, cooldown_iters=40)
-    n = warmup_iters + 1
+def test_every_schedule_warms_up_linearly_from_a_positive_value_to_the_peak(schedule, warmup_steps):
+    lr = multipliers(schedule=schedule, warmup_ratio=warmup_steps / 100, cooldown_ratio=0.4)
+    n = warmup_steps + 1
     assert lr[:n] == [pytest.approx((step + 1) / n) for step in range(n)]
     assert schedule != "constant" or set(lr[n:]) == {1.0}
 
@@ -33,8 +40,38 @@ def test_cosine_schedule_is_that_of_nanogpt():
 
 
 def test_trapezoid_schedule_is_constant_then_decays_linearly_towards_min_lr():
-    lr = multipliers(schedule="trapezoid", cooldown_iters=20)
+    lr = multipliers(schedule="trapezoid", cooldown_ratio=0.2)
     assert set(lr[10:80]) == {1.0}
     decreases = [before - after for before, after in pairwise(lr[80:])]
     assert decreases == [pytest.approx(0.9 / 20)] * 19
     assert lr[-1] == pytest.approx(0.1 + 0.9 / 20)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "trapezoid", "constant"])
+@pytest.mark.parametrize(
+    ("warmup", "cooldown"), [(0, 0), (1, 0), (0, 1), (0.5, 0.5), (1 / 3, 2 / 3)]
+)
+@pytest.mark.parametrize("max_iters", [1, 2, 3, 7])
+def test_a_run_of_any_length_has_a_positive_learning_rate_in_every_step(
+    schedule, warmup, cooldown, max_iters
+):
+    shares = {"warmup_ratio": warmup, "cooldown_ratio": cooldown}
+    lr = multipliers(schedule=schedule, max_iters=max_iters, min_lr_ratio=0, **shares)
+    assert len(lr) == max_iters and all(0 < multiplier <= 1 for multiplier in lr)
+
+
+def test_a_share_of_the_steps_is_rounded_down_but_not_by_the_errors_of_floats():
+    for n in range(1, 3000):
+        assert share_in_steps(1 / 70, n) == n // 70 and share_in_steps(6 / 7, n) == 6 * n // 7
+        assert share_in_steps(0.29, 100 * n) == 29 * n and share_in_steps(7 / n, n) == 7
+    assert (share_in_steps(0, 9), share_in_steps(1, 9), share_in_steps(0.5, 1)) == (0, 9, 0)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_warms_up_and_cools_down_for_these_steps(path):
+    train = parse_train([str(path)]).new_settings().train
+    cooldown = share_in_steps(train.cooldown_ratio, train.max_iters)
+    assert (
+        share_in_steps(train.warmup_ratio, train.max_iters),
+        cooldown if train.schedule == "trapezoid" else None,
+    ) == STEPS[path.stem]

@@ -1,13 +1,14 @@
 """The settings in a checkpoint, checked like those of a file; what the recipes say."""
 
 import math
+import re
 from dataclasses import asdict
 
 import pytest
 
 from common.errors import ConfigError
 from configs.command import parse_train
-from configs.schema import Config, flat_settings, from_dict
+from configs.schema import Config, TrainConfig, flat_settings, from_dict
 from tests.conftest import ROOT, printed
 
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
@@ -30,6 +31,16 @@ def test_invalid_settings_in_a_checkpoint_are_refused_in_one_line(tree):
     with pytest.raises(ConfigError) as caught:
         from_dict(tree)
     assert printed(caught.value)
+
+
+@pytest.mark.parametrize("warmup", [0.3, 0.07, 1 / 3, 1 / 7, 1 / 70, 0.3000000000001, 1])
+def test_the_cooldown_that_the_message_names_is_the_largest_that_fits(warmup):
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(warmup_ratio=warmup, cooldown_ratio=1)
+    named = float(re.search(r"use --cooldown_ratio=(\S+) or less$", str(caught.value))[1])
+    assert TrainConfig(warmup_ratio=warmup, cooldown_ratio=named)
+    with pytest.raises(ConfigError):
+        TrainConfig(warmup_ratio=warmup, cooldown_ratio=named + 2e-6)
 
 
 def test_the_defaults_are_the_architecture_and_optimizer_of_the_main_recipe():

@@ -3,13 +3,16 @@
 import re
 import shlex
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from run.checkpoint import LAST
 from tests.runs import (
     CODES,
     PHASES,
     at_step,
+    contents,
     count_checkpoints,
     same_runs,
     send_at,
@@ -52,12 +55,27 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     assert code == CODES[signals]
     if phase == "evaluate":  # it was abandoned: it is not recorded, and repeated on resume
         assert "validation loss" not in output and not (run / "best.safetensors").exists()
+    if phase == "draw" and signals == "SIGTERM":  # what is recorded is logged, and drawn
+        assert "\nstep 12: validation loss" in output
+        assert contents(run / LAST)["progress"]["last_eval_step"] == 12
     count_checkpoints(run)  # all are whole
     if phase == "load" or signals == "SIGINT twice":
         assert train_run("--resume")[0] == 0
     else:
-        printed = r"stopped and saved at step \d+; .*:\n  \S*python train.py (.*)\n"
+        printed = r"stopped and saved at step \d+; to resume:\n  \S+ \S*train.py (.*)\n"
         words = shlex.split(re.search(printed, output)[1])
-        assert words == [options[0], f"--out_dir={run}", "--resume"]
+        assert words == [str(run)]
         assert train(*words)[0] == 0
     assert same_runs(uninterrupted, run)
+
+
+def test_a_run_in_a_thread_that_is_not_the_main_one_leaves_the_signals_alone(
+    options, tmp_path, monkeypatch, uninterrupted
+):
+    during, numbers = [], [getattr(signal, name) for name in SIGNALS if "twice" not in name]
+    at_step(monkeypatch, 3, lambda: during.extend(map(signal.getsignal, numbers)))
+    before = list(map(signal.getsignal, numbers))
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(train, *options, f"--out_dir={tmp_path / 'run'}").result()[0] == 0
+    assert during == before == list(map(signal.getsignal, numbers))
+    assert same_runs(uninterrupted, tmp_path / "run")

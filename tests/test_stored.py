@@ -1,11 +1,11 @@
-"""Stored checkpoints of format 1, the format of the first release: every later version reads and
-resumes them.
+"""Stored checkpoints, which every later version of the same format reads and resumes.
 
-    python -m tests.test_stored NAME    # store one for configs/NAME.yaml; if it is stored already,
-                                        # only record its losses again
+python -m tests.test_stored NAME    # store one for configs/NAME.yaml; if it is stored already,
+                                    # only record its losses again
 """
 
 import json
+import shutil
 import sys
 import tempfile
 from dataclasses import replace
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from common.files import write_atomic
-from configs.command import parse_train, to_yaml
+from configs.command import parse_train
 from configs.schema import Config
 from run import checkpoint as checkpoints
 from run import load_model
@@ -24,10 +24,11 @@ from tests.runs import scalars, stop_at, train
 
 STORED = ROOT / "tests" / "stored"
 TEXT = STORED / "text.txt"
-FORMAT_1 = sorted(path.stem for path in STORED.glob("*.safetensors"))
+NAMES = sorted(path.stem for path in STORED.glob("*.safetensors"))
 SMALLEST = [
     "--n_layer=2", "--n_head=2", "--n_embd=8", "--block_size=16", "--batch_size=4",
-    "--gradient_accumulation_steps=1", "--max_iters=16", "--warmup_iters=2", "--cooldown_iters=8",
+    "--gradient_accumulation_steps=1", "--max_iters=16", "--warmup_ratio=0.125",
+    "--cooldown_ratio=0.5",
     "--eval_interval=4", "--log_interval=1", "--sample_chars=4", "--dtype=float32",
     "--device=cpu", "--dropout=0", "--val_fraction=0.2", "--log=scalars",
     f"--data.sources={TEXT.relative_to(ROOT)}",
@@ -48,14 +49,13 @@ def switches(config: Config) -> dict[str, object]:
     }
 
 
-def resumed_losses(path: Path, folder: Path) -> dict[str, list[tuple[int, float]]]:
+def resumed_losses(path: Path, run: Path) -> dict[str, list[tuple[int, float]]]:
     """Resume a stored checkpoint in a new run folder; return the losses by tag."""
-    folder.mkdir()
-    config = folder / "stored.yaml"
-    config.write_text(to_yaml(checkpoints.load(path).settings), encoding="utf-8")
-    code, output = train(config, f"--out_dir={folder / 'run'}", f"--resume={path}")
+    run.mkdir()
+    shutil.copyfile(path, run / LAST)
+    code, output = train(run)
     assert code == 0, output
-    values = scalars(folder / "run")
+    values = scalars(run)
     return {tag: values[tag] for tag in ("train/loss", "val/loss")}
 
 
@@ -77,7 +77,7 @@ def store(recipe: str) -> None:
     (STORED / f"{recipe}.json").write_text(json.dumps(losses, indent=1), encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", FORMAT_1)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stored_checkpoint_is_read_and_resumed_with_the_same_losses(name, tmp_path):
     path = STORED / f"{name}.safetensors"
     expected = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
@@ -91,9 +91,7 @@ def test_a_stored_checkpoint_is_read_and_resumed_with_the_same_losses(name, tmp_
 
 
 def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
-    stored = [
-        switches(checkpoints.load(STORED / f"{name}.safetensors").settings) for name in FORMAT_1
-    ]
+    stored = [switches(checkpoints.load(STORED / f"{name}.safetensors").settings) for name in NAMES]
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         assert switches(parse_train([str(path)]).new_settings()) in stored, (
             f"python -m tests.test_stored {path.stem}"

@@ -28,7 +28,8 @@ def compare(tmp_path, monkeypatch, capsys):
         (run.folder / trials.OUTPUT).write_text(f"text\n{line}\n\n")
         rate = float(run.trial.partition("=")[2] or 0)
         rows = [
-            f"{step},6,,,,{loss},1\n" for step, loss in ((1, 4), (60, 1.4 + rate + run.seed / 1000))
+            f"{step},6,,,,{loss},1,\n"
+            for step, loss in ((1, 4), (60, 1.4 + rate + run.seed / 1000))
         ]
         (run.folder / METRICS).write_text(HEADER + "".join(rows))
         trials.write_record(run, finished=code == 0)
@@ -54,7 +55,7 @@ def test_each_combination_is_trained_with_each_seed_and_the_rest_goes_to_all():
     assert len({run.folder for run in runs}) == 8 and runs[0].folder.parent == folder
     command = parse_train(runs[-1].words)
     config = command.new_settings()
-    assert command.resume == "auto"  # what was interrupted continues
+    assert command.resume  # what was interrupted continues
     assert (config.train.learning_rate, config.model.n_layer, config.seed) == (0.02, 2, 2)
     assert config.data.sources == ("a.txt",) and config.train.max_iters == 60
 
@@ -112,6 +113,15 @@ def test_a_folder_with_the_run_of_another_command_is_left_alone(compare):
     with pytest.raises(SystemExit, match=r"has the run of .*--max_iters=60.*another --name"):
         run(RATES, "--max_iters=50")
     assert not runs
+
+
+def test_without_matplotlib_there_is_a_table_and_no_picture(compare, tmp_path, monkeypatch):
+    run, _ = compare
+    monkeypatch.setattr(trials, "find_spec", lambda name: None)
+    printed = run(RATES)
+    assert "| learning_rate=0.01 | 1 |" in printed
+    assert "no picture: pip install matplotlib\n" in printed
+    assert not (tmp_path / "campaign" / "losses.svg").exists()
 
 
 def test_a_failed_run_is_named_with_its_last_line_and_tried_again(compare, capsys):

@@ -29,7 +29,6 @@ class Runtime:
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """Return the context for forward passes: autocast to `dtype`, or nothing for float32."""
-        # the weights stay float32; autocast rounds them for each matrix product
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -40,29 +39,29 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def select_runtime(device: str, dtype: str) -> Runtime:
-    """Select the device and dtype that the settings name, and for `auto` the best available.
+    """Select the device and dtype that the settings name.
 
-    Raises ResourceError if this machine does not have them.
+    A device of `auto` is CUDA if there is one, else the CPU: no Mac has been measured. A dtype of
+    `auto` is the fastest one there. Raises ResourceError for a device that is not there.
     """
-    # a device that is not there is an error, never a silent CPU
     available = available_devices()
-    name = available[0] if device == "auto" else device
+    name = device
+    if device == "auto":
+        name = "cuda" if "cuda" in available else "cpu"
     if name not in available:
         raise ResourceError(
             f"device: no {name.upper()} device on this machine; "
             f"available: {', '.join(available)}; use --device=auto"
         )
 
-    # bfloat16 for matrix products, where it is faster
-    if dtype == "auto":
-        dtype, reason = _fast_dtype(name)
-    else:
-        reason = "as set"
+    dtype, reason = _fast_dtype(name) if dtype == "auto" else (dtype, "as set")
+    if device == "auto" and "mps" in available:
+        reason += "; mps is here too, unmeasured: --device=mps"
     return Runtime(torch.device(name), DTYPES[dtype], reason)
 
 
 def available_devices() -> list[str]:
-    """Return the devices of this machine, the fastest first."""
+    """Return the names of the devices of this machine."""
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
@@ -72,8 +71,7 @@ def available_devices() -> list[str]:
 
 
 def _fast_dtype(device: str) -> tuple[str, str]:
-    """Return the dtype for `auto` on a device, and the reason."""
-    # the dtype that is fast on the device, not any that it supports
+    """Return the fastest dtype on a device, not any that it supports, and the reason."""
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bfloat16", "this GPU has bfloat16 instructions"
@@ -100,7 +98,6 @@ def _cpu_is_fast_in_bfloat16() -> bool:
 def cpu_info(key: str) -> str:
     """Return an entry of /proc/cpuinfo, such as "model name"; elsewhere Python's name for it."""
     with contextlib.suppress(OSError):
-        # Linux only: elsewhere there is no such file
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith(key):
                 return line.partition(":")[2].strip()
@@ -134,8 +131,7 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        # keep blocks of any size; glibc up to 2.34 refuses thresholds above 32 MiB
+        # glibc up to 2.34 refuses thresholds above 32 MiB
         if not libc.mallopt(mmap_threshold, 2**30):
             libc.mallopt(mmap_threshold, 2**25)
-        # and however much is free, none of it goes back
         libc.mallopt(trim_threshold, 2**31 - 1)

@@ -27,12 +27,6 @@ from common.console import discard_output
 from common.errors import ConfigError, counted
 
 T = TypeVar("T")
-VARIABLES = {  # of torchrun -> argument of World
-    "RANK": "rank",
-    "WORLD_SIZE": "size",
-    "LOCAL_RANK": "local_rank",
-    "GROUP_WORLD_SIZE": "machines",
-}
 
 
 class World:
@@ -52,8 +46,8 @@ class World:
         # without a rank this is the only process, whatever else a job has left in the environment
         if "RANK" not in os.environ:
             return cls()
-        found = {key: os.environ[name] for name, key in VARIABLES.items() if name in os.environ}
-        world = cls(**{key: int(value) for key, value in found.items()})
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")
+        world = cls(*(int(os.environ.get(name, 1)) for name in names))
         # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
             discard_output()
@@ -78,7 +72,6 @@ class World:
         if self.size == 1:
             return
 
-        # a GPU for each process of this machine
         if device.type == "cuda":
             torch.cuda.set_device(self.local_rank)
 
@@ -88,7 +81,6 @@ class World:
             for library in ("GLOO", "NCCL"):
                 os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
 
-        # meet the others: this waits until all of them are here
         backend = "nccl" if device.type == "cuda" else "gloo"
         hook = sys.excepthook
         # an hour: rank 0 may download a text, or sample, while the others wait
@@ -103,7 +95,6 @@ class World:
         if self.size > 1 and self.local_rank > 0:
             distributed.barrier()
         yield
-        # the first one is through: what it downloaded is on the disk
         if self.size > 1 and self.local_rank == 0:
             distributed.barrier()
 
@@ -160,11 +151,11 @@ class World:
         """
         return nullcontext() if enabled or self.size == 1 else network.no_sync()
 
-    def max(self, *values: int) -> list[int]:
+    def all_max(self, *values: int) -> list[int]:
         """Return the elementwise maximum of the ranks' values."""
         return [int(value) for value in self._all_reduce(values, distributed.ReduceOp.MAX)]
 
-    def mean(self, value: float) -> float:
+    def all_mean(self, value: float) -> float:
         """Return the mean of the ranks' values."""
         return self._all_reduce([value], distributed.ReduceOp.SUM)[0] / self.size
 
@@ -179,5 +170,4 @@ class World:
         return result.tolist()
 
 
-# the world of a run that torchrun did not start
 SINGLE_PROCESS = World()

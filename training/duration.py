@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from common.stop import Stop
 from configs.schema import Config, TrainConfig
+from training.drawings import draw
 from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
@@ -44,7 +45,6 @@ def fit_to_minutes(
     world = trial.world
     del trial  # frees its memory
 
-    # what is left of the time, after the start, the trial, and a second build
     left = began + 60 * minutes - time.monotonic() - build_seconds
     fitted = replace(settings, train=fit_to_time(settings.train, timing, left))
 
@@ -65,16 +65,15 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
             train_step()
         return (time.monotonic() - began) / count
 
-    # time a few steps, to see how many can be timed
     seconds_per_step(WARMUP_STEPS)
     seconds = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
     count = int(seconds / seconds_per_step(MIN_TIMED_STEPS))
     count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
     step = seconds_per_step(count)
 
-    # time one evaluation: all of them take equally long
+    # time one evaluation, with what the log draws: all of them take equally long
     evaluation_began = time.monotonic()
-    evaluate(trial, Stop())  # a flag that nothing sets
+    draw(trial, evaluate(trial, Stop()))  # a flag that nothing sets
     return Timing(step, time.monotonic() - evaluation_began)
 
 
@@ -83,18 +82,15 @@ def fit_to_time(train: TrainConfig, timing: Timing, seconds: float) -> TrainConf
 
     It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
     """
-    # the number of evaluations that fit, and the number that the settings ask for
     affordable = max(1, int(EVALUATION_FRACTION * seconds / max(timing.evaluation, 1e-9)))
     wanted = EVALUATIONS
     if train.eval_interval != "auto":
         interval = train.eval_interval * timing.step + timing.evaluation  # seconds
         wanted = math.ceil(SAFETY * seconds / interval)
 
-    # the steps get what the evaluations leave
     evaluations = min(affordable, wanted)
     max_iters = max(1, int((SAFETY * seconds - evaluations * timing.evaluation) / timing.step))
 
-    # fewer evaluations than wanted: spread them over the run
     if evaluations < wanted:
         train = replace(train, eval_interval=math.ceil(max_iters / evaluations))
     return replace(train, max_iters=max_iters)

@@ -4,7 +4,7 @@ N matrices of one shape, R rows, C columns
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from configs.schema import TrainConfig
 from model.gpt import GPT
-from model.parameters import block_matrices, block_parameters, embeddings_and_lm_head, named_slices
+from model.parameters import named_slices
 
 
 class Optimizer:
@@ -43,18 +43,10 @@ class Optimizer:
         """
         named = {}
         for moment in self.moments:
-            # in place of each weight its moment, which is cut into slices as the weight is
-            for name, slices in named_slices(model, partial(self._moment, moment)).items():
-                # an optimizer names only the moments of its own parameters
-                if slices[0].device.type != "meta":
-                    named[f"{moment}.{name}"] = slices
+            tensors = {parameter: state[moment] for parameter, state in self.state.items()}
+            for name, slices in named_slices(model, tensors).items():
+                named[f"{moment}.{name}"] = slices
         return named
-
-    def _moment(self, moment: str, parameter: Tensor) -> Tensor:
-        """Return a moment of a parameter, or a tensor without data for another optimizer's."""
-        if parameter in self.state:
-            return self.state[parameter][moment]
-        return torch.empty_like(parameter, device="meta")
 
 
 class AdamW(Optimizer):
@@ -82,8 +74,7 @@ class AdamW(Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        # the averages begin at 0: the number of steps sets the bias correction
-        self.steps += 1
+        self.steps += 1  # sets the bias correction: the averages begin at 0
         for parameters, weight_decay in self.groups:
             states = [self.state[parameter] for parameter in parameters]
             # the kernel of torch.optim.AdamW(fused=True), a class that is slow to start
@@ -109,9 +100,12 @@ class Muon(Optimizer):
 
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
-    It updates the matrices of a model's blocks, which are the same in every layout: the queries of
-    all heads are one (H*D, C) matrix, and so are the keys and the values (`block_matrices`).
-    Matrices of one shape are orthogonalized as one batch, in `dtype`.
+    A parameter may store several matrices, as in layout `fused`, or a part of one, as in `heads`.
+    `slices_of` is `named_slices` of a model: it cuts tensors of the parameters' shapes, given by
+    parameter, into the slices of each matrix, by name. So the queries of all heads are one (H*D, C)
+    matrix in every layout, and so are the keys and the values. A tensor of more than two dimensions
+    counts as a matrix of its rows. Matrices of one shape are orthogonalized as one batch, in
+    `dtype`.
     """
 
     moments = ("momentum",)
@@ -119,51 +113,50 @@ class Muon(Optimizer):
     def __init__(
         self,
         parameters: Sequence[Tensor],
-        model: GPT,
+        slices_of: Callable[[Mapping[Tensor, Tensor]], dict[str, list[Tensor]]],
         lr: float,
         momentum: float,
         weight_decay: float,
         dtype: torch.dtype,
     ):
         super().__init__(parameters, lr)
-        self.momentum, self.weight_decay, self.dtype = momentum, weight_decay, dtype
-        # its layout says where the rows of each matrix are
-        self.model = model
+        self.slices_of, self.momentum, self.weight_decay, self.dtype = (
+            slices_of,
+            momentum,
+            weight_decay,
+            dtype,
+        )
+        self.weights_by_shape = defaultdict(dict)  # (R, C) -> views of the weights by name
+        for name, slices in slices_of({p: p.detach() for p in parameters}).items():
+            shape = sum(map(len, slices)), slices[0][0].numel()
+            self.weights_by_shape[shape][name] = slices
 
     @torch.no_grad()
     def step(self) -> None:
-        # Nesterov momentum: look a step ahead
+        # Nesterov momentum: a running mean of the gradients, and a look a step ahead
         updates: dict[Tensor, Tensor] = {}
         for parameter, state in self.state.items():
-            # a running mean of the gradients
             state["momentum"].lerp_(parameter.grad, 1 - self.momentum)
             updates[parameter] = parameter.grad.lerp(state["momentum"], self.momentum)
+        update_slices = self.slices_of(updates)
 
-        # Cut the updates as the weights are cut; matrices of one shape make one batch. (AdamW's
-        # parameters have no update here: `p` stands in, and no matrix is cut from it.)
-        weights = block_matrices(self.model)
-        update_slices = block_matrices(self.model, lambda p: updates.get(p, p))
-        by_shape = defaultdict(list)
-        for slices, update in zip(weights, map(torch.cat, update_slices), strict=True):
-            by_shape[update.shape].append((slices, update))
+        for (R, C), weights in self.weights_by_shape.items():
+            matrices = [torch.cat(update_slices[name]).flatten(1) for name in weights]
+            batch = F.normalize(torch.stack(matrices), dim=-1)  # (N, R, C), rows of norm 1
 
-        for (R, C), same_shape in by_shape.items():
             # make all singular values about 1: an equally large step in every direction
-            batch = torch.stack([update for _, update in same_shape])  # (N, R, C)
-            batch = F.normalize(batch, dim=-1)  # rows of norm 1 (MuonEq-R)
             directions = orthogonalize(batch, self.dtype)
 
             # decay and update; a tall matrix needs a larger step for the same change of its output
             scale = max(1.0, R / C) ** 0.5
-            for (slices, _), direction in zip(same_shape, directions, strict=True):
-                # back from whole matrices to where the layout stores their rows
+            for slices, direction in zip(weights.values(), directions, strict=True):
                 parts = direction.split([len(view) for view in slices])
                 for view, part in zip(slices, parts, strict=True):
                     view.mul_(1 - self.lr * self.weight_decay)
-                    view.add_(part, alpha=-self.lr * scale)
+                    view.add_(part.reshape(view.shape), alpha=-self.lr * scale)
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: int = 5) -> Tensor:
+def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Move the singular values of each matrix close to 1: (N, R, C) -> (N, R, C).
 
     Newton-Schulz iteration in `dtype`, with the quintic polynomial of Jordan et al. 2024. It lets
@@ -171,19 +164,17 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32, steps: i
     """
     a, b, c = 3.4445, -4.7750, 2.0315  # a is the slope at 0: as steep as possible
 
-    # singular values of at most 1: the iteration would diverge from larger ones
+    # singular values of at most 1: the iteration diverges for larger ones
     X = matrices / (torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
-    # X X^T should be the smaller of the two products
     tall = X.size(1) > X.size(2)
-    X = (X.mT if tall else X).to(dtype)
+    X = (X.mT if tall else X).to(dtype)  # wide: X X^T is the smaller of the two products
 
     # a polynomial in X X^T applies to every singular value, without computing any
-    for _ in range(steps):
+    for _ in range(5):
         A = X @ X.mT
         B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
         X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
 
-    # as it was: the same orientation, the same dtype
     return (X.mT if tall else X).to(matrices.dtype)
 
 
@@ -192,32 +183,31 @@ def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]
 
     Weight decay applies to matrices and embeddings, never to norm weights and biases.
     """
-    in_blocks, embeddings = block_parameters(model), embeddings_and_lm_head(model)
+    in_blocks, outside, vectors = [], [], []
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            vectors.append(parameter)
+        elif name.startswith("blocks."):
+            in_blocks.append(parameter)
+        else:
+            outside.append(parameter)  # the embeddings, and lm_head unless it is tied
 
-    # three groups: the blocks' matrices, the embeddings, and the parameters of one dimension
-    matrices = {id(parameter) for parameter in (*in_blocks, *embeddings)}
-    vectors = [parameter for parameter in model.parameters() if id(parameter) not in matrices]
-
-    # Muon takes the blocks' matrices; AdamW takes the rest, or all of them
     use_muon = train.optimizer == "muon"
-    decayed = embeddings if use_muon else [*in_blocks, *embeddings]
-
     # decay pulls weights towards 0; a norm weight of 0 would turn its features off
+    decayed = outside if use_muon else in_blocks + outside
     groups = [(decayed, train.weight_decay), (vectors, 0.0)]
-    betas = (train.beta1, train.beta2)
-    optimizers: list[Optimizer] = [AdamW(groups, train.learning_rate, betas)]
-    if use_muon:
-        optimizers.append(
-            Muon(
-                in_blocks,
-                model,
-                train.muon_learning_rate,
-                train.muon_momentum,
-                train.weight_decay,
-                dtype,
-            )
-        )
-    return optimizers
+    adamw = AdamW(groups, train.learning_rate, (train.beta1, train.beta2))
+    if not use_muon:
+        return [adamw]
+    muon = Muon(
+        in_blocks,
+        partial(named_slices, model),
+        train.muon_learning_rate,
+        train.muon_momentum,
+        train.weight_decay,
+        dtype,
+    )
+    return [adamw, muon]
 
 
 def set_lr(optimizers: Sequence[Optimizer], multiplier: float) -> None:

@@ -33,16 +33,6 @@ def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
-    # Warm-up and cooldown are the shares of the run that were best in shakespeare.yaml. An `auto`
-    # fits into what the other leaves: the cooldown never begins before the warm-up ends.
-    max_iters = train.max_iters
-    warmup, cooldown = max_iters // 70, 6 * max_iters // 7
-    if train.warmup_iters != "auto":
-        cooldown = min(cooldown, max_iters - train.warmup_iters)
-    elif train.schedule == "trapezoid" and train.cooldown_iters != "auto":
-        warmup = min(warmup, max_iters - train.cooldown_iters)
-
-    # only an `auto` is replaced; a number or a name stays
     return replace(
         _fill(settings, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
         model=_fill(
@@ -51,12 +41,7 @@ def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
             dropout=dropout,
             logit_scale=logit_scale,
         ),
-        train=_fill(
-            train,
-            warmup_iters=warmup,
-            cooldown_iters=cooldown,
-            eval_interval=math.ceil(max_iters / 10),
-        ),
+        train=_fill(train, eval_interval=math.ceil(train.max_iters / 10)),
     )
 
 

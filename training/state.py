@@ -16,9 +16,6 @@ from training.device import Runtime
 from training.distributed import SINGLE_PROCESS, World
 from training.resolve import resolve
 
-# the fields of Progress that a new validation text resets
-BEST_FIELDS = ("last_eval_step", "best_loss", "best_step", "evals_since_best")
-
 
 @dataclass
 class Progress(Checked):
@@ -34,53 +31,52 @@ class Progress(Checked):
         None, "lowest validation loss so far, nats per character; None: there is none", at_least=0
     )
     best_step: int = setting(0, "step of the lowest validation loss", at_least=0)
+    train_loss_at_best: float | None = setting(
+        None, "loss on training text at that step", at_least=0
+    )
     evals_since_best: int = setting(0, "evaluations since then", at_least=0)
 
     def record_evaluation(self, val_loss: float, train_loss: float) -> bool:
         """Record an evaluation; return whether its validation loss is the lowest so far."""
         self.last_eval_step = self.step
-        # only a finite loss can be the best
         finite = math.isfinite(val_loss) and math.isfinite(train_loss)
         improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
             self.best_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0
+            self.train_loss_at_best = train_loss
         else:
             self.evals_since_best += 1
         return improved
 
-    def forget_best(self) -> None:
-        """Reset the best loss, because later losses are not comparable with it."""
-        new = Progress()
-        for name in BEST_FIELDS:
-            setattr(self, name, getattr(new, name))
+    def is_overfitting(self, train_loss: float) -> bool:
+        """Return whether only the loss on training text has fallen since the best step."""
+        # one evaluation without an improvement is noise, three are not
+        before, evals = self.train_loss_at_best, self.evals_since_best
+        return evals >= 3 and before is not None and train_loss < before - 0.01
 
 
 class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(
-        self, settings: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
+        self, requested: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
-        train = settings.train
-        # the text, the device, and the processes that share the work
+        train = requested.train
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
-        # batch i is micro-batch i of the run, counted over all steps
         self.batches = Batches(
-            corpus.train, settings.model.block_size, train.batch_size, settings.seed
+            corpus.train, requested.model.block_size, train.batch_size, requested.seed
         )
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
 
-        # `settings` are as the user wrote them; checkpoints store these. `config` has a value in
-        # place of every `auto`; everything else reads it.
-        self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
-        self.option_names: frozenset[str] = frozenset()  # from the command line
+        # `requested` is as the user wrote it, and checkpoints store it. `config` has a value in
+        # place of every `auto`, and everything else reads it.
+        self.requested, self.config = requested, resolve(requested, runtime, self.planned_epochs)
 
-        # all that training changes
-        model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
+        model = GPT(self.config.model, len(corpus.tokenizer), requested.seed)
         self.model = model.to(runtime.device)
         self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
         self.progress = Progress()
@@ -88,7 +84,6 @@ class Run:
     @property
     def epochs(self) -> float:
         """The average number of times that each training character has been read so far."""
-        # a step reads several micro-batches
         batches = self.progress.step * self.config.train.gradient_accumulation_steps
         return self.batches.epochs(batches)
 

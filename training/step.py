@@ -75,7 +75,7 @@ class TrainStep:
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm)
 
         loss, grad_norm = torch.stack([loss, grad_norm]).tolist()  # waits for the device, once
-        loss = self.world.mean(loss)
+        loss = self.world.all_mean(loss)
         self._check_finite(loss, grad_norm)
 
         for optimizer in run.optimizers:
@@ -123,7 +123,7 @@ class TrainStep:
             )
 
 
-def step_seed(seed: int, step: int, rank: int = 0) -> int:
+def step_seed(seed: int, step: int, rank: int) -> int:
     """Return a seed for torch's default generator: dropout then needs no saved state."""
     # neighboring steps get unrelated seeds
     sequence = np.random.SeedSequence((seed, step, rank))

@@ -1,10 +1,12 @@
 """Make the cache forget its older half.
 
-When the cache of hornbook.py holds CONTEXT characters, it is full, and the text can only go on if
-some are forgotten. The function below cuts off the older half. It runs, and the text gets worse.
+When the cache of hornbook.py holds CONTEXT characters, the positions of training are used up, and
+the text can only go on if some are forgotten. The function below cuts off the older half. It runs,
+and the text gets worse.
 
 Task: return a cache that knows nothing but the newer half. Hint: what does a key depend on? Where
-did `rotate` place it, and what had the blocks below gathered? Which part of a cache has neither?
+did `rotate` place it, and what had the blocks below gathered? A call of the model fills the cache
+that it is given.
 """
 
 from pathlib import Path
@@ -18,8 +20,9 @@ from docs.exercises import expect
 def forget(model, cache):
     """Return a cache of the newer half of the characters, as if there had been no others."""
     half, newer = cache.ids.size(1) // 2, hornbook.Cache(1)
+    # your turn: these three lines
     newer.ids = cache.ids[:, half:]
-    newer.keys = [keys[:, :, half:] for keys in cache.keys]  # your turn
+    newer.keys = [keys[:, :, half:] for keys in cache.keys]
     newer.values = [values[:, :, half:] for values in cache.values]
     return newer
 
@@ -34,13 +37,15 @@ with torch.no_grad():
         parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
     model(ids[None, :32], full)
     cache = forget(model, full)
-    expect(torch.equal(cache.ids, ids[None, 16:32]), "its ids are not those of the newer half.")
+    sentence = f"it has {cache.ids.size(1)} ids, and not those of the newer half, which are 16."
+    expect(torch.equal(cache.ids, ids[None, 16:32]), sentence)
     next_logits = model(ids[None, 32:33], cache)[0, -1]
     right = model(ids[None, 16:33], hornbook.Cache(1))[0, -1]
 difference = (next_logits - right).abs().max()
 sentence = f"the next logits are up to {difference:.2f} off; the older half still has an effect."
 expect(difference < 1e-3, sentence)
 
-print("""A key depends on its position, and in the second block on what the first one gathered from
-all earlier characters. Only the ids have neither, so the newer half must be read again. This
-costs little: it happens once in CONTEXT / 2 characters.""")
+print("""A key depends on its position; a key and a value depend on what the blocks below gathered
+from all earlier characters, and on the characters just before (token shifts). Only the ids depend
+on nothing, so the newer half must be read again: one more character for each that is written, but
+all of them in one call.""")

@@ -2,7 +2,8 @@
 
 A score is the dot product q . k, which does not know where the two characters are. One could add a
 number for the position to both vectors, as below. RoPE rotates them instead: the features i and
-i + D/2 are a point in the plane, which is rotated by position * 10000^(-2i/D) radians.
+i + D/2, for i from 0 to D/2 - 1, are a point in the plane, which is rotated by position *
+10000^(-2i/D) radians.
 
 Task: write the rotation. Hint: (a, b) becomes (a cos - b sin, b cos + a sin). Here a is all of the
 first half of x, and b all of the second.
@@ -28,7 +29,10 @@ sentence = f"the score is {near:.2f} at positions 5 and 3, but {far:.2f} at 85 a
 expect(abs(near - far) < 1e-3, f"{sentence}, which are as far apart.")
 expect(abs(far - other) > 1e-3, "the score is the same at the distances 2 and 3.")
 right = hornbook.rotate(q.expand(1, 1, 1, 8), 7).flatten()
-expect(torch.allclose(rotate(q, 7), right, atol=1e-5), "other pairs or angles than in RoPE.")
+expect(
+    torch.allclose(rotate(q, 7), right, atol=1e-5),
+    "other pairs, angles or directions than in RoPE.",
+)
 
 print(f"""Rotating two vectors by the same angle does not change their dot product. So with RoPE the
 score depends on how far apart two characters are, not on where: it is {near:.2f} at distance 2

@@ -17,7 +17,7 @@ def uniform_loss(V):
 
 
 def perplexity(loss):
-    """Return among how many characters a uniform guess has this loss."""
+    """Return the number of characters among which a uniform guess has this loss."""
     return loss  # your turn
 
 
@@ -30,4 +30,4 @@ for V in (2, 65):
 
 print(f"""Guessing among 65 characters costs ln 65 = {uniform_loss(65):.2f} nats. A run that begins
 far above that is sure of something wrong. One that ends at 1.41 is as uncertain as if it chose
-among {perplexity(1.41):.1f} characters each time.""")
+among {perplexity(1.41):.1f} characters on average.""")

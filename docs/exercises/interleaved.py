@@ -15,7 +15,8 @@ from model.attention import LAYOUTS
 
 def project(x, weight, H):
     """Return q, k and v, each (B, H, T, D), from x (B, T, C) and an interleaved weight (3C, C)."""
-    q_k_v = (x @ weight.T).chunk(3, dim=-1)  # each (B, T, C): this is `fused`; your turn
+    # your turn: these two lines are `fused`
+    q_k_v = (x @ weight.T).chunk(3, dim=-1)  # each (B, T, C)
     return [part.unflatten(-1, (H, -1)).transpose(1, 2) for part in q_k_v]
 
 
@@ -30,6 +31,6 @@ for name, part, right in zip("qkv", parts, library.project(x), strict=True):
         same = torch.allclose(part[:, h], right[:, h], atol=1e-6)
         expect(same, f"{name} of head {h} comes from the wrong rows of the matrix.")
 
-print("""The same numbers in another order are another model, and no error says so. Whoever loads
-weights must know their layout. So the checkpoints of this project store queries, keys and values
-apart, whatever the layout.""")
+print("""The same numbers in another order are another model, and loading them raises no error.
+Whoever loads weights must know their layout. So the checkpoints of this project store queries, keys
+and values apart, whatever the layout.""")

@@ -27,5 +27,7 @@ for T, S in ((3, 3), (1, 5), (2, 5), (4, 6)):
         expect(seen == list(range(position + 1)), f"{sentence}, not itself and all before it.")
 
 print(f"""The newest character sees everything, so the triangle ends at the lower right: with 2 new
-of 5, the mask is {future(2, 5).int().tolist()}. Training never shows the bug: there T = S. The same
-trap is in PyTorch: `is_causal=True` of scaled_dot_product_attention begins at the upper left.""")
+of 5, the mask is
+{future(2, 5).int().tolist()}, where 1 is hidden.
+Training never shows the bug: there T = S. The same trap is in PyTorch: `is_causal=True`
+of scaled_dot_product_attention begins at the upper left.""")

@@ -4,7 +4,7 @@ Somebody likes sample 3 of seed 1337 and wants to see it again, longer. But each
 text, although there is a seed. (The model is a table: how often each character follows another.)
 
 Task: make sample i of a seed the same text, whatever was drawn before it. Hint: what remembers how
-many numbers were drawn? np.random.default_rng takes a tuple of numbers, too.
+many numbers were drawn? np.random.default_rng takes a number or a tuple of numbers.
 """
 
 import itertools
@@ -36,6 +36,7 @@ once = sample(1337, 3, 40)
 expect(sample(1337, 3, 40) == once, "the same call gives another text the second time.")
 expect(sample(1337, 4, 40) != once, "samples 3 and 4 of a seed are the same text.")
 expect(sample(7, 3, 40) != once, "seeds 1337 and 7 give the same text.")
+expect(sample(1336, 4, 40) != once, "sample 4 of seed 1336 is the same text.")
 expect(sample(1337, 3, 60).startswith(once), "a longer sample 3 begins in another way.")
 
 print(f"""Sample 3 of seed 1337 is always {once!r}. A shared generator remembers all

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
-from model.generate import Generation, Sampler
+from model.generate import Generation, Sampler, build_decoder
 from model.gpt import GPT
 from tests.stress import main
 from tests.variants import CHOICES, noisy
@@ -51,7 +51,12 @@ def choose(rng: random.Random, choices: dict) -> dict:
 def compare(model: GPT, prompt: np.ndarray, characters: int, seed: int, **sampling) -> float:
     """Write texts with a cache and without; return the largest difference of their logits."""
     cached, uncached = (
-        Generation(model, RecordingSampler(seed, range(len(prompt)), **sampling), cache=cache)
+        Generation(
+            model,
+            RecordingSampler(seed, range(len(prompt)), **sampling),
+            cache=cache,
+            decoder=build_decoder(model),
+        )
         for cache in (True, False)
     )
     largest = 0.0

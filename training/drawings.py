@@ -1,0 +1,123 @@
+"""Drawings: what a run shows of its model at each evaluation, beside the losses.
+
+The seed and the probed text are the same each time, so that two evaluations can be compared; the
+answers are the first wrong ones. The random numbers of training are left alone: a Sampler has its
+own.
+
+T tokens, V vocabulary, H heads
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import DEFAULT_TEMPERATURE
+from model.generate import Sampler, build_decoder, generate
+from model.inspect import attention_maps
+from training.evaluate import Evaluation
+from training.state import Run
+
+PROBE_LENGTH = 32  # characters
+SHOWN_ANSWERS = 3  # wrong ones
+
+# (ids of a prompt (1, T), sampler, number of characters) -> ids, each (1,)
+Write = Callable[[Tensor, Sampler, int], Iterator[Tensor]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Attention and predictions on a fixed text: the start of the longest validation segment.
+
+    attention  attention weights of each layer, (H, T, T)
+    next_probs probability that each character comes next, (V,)
+    """
+
+    text: str
+    attention: list[Tensor]
+    next_probs: Tensor
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """A generated text, a few wrong answers beside the right ones, and with pictures a probe."""
+
+    sample: str = ""
+    wrong_answers: tuple[str, ...] = ()
+    probe: Probe | None = None
+
+
+def draw(run: Run, result: Evaluation) -> Drawings:
+    """Draw what the log shows of an evaluation; nothing if the loss is not finite."""
+    if not math.isfinite(result.val_loss):
+        return Drawings()
+    write = partial(generate, run.model, decoder=build_decoder(run.model))
+    has_answers, pictures = result.exact_match is not None, run.config.train.log == "pictures"
+    return Drawings(
+        sample=draw_sample(run, write),
+        wrong_answers=draw_answers(run, write, result.val.wrong) if has_answers else (),
+        probe=run_probe(run) if pictures else None,
+    )
+
+
+def draw_sample(run: Run, write: Write) -> str:
+    """Generate a text of `sample_chars` characters; for a list, items, each drawn on its own.
+
+    For questions it is empty: the model learns to answer them, not to ask them.
+    """
+    item_format, left = run.corpus.item_format, run.config.train.sample_chars
+    if item_format and item_format.answer_after:
+        return ""
+    items = []
+    while left > 0:
+        sampler = Sampler(run.config.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
+        items.append(complete(run, write, "", sampler, left))
+        left -= len(items[-1])
+    return "".join(items)
+
+
+def complete(run: Run, write: Write, beginning: str, sampler: Sampler, limit: int) -> str:
+    """Draw at most `limit` characters after `beginning`, of an item no more than its end."""
+    tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
+    # the model has seen every item after the end of another one
+    before = item_format.start if item_format else tokenizer.start
+    ids = tokenizer.encode(before + beginning).astype(np.int64)
+    text = beginning
+    for new in write(torch.from_numpy(ids)[None], sampler, limit):
+        text += tokenizer.decode(new.numpy())
+        if item_format and text.endswith(item_format.separator):
+            break
+    return text
+
+
+def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
+    """Generate the likeliest answers of the first wrong items; add the right answer to each.
+
+    An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
+    """
+    val, item_format, lines = run.corpus.val, run.corpus.item_format, []
+    for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
+        item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
+        question = item_format.question(item)
+        drawn = complete(run, write, question, Sampler(temperature=0), 2 * len(item))
+        if drawn != item:
+            answer = item.removeprefix(question).removesuffix(item_format.separator)
+            lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
+    return tuple(lines)
+
+
+def run_probe(run: Run) -> Probe:
+    """Run the model on the beginning of the longest segment of the validation text."""
+    start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
+    length = min(PROBE_LENGTH, run.config.model.block_size, end - start - 1)
+    ids = run.corpus.val.ids[start : start + length].astype(np.int64)  # (T,)
+
+    on_device = torch.from_numpy(ids).to(run.runtime.device)
+    maps = [weights.float().cpu() for weights in attention_maps(run.model, on_device)]
+    with torch.inference_mode():
+        logits = run.model(on_device[None])[0, -1]  # (V,)
+    return Probe(run.corpus.tokenizer.decode(ids), maps, logits.float().softmax(-1).cpu())
