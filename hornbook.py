@@ -78,7 +78,7 @@ def batches(ids):
 
 # --------------------------- attention, with RoPE and QK-norm: model/attention.py has 24 equal ones
 class Cache:
-    """What is kept of S characters, at first none. Every batch and every text gets a new one."""
+    """The memory of S characters, at first none. Every batch and every text gets a new one."""
 
     def __init__(self, B):
         self.ids = torch.zeros(B, 0, dtype=torch.int64)  # (B, S)

@@ -68,7 +68,7 @@ MAX_FAULTS = 5  # wrong settings of a file that are reported at once
 
 @dataclass(frozen=True)
 class StartOptions(Checked):
-    """How to start or to resume: options that are not for config files."""
+    """The options that start or resume a run, and are not for config files."""
 
     print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
     resume: bool = setting(False, "resume the run in out_dir, or start one if there is none")

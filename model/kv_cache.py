@@ -57,7 +57,7 @@ class KVCache:
 
 
 class GPTCache:
-    """What a GPT keeps of the tokens that it has read: `GPT.forward` fills it.
+    """The memory of a GPT for the tokens that it has read: `GPT.forward` fills it.
 
     layers      a KVCache for each block
     recent_ids  the last ids, (B, up to token_shifts), which the next tokens embed once more

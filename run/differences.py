@@ -1,4 +1,4 @@
-"""What a run keeps: settings that cannot change, and what has changed without being asked for."""
+"""Settings that cannot change in a run, and changes since its checkpoint that nobody asked for."""
 
 from collections.abc import Mapping
 

@@ -49,7 +49,7 @@ class WindowLosses:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation has measured. Losses are in nats per character.
+    """The result of an evaluation. Losses are in nats per character.
 
     val          losses of the whole validation text
     train_loss   exact loss of parts of the training text, spread evenly over it
