@@ -2,7 +2,6 @@
 
 import os
 import re
-from itertools import pairwise
 
 import pytest
 
@@ -10,7 +9,7 @@ from common.console import escape
 from common.errors import ConfigError
 from configs.command import StartOptions, parse_sample_options, parse_train, to_yaml
 from configs.fields import settings_of
-from configs.schema import LAYOUTS, Config, DataConfig, SampleConfig, suggest_setting
+from configs.schema import LAYOUTS, Config, SampleConfig, suggest_setting
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT, printed
 from tests.texts import write
@@ -18,52 +17,34 @@ from tests.texts import write
 SMOKE = str(ROOT / "configs/smoke.yaml")
 SHIPPED = sorted(ROOT.glob("configs/*.yaml"))
 
-# faults.md, section A: the content of a config file, and words of the message
+# the content of a config file, and words of the message
 INVALID_FILES = [
     # a config that is empty or not a mapping
     ("# only a comment\n", "is empty; give at least one setting"),
     ("- seed\n", "must be lines of key: value"),
-    ("model: 6\n", "line 1: model must be a mapping"),
     (b"# caf\xe9\nseed: 1\n", "not UTF-8 at byte 5"),
     # unknown keys
     ("seed: 1\nmodel:\n  n_heads: 4\n", "line 3: unknown key 'n_heads'; did you mean n_head below"),
-    ("model: {hidden_size: 4}\n", "did you mean n_embd below model?"),
-    ("model.n_head: 4\n", "unknown key 'model.n_head'; did you mean n_head below model?"),
-    ("sead: 4\n", "unknown key 'sead'; did you mean seed?"),
+    ("model: {hidden_size: 4}\n", "did you mean n_embd below model?"),  # as in Hugging Face
     ("zzz: 4\n", "unknown key 'zzz'; python train.py --help lists all"),
     ('"\\e[2J": 1\n', r"unknown key '\x1b[2J'"),
     # wrong types, ranges and choices
     ("model: {n_layer: 6.5}\n", "n_layer must be an integer of at least 1, but is 6.5"),
-    ("model: {n_layer: 0}\n", "but is 0"),
     ("model: {dropout: 1}\n", "must be auto or a number of at least 0 and less than 1, but is 1.0"),
     ("model: {attention: flsh}\n", f"must be one of {', '.join(LAYOUTS)}, but is 'flsh'"),
-    ("compile: yes\n", "compile must be true or false, but is 'yes'"),
-    ("seed: {a: 1}\n", "must be an integer of at least 0 and at most 4294967295, but is a mapping"),
-    ("data: {sources: []}\n", "sources must be one string or several, but is []"),
-    ("data: {sources: http://example.org/a.txt}\n", "https://HOST/FOLDER/FILE#sha256="),
     ("data: {encoding: utf8x}\n", "encoding: Python has no text encoding 'utf8x'"),
-    ("data: {answer_after: =}\n", "answer_after '=' needs items that end: set separator too"),
     # what YAML reads as a number elsewhere, and no value
     ("train: {batch_size: 1:30}\n", "must be an integer of at least 1, but is '1:30'"),
-    ("model: {dropout: on}\n", "but is 'on'"),
     ("train: {learning_rate: .nan}\n", "but is '.nan'"),
-    ("train: {grad_clip: .inf}\n", "but is '.inf'"),
     ("train:\n  learning_rate:\n", "line 2: learning_rate must be a number of more than 0"),
     # YAML that is refused
     ("seed: 1\nmodel: {}\nseed: 2\n", "line 3: duplicate key 'seed', as in line 1; keep one"),
     ("model:\n\tn_layer: 4\n", "line 2: ", "check the indentation (spaces only)"),
     ("model:\n  n_layer:4\n  n_head: 4\n", "line 3: ", "write a space after 'n_layer:'"),
-    ("seed: 1\nmodel: {n_head: ]}\n", "line 2: ", "quotes and brackets"),
-    ("seed: 1\nmodel: {n_head: 4,\n  n_head: 4}\n", "line 3: duplicate key 'n_head', as in line 2"),
     # settings that do not fit together
-    ("model: {n_embd: 384, n_head: 5}\n",
-     "n_embd 384 is not divisible by n_head 5; nearest n_head: 6, 4"),
+    ("data: {answer_after: =}\n", "answer_after '=' needs items that end: set separator too"),
+    ("model: {n_embd: 384, n_head: 5}\n", "is not divisible by n_head 5; nearest n_head: 6, 4"),
     ("model: {positions: rope, n_embd: 12}\n", "the head size is 3", "choose an even head size"),
-    ("train: {warmup_ratio: 0.3}\n", "warmup_ratio 0.3 + cooldown_ratio 0.857143 is more than the "
-     "whole run; use --cooldown_ratio=0.7 or less"),
-    # names of other projects
-    ("train:\n  warmup_iters : 100\n",
-     "line 2: unknown key 'warmup_iters'; did you mean warmup_ratio below train? (a share of the"),
 ]  # fmt: skip
 
 VALUES = [  # a value is a string that the type of its setting parses
@@ -72,117 +53,43 @@ VALUES = [  # a value is a string that the type of its setting parses
     ("train: {max_iters: 3e4}\n", "train.max_iters", 30_000),
     ("seed: 010\n", "seed", 10),  # as Python's int() and YAML 1.2 have it; PyYAML has 8
     ("\ufeffseed: '7'\n", "seed", 7),
-    ("compile: True\n", "compile", True),
-    ("out_dir: null\n", "out_dir", "null"),
     ("data: {sources: book.txt}\n", "data.sources", ("book.txt",)),
     ("data: {sources: [a, b]}\n", "data.sources", ("a", "b")),
-    ('data: {separator: "\\n"}\n', "data.separator", "\\n"),
     ("seed: &a 7\ntrain: {max_iters: *a}\n", "train.max_iters", 7),
-    ("train: {schedule: cosine, warmup_ratio: 1}\n", "train.warmup_ratio", 1.0),
-    ("train: {warmup_ratio: 0.3, cooldown_ratio: 0.7}\n", "train.cooldown_ratio", 0.7),
 ]
-# each list has nine times the strings of the one before
-BOMB = (
-    "a: &a [x]\n"
-    + "".join(f"{name}: &{name} [{f'*{before}, ' * 9}]\n" for before, name in pairwise("abcd"))
-    + "data: {sources: *d}\n"
-)
-YAML_TEXTS = [  # the kinds of text of the yaml-test-suite: documents, scalars, collections, tags
-    "", "---\n", "---\nseed: 1\n...\n", "seed: 1\n---\nseed: 2\n", "%YAML 1.2\n---\nseed: 1\n",
-    "%YAML 9.9\n---\nseed: 1\n", "%TAG !e! tag:example.org,2000:\n---\nseed: !e!a 1\n", "%WHAT\n",
-    "seed: |\n  5\n", "seed: >-\n  5\n", "out_dir: |2+\n   a\n\n", "out_dir: 'a''b'\n",
-    'out_dir: "a\\\n  b"\n', 'out_dir: "\\Uffffffff"\n', 'out_dir: "\\q"\n', "out_dir: 'a\n",
-    "out_dir: a\n  b\n", "out_dir: @a\n", "out_dir: `a`\n", "out_dir: %a\n", "out_dir: a #b\n",
-    "out_dir: a: b\n", "? seed\n: 1\n", "? [a]\n: 1\n", "? {a: 1}\n: 1\n", "? |\n  seed\n: 1\n",
-    ": 1\n", "seed\n", "[seed, 1]\n", "{seed: 1}\n", "{seed: 1,}\n", "{seed}\n", "{seed: 1\n",
-    "seed: [1\n", "seed: 1]\n", "- seed: 1\n", "- - a\n", "data:\n  sources:\n  - a\n",
-    "data:\n  sources: [[a]]\n", "data: {sources: [{a: 1}]}\n", "model:\n n_head: 4\n  n_embd: 8\n",
-    "model:\n\tn_head: 4\n", "seed:\t1\n", "seed: 1\r\ncompile: true\r\n", "seed: 1\x85\n",
-    "seed: \x00\n", "seed: \x1b[2J\n", "\ufeffseed: 1\n", "seed: *a\n", "seed: &a [*a]\n",
-    "&a seed: 1\n", "*a : 1\n", "seed: &a\n", "<<: {seed: 1}\n",
-    "model: &a {n_head: 4}\ntrain: *a\n", "seed: !!int 1\n", "seed: !!binary aGk=\n",
-    "!!set {seed}\n", "!!omap [seed: 1]\n", "!!python/dict {seed: 1}\n", "seed: !!python/none\n",
+YAML_TEXTS = [  # tags, aliases, keys and documents that Python cannot or must not have
     "seed: !!python/object/apply:os.mkdir [constructed]\n", "seed: !!python/name:os.mkdir\n",
-    "seed: !!python/object/new:tests.texts.write [constructed, x]\n", "[" * 999, "- " * 999,
-    "{a: " * 999,
-    BOMB,
+    "seed: 1\n---\nseed: 2\n", "<<: {seed: 1}\n", "model: &a {n_head: 4}\ntrain: *a\n",
+    "? [a]\n: 1\n", 'out_dir: "\\Uffffffff"\n', "seed: &a [*a]\n",
 ]  # fmt: skip
 
-TRAIN_OPTIONS = [  # arguments, setting, value
-    (["--model.n_layer=3"], "model.n_layer", 3),
-    (["--n_layer=4", "--n-layer", "3"], "model.n_layer", 3),  # the last one counts
-    (["--train.max-iters=1e4"], "train.max_iters", 10_000),
-    (["--compile"], "compile", True),
-    (["--dropout=auto"], "model.dropout", "auto"),
-    (["--sources=a, b.txt", "--data.sources=[c"], "data.sources", ("a, b.txt", "[c")),
-    ([], "out_dir", "out/smoke"),
-    (["--out_dir=a=b=c"], "out_dir", "a=b=c"),
-]
-WORDS = [  # what is no setting of a run
-    (parse_train, [SMOKE, "--resume"], "resume", True),
-    (parse_train, ["--resume", SMOKE], "resume", True),  # the config is not its value
-    (parse_train, [SMOKE, "--resume=false"], "resume", False),
-    (parse_train, [SMOKE, "--minutes", "1e1"], "minutes", 10.0),
+OPTIONS = [  # arguments, setting, value
+    (parse_train, ["--model.n_layer=3", SMOKE], "model.n_layer", 3),
+    (parse_train, [SMOKE, "--n_layer=4", "--n-layer", "3"], "model.n_layer", 3),  # the last counts
+    (parse_train, ["--compile", SMOKE], "compile", True),  # the config is not its value
+    (parse_train, [SMOKE, "--sources=a, b", "--sources=[c"], "data.sources", ("a, b", "[c")),
     (parse_sample_options, ["--ckpt=x", "--prompt", ""], "prompt", ""),
-    (parse_sample_options, ["--ckpt=x", "--prompt", "-"], "prompt", "-"),
-    (parse_sample_options, ["--score", "-", "--ckpt=x"], "score", "-"),
     (parse_sample_options, ["--ckpt=x", "--prompt=--help me"], "prompt", "--help me"),
-    (parse_sample_options, ["--ckpt=x", "--prompt", "--n-a b"], "prompt", "--n-a b"),
-    (parse_sample_options, ["--ckpt=x", "--prompt=a-b=c\n"], "prompt", "a-b=c\n"),
-    (parse_sample_options, ["--ckpt=x", "--temperature", "0"], "temperature", 0.0),
+    (parse_sample_options, ["--score", "-", "--ckpt=x"], "score", "-"),
     (parse_sample_options, ["--ckpt=x", "--stop=[", "--stop=a\\nb"], "stop", ("[", "a\nb")),
 ]
 
-INVALID_TRAIN_OPTIONS = [  # arguments after the config, and words of the message
-    (["--train.n_head=4"], "unknown option '--train.n_head'; did you mean --n_head?"),
-    (["--\x1b[2J=4"], r"unknown option '--\x1b[2J'"),
-    (["--epochs=3"], "did you mean --max_iters? (max_iters counts steps, not epochs)"),
-    (["--lr=1"], "did you mean --learning_rate? (with optimizer muon, also --muon_learning_rate)"),
-    (["--warmup_iters=100"], "did you mean --warmup_ratio? (a share of the run, not steps)"),
-    (["--cooldown-iters", "9"], "did you mean --cooldown_ratio? (a share of the run, not steps)"),
-    (["--num-layers=3"], "unknown option '--num-layers'; did you mean --n_layer?"),
-    (["-n", "3"], "unknown option '-n'"),
-    (["--n_lay=3"], "unknown option '--n_lay'; did you mean --n_layer?"),
-    (["--max_iters=-5"], "--max_iters: max_iters must be an integer of at least 1, but is -5"),
-    (["--n_layer", "-1"], "--n_layer: n_layer must be an integer of at least 1, but is -1"),
-    (["--max_iters", "-1e3"], "write --max_iters=VALUE, also for a value that begins with a dash"),
-    (["--schedule=trapezoid"], "use --cooldown_ratio=0.8333 or less"),
-    (["--n_head=5"], f"{SMOKE} and the options: n_embd 64 is not divisible"),
-    (["--seed", "--compile"], "--seed: has no value; it must be an integer", "write --seed=VALUE"),
-    (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
-    (["--minutes=1", "--max_iters=9"], "--minutes and --max_iters contradict each other"),
-    (["--resume", "--minutes=1", "--max_iters=9"], "contradict each other"),
-    (["--allow-data-change"], "--allow_data_change only applies together with --resume"),
-    (["--new-characters=add"], "--new_characters only applies together with --init_from"),
+INVALID_OPTIONS = [  # arguments, and words of the message
+    (parse_train, [], "config file or run folder, such as configs/shakespeare.yaml, but is given"),
+    (parse_train, [SMOKE, "--train.n_head=4"], "'--train.n_head'; did you mean --n_head?"),
+    (parse_train, [SMOKE, "--lr=1"], "--learning_rate? (with optimizer muon, also --muon_learning"),
+    (parse_train, [SMOKE, "--epochs=3"], "--max_iters? (max_iters counts steps, not epochs)"),
+    (parse_train, [SMOKE, "--n_layer", "-1"], "must be an integer of at least 1, but is -1"),
+    (parse_train, [SMOKE, "--seed", "--compile"], "--seed: has no value; it must be an integer"),
+    (parse_train, [SMOKE, "--n_head=5"], f"{SMOKE} and the options: n_embd 64 is not divisible"),
+    (parse_train, [SMOKE, "--minutes=1", "--max_iters=9"], "contradict each other"),
+    (parse_train, [SMOKE, "--new-characters=add"], "only applies together with --init_from"),
     # a name alone never takes the next argument as its value
-    (["--compile", "false"], "takes one config file", "'false']", "has its value after ="),
-    (["--resume=out/a"], "--resume: resume must be true or false, but is 'out/a'"),
-]
-INVALID_SAMPLE_OPTIONS = [
-    ([], "--ckpt is missing; write --ckpt=PATH: a run folder or checkpoint file"),
-    (["--ckpt", "--prompt", "x"], "--ckpt: has no value; it must be a string; write --ckpt=VALUE"),
-    (["--ckpt=x", "--min_p=1"], "must be a number of at least 0 and less than 1, but is 1.0"),
-    (["--ckpt=x", "--length=9"], "unknown option '--length'; did you mean --max_new_tokens?"),
-    (["--ckpt=x", "ROMEO:"], "unexpected argument 'ROMEO:'", '--prompt="TEXT"'),
-    (["--ckpt=x", "--novel=x", "--score=y"], "--novel and --score contradict each other"),
-    (["--ckpt=x", "--prompt=-", "--interactive"], "--prompt - and --interactive both read"),
-]
-INVALID_OPTIONS = [
-    (
-        parse_train,
-        [],
-        ["config file or run folder, such as configs/shakespeare.yaml, but is given no"],
-    ),
-    *((parse_train, [SMOKE, *argv], words) for argv, *words in INVALID_TRAIN_OPTIONS),
-    *((parse_sample_options, argv, words) for argv, *words in INVALID_SAMPLE_OPTIONS),
-]
-CONFIGS = ", ".join(f"configs/{path.name}" for path in SHIPPED)
-MISSING_CONFIGS = [
-    ("configs/shakespear.yaml",
-     "no such config or run folder; did you mean configs/shakespeare.yaml?"),
-    ("shakespeare", "no such config or run folder; did you mean configs/shakespeare.yaml?"),
-    ("zzzz", f"no such config or run folder; allowed: {CONFIGS}"),
-    ("configs", f"is a folder without a run; give a config or a run folder: {CONFIGS}"),
+    (parse_train, [SMOKE, "--compile", "false"], "has its value after ="),
+    (parse_sample_options, [], "--ckpt is missing; write --ckpt=PATH"),
+    (parse_sample_options, ["--ckpt=x", "--length=9"], "did you mean --max_new_tokens?"),
+    (parse_sample_options, ["--ckpt=x", "ROMEO:"], '--prompt="TEXT"'),
+    (parse_sample_options, ["--ckpt=x", "--prompt=-", "--interactive"], "both read standard input"),
 ]  # fmt: skip
 
 
@@ -229,12 +136,12 @@ def test_each_of_the_first_five_wrong_settings_of_a_file_is_a_line(tmp_path, cap
     assert numbers == ["1", "3", "4", "5", "6"]
 
 
-@pytest.mark.parametrize(("wrong", "said"), MISSING_CONFIGS)
-def test_a_missing_config_is_refused_with_the_nearest_name_or_the_configs_there_are(
-    wrong, said, monkeypatch
-):
+def test_a_missing_config_is_refused_with_the_nearest_name_or_the_configs_there_are(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert error_message(wrong) == f"{wrong}: {said}"
+    configs = ", ".join(f"configs/{path.name}" for path in SHIPPED)
+    assert error_message("shakespear").endswith("did you mean configs/shakespeare.yaml?")
+    assert error_message("zzzz") == f"zzzz: no such config or run folder; allowed: {configs}"
+    assert error_message("configs").startswith("configs: is a folder without a run; give a config")
 
 
 @pytest.mark.parametrize("text", YAML_TEXTS, ids=lambda text: ascii(text[:30]))
@@ -273,66 +180,36 @@ def test_print_config_prints_the_settings_as_a_config_file_with_the_same_meaning
     assert again == parse_train(words).new_settings() and again.model.n_layer == 5
 
 
-def test_printed_text_is_escaped_and_loads_as_the_same_text(tmp_path):
-    special = "\t\n\r\x1b\x85\xa0\u2028\u2029\u202e\ufeff\U0001f3ad#':,-"
-    for text in [*special, "null", "None", "1e3", "a: b", " a ", "а\nб"]:
-        config = Config(out_dir=text, data=DataConfig(sources=(text, "x")))
-        assert escape(to_yaml(config), keep="\n") == to_yaml(config)
-        assert (
-            parse_train([write(f"{tmp_path}/config.yaml", to_yaml(config))]).new_settings()
-            == config
-        )
-    assert "книга" in to_yaml(Config(out_dir="книга"))
+def test_a_name_with_special_characters_is_printed_escaped_and_loads_as_the_same_name(tmp_path):
+    special = "\t\n\r\x1b\x85\xa0\u2028\u202e\ufeff\U0001f3ad#':,-"
+    for text in [*special, "null", "1e3", "a: b", " a ", "а\nб"]:
+        shown = to_yaml(Config(out_dir=text))
+        assert escape(shown, keep="\n") == shown
+        found = parse_train([write(f"{tmp_path}/config.yaml", shown)]).new_settings()
+        assert found == Config(out_dir=text)
 
 
 # ------------------------------------------------------------------------------------------ options
 
 
-@pytest.mark.parametrize(("argv", "name", "expected"), TRAIN_OPTIONS)
-def test_every_form_of_an_option_sets_its_setting(argv, name, expected):
-    for words in ([SMOKE, *argv], [*argv, SMOKE]):
-        found = value_of(parse_train(words).new_settings(), name)
-        assert found == expected and type(found) is type(expected)
-
-
-@pytest.mark.parametrize(("parse", "argv", "name", "expected"), WORDS)
-def test_every_form_of_an_option_that_is_no_setting_has_its_value(parse, argv, name, expected):
-    found = getattr(parse(argv), name)
+@pytest.mark.parametrize(("parse", "argv", "name", "expected"), OPTIONS)
+def test_every_form_of_an_option_sets_its_setting(parse, argv, name, expected):
+    parsed = parse(argv)
+    found = value_of(parsed.new_settings() if parse is parse_train else parsed, name)
     assert found == expected and type(found) is type(expected)
 
 
 @pytest.mark.parametrize(("parse", "argv", "words"), INVALID_OPTIONS)
 def test_an_invalid_option_is_rejected_in_one_line(parse, argv, words):
-    message = error_message(*argv, parse=parse)
-    assert all(part in message for part in words), message
+    assert words in error_message(*argv, parse=parse)
 
 
-def test_settings_without_an_option_are_those_of_the_file_or_the_defaults():
-    plain, changed = (parse_train([SMOKE, *more]).new_settings() for more in ([], ["--n_layer=5"]))
-    assert (changed.model.n_layer, changed.model.n_embd) == (5, 64)
-    assert changed.train == plain.train and plain.seed == Config().seed
-
-
-def typos(name):
-    """Yield `name` with each letter left out, doubled, replaced, or swapped with the next."""
-    for i in range(len(name)):
-        before, letter, after = name[:i], name[i], name[i + 1 :]
-        yield from (before + after, before + 2 * letter + after, before + "x" + after)
-        yield before + after[:1] + letter + after[1:]
-
-
-# pairs that differ by one letter
-TWINS = {"top_k": "top_p", "top_p": "top_k", "beta1": "beta2", "beta2": "beta1"}
-
-
-@pytest.mark.parametrize("sections", [(StartOptions, Config), (SampleConfig,)])
-def test_the_error_for_a_mistyped_setting_suggests_the_right_one(sections):
-    names = [name.rpartition(".")[2] for section in sections for name in settings_of(section)]
-    known = {name: name for name in names}
-    for name in names:
-        for typo in {typo for typo in typos(name) if typo not in names}:
-            expected = {f"did you mean {meant}?" for meant in (name, TWINS.get(name))}
-            assert suggest_setting(typo, known, "") in expected, typo
+def test_the_error_for_a_mistyped_setting_suggests_the_right_one():
+    names = {field.name: field.name for field in settings_of(Config).values()}
+    for name in names.keys() - {"beta1", "beta2"}:  # these differ by one letter
+        for i in range(len(name)):
+            typo = name[:i] + name[i + 1 :]
+            assert suggest_setting(typo, names, "") == f"did you mean {name}?"
 
 
 # --------------------------------------------------------------------------------------------- help
@@ -342,23 +219,18 @@ def test_the_error_for_a_mistyped_setting_suggests_the_right_one(sections):
     ("parse", "sections", "limit"),
     [(parse_train, (StartOptions, Config), 110), (parse_sample_options, (SampleConfig,), 60)],
 )
-def test_help_has_a_line_or_three_for_each_setting_and_one_usage_line(
+def test_help_has_the_meaning_of_each_setting_and_fits_a_terminal(
     parse, sections, limit, capsys, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "40")  # its width does not depend on the terminal
     with pytest.raises(SystemExit, match="0"):
         parse(["--n_layer=x", "--help"])
     text = capsys.readouterr().out
-    assert text.startswith("usage: python ") and text.count("usage") == 1
-    assert text.isascii() and max(map(len, text.splitlines())) <= 100
-    assert text.count("\n") <= limit
-    helps = re.findall(r"^  --(\w+) (.*\n(?: {20,}.*\n)*)", text, re.MULTILINE)
-    helps = {name: " ".join(lines.split()) for name, lines in helps if lines.count("\n") <= 3}
-    for section in sections:
-        for field in settings_of(section).values():
-            words = field.metadata["choices"] + tuple(map(str, field.metadata["limits"].values()))
-            assert all(word in helps[field.name] for word in words), field.name
-            assert field.metadata["meaning"] in helps[field.name]
+    assert max(map(len, text.splitlines())) <= 100 and text.count("\n") <= limit
+    words = " ".join(text.split())
+    for field in (field for section in sections for field in settings_of(section).values()):
+        meaning = re.escape(field.metadata["meaning"])
+        assert re.search(rf"--{field.name} (VALUE )?{meaning}", words), field.name
 
 
 # ---------------------------------------------------------------------------------- start or resume
@@ -366,12 +238,11 @@ def test_help_has_a_line_or_three_for_each_setting_and_one_usage_line(
 
 @pytest.fixture
 def folder_with_run(tmp_path, monkeypatch):
-    """The working directory, with a run in out/book, a config and an empty folder."""
+    """The working directory, with a run in out/book and a config."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     write("out/book/last.safetensors", "")
     write("my.yaml", "seed: 5\nout_dir: out/book\n")
-    os.mkdir("empty")
 
 
 @pytest.mark.parametrize(
@@ -402,20 +273,12 @@ def test_a_config_starts_a_run_and_with_resume_goes_on_with_the_one_in_its_folde
 
 REFUSED_STARTS = [  # arguments, words of the message
     (["out/book", "--minutes=1"], "--minutes does not apply to a run folder", "--max_iters"),
-    (["out/book", "--init_from=x"], "--init_from does not apply", "give a config file"),
-    (["out/book", "--new_characters=add"], "--new_characters does not", "give a config file"),
     (["out/book", "--out_dir=x"], "--out_dir does not apply", "copy the folder to go on elsewhere"),
-    (["out/book", "--print_config"], "--print_config does not apply", "config.yaml"),
-    (["out/book", "--overwrite"], "--overwrite does not apply", "give a config file"),
     (["my.yaml", "--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["my.yaml", "--allow_data_change"], "only applies together with --resume"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
-    (["out/book/nosuch.safetensors"], "name its folder to resume the run: out/book"),
     (["out/bok"], "out/bok: no such config or run folder; did you mean out/book?"),
-    (["out"], "out: is a folder without a run", "out/book"),
-    (["empty"], "empty: is a folder without a run", "configs/shakespeare.yaml"),
     (["my.yaml", "out/book"], "takes one config file or run folder", "['my.yaml', 'out/book']"),
-    (["none.yaml", "--resume", "--out_dir=out/book"], "none.yaml: no such config", "my.yaml"),
 ]
 
 
@@ -427,33 +290,26 @@ def test_what_neither_starts_nor_resumes_a_run_is_refused_with_what_to_do(
     assert all(part in message for part in words), message
 
 
-def test_settings_that_contradict_are_refused_before_torch_unless_the_run_has_its_own(
-    folder_with_run,
-):
-    wrong = ["my.yaml", "--n_head=5", "--resume"]
-    assert parse_train(wrong).resumes
-    assert "not divisible by n_head 5" in error_message(*wrong, "--out_dir=out/new")
-
-
 # ---------------------------------------------------------------------------------------- no torch
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("train.py --help", 0),
-        ("train.py configs/smoke.yaml --print-config", 0),
-        ("train.py configs/smoke.yaml --n_laier=3", 2),
-        ("sample.py --temp=1", 2),
-        ("sample.py --ckpt=x --prompt=FILE:x", 3),
-        ("sample.py --ckpt=x --html=README.md", 2),
-    ],
-)
-def test_help_settings_and_errors_need_neither_torch_nor_numpy(run, command, code):
-    script, *arguments = command.split()
-    probe = (
-        "import runpy, sys; sys.argv = sys.argv[1:]\n"
-        f"try: runpy.run_path('{script}', run_name='__main__')\n"
-        "finally: print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    )
-    assert run("-c", probe, script, *arguments, check=code).stdout.endswith("[]\n")
+def test_help_settings_and_errors_need_neither_torch_nor_numpy(run):
+    commands = {
+        "train.py --help": 0,
+        "train.py configs/smoke.yaml --print-config": 0,
+        "train.py configs/smoke.yaml --n_laier=3": 2,
+        "sample.py --temp=1": 2,
+        "sample.py --ckpt=x --prompt=FILE:x": 3,
+        "sample.py --ckpt=x --html=README.md": 2,
+    }
+    probe = """
+import runpy, sys
+codes = []
+for command in sys.argv[1:]:
+    sys.argv = command.split()
+    try: runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as leaving: codes.append(leaving.code)
+    except ValueError as error: codes.append(error.exit_code)
+print(codes, sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+    assert run("-c", probe, *commands).stdout.endswith(f"{[*commands.values()]} []\n")

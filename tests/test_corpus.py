@@ -1,10 +1,7 @@
 """Corpora: the vocabulary, and which part of a text is held out for validation."""
 
-from pathlib import Path
-
 import pytest
 
-import data
 from common.errors import CheckpointError, DataError
 from tests.texts import TEXT, error_message, load, parts_of, write
 
@@ -23,10 +20,7 @@ def test_a_file_is_split_into_its_beginning_and_its_end_and_encoded():
     assert corpus.characters == len(TEXT) + 1
 
 
-@pytest.mark.parametrize(
-    ("length", "fraction", "val"),
-    [(20, 0.1, 2), (21, 0.1, 3), (12_345, 0.1, 1235), (1000, 0.3, 300), (1000, 0.001, 1)],
-)
+@pytest.mark.parametrize(("length", "fraction", "val"), [(21, 0.1, 3), (1000, 0.001, 1)])
 def test_of_a_folder_of_few_files_the_end_of_each_validates(length, fraction, val):
     first, second = "a" * (length - 1) + "\n", "b" * (length - 1)
     write("folder/a.txt", first), write("folder/b.txt", second), write("folder/c.txt", "")
@@ -34,7 +28,6 @@ def test_of_a_folder_of_few_files_the_end_of_each_validates(length, fraction, va
     # they are joined: one that does not end in a newline gets one
     cut, second = length - val, second + "\n"
     assert parts_of(corpus) == [first[:cut] + second[:cut], first[cut:] + second[cut:]]
-    assert corpus.train.segments == ((0, 2 * cut),)
     assert corpus.summary[1].endswith(f"the last {100 * fraction:g}% of each of 3 files")
 
 
@@ -64,10 +57,9 @@ def test_val_sources_gives_a_separate_validation_text():
     assert message.startswith("data.val_sources: the text has changed since the checkpoint")
 
 
-@pytest.mark.parametrize("source", ["folder/a.txt", "folder"])
-def test_the_training_text_is_refused_as_validation_text(source):
+def test_the_training_text_is_refused_as_validation_text():
     write("folder/a.txt")
-    message = error_message(DataError, source, val_sources=["*/a.txt"])
+    message = error_message(DataError, "folder", val_sources=["*/a.txt"])
     assert message.startswith("data.val_sources: ") and "the same text as data.sources" in message
 
 
@@ -93,7 +85,6 @@ def test_a_list_learns_its_separator_and_end_of_a_question_however_rare_they_are
     ("content", "settings", "expected"),
     [
         ("o" * 1000, {}, "nothing to learn: 'o' (U+006F) is the only character; "),
-        ("o" * 1000, {"vocabulary": "no"}, "nothing to learn: 'o' (U+006F)"),
         (TEXT, {"min_count": 10**6}, "nothing to learn: '\ufffd' (U+FFFD) is the only character"),
         ("", {}, "the text is empty; use a longer text"),
         ("abcdefghi", {}, "1 character of validation text; at least 2 are needed"),
@@ -102,16 +93,3 @@ def test_a_list_learns_its_separator_and_end_of_a_question_however_rare_they_are
 def test_a_text_without_anything_to_predict_is_refused(content, settings, expected):
     message = error_message(DataError, write("book.txt", content), **settings)
     assert message.startswith(f"book.txt: {expected}")
-
-
-def test_the_error_for_a_too_short_training_text_names_that_text():
-    message = error_message(DataError, write("a.txt", "a"), val_sources=[write("book.txt")])
-    assert message.startswith("a.txt: 1 character of training text; at least 2 are needed")
-
-
-def test_the_plays_match_the_counts_in_their_readme():
-    folder = Path(data.__file__).parent
-    corpus = load(f"{folder}/plays")
-    distinct = f"{len(corpus.tokenizer)} of them distinct"
-    counts = f"{corpus.characters:,} characters, all ASCII, {distinct}"
-    assert counts in " ".join((folder / "README.md").read_text().split())

@@ -2,8 +2,7 @@
 
 import pytest
 
-from common.errors import ConfigError, DataError
-from configs.schema import DataConfig
+from common.errors import DataError
 from data.batches import IGNORED
 from data.items import hold_out
 from tests.texts import error_message, load, segments_of, write
@@ -37,40 +36,27 @@ def test_the_end_of_a_file_ends_an_item():
     assert all_segments(corpus) == ["\nfour\n", "\none\n", "\nthree\n", "\ntwo\n"]
 
 
-@pytest.mark.parametrize(
-    ("between", "end", "separator"),
-    [
-        ("\n\n\n", "\n", "\n\n"),  # two blank lines
-        ("\n<|endoftext|>\n", "\n<|endoftext|>\n", "<|endoftext|>"),
-    ],
-)
-def test_newlines_around_an_item_are_removed(between, end, separator):
+def test_newlines_around_an_item_are_removed():
     items = [f"X:{number}\nK:G\nGABc|" for number in range(9)]
-    corpus = load(write("list.txt", between.join(items) + end), separator=separator)
-    assert all_segments(corpus) == sorted(separator[-1] + item + separator for item in items)
-    assert "note" not in corpus.summary[-1]  # that is how files are laid out
+    text = "\n<|endoftext|>\n".join(items)
+    corpus = load(write("list.txt", text), separator="<|endoftext|>")
+    assert all_segments(corpus) == sorted(f">{item}<|endoftext|>" for item in items)
 
 
 @pytest.mark.parametrize(
     ("text", "settings", "items", "lines"),
     [
-        ("anna\nanna \n bo\t \ncyd", {}, ["anna", "anna", " bo", "cyd"], 2),
         ("ode\n one \n \nelegy\n\t\nlay", {"separator": "\n\n"}, ["ode\n one", "elegy", "lay"], 3),
         ("1=2\n1=2 \n3= \n4=5", {"answer_after": "="}, ["1=2", "1=2", "3=", "4=5"], 2),
         # a blank that separates something stays
         ("anna , bo\n, cyd ", {"separator": ", "}, ["anna ", "bo", "cyd "], 0),
-        ("1: 2\n3: \n4: 5 ", {"answer_after": ": "}, ["1: 2", "3: ", "4: 5 "], 0),
     ],
 )
 def test_blanks_at_the_ends_of_lines_are_no_part_of_an_item(text, settings, items, lines):
     corpus = load(write("list.txt", text), **({"separator": "\n"} | settings))
-    separator = settings.get("separator", "\n")
-    assert all_segments(corpus) == sorted(separator[-1] + item + separator for item in items)
-    notes = [line for line in corpus.summary if line.startswith("note: blanks")]
-    expected = f"note: blanks at the ends of {lines} lines removed"
-    assert notes == ([expected] if lines else [])
-    # sample.py reads lists in the same way
-    assert sorted(corpus.item_format.items_of("list.txt", [text])) == sorted(items)
+    end = corpus.item_format.separator
+    assert all_segments(corpus) == sorted(end[-1] + item + end for item in items)
+    assert (f"note: blanks at the ends of {lines} lines removed" in corpus.summary) == bool(lines)
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
@@ -87,9 +73,7 @@ def test_items_of_val_sources_all_validate_and_known_ones_are_counted():
     corpus = load("names.txt", separator="\\n", val_sources=["held.txt"])
     assert segments_of(corpus.val, of=corpus) == ["\nbo\n", "\nzoe\n"]
     assert len(corpus.train.segments) == len(NAMES)
-    assert corpus.summary[-1].startswith(
-        "note: 1 of 2 distinct validation items are in the training"
-    )
+    assert "note: 1 of 2 distinct validation items are in the training" in corpus.summary[-1]
 
 
 @pytest.mark.parametrize(
@@ -109,24 +93,14 @@ def test_only_the_answer_and_the_end_of_an_item_count(text, answer_after, answer
     assert sorted(counted) == answers
 
 
-def test_answer_after_needs_a_separator():
-    with pytest.raises(ConfigError, match=r"answer_after '=' needs .*separator"):
-        DataConfig(answer_after="=")
-
-
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
         ("abc", {}, r"the separator '\n' never occurs in the text; correct data.separator"),
         ("ab\nab\n", {}, "1 distinct item; at least 2 are needed"),
-        ("abab", {"separator": "ab"}, "0 distinct items"),
-        (
-            "1=2\nx\n\ny\n",
-            {"answer_after": "="},
-            "data.answer_after '=' is missing in 2 items, first: 'x'; correct or remove them",
-        ),
+        ("1=2\nx\n\ny\n", {"answer_after": "="}, "is missing in 2 items, first: 'x'; correct or"),
     ],
 )
 def test_a_text_without_items_to_learn_is_refused(content, settings, message):
-    settings = {"separator": "\\n"} | settings
-    assert message in error_message(DataError, write("list.txt", content), **settings)
+    source = write("list.txt", content)
+    assert message in error_message(DataError, source, separator="\\n", **settings)

@@ -35,28 +35,16 @@ def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
     [
         ("hello ", "hello é", "'é' (U+00E9) at position 6; the 5 known characters are:  ehlo; "),
         ("hello ", "he\udcff", r"'\udcff' (U+DCFF) at position 2; the 5 known"),
-        ("cafe\u0301", "caf\xe9", "normalize the text to NFD"),
+        ("cafe\u0301 ", "caf\xe9 \u2603", "normalize the text to NFD"),
         ("caf\xe9e", "cafe\u0301", "normalize the text to NFC"),
         # the letter before it has another form, the unknown character has not
         ("caf\xe9e ", "caf\xe9\u0302 ", "at position 4; the 6 known characters"),
-        # a base of two marks, and Korean, whose syllables are one code point or three
-        ("a\u1ec7", "ae\u0323\u0302", "normalize the text to NFC"),
-        ("\u1112\u1161\u11ab", "\ud55c", "normalize the text to NFD"),
-        # one form gets further, and no form knows all
-        ("cafe\u0301 ", "caf\xe9 \u2603", "normalize the text to NFD"),
-        ("abc", "\u2603 caf\xe9", "at position 0; the 3 known characters"),
     ],
 )
 def test_the_error_names_the_first_unknown_character_and_a_remedy(vocabulary, text, message):
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer.from_text(vocabulary).encode(text)
     assert raised.value.exit_code == 2 and message in printed(raised.value)
-
-
-@pytest.mark.parametrize("vocabulary", ["", "aba", "a\udc80"])
-def test_an_invalid_vocabulary_is_rejected(vocabulary):
-    with pytest.raises(ValueError):
-        CharTokenizer(vocabulary)
 
 
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])

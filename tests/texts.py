@@ -19,7 +19,7 @@ def write(path: str, content: str | bytes = TEXT) -> str:
 
 
 def load(*sources: str, sha256s=(None, None), vocabulary=None, **settings) -> Corpus:
-    """Load the first of some sources."""
+    """Load some sources."""
     data = DataConfig(sources=sources, **settings)
     return load_corpus(data, sha256s=sha256s, vocabulary=vocabulary)
 
