@@ -12,22 +12,15 @@ import torch
 
 
 def attention(
-    x,
-    context,
-    value_context,
-    heads,
-    output,
-    *,
-    mask=None,
-    causal=False,
-    qk_norm=False,
-    rotary=False,
+    x, context=None, value_context=None, mask=None, *, heads, output, qk_norm=False, rotary=False
 ):
-    """Compute y (B, T, out_features) from x (B, T, C), context and value_context (B, S, C).
+    """Compute y (B, T, out_features) from what MultiHeadAttention takes.
 
-    heads[h] is Wq, Wk, Wv and optionally bq, bk, bv; output is W and optionally b. `mask` is any
-    mask that MultiHeadAttention takes.
+    heads[h] is Wq, Wk, Wv and optionally bq, bk, bv; output is W and optionally b.
     """
+    causal = context is None and value_context is None
+    context = x if context is None else context
+    value_context = context if value_context is None else value_context
 
     def normalize_and_rotate(vector, position):  # a query or key
         vector = vector / vector.square().mean().sqrt() if qk_norm else vector
