@@ -21,6 +21,7 @@ from common.files import home_path
 from configs.command import parse_sample_options
 from configs.fields import INVALID_TEXT, brief, error_context, unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
+from data.encodings import ENCODING_OF_BOM, decode, without_license
 from page.mark import check_page
 
 
@@ -36,8 +37,6 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
 
 def read_text(path: str, encoding: str) -> tuple[str, str]:
     """Return the name and the text of a file, or of standard input if `path` is "-"."""
-    from data.text import decode  # here, because it imports the network
-
     name = "standard input" if path == "-" else path
     try:
         content = sys.stdin.buffer.read() if path == "-" else home_path(path).read_bytes()
@@ -57,7 +56,6 @@ import torch
 
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
-from data.text import ENCODING_OF_BOM, without_license
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.decode import Decoder
 from model.generate import Generation, Sampler, build_decoder

@@ -106,7 +106,7 @@ MUTATIONS = (
         'return CharTokenizer((vocabulary or "") + "".join(missing))',
         'return CharTokenizer("".join(sorted({*(vocabulary or ""), *missing})))'),
     Mutation("utf_32_read_as_utf_16", "a UTF-32 text has a NUL after every character",
-        "data/text.py", "test_text",
+        "data/encodings.py", "test_text",
         '    codecs.BOM_UTF32_LE: "utf-32",\n    codecs.BOM_UTF32_BE: "utf-32",\n'
         '    codecs.BOM_UTF16_LE: "utf-16",\n',
         '    codecs.BOM_UTF16_LE: "utf-16",\n    codecs.BOM_UTF32_LE: "utf-32",\n'

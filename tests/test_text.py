@@ -11,7 +11,8 @@ import pytest
 from common.errors import CheckpointError, ConfigError, DataError
 from configs.schema import DataConfig
 from data import text
-from data.text import find_text, without_license
+from data.encodings import without_license
+from data.text import find_text
 from tests.runs import raised
 from tests.texts import TEXT, error_message, load, write
 
