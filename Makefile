@@ -1,6 +1,8 @@
 # make train: set up once, then train on Shakespeare.   make test: set up once, then every test.
 PYTHON ?= python3
 BIN := .venv/bin
+# Linux without an NVIDIA GPU: make train INSTALL="uv pip install --python .venv --torch-backend=auto"
+INSTALL ?= $(BIN)/python -m pip install
 
 .PHONY: train test lint
 train: .venv/run
@@ -18,9 +20,13 @@ lint: .venv/dev
 
 .venv/run: requirements.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -r requirements.txt
+ifeq ($(origin INSTALL),file)
+	@[ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
+	  echo "pip brings 2.8 GB of CUDA libraries that no GPU here uses; the README has a command with uv that does not"
+endif
+	$(INSTALL) -r requirements.txt
 	touch $@
 
 .venv/dev: requirements-dev.txt .venv/run
-	$(BIN)/python -m pip install -r requirements-dev.txt
+	$(INSTALL) -r requirements-dev.txt
 	touch $@
