@@ -1,0 +1,149 @@
+"""Loss against compute for six sizes of model: python -m benchmarks.sizes RESULTS
+
+Trains configs/shakespeare.yaml in six widths and depths, each for 1, 4 and 16 minutes, prints a
+table, and plots the loss against the compute of the training, in RESULTS with the suffix .svg. All
+sizes have the learning rates of the recipe.
+
+Every run is one line of the file RESULTS, and a run that has a line is not repeated: the same
+command resumes an interrupted campaign. All runs take 2.1 hours, and nothing else should use the
+machine meanwhile. `--minutes` and `--sizes` select some of them; `--minutes` without a number
+trains nothing, and only prints and draws.
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks import charts
+from benchmarks.runs import characters_per_step, read_loss_curve, train
+from model.gpt import GPT
+from model.parameters import parameter_count
+from run import checkpoint
+
+CONFIG = "configs/shakespeare.yaml"
+SIZES = {  # layers x width
+    "2x64": (2, 64), "2x128": (2, 128), "3x160": (3, 160),
+    "3x256": (3, 256), "4x320": (4, 320), "6x384": (6, 384),
+}  # fmt: skip
+MINUTES = (1, 4, 16)
+
+
+@dataclass(frozen=True)
+class SizedRun:
+    """A run of one size: its planned minutes, what it did in them, its exact validation loss.
+
+    flops  of all training steps: forward and backward passes, without the optimizer
+    """
+
+    size: str
+    minutes: float
+    parameters: int
+    steps: int
+    flops: float
+    loss: float
+
+
+def flops_per_character(model: GPT) -> float:
+    """Return the floating-point operations that training on one character takes.
+
+    A weight of a matrix product costs 2 in the forward pass and 4 in the backward pass, an
+    embedding none. Attention costs as much for n_embd numbers of a key and of a value; of the
+    context of T characters, a query sees (T + 1) / 2 on average.
+    """
+    config = model.config
+    weights = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.dim() > 1 and "embedding" not in name
+    )
+    attended = config.n_layer * 2 * config.n_embd * (config.block_size + 1) / 2
+    return 6 * (weights + attended)
+
+
+def train_size(size: str, minutes: float, *options: str) -> SizedRun:
+    """Train a model of a size for some minutes."""
+    n_layer, n_embd = SIZES[size]
+    options = (f"--n_layer={n_layer}", f"--n_embd={n_embd}", f"--minutes={minutes:g}", *options)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        train(folder, CONFIG, *options)
+        saved = checkpoint.load(folder / checkpoint.LAST)
+        model = GPT(saved.settings.model, len(saved.vocabulary))
+        steps = saved.progress.step
+        characters = steps * characters_per_step(saved.settings)
+        return SizedRun(
+            size,
+            minutes,
+            parameters=parameter_count(model),
+            steps=steps,
+            flops=characters * flops_per_character(model),
+            loss=float(read_loss_curve(folder).val_loss[-1]),
+        )
+
+
+def read_results(path: Path) -> list[SizedRun]:
+    """Read the lines of a results file; without a file there are none."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [SizedRun(**json.loads(line)) for line in lines]
+
+
+def frontier(runs: list[SizedRun]) -> list[SizedRun]:
+    """Return the runs with a lower loss than all that took as much compute or less."""
+    best, found = float("inf"), []
+    for run in sorted(runs, key=lambda run: run.flops):
+        if run.loss < best:
+            best = run.loss
+            found.append(run)
+    return found
+
+
+def draw(runs: list[SizedRun], path: Path) -> None:
+    """Plot the losses of each size against its compute, and the frontier of all."""
+    with charts.picture(path, height=3.2) as axes:
+        lowest = frontier(runs)
+        flops, losses = [run.flops for run in lowest], [run.loss for run in lowest]
+        axes.plot(flops, losses, color="#cccccc", linewidth=6, label="lowest for its compute")
+        for number, size in enumerate(SIZES):
+            found = sorted((run for run in runs if run.size == size), key=lambda run: run.minutes)
+            if found:
+                axes.plot(
+                    [run.flops for run in found],
+                    [run.loss for run in found],
+                    "o-",
+                    color=charts.color_of(number, len(SIZES)),
+                    label=f"{found[0].parameters / 1e6:.1f} million parameters",
+                )
+        axes.set_xscale("log")
+        axes.set_title("Validation loss (nats per character) by the compute of the training")
+        axes.set_xlabel("floating-point operations (logarithmic)")
+        axes.legend(loc="upper right")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("results", type=Path, help="JSON Lines file of the runs; may not exist yet")
+    parser.add_argument("--minutes", type=float, nargs="*", default=MINUTES)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    options = parser.parse_args(argv)
+    for minutes in options.minutes:
+        for size in options.sizes:
+            done = {(run.size, run.minutes) for run in read_results(options.results)}
+            if (size, minutes) not in done:
+                run = train_size(size, minutes)
+                with options.results.open("a") as file:
+                    file.write(json.dumps(asdict(run)) + "\n")
+    runs = read_results(options.results)
+    draw(runs, options.results.with_suffix(".svg"))
+    print("| layers x width | parameters | minutes | steps | operations | loss |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for run in runs:
+        print(
+            f"| {run.size} | {run.parameters:,} | {run.minutes:g} | {run.steps:,} | "
+            f"{run.flops:.1e} | {run.loss:.4f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
