@@ -95,9 +95,12 @@ def run():
 
 
 @pytest.fixture(scope="session")
-def smoke(run, tmp_path_factory):
+def smoke(tmp_path_factory):
     """Train configs/smoke.yaml in float32; return its folder, with its stdout in printed.txt."""
+    from tests.runs import train
+
     out = tmp_path_factory.mktemp("runs") / "smoke"
-    done = run("train.py", "configs/smoke.yaml", f"--out_dir={out}", "--dtype=float32")
-    (out / "printed.txt").write_text(done.stdout)
+    code, output = train("configs/smoke.yaml", f"--out_dir={out}", "--dtype=float32")
+    assert code == 0, output
+    (out / "printed.txt").write_text(output)
     return out

@@ -9,12 +9,11 @@ import sys
 
 import pytest
 
-from benchmarks import curves, lists, runs, time_to_loss, tour
+from benchmarks import attention, curves, lists, runs, time_to_loss, tour
 from configs.schema import LAYOUTS
 from tests.conftest import ROOT
 from tests.runs import train
 
-NO_COMMANDS = {"charts", "nanogpt", "ngrams", "runs", "timing"}
 LOSS = r"\d\.\d{4}"
 SHORTEST = {  # arguments, and what is printed
     "attention": (
@@ -46,28 +45,11 @@ SHORTEST = {  # arguments, and what is printed
 
 
 @pytest.fixture
-def paths(tmp_path, train_run):
-    """What the words of SHORTEST stand for."""
-    data = tmp_path / "nanogpt" / "data" / "shakespeare_char"
-    data.mkdir(parents=True)
-    for name in ("input.txt", "train.bin", "val.bin"):
-        (data / name).write_text(f"The {name} of this test.\n" * 100)
-    names = [f"{first}{second}" for first in "abcdefgh" * 20 for second in "aeiouxyz"]
-    (tmp_path / "names.txt").write_text("\n".join(names))
-    (tmp_path / "results").write_text((ROOT / "docs" / "minutes_amx.jsonl").read_text())
-    train_run()
-    return {
-        "RUN": f"{tmp_path}/run",
-        "TEXT": f"{tmp_path}/text.txt",
-        "NAMES": f"{tmp_path}/names.txt",
-        "RESULTS": f"{tmp_path}/results",
-        "NANOGPT": f"{tmp_path}/nanogpt",
-    }
+def paths(uninterrupted, tmp_path, monkeypatch):
+    """What the words of SHORTEST stand for.
 
-
-@pytest.fixture
-def shortest(tmp_path, monkeypatch):
-    """Two steps of every training, in this process; pictures and models to another folder."""
+    Every training takes two steps, in this process; pictures and models go to another folder.
+    """
 
     def train_two_steps(folder, config, *options):
         lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--log_interval=1"]
@@ -82,10 +64,26 @@ def shortest(tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "PICTURE", tmp_path / "curves.svg")
     monkeypatch.setattr(tour, "PICTURES", tmp_path / "pictures")
     monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
+    monkeypatch.setattr(attention, "MIN_SECONDS", 1e-9)  # a single call
+
+    data = tmp_path / "nanogpt" / "data" / "shakespeare_char"
+    data.mkdir(parents=True)
+    for name in ("input.txt", "train.bin", "val.bin"):
+        (data / name).write_text(f"The {name} of this test.\n" * 100)
+    names = [f"{first}{second}" for first in "abcdefgh" * 20 for second in "aeiouxyz"]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    (tmp_path / "results").write_text((ROOT / "docs" / "minutes_amx.jsonl").read_text())
+    return {
+        "RUN": f"{uninterrupted}",
+        "TEXT": f"{uninterrupted.parent}/text.txt",
+        "NAMES": f"{tmp_path}/names.txt",
+        "RESULTS": f"{tmp_path}/results",
+        "NANOGPT": f"{tmp_path}/nanogpt",
+    }
 
 
 @pytest.mark.parametrize("name", SHORTEST)
-def test_every_benchmark_runs_in_its_shortest_form(name, paths, shortest, monkeypatch, capsys):
+def test_every_benchmark_runs_in_its_shortest_form(name, paths, monkeypatch, capsys):
     benchmark = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.chdir(ROOT)
     capsys.readouterr()
@@ -97,33 +95,16 @@ def test_every_benchmark_runs_in_its_shortest_form(name, paths, shortest, monkey
         assert re.search(part, printed, re.MULTILINE), f"{part}\n{printed}"
 
 
-def test_every_benchmark_is_run_in_its_shortest_form():
-    names = {path.stem for path in ROOT.glob("benchmarks/[!_]*.py")}
-    assert names - NO_COMMANDS - {"trials"} == set(SHORTEST)
+def test_a_file_that_a_benchmark_lacks_is_named_in_one_line(tmp_path):
+    message = rf"^error: {tmp_path}\S+train.bin is missing; python \S+prepare.py"
+    with pytest.raises(SystemExit, match=message):
+        time_to_loss.main([f"--nanogpt={tmp_path}"])
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        ("time_to_loss --nanogpt=FOLDER", r"FOLDER\S+train.bin is missing; python \S+prepare.py"),
-        ("throughput --nanogpt=FOLDER", r"FOLDER\S+model.py is missing; git clone"),
-        ("lists FOLDER", "names.txt"),
-    ],
-)
-def test_what_a_benchmark_lacks_is_named_in_one_line(words, message, tmp_path, capsys):
-    name, *words = words.replace("FOLDER", str(tmp_path)).split()
-    with pytest.raises(SystemExit) as end:
-        importlib.import_module(f"benchmarks.{name}").main(words)
-    said = f"{end.value} {capsys.readouterr().err}"  # or argparse has printed it
-    assert re.search(f"error: .*{message.replace('FOLDER', str(tmp_path))}", said)
-
-
-@pytest.mark.parametrize("name, package", [("minutes", "matplotlib"), ("decode", "transformers")])
-def test_a_package_that_a_benchmark_lacks_is_named_in_one_line(name, package, monkeypatch):
-    for module in ("charts", name):
-        monkeypatch.delitem(sys.modules, f"benchmarks.{module}", raising=False)
-        monkeypatch.delattr(f"benchmarks.{module}", raising=False)
-    for module in (package, f"{package}.sync_api"):
-        monkeypatch.setitem(sys.modules, module, None)  # which import takes for missing
-    with pytest.raises(SystemExit, match=f"^error: .*{package}.*requirements-dev.txt$"):
-        importlib.import_module(f"benchmarks.{name}")
+def test_a_package_that_a_benchmark_lacks_is_named_in_one_line(monkeypatch):
+    for name in ("charts", "minutes"):
+        monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+        monkeypatch.delattr(f"benchmarks.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # which import takes for missing
+    with pytest.raises(SystemExit, match=r"^error: .*matplotlib.*requirements-dev.txt$"):
+        importlib.import_module("benchmarks.minutes")

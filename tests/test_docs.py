@@ -1,32 +1,46 @@
-"""The tours and the notebook: their Python runs and all assertions hold."""
+"""The tours, the notebook and the commands of own_text.md run, and all assertions hold."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
-from xml.etree import ElementTree
+from types import ModuleType
 
 import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
 
-from benchmarks import minutes
+from tests.commands import sample_main, train_main
 from tests.conftest import ROOT
 
 TOURS = [ROOT / "docs" / name for name in ("attention.md", "gpt.md")]
 NOTEBOOK = ROOT / "docs" / "hornbook.ipynb"
+COMMANDS = {"train.py": train_main, "sample.py": sample_main}
 
 
-@pytest.fixture
-def restore_default_dtype():
+@pytest.fixture(autouse=True)
+def restore(monkeypatch):
+    """A document is a session of its own, and may change what torch does, and the folder."""
+    monkeypatch.chdir(ROOT)
     yield
     torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    InteractiveShell.clear_instance()
+
+
+def run_here(command):
+    """Run a command of the project, `python train.py ...`, in this process."""
+    _, script, *words = shlex.split(command)
+    with torch.enable_grad():
+        assert COMMANDS[script](words) == 0
 
 
 @pytest.mark.parametrize("tour", TOURS, ids=lambda path: path.stem)
-def test_the_code_of_a_tour_runs_from_beginning_to_end(tour, restore_default_dtype, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_code_of_a_tour_runs_from_beginning_to_end(tour):
     text, session = tour.read_text(encoding="utf-8"), {"__name__": "tour"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert len(blocks) == text.count("```python")
@@ -43,28 +57,35 @@ def test_the_notebook_is_stored_without_outputs():
 
 
 def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
-    """Train for a few steps on the bundled texts, into another folder."""
-    for name in ("IPYTHONDIR", "JUPYTER_DATA_DIR"):  # without the kernels and profiles of the user
-        monkeypatch.setenv(name, str(tmp_path / name))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    runs, names = tmp_path.as_posix(), "--sources=data/lists/names.txt"
-    options = "--max_iters=4 --eval_interval=4"
-    for shown, changed in (
-        ("out/", f"{runs}/"),
-        ("shakespeare.yaml --minutes=3", f"smoke.yaml {options} --out_dir={runs}/shakespeare"),
-        ("names.yaml", f"names.yaml {names} {options} --out_dir={runs}/names"),
-    ):
-        assert any(shown in cell.source for cell in code)
-        for cell in code:
-            cell.source = cell.source.replace(shown, changed)
-
-    folder = {"metadata": {"path": NOTEBOOK.parent}}
-    NotebookClient(notebook, timeout=120, resources=folder).execute()
-    outputs = {
-        cell.id: "".join(each.get("text") or str(each.get("data")) for each in cell.outputs)
-        for cell in code
+    """In this process, with a few steps on the bundled texts, into another folder."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))  # without the profile of the user
+    monkeypatch.chdir(NOTEBOOK.parent)
+    few = f"--max_iters=4 --eval_interval=4 --out_dir={tmp_path.as_posix()}"
+    changes = {
+        "out/": f"{tmp_path.as_posix()}/",
+        "shakespeare.yaml --minutes=3": f"smoke.yaml {few}/shakespeare",
+        "names.yaml": f"names.yaml --sources=data/lists/names.txt {few}/names",
     }
+    options = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell.instance(config=options, user_module=ModuleType("notebook"))
+
+    def system(command):
+        """Run the command after ! or %."""
+        if not command.endswith("pip install -q -r requirements.txt"):
+            run_here(shell.var_expand(command))
+
+    shell.system, outputs = system, {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        if cell.cell_type == "code":
+            source = cell.source
+            for shown, changed in changes.items():
+                source = source.replace(shown, changed)
+            with capture_output() as captured:
+                done = shell.run_cell(source)
+            done.raise_error()
+            shown = [each.data for each in captured.outputs]
+            shown.append(shell.display_formatter.format(done.result)[0])
+            outputs[cell.id] = captured.stdout + str(shown)
     assert "best validation loss" in outputs["train"] and "best validation loss" in outputs["names"]
     assert outputs["sample"].startswith("ROMEO:") and len(outputs["sample"]) > 500
     assert outputs["generate"].startswith("Romeo, Romeo") and len(outputs["generate"]) > 300
@@ -81,33 +102,18 @@ def test_the_notebook_runs_from_beginning_to_end(tmp_path, monkeypatch):
     ],
 )
 def test_the_commands_for_lists_and_answers_make_a_text_train_on_it_and_sample(
-    section, text, size, shown, tmp_path
+    section, text, size, shown, tmp_path, capsys
 ):
-    """Run those that make the text, train, and sample: with few steps and short samples."""
+    """With few steps and short samples."""
     document = (ROOT / "docs" / "own_text.md").read_text(encoding="utf-8")
     after = document.split(f"\n## {section}\n")[1]
     script = re.search(r"^```sh\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[1]
-    for word, short in (
-        ("python ", f"{sys.executable} "),
-        (f"{text}.txt", f"{tmp_path}/{text}.txt"),
-        (f"out/{text}", f"{tmp_path}/{text}"),
-        ("--batch_size=", "--max_iters=4 --batch_size="),
-        ("sample.py", "sample.py --max_new_tokens=90"),
-    ):
-        assert word in script
-        script = script.replace(word, short)
-    done = subprocess.run(["bash", "-ec", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    script = script.replace(f"{text}.txt", f"{tmp_path}/{text}.txt").replace("out/", f"{tmp_path}/")
+    make, train, sample = re.split(r"\n(?=python \w+\.py)", script.rstrip())
+    subprocess.run(["bash", "-ec", make.replace("python", sys.executable, 1)], check=True)
     lines = (tmp_path / f"{text}.txt").read_text(encoding="utf-8").splitlines()
     assert size <= len(lines) <= 1.1 * size  # later versions of Python have more symbols
-    assert re.search(shown, done.stdout), done.stdout
-
-
-def test_the_picture_of_losses_is_drawn_from_the_results_beside_it(tmp_path):
-    results, drawn = (ROOT / "docs" / f"minutes_amx.{suffix}" for suffix in ("jsonl", "svg"))
-    minutes.draw(minutes.load_runs(results), tmp_path / "again.svg")
-    again, shown = (
-        [(shape.tag, shape.text) for shape in ElementTree.parse(picture).iter()]
-        for picture in (tmp_path / "again.svg", drawn)
-    )
-    assert again == shown
+    run_here(f"{train} --max_iters=4")
+    run_here(f"{sample} --max_new_tokens=90")
+    printed = capsys.readouterr().out
+    assert re.search(shown, printed), printed

@@ -1,8 +1,7 @@
-"""README and docs: valid commands, figures that agree, valid links, no absolute paths."""
+"""README and docs: valid commands, valid links, the size of the first model."""
 
 import re
 import shlex
-from math import log
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,9 @@ from tests.conftest import ROOT
 from training.device import select_runtime
 from training.resolve import resolve
 
-DOCUMENTS = sorted(
-    path
-    for pattern in ("*.md", "docs/*.md", "docs/*.ipynb", "data/README.md")
-    for path in ROOT.glob(pattern)
-)
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PATTERNS = ("*.md", "docs/*.md", "docs/*.ipynb", "data/README.md")
+DOCUMENTS = [path for pattern in PATTERNS for path in ROOT.glob(pattern)]
 COMMANDS = [
     re.split(r" [|<] ", line)[0]
     for path in ("README.md", "docs/own_text.md", "docs/exercises.md")
@@ -49,29 +45,11 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
 
 
 def test_the_readme_gives_the_number_of_parameters_of_its_first_model():
-    number = re.search(r"this model of ([\d.]+) million parameters", README)[1]
+    number = re.search(r"([\d.]+) million parameters", README.read_text(encoding="utf-8"))[1]
     config = parse_train(["configs/shakespeare.yaml"]).new_settings()
     config = resolve(config, select_runtime("cpu", "float32"), epochs=3)
     model = GPT(config.model, vocab_size=65)  # Tiny Shakespeare's
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == float(number)
-
-
-def test_every_loss_in_the_table_of_the_readme_is_one_of_results_rounded():
-    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    exact = {f"{float(loss):.2f}" for loss in re.findall(r"\b\d\.\d{3,4}\b", results)}
-    table = README.partition("\n## Recipes and results\n")[2].partition("\n## ")[0]
-    losses = set(re.findall(r"\b\d\.\d\d\b", table)) - {f"{log(65):.2f}"}  # a uniform guess
-    assert len(losses) > 4 and losses <= exact
-
-
-def test_every_recipe_has_the_same_loss_in_the_readme_and_in_results():
-    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    row = r"^\|.*?(configs/\w+\.yaml|--minutes=\d+)`.*\| loss ([\d.]+) \|$"
-    rows = re.findall(row, README, re.MULTILINE)
-    assert len(rows) > 2
-    for command, loss in rows:
-        mean = re.search(rf"^\|.*{command}`.*? (\d\.\d+)", results, re.MULTILINE)[1]
-        assert f"{float(mean):.2f}" == loss, command
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
@@ -93,18 +71,12 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_relative_link_leads_to_a_file_and_to_a_heading(document):
-    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", prose(document))
-    for link in map("".join, links):
-        if "://" not in link:
-            path, _, fragment = link.partition("#")
-            target = document.parent / path if path else document
-            assert target.exists(), link
-            assert not fragment or fragment in anchors(target), link
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_document_contains_an_absolute_path_of_one_machine(document):
-    text = document.read_text(encoding="utf-8")
-    assert not re.search(r"(?<![\w.])/(work|root|home|tmp)/", text)
+def test_every_relative_link_leads_to_a_file_and_to_a_heading():
+    for document in DOCUMENTS:
+        links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", prose(document))
+        for link in map("".join, links):
+            if "://" not in link:
+                path, _, fragment = link.partition("#")
+                target = document.parent / path if path else document
+                assert target.exists(), f"{document}: {link}"
+                assert not fragment or fragment in anchors(target), f"{document}: {link}"
