@@ -129,9 +129,9 @@ class Batches:
         rng = np.random.RandomState((self._seed, epoch))
 
         # the first cut of a segment: so late that its other windows can hold the rest
-        least = np.maximum(1, self._predictions - (self._counts - 1) * self._block_size)
-        choices = self._block_size + 1 - least
-        first_cut = least + (rng.random_sample(len(least)) * choices).astype(np.int64)
+        earliest = np.maximum(1, self._predictions - (self._counts - 1) * self._block_size)
+        choices = self._block_size + 1 - earliest
+        first_cut = earliest + (rng.random_sample(len(earliest)) * choices).astype(np.int64)
 
         # window n lies between the cuts n - 1 and n; the ends of the segment are cuts too
         segment, n = number_windows(self._counts)

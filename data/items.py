@@ -43,7 +43,7 @@ class ItemFormat:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
-    def blank_ends(self, content: str) -> int:
+    def count_blank_ends(self, content: str) -> int:
         """Count the lines that end in spaces or tabs, which are no part of an item.
 
         None counts if the separator or `answer_after` contains one.
@@ -52,33 +52,30 @@ class ItemFormat:
             return 0
         return content.count(" \n") + content.count("\t\n") + content.endswith((" ", "\t"))
 
-    def pieces_of(self, contents: Sequence[str]) -> list[str]:
-        """Split files at the separators, without blank ends; a piece never spans two files."""
-        pieces = []
-        for content in contents:
-            if self.blank_ends(content):
-                content = "\n".join(line.rstrip(" \t") for line in content.split("\n"))
-            pieces += content.split(self.separator)
-        return pieces
+    def without_blank_ends(self, content: str) -> str:
+        """Return a text without the spaces and tabs that `count_blank_ends` counts."""
+        if not self.count_blank_ends(content):
+            return content
+        return "\n".join(line.rstrip(" \t") for line in content.split("\n"))
 
     def items_of(self, path: str, contents: Sequence[str]) -> list[str]:
-        """Return the items of some files; raise DataError if one has no `answer_after`."""
-        return self.items_in(path, self.pieces_of(contents))
-
-    def items_in(self, path: str, pieces: Sequence[str]) -> list[str]:
-        """Return the pieces with a visible character, without the newlines around them.
+        """Return the items of some files, without the newlines around them; none spans two files.
 
         Raises DataError if one has no `answer_after`.
         """
-        pieces = [piece.lstrip("\n") for piece in pieces if piece.strip()]
-        lacking = [piece for piece in pieces if self.answer_after not in piece]
-        if self.answer_after and lacking:
+        items = []
+        for content in contents:
+            pieces = self.without_blank_ends(content).split(self.separator)
+            items += [piece.lstrip("\n") for piece in pieces if piece.strip()]
+
+        lacking = [item for item in items if self.answer_after not in item]
+        if lacking:
             raise DataError(
                 f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
                 f"{counted(len(lacking), 'item')}, first: {brief(lacking[0])}; "
                 "correct or remove them"
             )
-        return list(map(self.trim_end, pieces))
+        return list(map(self.trim_end, items))
 
     def trim_end(self, item: str) -> str:
         """Remove the newlines at the end of an item, but keep those that end its question.
@@ -159,18 +156,17 @@ def split_list(
 def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
     """Return the items of a text, sorted by SHA-256: a deterministic shuffle.
 
-    Also return how many lines ended in blanks or had nothing else. Raises DataError if the
-    separator does not occur, or an item has no `answer_after`.
+    Also return how many lines ended in blanks. Raises DataError if the separator does not occur, or
+    an item has no `answer_after`.
     """
-    pieces = item_format.pieces_of(text.contents)
-    if len(pieces) == len(text.contents):
+    contents = list(map(item_format.without_blank_ends, text.contents))
+    if not any(item_format.separator in content for content in contents):
         raise DataError(
             f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
             "correct data.separator"
         )
-    items = item_format.items_in(text.path, pieces)
-    blank = sum(map(item_format.blank_ends, text.contents))
-    blank += sum(piece.strip("\n") != "" for piece in pieces) - len(items)
+    items = item_format.items_of(text.path, contents)
+    blank = sum(map(item_format.count_blank_ends, text.contents))
     # shuffled, because evaluations show the first few wrong items
     return sorted(items, key=digest), blank
 

@@ -1,7 +1,4 @@
-"""The state of a run: everything that training changes.
-
-`Run` holds one GPT, its optimizers and `Progress`.
-"""
+"""The state of a run: model and optimizers, and `Progress`, its counters and losses."""
 
 import math
 from dataclasses import dataclass
