@@ -23,7 +23,7 @@ IDS = np.random.default_rng(0).integers(0, 7, 101).astype(np.uint8)
 SPLIT = Split(IDS, ((0, 40), (40, 101)))
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
+@pytest.mark.parametrize("batch_size", [1, 64])
 def test_exact_loss_is_the_mean_over_all_targets_and_draws_no_random_numbers(batch_size):
     model, nats = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, dropout=0.5), 7), []
     for start, end in SPLIT.segments:
@@ -64,10 +64,3 @@ def test_a_stop_interrupts_an_evaluation_but_not_what_is_drawn_of_it(run):
     with pytest.raises(Interrupted):
         evaluate(run, stop)
     assert draw(run, result).wrong_answers
-
-
-def test_nothing_is_drawn_of_a_model_whose_loss_is_not_finite(run):
-    with torch.no_grad():
-        next(run.model.parameters()).fill_(math.nan)
-    drawings = draw(run, evaluate(run, Stop()))
-    assert (drawings.sample, drawings.wrong_answers, drawings.probe) == ("", (), None)

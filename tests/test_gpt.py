@@ -15,13 +15,14 @@ from model.dropout import dropout
 from model.gpt import GPT
 from model.inspect import heads_off, logit_lens
 from model.parameters import named_slices, parameter_count
-from tests.variants import CHOICES, RECIPES, choices_of, concatenated, noisy
+from tests.runs import equal
+from tests.variants import CHOICES, choices_of, concatenated, noisy
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, **GPT2)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
-VARIANTS = [
+VARIANTS = [  # 25 of 768, among them every pair of choices
     dict(zip(ALL_CHOICES, values, strict=True))
-    for values in itertools.product(*ALL_CHOICES.values())
+    for values in list(itertools.product(*ALL_CHOICES.values()))[::31]
 ]
 PAIRS = list(itertools.product(LAYOUTS, KERNELS))
 IDS = torch.randint(11, (3, 8), generator=torch.Generator().manual_seed(0))
@@ -31,7 +32,7 @@ def build(seed=0, **changes):
     return GPT(dataclasses.replace(SMALL, **changes), 11, seed)
 
 
-@pytest.mark.parametrize("variant", VARIANTS[::5], ids=lambda v: "-".join(map(str, v.values())))
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(map(str, v.values())))
 def test_every_variant_starts_near_a_loss_of_ln_v_and_every_parameter_gets_a_gradient(variant):
     model = build(**variant)
     loss = torch.nn.functional.cross_entropy(model(IDS)[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
@@ -41,44 +42,30 @@ def test_every_variant_starts_near_a_loss_of_ln_v_and_every_parameter_gets_a_gra
     assert all(each.grad is not None and each.grad.any() for each in model.parameters())
 
 
-def test_each_previous_token_is_added_from_its_own_embedding_table():
-    # with residual_init="zero", every block starts as the identity
-    model = build(token_shifts=2, positions="rope", residual_init="zero").double()
-    tables = [
-        model.token_embedding.weight,
-        *(embedding.weight for embedding in model.previous_embeddings),
-    ]
-    residual = [
-        [sum(tables[n][row[t - n]] for n in range(min(t, 2) + 1)) for t in range(8)] for row in IDS
-    ]
-    expected = model.lm_head(model.final_norm(torch.stack([torch.stack(row) for row in residual])))
-    torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
 def test_future_tokens_have_no_influence(number):
-    """In every layout and kernel, each with other variants: no change, and no gradient."""
+    """In every layout and kernel, each in another variant: no change, and no gradient."""
     layout, kernel = PAIRS[number]
-    for variant in VARIANTS[number::167]:
-        model = build(**variant | {"residual_init": "scaled"}, attention=layout, kernel=kernel)
-        embedded = []
-        model.token_embedding.register_forward_hook(lambda *call, e=embedded: e.append(call[2]))
-        logits = model(IDS)
-        for t in range(8):
-            edited = IDS.clone()
-            edited[:, t + 1 :] = (edited[:, t + 1 :] + 1 + t) % 11
-            assert torch.equal(model(edited)[:, : t + 1], logits[:, : t + 1])
-            total = logits[:, t].square().sum()
-            (grad,) = torch.autograd.grad(total, embedded[0], retain_graph=True)
-            assert grad[:, t + 1 :].eq(0).all() and grad[:, : t + 1].ne(0).any(-1).all()
+    variant = VARIANTS[number % len(VARIANTS)] | {"residual_init": "scaled"}
+    model = build(**variant, attention=layout, kernel=kernel)
+    embedded = []
+    model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
+    logits = model(IDS)
+    for t in range(8):
+        edited = IDS.clone()
+        edited[:, t + 1 :] = (edited[:, t + 1 :] + 1 + t) % 11
+        assert torch.equal(model(edited)[:, : t + 1], logits[:, : t + 1])
+        total = logits[:, t].square().sum()
+        (grad,) = torch.autograd.grad(total, embedded[0], retain_graph=True)
+        assert grad[:, t + 1 :].eq(0).all() and grad[:, : t + 1].ne(0).any(-1).all()
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_initial_weights_depend_only_on_the_seed(number):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_initial_weights_depend_only_on_the_seed(layout):
     """Not on the layout, nor on the state of the default generator."""
-    for variant in VARIANTS[number::25]:  # every choice of every setting
+    for variant in VARIANTS[::4]:
         first = concatenated(named_slices(build(**variant)))
-        again = concatenated(named_slices(build(**variant, attention=LAYOUTS[number])))
+        again = concatenated(named_slices(build(**variant, attention=layout)))
         assert list(first) == list(again)
         assert all(torch.equal(again[name], first[name]) for name in first), variant
     assert not torch.equal(build(seed=1).lm_head.weight, build(seed=0).lm_head.weight)
@@ -87,12 +74,12 @@ def test_initial_weights_depend_only_on_the_seed(number):
 def test_initialization_is_that_of_gpt2():
     sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 64}
     model = GPT(ModelConfig(**sizes, **GPT2 | {"token_shifts": 1, "tied": False}), 65)
-    weights = [model.token_embedding.weight, model.position_embedding.weight, model.lm_head.weight]
-    weights += [embedding.weight for embedding in model.previous_embeddings]
-    weights += [block.mlp.up.weight for block in model.blocks]
-    weights += [block.attention.projection.head_weights(1)[0] for block in model.blocks]
-    outputs = [block.mlp.down.weight for block in model.blocks]
-    outputs += [block.attention.out_proj.weight for block in model.blocks]
+    embeddings = [model.token_embedding, model.position_embedding, *model.previous_embeddings]
+    weights = [module.weight for module in (*embeddings, model.lm_head)]
+    outputs = []
+    for block in model.blocks:
+        weights += [block.mlp.up.weight, block.attention.projection.head_weights(1)[0]]
+        outputs += [block.mlp.down.weight, block.attention.out_proj.weight]
     for weight in weights:
         assert weight.std().item() == pytest.approx(0.02, rel=0.03)
     for weight in outputs:
@@ -107,30 +94,24 @@ def test_parameter_counts_equal_nanogpts():
         assert parameter_count(GPT(command.new_settings().model, 65)) == count
 
 
-@pytest.mark.parametrize("token_shifts", [0, 3])
-def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was(token_shifts):
-    model = build(token_shifts=token_shifts).eval()
-    with pytest.raises(ValueError, match="9 tokens exceed block_size 8"):
-        model(torch.zeros(3, 9, dtype=torch.int64))
+def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was():
+    model = build(token_shifts=3).eval()
     cache = model.new_cache()
     model(IDS[:, :6], cache)
     for ids, message in (
         (IDS[0, 6:], r"ids must be \(B, T\) with T at least 1, not \(2,\); ids\[None\] is"),
-        (IDS[:, 6:6], r"ids must be \(B, T\) with T at least 1, not \(3, 0\)"),
         (IDS[:, :3], "9 tokens exceed block_size 8"),
         (IDS[:2, 6:], "ids are 2 texts, the cache holds 3"),
     ):
         with pytest.raises(ValueError, match=message):
             model(ids, cache)
-    assert cache.length == 6
     torch.testing.assert_close(model(IDS[:, 6:], cache), model(IDS)[:, 6:])
 
 
 def test_with_a_cache_each_token_continues_the_text_even_if_the_memory_of_the_ids_is_reused():
     model, token = build(token_shifts=3).eval(), torch.empty_like(IDS[:, :1])
-    cache, logits = model.new_cache(), []
-    for t in range(8):
-        logits.append(model(token.copy_(IDS[:, t : t + 1]), cache))
+    cache = model.new_cache()
+    logits = [model(token.copy_(IDS[:, t : t + 1]), cache) for t in range(8)]
     torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS))
 
 
@@ -167,9 +148,8 @@ def test_dropout_drops_each_element_independently_with_probability_p_and_preserv
         assert abs((kept & kept.roll(lag)).double().mean() - expected) < tolerance, lag
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_logit_lens_gives_the_logits_of_models_that_end_after_each_block(recipe):
-    model, ids = build(n_layer=2, **choices_of(recipe)).eval(), torch.tensor([1, 5, 2])
+def test_the_logit_lens_gives_the_logits_of_models_that_end_after_each_block():
+    model, ids = build(**choices_of("shakespeare")).eval(), torch.tensor([1, 5, 2])
     first = copy.deepcopy(model)
     first.blocks = first.blocks[:1]
     with torch.inference_mode():
@@ -178,20 +158,15 @@ def test_the_logit_lens_gives_the_logits_of_models_that_end_after_each_block(rec
     assert not torch.allclose(*expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_head_that_is_off_has_zeros_in_the_output_projection_and_comes_back_unchanged(layout):
-    model, ids = build(attention=layout, n_head=4), torch.tensor([[1, 5, 2]])
-    expected = copy.deepcopy(model)
-    expected.blocks[1].attention.out_proj.weight.data[:, 8:12] = 0
+def test_a_head_that_is_off_has_zeros_in_the_output_projection_and_comes_back_unchanged():
+    model, ids = build(n_head=4), torch.tensor([[1, 5, 2]])
+    expected, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     expected.blocks[0].attention.out_proj.weight.data[:, :4] = 0
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(KeyError), heads_off(model, [(1, 2)]):
-        with heads_off(model, [(0, 0), (1, 2)]):
-            assert torch.equal(model(ids), expected(ids))
-        assert not torch.equal(model(ids), expected(ids))
+    expected.blocks[1].attention.out_proj.weight.data[:, 8:12] = 0
+    with pytest.raises(KeyError), heads_off(model, [(0, 0), (1, 2)]):
+        assert torch.equal(model(ids), expected(ids))
         raise KeyError
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    for wrong in ((2, 0), (0, 4), (-1, 0)):
-        refused = pytest.raises(ValueError, match=r"allowed: heads 0 to 3 in layers 0 to 1$")
-        with refused, heads_off(model, [wrong]):
-            pass
+    assert equal(dict(model.state_dict()), dict(before))
+    refused = pytest.raises(ValueError, match=r"allowed: heads 0 to 3 in layers 0 to 1$")
+    with refused, heads_off(model, [(0, 4)]):
+        pass

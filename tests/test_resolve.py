@@ -31,7 +31,7 @@ def test_resolving_replaces_every_auto_except_the_rule_for_saves_and_the_folder(
 
 @pytest.mark.parametrize(
     ("epochs", "dropout", "scale"),
-    [(0.1, 0, 1), (2.9, 0, 0.91), (5, 0.05, 0.85), (6.9, 0.05, 0.8), (8, 0.1, 0.8), (99, 0.3, 0.8)],
+    [(0.1, 0, 1), (2.9, 0, 0.91), (5, 0.05, 0.85), (99, 0.3, 0.8)],
 )
 def test_dropout_rises_and_logit_scale_falls_with_the_number_of_epochs(epochs, dropout, scale):
     model = resolve(AUTO, CPU, epochs).model
@@ -50,18 +50,18 @@ def test_kernel_auto_is_the_fastest_one_to_train_with(device, dtype, block_size,
     assert resolve(config, Runtime(torch.device(device), dtype, ""), 1).model.kernel == kernel
 
 
-@pytest.mark.parametrize(("max_iters", "interval"), [(1400, 140), (60, 6), (1, 1), (71, 8)])
+@pytest.mark.parametrize(("max_iters", "interval"), [(60, 6), (1, 1), (71, 8)])
 def test_a_run_is_evaluated_ten_times(max_iters, interval):
     train_config = replace(AUTO.train, max_iters=max_iters)
     assert resolve(replace(AUTO, train=train_config), CPU, 1).train.eval_interval == interval
 
 
-def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path, capsys):
+def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path):
     folder = tmp_path / "run"
-    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto"]
+    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto", "--batch_size=16"]
     for arguments, dropout, scale in (
-        ([*options, *auto, "--max_iters=2", "--eval_interval=2", f"--out_dir={folder}"], 0, 1),
-        ([folder, "--max_iters=400", "--eval_interval=400"], 0.2, 0.8),
+        ([*options, *auto, "--max_iters=1", "--eval_interval=1", f"--out_dir={folder}"], 0, 1),
+        ([folder, "--max_iters=60", "--eval_interval=60"], 0.05, 0.83),
     ):
         code, output = train(*arguments)
         assert code == 0 and f"dropout {dropout}, logit_scale {scale}\n" in output
@@ -70,4 +70,4 @@ def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options
         # whoever loads it resolves to the same
         model = load_model(folder / "last.safetensors")[0]
         assert (model.config.dropout, model.config.logit_scale) == (dropout, scale)
-    assert "model.dropout 0.0 -> 0.2\n" in output
+    assert "model.dropout 0.0 -> 0.05\n" in output
