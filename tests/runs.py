@@ -40,11 +40,6 @@ SMALL = [
     "--sample_chars=8", "--optimizer=muon", "--schedule=trapezoid", "--dropout=0.1",
     "--gradient_accumulation_steps=2", "--patience=100",
 ]  # fmt: skip
-# the learning rate rises too far: the second evaluation is the best, the last two are worse
-DIVERGING = [
-    "--schedule=constant", "--warmup_ratio=1", "--learning_rate=1", "--muon_learning_rate=1",
-    f"--save_interval={STEPS * 3 // 4}",
-]  # fmt: skip
 JSON_SECTIONS = [*SECTIONS, "environment"]  # of a checkpoint file
 PHASES = {  # a function that only one phase of a run uses
     "load": ("train", "load_corpus"),

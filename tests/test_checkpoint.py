@@ -49,100 +49,63 @@ def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(layout, 
 # ---------------------------------------------------------------------------- choosing a checkpoint
 
 
-DAMAGE = {
-    "missing": Path.unlink,
-    "empty": lambda path: path.write_bytes(b""),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "flipped": lambda path: path.write_bytes(path.read_bytes().replace(b"n_layer", b"n_lay\xe5r")),
-    "foreign": lambda path: torch.save({"model": {}}, path),
-}
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
 @pytest.mark.parametrize(
-    "prefer, damaged, chosen",
-    [
-        ("last", [LAST], PREV),
-        ("last", [BEST], LAST),
-        ("best", [BEST], LAST),
-        ("best", [BEST, LAST], PREV),
-        ("best", [LAST, PREV], BEST),
-    ],
+    ("prefer", "damaged", "chosen"),
+    [("last", [LAST], PREV), ("best", [BEST], LAST), ("best", [BEST, LAST], PREV)],
 )
 def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
-    folder, damage, prefer, damaged, chosen
+    prefer, damaged, chosen, damage, folder
 ):
-    for name in damaged:
-        DAMAGE[damage](folder / name)
     notes = []
-    saved = checkpoints.find(folder, prefer, notify=notes.append)
-    assert saved.path == folder / chosen
-    if chosen.startswith(prefer):
-        assert notes == []
-    else:
-        (note,) = notes
-        assert note.startswith(f"{folder / damaged[0]}: ")
-        assert note.endswith(f"; using {folder / chosen} instead")
+    assert checkpoints.find(folder, prefer, notes.append).path.name.startswith(prefer)
+    assert notes == []
+    for name in damaged:
+        damage(folder / name)
+    assert checkpoints.find(folder, prefer, notes.append).path == folder / chosen
+    (note,) = notes
+    assert note.startswith(f"{folder / damaged[0]}: ")
+    assert note.endswith(f"; using {folder / chosen} instead")
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_file_given_by_name_is_loaded_or_refused(folder, damage):
+def test_a_file_given_by_name_is_loaded_or_refused(folder):
     assert checkpoints.find(folder / LAST, "last", pytest.fail).path == folder / LAST
-    DAMAGE[damage](folder / LAST)
+    cut(folder / LAST)
     message = error_message(checkpoints.find, folder / LAST, "last", pytest.fail)
-    assert message.startswith(f"{folder / LAST}: ") and PREV not in message
+    assert message == f"{folder / LAST}: checksum mismatch: the file is damaged or incomplete"
 
 
-@pytest.mark.parametrize("path", ["out", "out/empty", "out/typo", "run", "out/typo/best"])
+@pytest.mark.parametrize("path", ["out", "out/typo", "run"])
 def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
     path, folder, tmp_path, monkeypatch
 ):
-    (tmp_path / "out" / "empty").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
     folder.rename(tmp_path / "out" / "run")
     monkeypatch.chdir(tmp_path)
     message = error_message(checkpoints.find, Path(path), "last", pytest.fail)
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
-def test_the_best_weights_are_no_place_to_resume_but_can_start_a_new_run(folder):
-    for name in (LAST, PREV):
-        DAMAGE["cut"](folder / name)
-    message = error_message(checkpoints.find, folder, "last", pytest.fail)
-    damaged = "checksum mismatch: the file is damaged or incomplete; "
-    faults = [f"{folder / name}: {damaged}" for name in (LAST, PREV)]
-    assert message == "".join(
-        [*faults, f"to start a new run from its best weights: --init_from={folder}"]
-    )
-
-
 # ------------------------------------------------------------------------------ invalid checkpoints
 
 
-INVALID = "its content is invalid"
-WRONG_PARTS = [  # the part, its new value or what changes in it, and words of the message
-    ("config", None, f"{INVALID} (KeyError: 'config')"),
-    (
-        "config",
-        {"model": {"n_heads": 2}},
-        "config: unknown setting 'n_heads'; the checkpoint may be from a newer version",
-    ),
-    ("config", {"model": {"n_layer": -1}}, "config: n_layer must be an integer of at least 1, but"),
-    ("vocabulary", "aba", f"{INVALID} (ValueError: "),
-    ("data", {"sha256": 7}, "data: sha256 must be a string, "),
+UNKNOWN = "unknown setting 'n_heads'; the checkpoint may be from a newer version"
+WRONG_PARTS = [  # the part, its new value, words of the message
+    ("config", {"model": {"n_heads": 2}}, f"config: {UNKNOWN}"),
+    ("vocabulary", "aba", "its content is invalid (ValueError: "),
     ("progress", {"step": -1}, "progress: step must be an integer of at least 0, but is -1"),
 ]
 
 
-@pytest.mark.parametrize(("part", "change", "expected"), WRONG_PARTS)
-def test_an_invalid_part_is_rejected_by_name(part, change, expected, folder):
-    changed = contents(folder / LAST)
-    if change is None:
-        del changed[part]
-    else:
-        changed[part] = changed[part] | change if isinstance(change, dict) else change
-    write_checkpoint(folder / LAST, changed)
+@pytest.mark.parametrize(("part", "value", "expected"), WRONG_PARTS)
+def test_an_invalid_part_is_rejected_by_name(part, value, expected, folder):
+    write_checkpoint(folder / LAST, contents(folder / LAST) | {part: value})
     message = error_message(checkpoints.load, folder / LAST)
-    assert message.startswith(f"{folder / LAST}: ") and expected in message
+    assert message.startswith(f"{folder / LAST}: {expected}")
 
 
 def test_a_field_that_is_missing_takes_its_default(folder):
@@ -174,7 +137,6 @@ def test_an_invalid_tensor_is_rejected_by_name(case, role, folder):
     change, expected = WRONG_TENSORS[case]
     change(saved["tensors"], f"{role}.{name}")
     write_checkpoint(folder / LAST, saved)
-    (folder / PREV).unlink()
     message = error_message(resumed, folder)
     assert message == f"{folder / LAST}: {expected.format(n=f'{role}.{name}')}"
     if role == "model":

@@ -1,7 +1,6 @@
 """The length of a run: shares of max_iters, and --minutes."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,8 +8,6 @@ from configs.command import parse_train
 from configs.schema import TrainConfig
 from tests.conftest import ROOT
 from tests.runs import contents, same_runs, send_at, small_run_args, train
-from training import duration
-from training.distributed import SINGLE_PROCESS
 from training.duration import EVALUATION_FRACTION, SAFETY, Timing, fit_to_time
 from training.schedule import lr_multiplier
 
@@ -44,24 +41,11 @@ def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
         assert fitted.eval_interval == interval
 
 
-@pytest.mark.parametrize(("minutes", "timed"), [(0.1, 3), (2, 12), (600, 60)])
-def test_a_twentieth_of_the_time_is_timed_but_no_more_than_half_a_minute(
-    minutes, timed, monkeypatch
-):
-    steps = []  # of half a second each
-    monkeypatch.setattr(duration, "TrainStep", lambda trial: lambda: steps.append(0.5))
-    monkeypatch.setattr(duration.time, "monotonic", lambda: sum(steps))
-    monkeypatch.setattr(duration, "evaluate", lambda *_: steps.append(0.75))
-    monkeypatch.setattr(duration, "draw", lambda *_: steps.append(0.25))
-    timing = duration.measure_timing(SimpleNamespace(world=SINGLE_PROCESS), 60 * minutes)
-    assert timing == Timing(step=0.5, evaluation=1) and len(steps) == 2 + 3 + timed + 2
-
-
 @pytest.fixture
 def options(tmp_path):
     """The small run, without its length."""
     words = [word for word in small_run_args(tmp_path) if "max_iters" not in word]
-    return [*words, "--eval_interval=auto"]
+    return [*words, "--eval_interval=auto", "--dropout=auto"]
 
 
 def chosen(output):
@@ -79,37 +63,25 @@ def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tm
     assert same_runs(timed, repeated)
 
 
-def test_minutes_time_one_trial_with_the_dropout_of_a_long_run(options, tmp_path, monkeypatch):
-    trials = []
-
-    def measure_timing(trial, seconds):
-        trials.append(trial.config.model.dropout)
-        return Timing(step=0.1, evaluation=0)
-
-    monkeypatch.setattr("training.duration.measure_timing", measure_timing)
-    words = [*options, "--dropout=auto", "--minutes=0.1", f"--out_dir={tmp_path / 'run'}"]
-    code, output = train(*words)
-    assert code == 0 and trials == [0.3] and 45 < chosen(output) <= 57
-    assert output.count("characters, ") == 1  # the text is described once
-
-
 def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_it(
     options, tmp_path, monkeypatch
 ):
-    stopped, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
-    monkeypatch.setattr(
-        "training.duration.measure_timing", lambda *_: Timing(step=0.1, evaluation=0.6)
-    )
+    stopped, uninterrupted, trials = tmp_path / "stopped", tmp_path / "uninterrupted", []
+
+    def measure_timing(trial, _):
+        trials.append(trial.config.model.dropout)
+        return Timing(step=0.1, evaluation=0.6)
+
+    monkeypatch.setattr("training.duration.measure_timing", measure_timing)
     with monkeypatch.context() as patch:
         send_at("step", "SIGTERM", 20, patch.setattr)
-        code, output = train(*options, "--minutes=0.2", f"--out_dir={stopped}")
-    assert code == 143
-    settings = contents(stopped / "last.safetensors")["config"]["train"]
-    max_iters, interval = settings["max_iters"], settings["eval_interval"]
-    assert max_iters == chosen(output) == interval > 100  # evaluations are slow: there is one
+        code, output = train(*options, "--minutes=0.1", f"--out_dir={stopped}")
+    assert code == 143 and trials == [0.3]  # timed with the dropout of a long run
+    max_iters = chosen(output)
+    assert 30 < max_iters <= 57
     words = [word for word in options if "eval_interval" not in word]
     code, output = train(*words, "--minutes=9", f"--out_dir={stopped}", "--resume")
-    assert code == 0 and f"--minutes: the run keeps its {max_iters:,} steps\n" in output
-    lengths = [f"--max_iters={max_iters}", f"--eval_interval={interval}"]
-    assert train(*options, *lengths, f"--out_dir={uninterrupted}")[0] == 0
+    assert code == 0 and f"--minutes: the run keeps its {max_iters} steps\n" in output
+    lengths = [f"--max_iters={max_iters}", f"--eval_interval={max_iters}"]  # they are slow: one
+    assert train(*words, *lengths, f"--out_dir={uninterrupted}")[0] == 0
     assert same_runs(stopped, uninterrupted)

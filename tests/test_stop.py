@@ -8,54 +8,36 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from run.checkpoint import LAST
-from tests.runs import (
-    CODES,
-    PHASES,
-    at_step,
-    contents,
-    count_checkpoints,
-    same_runs,
-    send_at,
-    train,
-)
+from tests.runs import CODES, at_step, contents, count_checkpoints, same_runs, send_at, train
 
-SIGNALS = [name for name in CODES if hasattr(signal, name)]
-MOMENTS = [
-    ("load", "SIGINT"),  # Python's own until the folder is touched
-    *(
-        (phase, signals)
-        for phase in PHASES
-        if phase not in ("load", "agree")
-        for signals in ("SIGTERM", "SIGINT twice")
-    ),
-    *(("step", name) for name in SIGNALS if name != "SIGTERM"),
+MOMENTS = [  # phase of a run, signal, and which call of the phase's function it interrupts
+    ("load", "SIGINT", 1),  # Python's own until the folder is touched
+    ("folder", "SIGTERM", 1),
+    ("step", "SIGINT", 2),
+    ("step", "SIGHUP", 2),
+    ("step", "SIGUSR1", 2),
+    ("evaluate", "SIGTERM", 1),
+    ("draw", "SIGTERM", 2),
+    ("save", "SIGTERM", 6),
+    ("save", "SIGINT twice", 6),
 ]
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
-def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatch, uninterrupted):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        at_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGHUP))
-        assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert same_runs(uninterrupted, tmp_path / "run")
-
-
-@pytest.mark.parametrize(("phase", "signals"), MOMENTS)
+@pytest.mark.parametrize(
+    ("phase", "signals", "call"),
+    [moment for moment in MOMENTS if hasattr(signal, moment[1].split()[0])],
+)
 def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
-    phase, signals, train_run, options, tmp_path, uninterrupted
+    phase, signals, call, train_run, tmp_path, uninterrupted
 ):
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        call = {"load": 1, "folder": 1, "evaluate": 1, "save": 6}.get(phase, 2)
         send_at(phase, signals, call, patch.setattr)
         code, output = train_run()
     assert code == CODES[signals]
     if phase == "evaluate":  # it was abandoned: it is not recorded, and repeated on resume
         assert "validation loss" not in output and not (run / "best.safetensors").exists()
-    if phase == "draw" and signals == "SIGTERM":  # what is recorded is logged, and drawn
+    if phase == "draw":  # what is recorded is logged, and drawn
         assert "\nstep 12: validation loss" in output
         assert contents(run / LAST)["progress"]["last_eval_step"] == 12
     count_checkpoints(run)  # all are whole
@@ -69,10 +51,21 @@ def test_a_signal_saves_and_the_printed_command_resumes_bit_exactly(
     assert same_runs(uninterrupted, run)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="there is no such signal")
+def test_a_signal_that_nohup_ignores_stays_ignored(options, tmp_path, monkeypatch, uninterrupted):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        at_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGHUP))
+        assert train(*options, f"--out_dir={tmp_path / 'run'}")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert same_runs(uninterrupted, tmp_path / "run")
+
+
 def test_a_run_in_a_thread_that_is_not_the_main_one_leaves_the_signals_alone(
     options, tmp_path, monkeypatch, uninterrupted
 ):
-    during, numbers = [], [getattr(signal, name) for name in SIGNALS if "twice" not in name]
+    during, numbers = [], [signal.SIGINT, signal.SIGTERM]
     at_step(monkeypatch, 3, lambda: during.extend(map(signal.getsignal, numbers)))
     before = list(map(signal.getsignal, numbers))
     with ThreadPoolExecutor(1) as thread:

@@ -40,6 +40,7 @@ from tests.runs import (
 from tests.stress import main
 
 SAVE_INTERVAL = 4
+MINUTES = ["--minutes=0.5"]  # much more than a start takes on a busy machine
 # The small run has Muon, dropout, accumulation and pictures; the full form changes them in turn.
 MIXES = [
     [],
@@ -47,25 +48,26 @@ MIXES = [
     ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
     ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
     ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
-    ["--minutes=0.1", "--dropout=auto", "--logit_scale=auto"],
+    [*MINUTES, "--dropout=auto", "--logit_scale=auto", "--gradient_accumulation_steps=5"],
 ]
 
 
 def stress(full: bool) -> str:
-    kills, steps, mixes = (34, 600, MIXES) if full else (3, 100, MIXES[:1])
+    kills, steps, mixes = (34, 600, MIXES) if full else (2, 60, MIXES[:1])
     rng, runs, lost = random.Random(0), 0, 0
     with tempfile.TemporaryDirectory() as name:
-        for mix in mixes:
-            folder = Path(name, str(runs))
+        for number, mix in enumerate(mixes):
+            done = f"{kills * number} kills so far, {runs} runs, at most {lost} steps lost"
+            print(f"mix {number + 1} of {len(mixes)}: {' '.join(mix)} ({done})", flush=True)
+            folder = Path(name, str(number))
             folder.mkdir()
-            options = [*small_run_args(folder), *mix]
-            if "--minutes=0.1" in mix:
+            options = [*small_run_args(folder), f"--max_iters={steps}", *mix]
+            if mix[:1] == MINUTES:
                 options = [word for word in options if "max_iters" not in word]
-            else:
-                options.append(f"--max_iters={steps}")
             more_runs, most_lost = kill_and_compare(folder, options, kills, rng)
             runs, lost = runs + more_runs, max(lost, most_lost)
-        calls = fail_at_every_call(Path(name), every=1 if full else 7)
+        print(f"the calls of a save ({runs} runs, at most {lost} steps lost)", flush=True)
+        calls = fail_at_every_call(Path(name), every=1 if full else 19)
     return (
         f"{kills * len(mixes)} kills in {runs} runs: all end bit-identical to an uninterrupted "
         f"run; at most {lost} steps lost with a save every {SAVE_INTERVAL}; no checkpoint damaged; "
@@ -86,8 +88,7 @@ def kill_and_compare(
     kills = runs = lost = 0
     while kills < wanted:
         while kills < wanted and not _finished(killed):
-            _kill(start("train.py", *_words(options, killed)), rng)
-            kills += 1
+            kills += _kill(start("train.py", *_words(options, killed)), rng)
             saved = step_of(killed) if count_checkpoints(killed) else 0  # none is damaged
             lost = max(lost, _reached(killed) - saved)
             assert lost <= SAVE_INTERVAL, f"kill {kills} lost {lost} steps"
@@ -98,10 +99,10 @@ def kill_and_compare(
         settings = contents(killed / LAST)["config"]["train"]
         words = [word for word in options if not word.startswith("--minutes")]
         words += [f"--{name}={settings[name]}" for name in ("max_iters", "eval_interval")]
-        words += [f"--out_dir={uninterrupted}", "--overwrite"]
-        assert start("train.py", *words).wait() == 0
+        assert train(*words, f"--out_dir={uninterrupted}", "--overwrite")[0] == 0
         assert same_runs(uninterrupted, killed), f"{options}: differs from the uninterrupted run"
         shutil.rmtree(killed)
+        print(f"  {kills} kills, {runs} runs", flush=True)
     return runs, lost
 
 
@@ -120,8 +121,11 @@ def _finished(folder: Path) -> bool:
     return saved["progress"]["step"] >= saved["config"]["train"]["max_iters"]
 
 
-def _kill(process: subprocess.Popen, rng: random.Random) -> None:
-    """Kill a run at a random moment: while it starts, one time in ten, or else while it trains."""
+def _kill(process: subprocess.Popen, rng: random.Random) -> bool:
+    """Kill a run at a random moment: while it starts, one time in ten, or else while it trains.
+
+    Return whether it was killed: it may have ended before.
+    """
     if rng.random() < 0.1:
         time.sleep(rng.uniform(0, 3))
     else:
@@ -130,6 +134,7 @@ def _kill(process: subprocess.Popen, rng: random.Random) -> None:
     process.kill()
     process.communicate()
     assert process.returncode in (-9, 0), f"exit code {process.returncode}"
+    return process.returncode == -9
 
 
 def _reached(folder: Path) -> int:

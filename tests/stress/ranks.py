@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.runs import count_checkpoints, same_runs, small_run_args, step_of, torchrun
+from tests.runs import count_checkpoints, run_ranks, same_runs, small_run_args, step_of, torchrun
 from tests.stress import main
 
 
@@ -24,22 +24,26 @@ def stress(full: bool) -> str:
     rng, kills, runs, slowest = random.Random(0), 0, 0, 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = [*small_run_args(folder), f"--max_iters={steps}"]
+        options = [*small_run_args(folder), f"--max_iters={steps}", "--resume"]
         uninterrupted, killed = folder / "uninterrupted", folder / "killed"
-        torchrun(size, *options, f"--out_dir={uninterrupted}").communicate()
-        assert step_of(uninterrupted) == steps
+
+        def finish(run: Path) -> None:
+            ends = run_ranks(folder / "output", *[[*options, f"--out_dir={run}"]] * size)
+            assert [code for code, *_ in ends] == [0] * size, ends
+
+        finish(uninterrupted)
         while kills < total:
             while kills < total and not (
                 (killed / "last.safetensors").exists() and step_of(killed) == steps
             ):
-                process = torchrun(size, *options, f"--out_dir={killed}", "--resume")
+                process = torchrun(size, *options, f"--out_dir={killed}")
                 # the full form also kills after an evaluation, when there is a checkpoint
                 line = "step " if full and kills % 2 else "device "
                 slowest = max(slowest, _kill(process, line, rng))
                 kills += 1
                 count_checkpoints(killed)  # all are whole
                 assert not list(killed.glob("*.tmp*"))
-            torchrun(size, *options, f"--out_dir={killed}", "--resume").communicate()
+            finish(killed)
             runs += 1
             assert same_runs(uninterrupted, killed), f"run {runs} differs"
             shutil.rmtree(killed)
