@@ -65,11 +65,11 @@ def train(run, steps):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_change_of_layout_during_training_changes_no_weight_moment_or_loss(layout, optimizer):
     first = new_run(CONFIG, optimizer)
-    losses = train(first, range(10))
+    losses = train(first, range(5))
     second = converted(first, optimizer, layout)
     before, after = tensors_of(first), tensors_of(second)
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
-    expected = train(first, range(10, 30))
-    assert train(second, range(10, 30)) == pytest.approx(expected, rel=0, abs=1e-9)
-    assert expected[-1] < losses[0] - 0.15  # it has learned
+    expected = train(first, range(5, 15))
+    assert train(second, range(5, 15)) == pytest.approx(expected, rel=0, abs=1e-9)
+    assert expected[-1] < losses[0] - 1  # it has learned
