@@ -53,7 +53,7 @@ class Split:
             return text[:-1], text[1:]
         return text[:-1], self.targets[start + 1 : start + length + 1]
 
-    def spread(self, predictions: int, block_size: int) -> "Split":
+    def evenly_spaced(self, predictions: int, block_size: int) -> "Split":
         """Return a split of about `predictions` predictions: evenly spaced windows, at least one.
 
         Of a list, it takes whole items instead of windows.

@@ -107,16 +107,16 @@ def test_evaluation_predicts_every_character_but_the_first_of_a_segment_once(
 
 
 @pytest.mark.parametrize("lengths", [1000, 1001, [40, 35, 10] * 20])
-def test_spread_takes_whole_windows_of_a_text_or_whole_items_from_its_start_to_its_end(lengths):
+def test_evenly_spaced_takes_whole_windows_of_a_text_or_whole_items_from_its_start_to_its_end(lengths):
     split = split_of(lengths)
-    segments = split.spread(500, block_size=16).segments
+    segments = split.evenly_spaced(500, block_size=16).segments
     if split.is_list:
         assert set(segments) <= set(split.segments)
     else:
         assert {end - start - 1 for start, end in segments} == {16}
     assert (segments[0][0], segments[-1][1]) == (split.segments[0][0], split.segments[-1][1])
     assert abs(sum(end - start - 1 for start, end in segments) - 500) <= 40
-    assert len(split.spread(0, block_size=16).segments) == 1
+    assert len(split.evenly_spaced(0, block_size=16).segments) == 1
 
 
 def test_the_example_in_the_docstring_is_correct():

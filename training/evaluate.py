@@ -74,7 +74,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     batch_size = batch_size_for(block_size, run.model.vocab_size)
 
     losses = []
-    for split in (val, run.corpus.train.spread(len(val) // TRAIN_DIVISOR, block_size)):
+    for split in (val, run.corpus.train.evenly_spaced(len(val) // TRAIN_DIVISOR, block_size)):
         windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
         losses.append(window_losses(run.model, windows, run.runtime))
     val_losses, train_losses = losses
