@@ -107,7 +107,7 @@ def test_evaluation_predicts_every_character_but_the_first_of_a_segment_once(
 
 
 @pytest.mark.parametrize("lengths", [1000, 1001, [40, 35, 10] * 20])
-def test_evenly_spaced_takes_whole_windows_of_a_text_or_whole_items_from_its_start_to_its_end(lengths):
+def test_evenly_spaced_windows_of_a_text_or_items_of_a_list_reach_from_start_to_end(lengths):
     split = split_of(lengths)
     segments = split.evenly_spaced(500, block_size=16).segments
     if split.is_list:
