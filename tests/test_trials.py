@@ -66,10 +66,11 @@ def test_a_mistake_is_reported_by_train_py_before_any_run(monkeypatch, capfd):
 
 def test_a_difference_counts_by_the_rule():
     def counts(a, b):
-        return trials.is_difference(dict(enumerate(a)), dict(enumerate(b)))
+        by_seed = [dict(enumerate(losses)) for losses in (a, b)]
+        (counts,) = {trials.is_difference(*by_seed), trials.is_difference(*by_seed[::-1])}
+        return counts
 
     assert counts([1.41, 1.42], [1.40, 1.41])  # two seeds gain 0.01 each
-    assert counts([1.40, 1.41], [1.41, 1.42])
     assert not counts([1.41, 1.42], [1.40, 1.42])
     assert counts([1.408, 1.409, 1.410], [1.40, 1.401, 1.402])  # the means differ by 0.008
     assert not counts([1.407, 1.408, 1.410], [1.40, 1.401, 1.402])
