@@ -14,25 +14,18 @@ from tests.runs import (
     at_step,
     contents,
     equal,
-    one_loss,
+    evaluations_give,
     snapshot,
     step_of,
     stop_at,
     train,
     write_checkpoint,
 )
-from training import evaluate
 
 
 @pytest.fixture
 def run(tmp_path):
     return tmp_path / "run"
-
-
-def evaluations_give(monkeypatch, *val_losses):
-    """Let the next evaluations find these validation losses; those on training text are 1."""
-    losses = iter([loss for val_loss in val_losses for loss in (val_loss, 1.0)])
-    monkeypatch.setattr(evaluate, "window_losses", lambda *_: one_loss(next(losses)))
 
 
 def best_loss(run):

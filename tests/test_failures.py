@@ -2,7 +2,9 @@
 
 import errno
 import math
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,14 @@ from run.checkpoint import BEST, LAST
 from tests.runs import (
     STEPS,
     contents,
-    one_loss,
-    raised,
+    evaluations_give,
+    run_ranks,
     same_runs,
     scalars,
-    start,
     step_of,
     train,
 )
-from training import evaluate, step
+from training import step
 from training.optimizers import AdamW
 
 
@@ -82,25 +83,15 @@ def test_weights_made_non_finite_by_an_update_are_not_saved(train_run, run, monk
 
 
 def test_a_non_finite_validation_loss_is_reported_and_never_the_best(train_run, run, monkeypatch):
-    real, numbers = evaluate.window_losses, iter(range(100))
-
-    def nan_at_steps_6_and_18(*arguments):
-        losses = real(*arguments)
-        losses.nats[:] *= math.nan if next(numbers) in (0, 1, 4, 5) else 1
-        return losses
-
-    monkeypatch.setattr(evaluate, "window_losses", nan_at_steps_6_and_18)
+    evaluations_give(monkeypatch, math.nan, 3.0, math.nan, 2.0)
     code, output = train_run()
     assert code == 0 and "step 6: validation loss nan, " in output
-    is_nan = [math.isnan(value) for _, value in scalars(run)["val/loss"]]
-    assert is_nan == [True, False, True, False]
+    logged = [value for _, value in scalars(run)["val/loss"]]
+    assert logged == pytest.approx([math.nan, 3.0, math.nan, 2.0], nan_ok=True)
     assert contents(run / BEST)["progress"]["best_step"] == STEPS
 
 
 # --------------------------------------------------------------------------------------------- disk
-
-
-disk_full = raised(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def patch_disk_full(patch, is_full):
@@ -109,7 +100,7 @@ def patch_disk_full(patch, is_full):
 
     def synced(file):
         if is_full(Path(file.name).name.removesuffix(".tmp")):
-            disk_full()
+            raise OSError(errno.ENOSPC, "No space left on device")
         sync(file)
 
     patch.setattr(files, "_sync", synced)
@@ -121,14 +112,14 @@ NOT_SAVED = (
 
 
 def test_a_failed_save_is_a_warning_and_the_next_save_retries(train_run, run, monkeypatch):
-    losses, attempts = iter([1.0, 1.0] + [2.0] * 6), []
+    attempts = []
 
     def full_four_times(name):
         if name in (LAST, BEST):
             attempts.append(name)
         return name in (LAST, BEST) and len(attempts) <= 4
 
-    monkeypatch.setattr(evaluate, "window_losses", lambda *_: one_loss(next(losses)))
+    evaluations_give(monkeypatch, 1.0, 2.0, 2.0, 2.0)
     patch_disk_full(monkeypatch, full_four_times)
     code, output = train_run()
     retries = "; training continues and retries at the next save"
@@ -155,8 +146,15 @@ def test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_in
 # --------------------------------------------------------------------------------- closed terminals
 
 
-def test_a_closed_stdout_does_not_end_a_run(options, run, uninterrupted):
-    process = start("train.py", *options, f"--out_dir={run}")
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait() == 0 and same_runs(uninterrupted, run)
+def close_stdout(_):
+    """Make standard output a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    sys.stdout = os.fdopen(writer, "w")
+
+
+def test_a_closed_stdout_does_not_end_a_run(options, run, uninterrupted, tmp_path):
+    words = [*options, f"--out_dir={run}"]
+    ((code, _, stderr),) = run_ranks(tmp_path / "console", words, each=close_stdout)
+    assert code == 0, stderr
+    assert same_runs(uninterrupted, run)

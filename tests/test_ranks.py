@@ -83,14 +83,6 @@ def test_a_batch_that_the_ranks_cannot_share_equally_is_an_error():
         World(size=2).rows(3)
 
 
-def test_variables_of_torchrun_without_a_rank_do_not_make_several_processes(monkeypatch):
-    for name in ("WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE"):
-        monkeypatch.setenv(name, "3")
-    monkeypatch.delenv("RANK", raising=False)
-    world = World.from_environment()
-    assert world.is_main and world.size == 1
-
-
 # --------------------------------------------------------------------------------- output and files
 
 

@@ -53,7 +53,7 @@ MIXES = [
 
 
 def stress(full: bool) -> str:
-    kills, steps, mixes = (34, 600, MIXES) if full else (2, 60, MIXES[:1])
+    kills, steps, mixes = (34, 600, MIXES) if full else (1, 60, MIXES[:1])
     rng, runs, lost = random.Random(0), 0, 0
     with tempfile.TemporaryDirectory() as name:
         for number, mix in enumerate(mixes):
