@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from common.console import escape, print_error  # noqa: E402
 
-# the modules of `-m quick`: a minute on two cores
+# the modules of `-m quick`: 25 seconds on two cores
 QUICK = {
     "test_attention", "test_batches", "test_command", "test_corpus", "test_evaluate",
     "test_file_format", "test_gpt", "test_items", "test_layouts", "test_lists", "test_convert",

@@ -5,7 +5,6 @@ benchmarks/trials.py, which compares settings for users, has tests of its own.
 
 import importlib
 import re
-import sys
 
 import pytest
 
@@ -99,12 +98,3 @@ def test_a_file_that_a_benchmark_lacks_is_named_in_one_line(tmp_path):
     message = rf"^error: {tmp_path}\S+train.bin is missing; python \S+prepare.py"
     with pytest.raises(SystemExit, match=message):
         time_to_loss.main([f"--nanogpt={tmp_path}"])
-
-
-def test_a_package_that_a_benchmark_lacks_is_named_in_one_line(monkeypatch):
-    for name in ("charts", "minutes"):
-        monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
-        monkeypatch.delattr(f"benchmarks.{name}", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # which import takes for missing
-    with pytest.raises(SystemExit, match=r"^error: .*matplotlib.*requirements-dev.txt$"):
-        importlib.import_module("benchmarks.minutes")

@@ -1,5 +1,7 @@
 """Comparing settings: which runs are made, what counts as a difference, and no run is lost."""
 
+import sys
+
 import pytest
 
 from benchmarks import trials
@@ -105,6 +107,15 @@ def test_a_folder_with_the_run_of_another_command_is_left_alone(compare):
     with pytest.raises(SystemExit, match=r"has the run of .*--max_iters=60.*another --name"):
         run(RATES, "--max_iters=50")
     assert not runs
+
+
+def test_without_matplotlib_there_is_a_table_and_no_picture(compare, monkeypatch):
+    run, _ = compare
+    monkeypatch.setattr(trials, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # which import takes for missing
+    printed = run(RATES)
+    assert "| learning_rate=0.01 | 1 |" in printed
+    assert "no picture: pip install matplotlib\n" in printed
 
 
 def test_a_failed_run_is_named_with_its_last_line_and_tried_again(compare, capsys):
