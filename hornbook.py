@@ -9,9 +9,9 @@ After 1,400 steps on Tiny Shakespeare (15 minutes on two CPU cores, validation l
     Be mine arm-read.
 
 Each heading says where the full version of its part is. The weights are, bit for bit, those of
-`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; what is
-marked "as train.py" is spelled so for that alone. Shapes: B windows in a batch, T characters in a
-call, S in the cache, C width, H heads, D = C / H, V characters in the vocabulary.
+`python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; lines
+marked "as train.py" are written as they are only for that. Shapes: B windows in a batch, T
+characters in a call, S in the cache, C width, H heads, D = C / H, V characters in the vocabulary.
 """
 
 import argparse
@@ -30,14 +30,15 @@ STEPS, BATCH, CONTEXT = 1400, 4, 512  # 2.9 epochs of Tiny Shakespeare
 LAYERS, HEADS, WIDTH = 3, 4, 256  # 2.4 million parameters
 TOKEN_SHIFTS = 2  # each character is also told which two come before it
 SOFT_CAP = 15.0  # logits stay between -15 and 15, however sure the model gets
-# On new text a trained model is too sure of itself. So when it is used its logits are multiplied by
-# 1 - 0.03 * epochs; the 0.03 was chosen on a tenth of Tiny Shakespeare's training text, held out.
-LOGIT_SCALE = 0.91  # for these 2.9 epochs; train.py computes it for any text and number of steps
-LEARNING_RATE = 0.02  # the highest, of Muon and of AdamW
-WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # the shares of the run in which it rises and falls
-MOMENTUM, BETAS, WEIGHT_DECAY = 0.9, (0.9, 0.99), 0.1  # of Muon, of AdamW, of both
+# On new text a trained model is too sure of itself, so outside training its logits are scaled down
+LOGIT_SCALE = 0.91  # 1 - 0.03 * epochs; train.py computes it for any text and number of steps
+LEARNING_RATE = 0.02  # at its peak, of both Muon and AdamW
+WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # shares of the run: it rises for 20 steps, falls for 1,200
+MOMENTUM, BETAS = 0.9, (0.9, 0.99)  # of Muon, of AdamW
+WEIGHT_DECAY = 0.1  # of both
 GRAD_CLIP = 1.0  # a longer gradient is scaled down to this length
-TEMPERATURE, SEED = 0.7, 1337  # a temperature below 1 makes likely characters likelier still
+TEMPERATURE = 0.7  # below 1, likely characters become likelier still
+SEED = 1337
 
 
 # ----------------------------------- the text and its vocabulary: data/ has encodings and downloads
@@ -58,7 +59,7 @@ def windows(length):
     count = math.ceil(length / CONTEXT) + 1  # one more, because the first may be short
     for epoch in itertools.count():
         rng = np.random.RandomState((SEED, epoch))  # the same numbers in every version of NumPy
-        first_cut = 1 + int(CONTEXT * rng.random_sample())  # no character shall always come first
+        first_cut = 1 + int(CONTEXT * rng.random_sample())  # no character is first in every epoch
         cuts = [0] + [min(first_cut + CONTEXT * i, length) for i in range(count)]
         for i in rng.permutation(count):  # window i is between two cuts; the last may be empty
             yield cuts[i], cuts[i + 1]
@@ -76,7 +77,7 @@ def batches(ids):
         yield inputs, targets
 
 
-# --------------------------- attention, with RoPE and QK-norm: model/attention.py has 24 equal ones
+# ------------- attention, with RoPE and QK-norm: model/attention.py writes it in 6 x 4 equal ways
 class Cache:
     """The memory of S characters, at first none. Every batch and every text gets a new one."""
 
@@ -126,7 +127,7 @@ class Block(nn.Module):
         self.attn_norm = nn.LayerNorm(WIDTH, bias=False)  # mean 0, deviation 1, times learned gains
         # what a character looks for, what it is found by, what it hands over: queries, keys, values
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.out_proj = nn.Linear(WIDTH, WIDTH, bias=False)
         self.mlp_norm = nn.LayerNorm(WIDTH, bias=False)
         self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
         self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
@@ -135,7 +136,7 @@ class Block(nn.Module):
         qkv = self.qkv(self.attn_norm(x)).chunk(3, dim=-1)  # each (B, T, C)
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in qkv)  # (B, H, T, D)
         gathered = attention(q, k, v, cache, layer)  # (B, H, T, D)
-        x = x + self.out(gathered.transpose(1, 2).flatten(2))  # (B, T, C): the heads side by side
+        x = x + self.out_proj(gathered.transpose(1, 2).flatten(2))  # (B, T, C): heads side by side
         hidden = F.relu(self.up(self.mlp_norm(x)))  # (B, T, 4C)
         return x + self.down(hidden * hidden)  # (B, T, C); ReLU squared: better here than GELU
 
@@ -146,45 +147,45 @@ class GPT(nn.Module):
 
     def __init__(self, V):
         super().__init__()
-        self.embedding = nn.Embedding(V, WIDTH)
-        self.previous = nn.ModuleList(nn.Embedding(V, WIDTH) for _ in range(TOKEN_SHIFTS))
+        self.token_embedding = nn.Embedding(V, WIDTH)
+        previous = (nn.Embedding(V, WIDTH) for _ in range(TOKEN_SHIFTS))
+        self.previous_embeddings = nn.ModuleList(previous)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.final_norm = nn.LayerNorm(WIDTH, bias=False)
-        self.to_logits = nn.Linear(WIDTH, V, bias=False)
-        # `out` and `down` begin at 0, so at first a block passes its input on unchanged. The logits
-        # are then noise with the standard deviation sigma = 0.02 sqrt(C) = 0.32, and the first loss
+        self.lm_head = nn.Linear(WIDTH, V, bias=False)
+        # `out_proj` and `down` begin at 0, so at first a block passes its input on unchanged. Then
+        # the logits are noise with the standard deviation sigma = 0.02 sqrt(C) = 0.32, and the loss
         # is about ln V + sigma^2 / 2: the mean of e^noise is e^(sigma^2 / 2), the mean of noise 0.
         generator = torch.Generator().manual_seed(SEED)
         for block in self.blocks:
             heads = torch.normal(0.0, 0.02, (HEADS, 3, WIDTH // HEADS, WIDTH), generator=generator)
             block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # head by head: as train.py
-            for linear, std in ((block.out, 0.0), (block.up, 0.02), (block.down, 0.0)):
+            for linear, std in ((block.out_proj, 0.0), (block.up, 0.02), (block.down, 0.0)):
                 linear.weight.data.normal_(0.0, std, generator=generator)
-        for table in (self.embedding, self.to_logits, *self.previous):
+        for table in (self.token_embedding, self.lm_head, *self.previous_embeddings):
             table.weight.data.normal_(0.0, 0.02, generator=generator)
 
     def forward(self, ids, cache):
         """Return the logits (B, T, V) of new characters, ids (B, T), after those in the cache."""
         cache.ids = torch.cat([cache.ids, ids], dim=1)  # (B, S)
-        x = self.embedding(ids)  # (B, T, C): the stream, to which everything is added
-        for n, table in enumerate(self.previous, 1):
+        x = self.token_embedding(ids)  # (B, T, C): the stream, to which everything is added
+        for n, table in enumerate(self.previous_embeddings, 1):
             shifted = F.pad(table(cache.ids), (0, 0, n, 0))[:, :-n]  # (B, S, C): n places later
             x = x + shifted[:, -ids.size(1) :]  # each new one gets what stands n before it, if any
         for layer, block in enumerate(self.blocks):
             x = block(x, cache, layer)  # (B, T, C)
-        logits = SOFT_CAP * torch.tanh(self.to_logits(self.final_norm(x)) / SOFT_CAP)  # (B, T, V)
+        logits = SOFT_CAP * torch.tanh(self.lm_head(self.final_norm(x)) / SOFT_CAP)  # (B, T, V)
         return logits if self.training else LOGIT_SCALE * logits
 
 
 # ----------------------------------------------------------- Muon and AdamW: training/optimizers.py
 @torch.no_grad()
-def muon_step(weight, momentum, lr):
-    """Move a matrix about equally far in every direction of its gradient (Jordan et al. 2024)."""
+def muon_step(weight, momentum, count, lr):
+    """Move `count` stacked matrices equally far in all directions (Jordan et al. 2024)."""
     momentum.lerp_(weight.grad, 1 - MOMENTUM)  # a running mean of the gradients
     update = weight.grad.lerp(momentum, MOMENTUM)  # the newest counts more: Nesterov
     weight.mul_(1 - lr * WEIGHT_DECAY)
-    stacked = 3 if len(weight) == 3 * WIDTH else 1  # qkv is three matrices: a step for each
-    for matrix, change in zip(weight.chunk(stacked), update.chunk(stacked), strict=True):  # views
+    for matrix, change in zip(weight.chunk(count), update.chunk(count), strict=True):  # views
         change = orthogonalize(F.normalize(change, dim=-1))  # each row, an output, counts equally
         rows, columns = matrix.shape  # the rows of a tall one come out short: lengthen them
         matrix.add_(change, alpha=-lr * max(1.0, rows / columns) ** 0.5)
@@ -203,18 +204,20 @@ def orthogonalize(X):
 
 
 # ----------------------------------------------------- the schedule: training/schedule.py has three
-def learning_rate(step, steps):
-    """Rise briefly, hold, then fall to 0."""
+def lr_multiplier(step, steps):
+    """Rise briefly to 1, hold, then fall to 0."""
     rise = (step + 1) / (int(WARM_UP * steps + 1e-6) + 1)  # 1e-6: rounding, as train.py
     fall = (steps - step) / max(1, int(COOLDOWN * steps + 1e-6))
-    return min(rise, 1.0, fall) * LEARNING_RATE
+    return min(rise, 1.0, fall)
 
 
 # ------------------- the loop: train.py and training/ have resuming, several processes and bfloat16
 def train(model, ids, steps):
     """Yield the loss of each step: Muon moves the matrices of the blocks, AdamW all the rest."""
-    muon = [(p, torch.zeros_like(p)) for p in model.blocks.parameters() if p.dim() == 2]
-    tables = [table.weight for table in (model.embedding, *model.previous, model.to_logits)]
+    matrices = [(name, p) for name, p in model.blocks.named_parameters() if p.dim() == 2]
+    # a weight, its momentum, and how many matrices it is: qkv is three, each with its own step
+    muon = [(p, torch.zeros_like(p), 3 if "qkv" in name else 1) for name, p in matrices]
+    tables = [p for name, p in model.named_parameters() if p.dim() == 2 and "blocks" not in name]
     gains = [p for p in model.parameters() if p.dim() == 1]  # of the LayerNorms
     groups = [{"params": tables}, {"params": gains, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
@@ -223,12 +226,12 @@ def train(model, ids, steps):
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # in nats per character
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)  # of all parameters together
-        lr = learning_rate(step, steps)
+        lr = LEARNING_RATE * lr_multiplier(step, steps)
         for group in adamw.param_groups:
             group["lr"] = lr
         adamw.step()
-        for weight, momentum in muon:
-            muon_step(weight, momentum, lr)
+        for weight, momentum, count in muon:
+            muon_step(weight, momentum, count, lr)
         model.zero_grad()
         yield loss.item()
 
@@ -266,8 +269,10 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=STEPS, help=f"default: {STEPS}")
     options = parser.parse_args()
     data = Path(__file__).parent / "data"
-    texts = options.texts or list(data.glob("tinyshakespeare/input.txt"))
-    vocabulary, train_ids, validation_ids = read(texts or sorted(data.glob("plays/*.txt")))
+    texts = options.texts or list(data.glob("tinyshakespeare/input.txt"))  # train.py downloads it
+    texts = texts or sorted(data.glob("plays/*.txt"))  # another text: its losses do not compare
+    vocabulary, train_ids, validation_ids = read(texts)
+    print(f"{len(train_ids):,} training characters of {', '.join(map(str, texts))}")
     if len(train_ids) < CONTEXT + 2:
         parser.exit(3, f"error: {len(train_ids)} training characters; {CONTEXT + 2} are needed\n")
     model = GPT(len(vocabulary))

@@ -1,11 +1,11 @@
 """Train a character-level GPT on a text: python train.py configs/shakespeare.yaml
 
-`build` makes a run, `loop` trains it. A checkpoint stores the settings of its run, and --resume
-reads them from there.
+`build` makes a run, `training_loop` trains it. A checkpoint stores the settings of its run, and
+--resume reads them from there.
 
-A resumed run ends bit-identical to an uninterrupted one. A checkpoint has all that accumulates:
-weights, optimizer state and progress. Everything else is a function of the seed and the step:
-batches, dropout and learning rate.
+On the same machine, a resumed run ends bit-identical to an uninterrupted one. A checkpoint has all
+that accumulates: weights, optimizer state and progress. Everything else is a function of the seed
+and the step: batches, dropout and learning rate.
 """
 
 import os
@@ -49,7 +49,8 @@ from training.evaluate import evaluate
 from training.state import Run
 from training.step import TrainStep
 
-FINE_TUNE_FACTOR = 0.3  # of the parent's learning rates: the best one on two texts
+# fine-tuning with this share of the parent's learning rates was best on both texts that were tried
+FINE_TUNE_FACTOR = 0.3
 
 
 def main(command: Command) -> int:
@@ -65,7 +66,7 @@ def main(command: Command) -> int:
         # from here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops
         with Stop(verbose=world.is_main) as stop:
             try:
-                return train(command, run, saved, stop)
+                return train_in_folder(command, run, saved, stop)
             except NonFiniteError as error:
                 last = f"the last checkpoint is {folder / checkpoints.LAST}"
                 advice = "resume it with a lower learning rate"
@@ -129,7 +130,7 @@ def build_new(command: Command, world: World) -> Run:
     world.connect(runtime.device)
     with world.one_rank_first():
         corpus = load_corpus(
-            chosen_text(command, settings),
+            data_settings(command, settings),
             vocabulary=parent.vocabulary if parent else None,
             add_characters=command.new_characters == "add",
         )
@@ -143,11 +144,11 @@ def build_new(command: Command, world: World) -> Run:
 
     run = make_run(settings)
     if parent:
-        fine_tune(run, parent)
+        start_from(run, parent)
     return run
 
 
-def fine_tune(run: Run, parent: Checkpoint) -> None:
+def start_from(run: Run, parent: Checkpoint) -> None:
     """Give a new run the weights of another model; print what its user should know."""
     checkpoints.load_weights(parent, run.model)
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
@@ -180,7 +181,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     runtime = select_runtime(settings.device, settings.dtype)
     world.connect(runtime.device)
     with world.one_rank_first():
-        corpus = resumed_text(command, saved, settings)
+        corpus = load_resumed_corpus(command, saved, settings)
 
     run = Run(settings, corpus, runtime, world)
     checkpoints.restore(saved, run)
@@ -193,7 +194,7 @@ def build_resumed(command: Command, saved: Checkpoint, world: World) -> Run:
     return run
 
 
-def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
+def load_resumed_corpus(command: Command, saved: Checkpoint, settings: Config) -> Corpus:
     """Read the text of a resumed run, which must be the same, wherever it is.
 
     Raises CheckpointError if it is not, DataError if it is missing.
@@ -204,7 +205,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
             f"{saved.path}: the run began without val_sources; adding them would train it on the "
             "text that it held out; omit them, or allow it with --allow_data_change"
         )
-    data = chosen_text(command, settings)
+    data = data_settings(command, settings)
     if command.allow_data_change:
         return load_corpus(data, vocabulary=saved.vocabulary)
     try:
@@ -218,7 +219,7 @@ def resumed_text(command: Command, saved: Checkpoint, settings: Config) -> Corpu
         raise
 
 
-def chosen_text(command: Command, settings: Config) -> DataConfig:
+def data_settings(command: Command, settings: Config) -> DataConfig:
     """Return the settings of the text; sources from the command line have no fallback."""
     if "data.sources" in command.options and "data.fallback" not in command.options:
         return replace(settings.data, fallback="")
@@ -228,7 +229,7 @@ def chosen_text(command: Command, settings: Config) -> DataConfig:
 # -------------------------------------------------------------------------------- training the run
 
 
-def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> int:
+def train_in_folder(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> int:
     """Train a run in its folder; print what to do with the result; return the exit code."""
     folder, is_main = command.folder, run.world.is_main
     # up to here, nothing in the folder has been changed
@@ -241,7 +242,7 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> i
 
     with closing(Log(run, folder if is_main else None, stop)) as log:
         log.start()
-        exit_code = loop(run, stop, log, manager)
+        exit_code = training_loop(run, stop, log, manager)
 
     if exit_code:
         info(f"stopped and saved at step {run.progress.step:,}; to resume:")
@@ -254,7 +255,7 @@ def train(command: Command, run: Run, saved: Checkpoint | None, stop: Stop) -> i
     return exit_code
 
 
-def loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> int:
+def training_loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> int:
     """Train until the last step, or until the run is asked to stop; return the exit code.
 
     Only rank 0 has a `manager`: it saves, and draws what the log shows.

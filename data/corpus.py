@@ -61,15 +61,24 @@ def load_corpus(
     """
     texts = read_texts(data, sha256s)
     item_format = ItemFormat.of(data)
-    contents = [text.contents if item_format else end_lines(text.contents) for text in texts]
+    # of each text, the characters of its files; items have ends of their own
+    contents = [
+        text.contents if item_format else end_with_newlines(text.contents) for text in texts
+    ]
 
-    text_counts = list(map(count_characters, contents))
-    counts = sum(text_counts, Counter())
+    counts_by_text = list(map(count_characters, contents))
+    counts = sum(counts_by_text, Counter())
     characters = characters_to_learn(counts, data.min_count, texts[0].path)
     if item_format:  # a list needs these, however rare
         characters |= set(item_format.separator + item_format.answer_after)
     map_unknown = data.min_count > 1
-    tokenizer = tokenizer_for(characters, texts[0].path, map_unknown, vocabulary, add_characters)
+    tokenizer = tokenizer_for(
+        characters,
+        texts[0].path,
+        map_unknown=map_unknown,
+        vocabulary=vocabulary,
+        add=add_characters,
+    )
     encode = partial(tokenizer.encode, map_unknown=map_unknown)
 
     held_out, question, item_lines = "", "", []
@@ -88,7 +97,7 @@ def load_corpus(
                 "needed, the second to be predicted from the first; use a longer text"
             )
 
-    summary = summarize(texts, text_counts, tokenizer.vocabulary, train, val, held_out)
+    summary = summarize(texts, counts_by_text, tokenizer.vocabulary, train, val, held_out)
     return Corpus(
         name=texts[0].name,
         sha256=texts[0].sha256,
@@ -141,12 +150,12 @@ def split_text(
     return train, val, f"the last {100 * val_fraction:g}%{of_each}"
 
 
-def end_lines(files: Sequence[str]) -> Sequence[str]:
+def end_with_newlines(files: Sequence[str]) -> Sequence[str]:
     """Return the contents of files; if there are several, each ends with a newline."""
     if len(files) == 1:
         return files
     # the last line of a file must not run into the first line of the next
-    return [file + "\n" * (file[-1:] not in ("", "\n")) for file in files]
+    return [file if file.endswith("\n") or not file else f"{file}\n" for file in files]
 
 
 def join(files: Iterable[np.ndarray]) -> Split:
@@ -176,7 +185,7 @@ def characters_to_learn(counts: Counter[str], min_count: int, path: str) -> set[
 
 
 def tokenizer_for(
-    characters: set[str], path: str, map_unknown: bool, vocabulary: str | None, add: bool
+    characters: set[str], path: str, *, map_unknown: bool, vocabulary: str | None, add: bool
 ) -> CharTokenizer:
     """Build the tokenizer for these characters: a new one, or one with a given vocabulary.
 

@@ -46,7 +46,7 @@ class ItemFormat:
     def count_blank_ends(self, content: str) -> int:
         """Count the lines that end in spaces or tabs, which are no part of an item.
 
-        None counts if the separator or `answer_after` contains one.
+        Returns 0 if the separator or `answer_after` contains a space or a tab, which then matter.
         """
         if re.search("[ \t]", self.separator + self.answer_after):
             return 0

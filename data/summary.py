@@ -30,12 +30,13 @@ def summarize(
     """
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
+    held_out = f": {held_out}" if held_out else ""
     # the rarest characters show what does not belong in a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
         *map(text_line, ("text        ", "validation  "), texts, text_counts),
         f"split       {len(train):,} characters to train on, "
-        f"{len(val):,} ({share:.1%}) to validate on{held_out and ': '}{held_out}",
+        f"{len(val):,} ({share:.1%}) to validate on{held_out}",
         f"rarest      {', '.join(f'{describe(c)} {n_times(counts[c])}' for c in rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
         *(f"note: {note}" for note in unusual(counts, vocabulary, train, val)),

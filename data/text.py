@@ -106,7 +106,8 @@ def read_sources(sources: Sequence[str], encoding: str) -> Text:
         for source in sources:
             location, found, note = find_source(source)
             locations.append(location)
-            notes += [note] * bool(note)
+            if note:
+                notes.append(note)
             # a file that two sources reach counts once, at its first place
             for file in found:
                 files.setdefault(os.path.realpath(file), file)
@@ -216,7 +217,8 @@ def list_folder(folder: Path) -> tuple[list[Path], str]:
     note, mostly_others = "", others.total() > len(files)
     if mostly_others or folders:
         left_out = [f"{count:,} {suffix or 'other'}" for suffix, count in others.most_common()]
-        left_out += [counted(folders, "folder")] * bool(folders)
+        if folders:
+            left_out.append(counted(folders, "folder"))
         suffix = max(others, key=others.get) if mostly_others else ".txt"
         note = f"not read: {first_few(left_out)}; '{folder}/**/*{suffix}' reads those"
     if not files:

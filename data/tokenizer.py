@@ -35,7 +35,8 @@ class CharTokenizer:
         self.dtype = np.min_scalar_type(len(self) - 1)  # the smallest unsigned type for all ids
 
         self._code_points = characters
-        # to encode: code point -> id, or -1; +2: the largest index, and a -1 for all beyond it
+        # to encode: code point -> id, -1 if unknown. The last entry stays -1: `encode` clips every
+        # larger code point to it.
         self._id_of = np.full(int(characters.max()) + 2, -1, dtype=np.int32)
         self._id_of[characters] = np.arange(len(self))
 

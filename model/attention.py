@@ -4,6 +4,9 @@ The layout decides how the query, key and value weights are stored, the kernel h
 computed from queries, keys and values. All pairs of the two compute the same function.
 docs/attention.md derives each one step by step.
 
+Start at `MultiHeadAttention.forward`, near the end, then read one layout, `Fused`, and one kernel,
+`batched`. The others are variations of these.
+
 B batch, T new tokens (queries), S total tokens (keys), C n_embd, H n_head, D head size
 """
 
@@ -50,7 +53,8 @@ class QKVProjection(nn.Module):
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
         """Create the parameters: weights with two dimensions or more, biases with one.
 
-        By that the optimizers tell them apart. Their values are set later, through `head_weights`.
+        The number of dimensions tells the optimizers which is which. Initialization sets the values
+        later, through `head_weights`.
         """
         raise NotImplementedError
 
@@ -190,12 +194,16 @@ LAYOUTS: dict[str, type[QKVProjection]] = {
 
 # -------------------------------------------------------------------------------- attention kernels
 
+# Each kernel takes q (B, H, T, D), k and v (B, H, S, D), an additive mask (B or 1, H or 1, T, S) or
+# None, `causal`, and the probability of dropping an attention weight. It returns (B, H, T, D). At
+# most one of mask and `causal` is given, and `causal` only if T = S.
+
 
 def rms_norm(x: Tensor) -> Tensor:
-    """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019), no weights.
+    """Scale each row of (..., D) to a root mean square of 1 (Zhang and Sennrich 2019).
 
-    The same as `F.rms_norm`, up to rounding. Under autocast, that runs entirely in float32; here
-    only the mean is computed in float32, which takes half the time.
+    It has no learned weights, and equals `F.rms_norm` up to rounding. Under autocast, that runs
+    entirely in float32; here only the mean is in float32, which takes half the time.
     """
     float_dtype = torch.promote_types(x.dtype, torch.float32)
     mean_square = (x * x).mean(dim=-1, keepdim=True, dtype=float_dtype)
@@ -271,9 +279,6 @@ def sdpa(
     )
 
 
-# A kernel takes q (B, H, T, D), k and v (B, H, S, D), an additive mask (B or 1, H or 1, T, S) or
-# None, `causal`, and the probability of dropping an attention weight. It returns (B, H, T, D). At
-# most one of mask and `causal` is given, and `causal` only if T = S.
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]] = {
     "loop": loop,
     "bmm": bmm,

@@ -85,7 +85,7 @@ class Sampler:
 
     def unnormalized_probs(self, logits: np.ndarray) -> np.ndarray:
         """Return the filtered probabilities (B, V), each row scaled so that its largest is 1."""
-        # scale by the temperature; without the largest logit, exp cannot overflow
+        # subtract the largest logit, so that exp cannot overflow; then scale by the temperature
         logits = logits.astype(np.float64)
         logits -= logits.max(axis=-1, keepdims=True)
         logits /= self.temperature

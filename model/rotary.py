@@ -17,13 +17,13 @@ class Rotary(nn.Module):
     Raises ValueError for an odd head size.
     """
 
-    def __init__(self, head_size: int, max_positions: int, base: float = 10_000.0):
+    def __init__(self, head_size: int, max_positions: int):
         super().__init__()
         if head_size % 2:
             raise ValueError(f"head size {head_size} is odd; rotary positions need an even one")
         # the first pairs turn fast and tell neighbors apart, the last ones hardly turn at all
         exponents = torch.arange(0, head_size, 2, dtype=torch.float64) / head_size
-        frequencies = base**-exponents  # (D/2,)
+        frequencies = 10_000.0**-exponents  # (D/2,)
         positions = torch.arange(max_positions, dtype=torch.float64)
         angles = positions[:, None] * frequencies  # (positions, D/2)
 

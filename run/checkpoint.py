@@ -109,7 +109,7 @@ def capture(run: Run) -> Checkpoint:
                 "the weights or their moments are no longer finite"
             )
 
-    # no generator states: batches, dropout and learning rate are functions of the step
+    # no generator states: train.py says why
     return Checkpoint(
         settings=run.requested,
         vocabulary=run.corpus.tokenizer.vocabulary,
@@ -199,7 +199,7 @@ def _tensors_of(run: Run) -> dict[str, list[Tensor]]:
     """Return all tensors of a run's state by name, as slices: views of its memory."""
     named = {f"model.{name}": slices for name, slices in named_slices(run.model).items()}
     for optimizer in run.optimizers:
-        named |= optimizer.named_slices(run.model)
+        named |= optimizer.state_slices(run.model)
     return named
 
 

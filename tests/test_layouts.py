@@ -30,8 +30,8 @@ def converted(run, optimizer, layout):
     other, others = new_run(dataclasses.replace(CONFIG, attention=layout), optimizer)
     load_tensors(other, concatenated(named_slices(model)))
     for source, target in zip(optimizers, others, strict=True):
-        saved = concatenated(source.named_slices(model))
-        for name, rows in target.named_slices(other).items():
+        saved = concatenated(source.state_slices(model))
+        for name, rows in target.state_slices(other).items():
             copy_slices(saved[name], rows)
     return other, others
 
@@ -41,7 +41,7 @@ def tensors_of(run):
     model, optimizers = run
     tensors = concatenated(named_slices(model))
     for optimizer in optimizers:
-        tensors |= concatenated(optimizer.named_slices(model))
+        tensors |= concatenated(optimizer.state_slices(model))
     return tensors
 
 

@@ -36,7 +36,7 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
     optimizers = build(model, TrainConfig(optimizer=optimizer, **settings), torch.float64)
     owned = [parameter for each in optimizers for parameter in each.state]
     if optimizer == "muon":  # for every matrix of a block
-        assert {name.split(".", 1)[1] for name in optimizers[1].named_slices(model)} == {
+        assert {name.split(".", 1)[1] for name in optimizers[1].state_slices(model)} == {
             name for name in before if name.startswith("blocks.") and before[name].dim() == 2
         }
     assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))

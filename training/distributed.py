@@ -46,8 +46,9 @@ class World:
         # without a rank this is the only process, whatever else a job has left in the environment
         if "RANK" not in os.environ:
             return cls()
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE")
-        world = cls(*(int(os.environ.get(name, 1)) for name in names))
+        # another launcher may leave out the last two
+        defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "GROUP_WORLD_SIZE": 1}
+        world = cls(*(int(os.environ.get(name, value)) for name, value in defaults.items()))
         # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
             discard_output()
@@ -124,12 +125,12 @@ class World:
         """Wrap the model so that backward passes average the gradients over all ranks."""
         if self.size == 1:
             return model
-        network = DistributedDataParallel(model)
+        ddp_model = DistributedDataParallel(model)
         # DDP sums gradients in buckets, whose order it fixes in the first backward pass. Run one
         # here, so that a resumed run sums in the same order.
-        network(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).sum().backward()
+        ddp_model(torch.zeros(1, 1, dtype=torch.int64, device=self.device)).sum().backward()
         model.zero_grad()
-        return network
+        return ddp_model
 
     # ------------------------------------------------------------------------------ during training
 
@@ -144,12 +145,12 @@ class World:
             )
         return slice(self.rank * rows, (self.rank + 1) * rows)
 
-    def grad_sync(self, network: torch.nn.Module, enabled: bool) -> AbstractContextManager:
+    def grad_sync(self, ddp_model: torch.nn.Module, enabled: bool) -> AbstractContextManager:
         """Return the context for a forward and backward pass that averages gradients if `enabled`.
 
         In a step, only the last pass averages; the earlier ones accumulate this rank's gradients.
         """
-        return nullcontext() if enabled or self.size == 1 else network.no_sync()
+        return nullcontext() if enabled or self.size == 1 else ddp_model.no_sync()
 
     def all_max(self, *values: int) -> list[int]:
         """Return the elementwise maximum of the ranks' values."""

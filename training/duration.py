@@ -14,7 +14,8 @@ from training.step import TrainStep
 
 WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
 MIN_TIMED_STEPS = 3
-TIMED_FRACTION, MAX_TIMED_SECONDS = 0.05, 30  # at most so much of the time for timed steps
+TIMED_FRACTION = 0.05  # of the time, at most, for timed steps
+MAX_TIMED_SECONDS = 30  # for the same
 SAFETY = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
 EVALUATION_FRACTION = 0.1  # of the time that is left, at most; at least one evaluation is made
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
@@ -66,8 +67,8 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
         return (time.monotonic() - began) / count
 
     seconds_per_step(WARMUP_STEPS)
-    seconds = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
-    count = int(seconds / seconds_per_step(MIN_TIMED_STEPS))
+    budget = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
+    count = int(budget / seconds_per_step(MIN_TIMED_STEPS))
     count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
     step = seconds_per_step(count)
 

@@ -1,7 +1,8 @@
 """Evaluation: the exact loss of a text, and the share of questions that are answered right.
 
-The validation loss is the mean over every character, not over random batches. A text is cut into
-windows of block_size characters that do not overlap, and so is each item of a list.
+The validation loss is the mean over every character, not over random batches. A text, or each item
+of a list, is cut into windows of block_size characters that do not overlap. The first characters of
+a window are predicted from little context: a longer context usually lowers the loss.
 
 B batch, T tokens, V vocabulary
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from common.stop import Stop
-from data.batches import IGNORED, evaluation_windows
+from data.batches import IGNORED, Split, evaluation_windows
 from model.gpt import GPT
 from training.device import Runtime
 from training.state import Run
@@ -73,11 +74,12 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     val, block_size = run.corpus.val, run.config.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
 
-    losses = []
-    for split in (val, run.corpus.train.evenly_spaced(len(val) // TRAIN_DIVISOR, block_size)):
-        windows = stop.interruptible(evaluation_windows(split, block_size, batch_size))
-        losses.append(window_losses(run.model, windows, run.runtime))
-    val_losses, train_losses = losses
+    def losses_on(split: Split) -> WindowLosses:
+        windows = evaluation_windows(split, block_size, batch_size)
+        return window_losses(run.model, stop.interruptible(windows), run.runtime)
+
+    val_losses = losses_on(val)
+    train_losses = losses_on(run.corpus.train.evenly_spaced(len(val) // TRAIN_DIVISOR, block_size))
 
     # an answer is right if each of its characters is the likeliest after those before
     exact_match = None

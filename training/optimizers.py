@@ -17,7 +17,7 @@ from model.parameters import named_slices
 
 
 class Optimizer:
-    """A learning rate, and the moments of each parameter: averages over the past gradients.
+    """A learning rate, and the moments of each parameter: running averages of its gradients.
 
     It replaces torch.optim.Optimizer, whose first step imports PyTorch's compiler and takes more
     than a second. All moments exist from the start, so that a checkpoint can be restored into them.
@@ -34,7 +34,7 @@ class Optimizer:
             # None instead of zeros: the next backward pass has nothing to add to
             parameter.grad = None
 
-    def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
+    def state_slices(self, model: GPT) -> dict[str, list[Tensor]]:
         """Return all moments by name, as lists of slices: the state of this optimizer.
 
         {"exp_avg.token_embedding": [(V, C)], "exp_avg.blocks.0.mlp.up": [(4C, C)], ...}
@@ -69,8 +69,8 @@ class AdamW(Optimizer):
         # a tensor: the kernel reads it on the device, and a checkpoint stores it like a moment
         self.steps = torch.zeros((), device=next(iter(self.state)).device)
 
-    def named_slices(self, model: GPT) -> dict[str, list[Tensor]]:
-        return super().named_slices(model) | {"adamw_steps": [self.steps[None]]}
+    def state_slices(self, model: GPT) -> dict[str, list[Tensor]]:
+        return super().state_slices(model) | {"adamw_steps": [self.steps[None]]}
 
     @torch.no_grad()
     def step(self) -> None:
@@ -100,12 +100,12 @@ class Muon(Optimizer):
 
     Muon (Jordan et al. 2024) with the row normalization of MuonEq-R (arXiv 2603.28254).
 
-    A parameter may store several matrices, as in layout `fused`, or a part of one, as in `heads`.
-    `slices_of` is `named_slices` of a model: it cuts tensors of the parameters' shapes, given by
-    parameter, into the slices of each matrix, by name. So the queries of all heads are one (H*D, C)
-    matrix in every layout, and so are the keys and the values. A tensor of more than two dimensions
-    counts as a matrix of its rows. Matrices of one shape are orthogonalized as one batch, in
-    `dtype`.
+    It updates matrices. A parameter may store several, as in layout `fused`, or a part of one, as
+    in `heads`. `slices_of` takes a tensor for each parameter (weight, gradient or momentum) and
+    returns the slices of each matrix, by name: put together, they are the matrix. So the queries of
+    all heads are one (H*D, C) matrix in every layout, and so are the keys and the values. A tensor
+    of more than two dimensions counts as a matrix of its rows. Matrices of one shape are
+    orthogonalized as one batch, in `dtype`.
     """
 
     moments = ("momentum",)
@@ -120,12 +120,8 @@ class Muon(Optimizer):
         dtype: torch.dtype,
     ):
         super().__init__(parameters, lr)
-        self.slices_of, self.momentum, self.weight_decay, self.dtype = (
-            slices_of,
-            momentum,
-            weight_decay,
-            dtype,
-        )
+        self.slices_of, self.dtype = slices_of, dtype
+        self.momentum, self.weight_decay = momentum, weight_decay
         self.weights_by_shape = defaultdict(dict)  # (R, C) -> views of the weights by name
         for name, slices in slices_of({p: p.detach() for p in parameters}).items():
             shape = sum(map(len, slices)), slices[0][0].numel()

@@ -1,4 +1,4 @@
-"""The learning-rate schedule: a pure function of the step, so that resuming needs no state."""
+"""The learning-rate schedule, a pure function of the step."""
 
 import math
 

@@ -35,9 +35,7 @@ class StepResult:
 class TrainStep:
     """The optimization step of a run: each call makes one step and records it in `run.progress`.
 
-    Batches and learning rate depend only on the seed and the step, dropout on the rank too. So from
-    the weights, optimizers and progress of a checkpoint, a resumed run repeats what an
-    uninterrupted one would have done.
+    Batches and learning rate depend only on the seed and the step, dropout on the rank too.
     """
 
     def __init__(self, run: Run):
@@ -64,7 +62,6 @@ class TrainStep:
             progress.step += 1
             return None
 
-        # dropout and learning rate are functions of the step, so a resume need not restore them
         torch.manual_seed(step_seed(run.config.seed, progress.step, self.world.rank))
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
