@@ -117,10 +117,3 @@ def test_evenly_spaced_windows_of_a_text_or_items_of_a_list_reach_from_start_to_
     assert (segments[0][0], segments[-1][1]) == (split.segments[0][0], split.segments[-1][1])
     assert abs(sum(end - start - 1 for start, end in segments) - 500) <= 40
     assert len(split.evenly_spaced(0, block_size=16).segments) == 1
-
-
-def test_the_example_in_the_docstring_is_correct():
-    batches = Batches(Split(np.arange(10, dtype=np.uint8)), 3, 2, seed=0)
-    for i in range(2):
-        for part in batches(i):
-            assert str(part.tolist()).replace(str(IGNORED), "_") in Batches.__doc__

@@ -5,7 +5,6 @@ GPT.last_logits, and the sampling filters.
 import dataclasses
 import itertools
 import random
-import re
 
 import numpy as np
 import pytest
@@ -15,15 +14,7 @@ from hypothesis import strategies as st
 
 from configs.schema import LAYOUTS, Config, DataConfig, ModelConfig
 from model.decode import Decoder
-from model.generate import (
-    Generation,
-    Sampler,
-    apply_top_p,
-    build_decoder,
-    generate,
-    last_logits,
-    window_start,
-)
+from model.generate import Generation, Sampler, build_decoder, generate, last_logits, window_start
 from model.gpt import GPT
 from tests.runs import raised
 from tests.stress.cached_text import stress
@@ -203,16 +194,3 @@ def test_sampled_frequencies_follow_the_distribution():
     counts = np.bincount([sampler(logits).item() for _ in range(4000)], minlength=4) / 4000
     assert counts[3] == 0
     np.testing.assert_allclose(counts, probabilities(sampler, logits)[0], atol=0.03)
-
-
-# --------------------------------------------------------------------------- examples in docstrings
-
-
-def test_the_examples_in_the_docstrings_are_correct():
-    table = re.search(r"n +((?:\d+ +)+\d+)\n +start +((?:\d+ +)+\d+)", window_start.__doc__)
-    lengths, starts = ([int(n) for n in row.split()] for row in table.groups())
-    assert [window_start(n, 8) for n in lengths] == starts and len(starts) == 11
-    for p in (0.7, 0.75):  # 0.75 is reached exactly: nothing more stays
-        probs = np.array([[0.5, 0.125, 0.25, 0.125]])
-        apply_top_p(probs, p)
-        assert probs.tolist() == [[0.5, 0, 0.25, 0]] and "[0.5, 0, 0.25, 0]" in apply_top_p.__doc__

