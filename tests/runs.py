@@ -50,7 +50,6 @@ PHASES = {  # a function that only one phase of a run uses
     "save": ("os", "fsync"),
     "agree": ("torch.distributed", "all_reduce"),  # of several ranks, on whether to stop
 }
-CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143, "SIGINT twice": 130}
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 # Many runs start here within a second. Their event files, in which TensorBoard's writer counts from
 # 0, shall have names in the order of the starts, also from 9 to 10.
