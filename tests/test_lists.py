@@ -6,22 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from common.errors import ConfigError, DataError
-from configs.schema import Config, ModelConfig, TrainConfig
-from data.batches import IGNORED
 from data.corpus import load_corpus
 from run import checkpoint
 from tests.commands import train_main
 from tests.conftest import printed
 from tests.runs import in_float64, run_ranks, scalars, train
 from tests.test_sample import run_sample
-from tests.texts import load, segments_of, write
-from training import optimizers
-from training.device import select_runtime
-from training.state import Run
-from training.step import TrainStep
+from tests.texts import segments_of
 
 NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
 SUMS = [f"{a}+{b}={a + b}" for a in range(12) for b in range(12)]
@@ -56,42 +49,25 @@ def sums(tmp_path_factory):
 # ------------------------------------------------------------------------------------------ answers
 
 
-def test_a_micro_batch_without_targets_counts_nothing(tmp_path):
-    text = "\n".join(f"{'question' * 3}{a}={a}" for a in range(10))
-    corpus = load(write(f"{tmp_path}/list.txt", text), separator="\\n", answer_after="=")
-    model = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
-    losses, weights = [], []
-    for size, count in ((8, 1), (1, 8)):
-        settings = TrainConfig(batch_size=size, gradient_accumulation_steps=count)
-        run = Run(Config(model=model, train=settings), corpus, select_runtime("cpu", "float32"))
-        run.model.double()  # so that sums do not depend on their order
-        run.optimizers = optimizers.build(run.model, run.config.train, torch.float64)
-        without = [i for i in range(64) if (run.batches(i)[1] == IGNORED).all()]
-        assert count == 1 or without
-        step = TrainStep(run)
-        losses.append([result.loss for _ in range(8) if (result := step())])
-        weights.append(run.model.lm_head.weight.detach())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert torch.allclose(*weights, rtol=1e-6)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
-def test_two_ranks_of_which_one_may_have_no_target_equal_one(tmp_path):
+def test_two_ranks_or_micro_batches_of_which_one_may_have_no_target_equal_one_batch(tmp_path):
     text = tmp_path / "list.txt"
     text.write_text("\n".join(f"{'question' * 3}{a}={a % 7}" for a in range(40)))
     options = [*SMALL, f"--data.sources={text}", "--answer_after=="]
     options += ["--batch_size=2", "--max_iters=6", "--eval_interval=6"]
+    halves = ["--batch_size=1", "--gradient_accumulation_steps=2"]
     logged = []
-    for size in (1, 2):
-        arguments = [*options, f"--out_dir={tmp_path / str(size)}"]
-        ended = run_ranks(tmp_path / "output", *[arguments] * size, each=in_float64)
-        assert [code for code, *_ in ended] == [0] * size
-        logged.append(scalars(tmp_path / str(size)))
-    one, two = logged
-    assert len(one["train/loss"]) < 6  # a step without a target has no loss
-    assert one["val/exact_match"] == two["val/exact_match"]
-    for tag in ("train/loss", "val/loss"):
-        assert np.array(one[tag]) == pytest.approx(np.array(two[tag]), rel=1e-6)
+    for i, (ranks, more) in enumerate([(1, []), (1, halves), (2, [])]):
+        arguments = [*options, *more, f"--out_dir={tmp_path / str(i)}"]
+        ended = run_ranks(tmp_path / "output", *[arguments] * ranks, each=in_float64)
+        assert [code for code, *_ in ended] == [0] * ranks
+        logged.append(scalars(tmp_path / str(i)))
+    whole, *divided = logged
+    assert len(whole["train/loss"]) < 6  # a step without a target has no loss
+    for found in divided:
+        assert found["val/exact_match"] == whole["val/exact_match"]
+        for tag in ("train/loss", "val/loss"):
+            assert np.array(found[tag]) == pytest.approx(np.array(whole[tag]), rel=1e-6)
 
 
 def test_an_evaluation_reports_the_accuracy_and_shows_wrong_answers(sums):

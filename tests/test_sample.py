@@ -232,7 +232,7 @@ def shown(terminal: int, end: str) -> str:
 def test_on_a_terminal_lines_are_edited_behind_a_stop_string_too_and_a_refused_one_ends_nothing(
     smoke,
 ):
-    options = ["--interactive", "--max-new-tokens=200", "--stop=e"]
+    options = ["--interactive", "--max-new-tokens=200", "--stop=e", "--temperature=0"]
     terminal, other_end = pytest.importorskip("pty").openpty()  # POSIX
     process = subprocess.Popen(
         [sys.executable, "sample.py", f"--ckpt={smoke}", *options], cwd=ROOT,
@@ -244,10 +244,11 @@ def test_on_a_terminal_lines_are_edited_behind_a_stop_string_too_and_a_refused_o
     assert "error: 'caf\\udcffe': not UTF-8; type it again\n" in shown(terminal, "\n> ")
     os.write(terminal, b"OMEO:" + b"\x1b[D" * 5 + b"R\n")  # five times the arrow to the left
     reply = run_sample(smoke, *options, stdin=b"ROMEO:")[0].removesuffix("\n")
-    unfinished = "\r" + reply.rpartition("\n")[2]
+    assert reply.startswith("\n") and reply.endswith("e")
+    again = "\r" + reply.rpartition("\n")[2]  # the unfinished line, to be edited
+    turn = shown(terminal, f"e{again}").removesuffix(again)
     # Enter has shown the newline with which the reply begins
-    expected = "\n" + reply.removeprefix("\n") + unfinished
-    assert reply.endswith("e") and shown(terminal, f"e{unfinished}").endswith(expected)
+    assert turn.endswith(reply) and not turn.endswith(f"\n{reply}")
     os.write(terminal, b"\x04")  # Ctrl-D
     assert process.wait() == 2
 
