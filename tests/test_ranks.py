@@ -50,6 +50,26 @@ def record_sockets(folder: Path, rank: int) -> None:
         at_step(pytest.MonkeyPatch(), 0, write_sockets)
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"WORLD_SIZE": "4", "LOCAL_RANK": "2"}, (0, 1, 0, 1)),  # left over: no rank
+        ({"RANK": "0", "WORLD_SIZE": "2"}, (0, 2, 0, 1)),  # not from torchrun
+        (
+            {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "GROUP_WORLD_SIZE": "2"},
+            (0, 4, 0, 2),
+        ),
+    ],
+)
+def test_a_launcher_that_sets_rank_and_size_alone_is_enough(variables, expected, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    world = World.from_environment()
+    assert (world.rank, world.size, world.local_rank, world.machines) == expected
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """Train the small run with two ranks; return its folder, and what `train_ranks` returns."""
