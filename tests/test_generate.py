@@ -133,12 +133,12 @@ def test_one_decoder_is_built_for_all_texts_of_a_session(monkeypatch, tmp_path):
 
 def reference_probabilities(logits, temperature, top_k, top_p, min_p):
     """Compute the probabilities after all filters for one row, step by step on Python floats."""
-    logits = [value / temperature for value in logits]
+    logits = [(value - max(logits)) / temperature for value in logits]
     remaining = set(range(len(logits)))
     if top_k > 0:
         kth = sorted(logits, reverse=True)[min(top_k, len(logits)) - 1]
         remaining = {i for i in remaining if logits[i] >= kth}
-    weights = {i: np.exp(logits[i] - max(logits)) for i in remaining}
+    weights = {i: np.exp(logits[i]) for i in remaining}
     if top_p < 1:
         dropped = 0.0
         # from the least likely, drop characters while at most 1 - top_p is dropped; one stays
@@ -156,16 +156,16 @@ def probabilities(sampler, logits):
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
-LOGIT = st.sampled_from([-1e30, -100.0, -1.0, 0.0, 0.0, 1e-9, 1.0, 80.0, 1e30])
+LOGIT = st.floats(-5, 5) | st.sampled_from([-1e30, 0.0, 80.0, 1e30])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.lists(LOGIT, min_size=1, max_size=9),
-    st.sampled_from([1e-6, 0.1, 1.0, 5.0, 1e6]),
-    st.integers(0, 10),
+    st.sampled_from([1e-6, 1.0, 5.0, 1e6]),
+    st.sampled_from([0, 1, 3, 10]),
     st.sampled_from([1e-300, 0.3, 0.9, 1.0]),
-    st.sampled_from([0.0, 0.05, 0.999999]),
+    st.sampled_from([0.0, 0.05, 0.5]),
 )
 def test_filters_equal_their_step_by_step_reference_and_leave_a_character(
     row, temperature, top_k, top_p, min_p
@@ -173,7 +173,7 @@ def test_filters_equal_their_step_by_step_reference_and_leave_a_character(
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     expected = reference_probabilities(row, **filters)
     sampler = Sampler(1, **filters)
-    np.testing.assert_allclose(probabilities(sampler, [row])[0], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(probabilities(sampler, [row])[0], expected, rtol=0, atol=1e-12)
     assert expected[sampler(np.array([row])).item()] > 0
 
 
