@@ -4,9 +4,9 @@
 
 After 1,400 steps on Tiny Shakespeare (15 minutes on two CPU cores, validation loss 1.40) it writes:
 
-    ESCALUS:
-    I pray, that great Bohemia straight
-    Be mine arm-read.
+    My fair ordering were thou grace the time
+    Of riches all and storms to importune,
+    Thou takest my prayers can subject of men
 
 Each heading says where the full version of its part is. The weights are, bit for bit, those of
 `python train.py configs/shakespeare.yaml --device=cpu --dtype=float32 --kernel=batched`; lines
