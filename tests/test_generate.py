@@ -16,7 +16,8 @@ from configs.schema import LAYOUTS, Config, DataConfig, ModelConfig
 from model.decode import Decoder
 from model.generate import Generation, Sampler, build_decoder, generate, last_logits, window_start
 from model.gpt import GPT
-from tests.runs import raised
+from model.inspect import heads_off
+from tests.runs import raised, train
 from tests.stress.cached_text import stress
 from tests.test_sample import run_sample
 from tests.variants import CHOICES, noisy, save_model
@@ -117,15 +118,53 @@ def test_a_decoder_that_differs_is_not_used_and_gives_a_warning(linear, monkeypa
         assert build_decoder(build().float()) is None
 
 
-def test_one_decoder_is_built_for_all_texts_of_a_session(monkeypatch, tmp_path):
+def test_after_training_and_with_heads_off_a_new_decoder_writes_the_new_text():
+    model, texts = build().float(), []
+
+    def write():
+        decoder = build_decoder(model)
+        written = [
+            torch.cat(list(generate(model, prompts(1, 2), Sampler(5), 40, **options))).tolist()
+            for options in ({"decoder": decoder}, {"cache": False})
+        ]
+        assert decoder and written[0] == written[1]
+        texts.append(written[0])
+
+    write()
+    with heads_off(model, [(0, 0), (0, 1), (1, 1)]):
+        write()
+    write()
+    with torch.no_grad():
+        model.lm_head.weight.add_(torch.linspace(0, 1, V)[:, None])
+    write()
+    assert texts[0] == texts[2]
+    assert texts[0] != texts[1] and texts[0] != texts[3]
+
+
+@pytest.fixture
+def decoders(monkeypatch):
+    """The decoders that were built, in a list."""
     built, build_one = [], Decoder.__init__
     monkeypatch.setattr(
         Decoder, "__init__", lambda *words: built.append(words) or build_one(*words)
     )
+    return built
+
+
+def test_one_decoder_is_built_for_all_texts_of_a_session(decoders, tmp_path):
     model, settings = GPT(SMALL, V), Config(model=SMALL, data=DataConfig(separator="\\n"))
     path = save_model(tmp_path / "list.safetensors", model, "\nabcdefghij", settings)
     run_sample(path, "--interactive", "--device=cpu", "--dtype=float32", stdin=b"ab\nba\ncab\n")
-    assert len(built) == 1
+    assert len(decoders) == 1
+
+
+def test_one_decoder_is_built_for_all_drawings_of_an_evaluation(decoders, tmp_path):
+    (tmp_path / "list.txt").write_text("ada\nbo\ncyd\neve\nfo\ngil\nhedy\nivo\njo\nkim\n" * 3)
+    words = [f"--data.sources={tmp_path}/list.txt", "--separator=\\n", "--sample_chars=60"]
+    words += ["--max_iters=4", "--eval_interval=2", f"--out_dir={tmp_path}/run"]
+    code, output = train("configs/smoke.yaml", "--dtype=float32", *words)
+    assert code == 0, output
+    assert len(decoders) == 2  # one in each evaluation, which draws several items
 
 
 # -------------------------------------------------------------------------------------- the sampler
