@@ -82,7 +82,7 @@ MUTATIONS = (
         "torch.cat([-sin, sin], dim=1)", "torch.cat([sin, -sin], dim=1)"),
     Mutation("lens_one_block_late", "the logit lens shows what the block before would say",
         "model/inspect.py", "test_gpt",
-        "streams.append(stream)", "streams.append(arguments[0])"),
+        "streams.append(stream)", "streams.append(inputs[0])"),
     Mutation("heads_in_another_order", "stored and imported models write nonsense",
         "model/parameters.py", "test_convert test_stored",
         "zip(*all_head_weights(projection, tensors), strict=True)",
@@ -221,7 +221,7 @@ MUTATIONS = (
     Mutation("resume_takes_the_file", "--resume ends a run of --minutes at the length of the file",
         "configs/command.py", "test_resume test_changed_settings",
         "return _override(saved, self.options | {",
-        "return _override(saved, self.file | self.options | {"),
+        "return _override(saved, self.file_settings | self.options | {"),
     # ------------------------------------------------------------------------------------ common/
     Mutation("controls_are_printed", "a file name clears the terminal",
         "common/console.py", "test_console test_command test_sample",

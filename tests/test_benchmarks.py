@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from benchmarks import attention, curves, lists, runs, time_to_loss, tour
+from benchmarks import attention, curves, lists, runs, sizes, time_to_loss, tour
 from configs.schema import LAYOUTS
 from tests.conftest import ROOT
 from tests.runs import train
@@ -37,6 +37,10 @@ SHORTEST = {  # arguments, and what is printed
     "minutes": (
         ["RESULTS", "--configs"], [rf"^\| shakespeare.yaml \| 5 \| \d+\.\d\d \| {LOSS} \|$"],
     ),
+    "sizes": (
+        ["SIZES", "--minutes=1", "--sizes=2x64"],
+        [rf"^\| 2x64 \| [\d,]+ \| 1 \| 2 \| \d\.\de\+\d\d \| {LOSS} \|$"],
+    ),
     "throughput": (["--steps=1", "--shapes=small"], [r"^small  ours +[\d,]+ characters/s"]),
     "time_to_loss": (["--nanogpt=NANOGPT", "--repeats=1"], [r"^mean losses: nanoGPT 1.88.*\d$"]),
     "tour": ([], [rf"^--data.*: best {LOSS} \(train {LOSS}\) at step 2, last"]),
@@ -53,15 +57,17 @@ def paths(uninterrupted, tmp_path, monkeypatch):
     def train_two_steps(folder, config, *options):
         lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--log_interval=1"]
         small = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--eval_interval=1"]
+        options = [option for option in options if not option.startswith("--minutes")]
         code, output = train(config, *options, *lengths, *small, f"--out_dir={folder}")
         assert code == 0, output
 
-    for module in (runs, curves, lists, time_to_loss, tour):
+    for module in (runs, curves, lists, sizes, time_to_loss, tour):
         monkeypatch.setattr(module, "train", train_two_steps)
     result = time_to_loss.TrainingResult(100.0, 90.0, 1.88)
     monkeypatch.setattr(time_to_loss, "run_nanogpt_training", lambda folder: result)
     monkeypatch.setattr(curves, "PICTURE", tmp_path / "curves.svg")
     monkeypatch.setattr(tour, "PICTURES", tmp_path / "pictures")
+    monkeypatch.setattr(sizes, "CONFIG", "configs/smoke.yaml")
     monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
     monkeypatch.setattr(attention, "MIN_SECONDS", 1e-9)  # a single call
 
@@ -77,6 +83,7 @@ def paths(uninterrupted, tmp_path, monkeypatch):
         "TEXT": f"{uninterrupted.parent}/text.txt",
         "NAMES": f"{tmp_path}/names.txt",
         "RESULTS": f"{tmp_path}/results",
+        "SIZES": f"{tmp_path}/sizes",
         "NANOGPT": f"{tmp_path}/nanogpt",
     }
 
