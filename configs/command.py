@@ -101,7 +101,7 @@ class Command(StartOptions):
         if "train.max_iters" in self.options and self.minutes:
             raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
         if self.allow_data_change and not self.resumes:
-            raise ConfigError("--allow_data_change only applies together with --resume or a run folder")
+            raise ConfigError("--allow_data_change only applies to a resume; add --resume")
         if self.new_characters == "add" and not self.init_from:
             raise ConfigError("--new_characters only applies together with --init_from")
 

@@ -275,7 +275,7 @@ REFUSED_STARTS = [  # arguments, words of the message
     (["out/book", "--minutes=1"], "--minutes does not apply to a run folder", "--max_iters"),
     (["out/book", "--out_dir=x"], "--out_dir does not apply", "copy the folder to go on elsewhere"),
     (["my.yaml", "--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
-    (["my.yaml", "--allow_data_change"], "only applies together with --resume"),
+    (["my.yaml", "--allow_data_change"], "only applies to a resume; add --resume"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
     (["out/bok"], "out/bok: no such config or run folder; did you mean out/book?"),
     (["my.yaml", "out/book"], "takes one config file or run folder", "['my.yaml', 'out/book']"),
