@@ -19,7 +19,7 @@ LEVELS = [
 ]
 PACKAGES = sorted(set.union(*LEVELS[:-1]))
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).glob("*.py"))]
-FILES += [ROOT / f"{name}.py" for name in LEVELS[-1]]
+FILES += [ROOT / f"{name}.py" for name in sorted(LEVELS[-1])]
 
 
 def imports_of(path):
