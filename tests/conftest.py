@@ -27,7 +27,7 @@ from common.console import escape, print_error  # noqa: E402
 # the modules of `-m quick`: 25 seconds on two cores
 QUICK = {
     "test_attention", "test_batches", "test_command", "test_corpus", "test_evaluate",
-    "test_file_format", "test_gpt", "test_items", "test_layouts", "test_lists", "test_convert",
+    "test_file_format", "test_gpt", "test_items", "test_layouts", "test_convert",
     "test_mutations", "test_optimizers", "test_readme", "test_schedule", "test_schema",
     "test_step", "test_structure", "test_summary", "test_text", "test_tokenizer",
 }  # fmt: skip
