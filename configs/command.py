@@ -83,14 +83,14 @@ class StartOptions(Checked):
 class Command(StartOptions):
     """A command line of train.py: a config file or a run folder, and the options.
 
-    A new run takes its settings from `file_settings`, a resumed run from its checkpoint; `options`
-    override both. Both mappings have full names as keys. Paths are as they were typed: `~` is not
-    expanded.
+    A new run takes its settings from `settings_in_file`, a resumed run from its checkpoint, and
+    `options` override both. Both mappings have full names as keys. Paths are as they were typed:
+    `~` is not expanded.
     """
 
     config_file: str = ""
     resumed_folder: str = ""
-    file_settings: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    settings_in_file: Mapping[str, object] = dataclasses.field(default_factory=dict)
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     started: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
 
@@ -113,7 +113,7 @@ class Command(StartOptions):
     @property
     def out_dir(self) -> str:
         """The run folder; `auto` means out/NAME for NAME.yaml."""
-        out_dir = self.options.get("out_dir", self.file_settings.get("out_dir", "auto"))
+        out_dir = self.options.get("out_dir", self.settings_in_file.get("out_dir", "auto"))
         named_after_config = f"out/{Path(self.config_file).stem}"
         return self.resumed_folder or (named_after_config if out_dir == "auto" else out_dir)
 
@@ -128,7 +128,7 @@ class Command(StartOptions):
         `architecture` has the settings that a run with --init_from takes from its parent.
         """
         where = f"{self.config_file} and the options" if self.options else self.config_file
-        settings = self.file_settings | self.options | architecture
+        settings = self.settings_in_file | self.options | architecture
         with error_context(where):
             return _override(Config(), settings | {"out_dir": self.out_dir})
 
@@ -174,7 +174,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
             if name in options:
                 raise ConfigError(f"--{name} does not apply to a run folder; {advice}")
     else:
-        given = {"config_file": words[0], "file_settings": read_config(words[0])}
+        given = {"config_file": words[0], "settings_in_file": read_config(words[0])}
 
     names = options.keys() & settings_of(StartOptions).keys()
     given |= {name: options.pop(name) for name in names}

@@ -45,7 +45,7 @@ def fine_tuning_settings(command: Command, parent: Checkpoint) -> tuple[Config, 
     replaced = [
         f"{name.removeprefix('model.')} {value}"
         for name, value in architecture.items()
-        if command.file_settings.get(name, value) != value
+        if command.settings_in_file.get(name, value) != value
     ]
     return command.new_settings(architecture), replaced
 

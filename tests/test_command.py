@@ -151,7 +151,7 @@ def test_whatever_the_yaml_it_has_settings_or_is_refused_in_one_line_and_constru
     monkeypatch.chdir(tmp_path)
     file = write(f"{tmp_path}/config.yaml", text)
     try:
-        settings = parse_train([file]).file_settings
+        settings = parse_train([file]).settings_in_file
     except ConfigError as error:
         assert all(line.startswith(f"{file}: ") and len(line) < 400 for line in error.args)
     else:
@@ -256,7 +256,7 @@ def test_a_run_folder_is_resumed_and_its_name_stays_as_it_was_typed(words, folde
     command = parse_train(words)
     named = next(word for word in words if not word.startswith("-"))
     assert command.resumes and command.resumed_folder == command.out_dir == named
-    assert (command.config_file, command.file_settings) == ("", {})
+    assert (command.config_file, command.settings_in_file) == ("", {})
     resumed = command.resumed_settings(Config(seed=9, compile=True, out_dir="elsewhere"))
     assert resumed == Config(seed=command.options.get("seed", 9), compile=True, out_dir=named)
 
