@@ -268,3 +268,16 @@ MISTAKES = {
 def test_invalid_arguments_raise_a_value_error_with_the_allowed_ones(message):
     with pytest.raises(ValueError, match=message):
         make_layer()(**MISTAKES[message])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layout": "fusd"}, "unknown layout 'fusd'; allowed: heads, separate, fused"),
+        ({"kernel": "flash"}, "unknown kernel 'flash'; allowed: loop, bmm, batched, sdpa"),
+        ({"n_head": 4}, "n_embd 6 is not divisible by n_head 4"),
+    ],
+)
+def test_a_layer_that_cannot_be_built_names_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_layer(**options)
