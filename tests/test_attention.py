@@ -280,4 +280,4 @@ def test_invalid_arguments_raise_a_value_error_with_the_allowed_ones(message):
 )
 def test_a_layer_that_cannot_be_built_names_what_is_allowed(options, message):
     with pytest.raises(ValueError, match=message):
-        make_layer(**options)
+        MultiHeadAttention(**{"n_embd": C, "n_head": H} | options)
