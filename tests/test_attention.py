@@ -156,7 +156,7 @@ def test_the_settings_allow_exactly_the_layouts_and_kernels_of_the_tables():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.sampled_from(CASES))
-def test_outputs_and_gradients_equal_the_reference_for_any_shape_and_mask(layout, case):
+def test_every_layout_and_kernel_equals_the_reference_in_outputs_and_gradients(layout, case):
     option, *inputs = case
     for dtype, tolerance in TOLERANCES.items():
         layer = make_layer(layout, **OPTIONS[option])

@@ -77,7 +77,7 @@ def test_a_batch_depends_only_on_the_seed_and_the_step_and_not_on_the_batch_size
     assert not np.array_equal(Batches(split, 16, 8, seed=8)(0)[0][:, 0], expected[0])
 
 
-def test_the_batch_order_never_changes():
+def test_the_batch_order_of_a_seed_is_the_recorded_one():
     # a run saved by an earlier version must resume with the same batches
     text, items = (Batches(split_of(lengths), 16, 4, seed=1337) for lengths in (1200, [1000, 200]))
     assert text(0)[0][:, 0].tolist() == [75, 1019, 123, 971]

@@ -42,7 +42,7 @@ def test_best_has_the_weights_alone(uninterrupted):
 # ------------------------------------------------------------------------- a run that trains longer
 
 
-def test_a_finished_run_that_trains_longer_never_has_a_worse_best_and_reaches_its_new_end(
+def test_a_finished_run_that_trains_longer_never_replaces_the_best_by_a_worse_one(
     options, run, tmp_path, monkeypatch
 ):
     """With more epochs `logit_scale: auto` is another number, and the learning rate jumps up."""
@@ -70,7 +70,7 @@ def test_a_finished_run_that_trains_longer_never_has_a_worse_best_and_reaches_it
 @pytest.mark.parametrize(
     ("loss", "damaged", "kept"), [(1.8, False, True), (1.6, False, False), (1.8, True, False)]
 )
-def test_a_best_loss_that_the_progress_does_not_know_is_in_the_header_of_a_whole_best(
+def test_the_best_loss_so_far_is_the_one_in_the_file_of_the_best_weights(
     loss, damaged, kept, options, run, monkeypatch
 ):
     """As after a kill between the two writes, or with `prev` in place of a damaged `last`."""

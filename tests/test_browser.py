@@ -164,7 +164,7 @@ def percent(p):
 # ------------------------------------------------------------------------------ writing and scoring
 
 
-def test_it_writes_and_scores_any_text_as_sample_py_does_past_the_window(
+def test_the_page_writes_and_scores_any_text_as_sample_py_does_past_the_window(
     open_page, printed, tmp_path
 ):
     make_page(tmp_path, "".join(TEXTS).replace("\r", ""), "", length=40)

@@ -127,7 +127,7 @@ def test_a_value_of_a_config_file_is_parsed_by_the_type_of_its_setting(
     assert found == expected and type(found) is type(expected)
 
 
-def test_each_of_the_first_five_wrong_settings_of_a_file_is_a_line(tmp_path, capsys):
+def test_the_first_five_wrong_settings_of_a_file_are_reported_with_their_lines(tmp_path, capsys):
     wrong = "sead: 1\nmodel:\n  n_layer: 0\ntrain: 3\nseed: x\ndevice: 1\ncompile: yes\n"
     file = write(f"{tmp_path}/config.yaml", wrong)
     assert exit_code(train_main, [file]) == 2

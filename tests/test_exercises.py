@@ -94,7 +94,7 @@ def solved(name):
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)
-def test_an_exercise_fails_with_one_sentence_until_it_is_solved_and_then_says_what_one_has_learned(
+def test_an_exercise_fails_with_one_sentence_until_solved_and_then_says_what_was_learned(
     name, capsys
 ):
     with pytest.raises(SystemExit) as leaving:

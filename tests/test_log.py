@@ -140,7 +140,7 @@ def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_pat
     assert set(tags["scalars"]) == SCALARS
 
 
-def test_no_text_is_markdown():
+def test_texts_in_tensorboard_are_not_read_as_markdown():
     lines = ["a\tb", "c\r![x](https://example.org)", "\x1b[2Jd"]
     (value,) = log.code_block("samples/text", lines).value
     block = b"    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"

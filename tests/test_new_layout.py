@@ -61,7 +61,7 @@ def added(monkeypatch):
 
 
 def test_a_layout_in_two_files_has_the_outputs_and_gradients_of_the_others(added, float64):
-    test_attention.test_outputs_and_gradients_equal_the_reference_for_any_shape_and_mask(NAME)
+    test_attention.test_every_layout_and_kernel_equals_the_reference_in_outputs_and_gradients(NAME)
 
 
 def test_a_layout_in_two_files_trains_and_has_the_checkpoints_of_the_others(

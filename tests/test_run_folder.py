@@ -38,7 +38,7 @@ def options(tmp_path, run):
 # ----------------------------------------------------------------------------------------- the lock
 
 
-def test_a_folder_has_one_writer_at_a_time(options, run):
+def test_a_second_run_in_the_same_folder_is_refused(options, run):
     with only_writer(run):
         code, output = train(*options)
         assert code == 7 and f"out_dir: {run} is in use by another process; " in output

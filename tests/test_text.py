@@ -172,13 +172,13 @@ def test_what_decodes_to_nul_characters_or_surrogates_is_refused(content, encodi
 
 
 @pytest.mark.parametrize("start", [b"%PDF-1.7\n", b"PK\x03\x04", b"\x1f\x8b\x08\0", b"\x89PNG\0"])
-def test_of_a_file_that_is_no_text_the_message_proposes_no_encoding(start):
+def test_a_file_that_is_no_text_is_refused_without_proposing_an_encoding(start):
     message = error_message(DataError, write("book.pdf", start + b"\xe2\xe3\xcf\xd3" * 9))
     assert message.startswith("book.pdf: not UTF-8 at byte ")
     assert message.endswith(" bytes cannot be decoded; convert it to text first")
 
 
-def test_of_a_book_of_project_gutenberg_the_text_between_the_marks_is_read():
+def test_a_book_of_project_gutenberg_is_read_without_its_license():
     def mark(word):
         return f"*** {word} OF THE PROJECT GUTENBERG EBOOK A BOOK ***\n"
 
