@@ -197,7 +197,7 @@ def test_a_text_writes_itself_until_the_reader_takes_over(open_page, tmp_path):
     assert len(text_of(page)) < 153
 
 
-def test_it_adds_a_character_copies_and_starts_over(open_page, printed, tmp_path):
+def test_the_buttons_add_a_character_copy_the_text_and_start_over(open_page, printed, tmp_path):
     make_page(tmp_path)
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     write(page)
@@ -274,7 +274,9 @@ def test_a_page_of_questions_opens_with_one_and_answers_others(open_page, printe
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_probabilities_lens_and_heads_that_are_off_are_pythons(open_page, tmp_path, recipe):
+def test_probabilities_logit_lens_and_switched_off_heads_on_the_page_equal_those_in_python(
+    open_page, tmp_path, recipe
+):
     model = make_page(tmp_path, recipe=recipe)
     page = open_page()
     write(page)
@@ -343,7 +345,7 @@ def replace_in_page(folder, old, new):
         ('"blocks.0.mlp.up"', '"other"', "page/model.js cannot run this model: "),
     ],
 )
-def test_another_model_than_pythons_is_reported(open_page, tmp_path, right, wrong, words):
+def test_a_page_whose_numbers_differ_from_pythons_says_so(open_page, tmp_path, right, wrong, words):
     make_page(tmp_path)
     replace_in_page(tmp_path, right, wrong)
     wait_for(open_page(alive=True, broken=True), "#failure", words)

@@ -111,7 +111,9 @@ NOT_SAVED = (
 )
 
 
-def test_a_failed_save_is_a_warning_and_the_next_save_retries(train_run, run, monkeypatch):
+def test_a_save_that_fails_on_a_full_disk_is_a_warning_and_the_next_save_retries(
+    train_run, run, monkeypatch
+):
     attempts = []
 
     def full_four_times(name):

@@ -63,7 +63,7 @@ def train(run, steps):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_change_of_layout_during_training_changes_no_weight_moment_or_loss(layout, optimizer):
+def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(layout, optimizer):
     first = new_run(CONFIG, optimizer)
     losses = train(first, range(5))
     second = converted(first, optimizer, layout)

@@ -124,7 +124,7 @@ def test_after_a_kill_and_a_resume_the_log_is_that_of_an_uninterrupted_run(kille
     assert rows_of(killed[0]) == rows_of(uninterrupted)
 
 
-def test_after_a_kill_metrics_csv_is_appended_to_and_the_minutes_go_on(killed):
+def test_after_a_kill_metrics_csv_is_only_appended_to_and_the_minutes_go_on(killed):
     run, _, before = killed
     lines = (run / METRICS).read_text()
     assert lines.startswith(f"{before}\n{SAVED_AT + 1},")  # the row that was cut has ended
