@@ -178,10 +178,10 @@ class GPT(nn.Module):
         return logits if self.training else LOGIT_SCALE * logits
 
 
-# ----------------------------------------------------------- Muon and AdamW: training/optimizers.py
+# -------------------------------------- Muon (Jordan et al. 2024) and AdamW: training/optimizers.py
 @torch.no_grad()
 def muon_step(weight, momentum, count, lr):
-    """Move `count` stacked matrices equally far in all directions (Jordan et al. 2024)."""
+    """Move `count` stacked matrices equally far in all directions of their gradients."""
     momentum.lerp_(weight.grad, 1 - MOMENTUM)  # a running mean of the gradients
     update = weight.grad.lerp(momentum, MOMENTUM)  # the newest counts more: Nesterov
     weight.mul_(1 - lr * WEIGHT_DECAY)

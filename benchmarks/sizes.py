@@ -48,9 +48,9 @@ class SizedRun:
 def flops_per_character(model: GPT) -> float:
     """Return the floating-point operations that training on one character takes.
 
-    A weight of a matrix product costs 2 in the forward pass and 4 in the backward pass, an
-    embedding none. Attention costs as much for n_embd numbers of a key and of a value; of the
-    context of T characters, a query sees (T + 1) / 2 on average.
+    A weight in a matrix product takes 2 in the forward pass and 4 in the backward pass; an
+    embedding takes none. So does each number of the keys and values that a query attends to: in a
+    context of T characters, those of (T + 1) / 2 characters on average.
     """
     config = model.config
     weights = sum(
@@ -62,10 +62,10 @@ def flops_per_character(model: GPT) -> float:
     return 6 * (weights + attended)
 
 
-def train_size(size: str, minutes: float, *options: str) -> SizedRun:
+def train_size(size: str, minutes: float) -> SizedRun:
     """Train a model of a size for some minutes."""
     n_layer, n_embd = SIZES[size]
-    options = (f"--n_layer={n_layer}", f"--n_embd={n_embd}", f"--minutes={minutes:g}", *options)
+    options = [f"--n_layer={n_layer}", f"--n_embd={n_embd}", f"--minutes={minutes:g}"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         train(folder, CONFIG, *options)
