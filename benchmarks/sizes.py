@@ -70,7 +70,7 @@ def train_size(size: str, minutes: float) -> SizedRun:
         folder = Path(name) / "run"
         train(folder, CONFIG, *options)
         saved = checkpoint.load(folder / checkpoint.LAST)
-        model = GPT(saved.settings.model, len(saved.vocabulary))
+        model = checkpoint.build_model(saved)
         steps = saved.progress.step
         characters = steps * characters_per_step(saved.settings)
         return SizedRun(

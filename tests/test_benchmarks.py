@@ -57,6 +57,7 @@ def paths(uninterrupted, tmp_path, monkeypatch):
     def train_two_steps(folder, config, *options):
         lengths = ["--max_iters=2", "--warmup_ratio=0", "--cooldown_ratio=0.5", "--log_interval=1"]
         small = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--eval_interval=1"]
+        small.append("--kernel=auto")  # as in the recipes
         options = [option for option in options if not option.startswith("--minutes")]
         code, output = train(config, *options, *lengths, *small, f"--out_dir={folder}")
         assert code == 0, output
