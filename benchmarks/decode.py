@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     options = parser.parse_args(argv)
     for name in options.shapes:
-        config = shape(name, kernel="sdpa", dropout=0.0, attention_dropout=0.0)
+        config = shape(name, "--kernel=sdpa", "--dropout=0", "--attention_dropout=0")
         model = GPT(config, VOCAB_SIZE, seed=1).eval()
         print(
             f"{name}: {config.n_layer} layers, {config.n_head} heads, n_embd {config.n_embd}, "

@@ -7,7 +7,7 @@ the number of steps that fits.
 
 Every run is one line of the file RESULTS, and a run that has a line is not repeated: the same
 command resumes an interrupted campaign. Delete the lines of a recipe after changing it. Table and
-picture show all runs in that file. All runs take three hours, and nothing else should use the
+picture show all runs in that file. All runs take 2.3 hours, and nothing else should use the
 machine meanwhile. `--minutes` and `--configs` select some of them; `--configs` without a name
 trains nothing, and only prints and draws.
 """

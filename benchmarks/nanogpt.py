@@ -1,7 +1,6 @@
 """Models of a checkout of nanoGPT, which the benchmarks compare with ours."""
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,11 +15,10 @@ VOCAB_SIZE = 65  # Tiny Shakespeare's
 SHAPES = {"small": "nanogpt_cpu", "baby": "nanogpt_gpu"}  # our configs of nanoGPT's two recipes
 
 
-def shape(name: str, **changes: object) -> ModelConfig:
-    """Return the model of one of SHAPES, with changes."""
-    config = parse_train([f"configs/{SHAPES[name]}.yaml"]).new_settings()
-    config = resolve(config, select_runtime("cpu", "float32"), epochs=1)
-    return replace(config.model, **changes)
+def shape(name: str, *options: str) -> ModelConfig:
+    """Return the model of one of SHAPES, with options of train.py, as this CPU trains it."""
+    config = parse_train([f"configs/{SHAPES[name]}.yaml", *options]).new_settings()
+    return resolve(config, select_runtime("cpu", "auto"), epochs=1).model
 
 
 def nanogpt_file(folder: Path, name: str) -> Path:

@@ -1,8 +1,8 @@
 """Training speed of one process: python -m benchmarks.throughput [--nanogpt FOLDER] [--steps N]
 
 Whole optimization steps (forward, backward, clipping, update) on one fixed batch, so without
-loading batches, in nanoGPT's architecture, batch size and dropout. With FOLDER, a checkout of
-nanoGPT, steps of both programs alternate.
+loading batches, in nanoGPT's architecture and with its dropout. With FOLDER, a checkout of nanoGPT,
+steps of both programs alternate.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def time_steps(steps: dict[str, Callable], repeats: int) -> dict[str, list[float
 def compare_with_nanogpt(names: list[str], folder: Path | None, repeats: int) -> None:
     """Print the training speed of ours and nanoGPT in its shapes of these names."""
     for name in names:
-        config, batch_size = shape(name, kernel="batched", attention_dropout=0.0), BATCH_SIZES[name]
+        config, batch_size = shape(name, "--kernel=auto"), BATCH_SIZES[name]
         steps = {"ours": training_step(config, batch_size)}
         if folder:
             for compiled in (False, True):
