@@ -109,10 +109,10 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     return saved
 
 
-def our_tensors(model: dict[str, Tensor]) -> dict[str, Tensor]:
+def our_tensors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a nanoGPT model under the names of a checkpoint."""
     tensors = {}
-    for name, tensor in model.items():
+    for name, tensor in state_dict.items():
         for theirs, ours in NAME_PARTS.items():
             name = name.replace(theirs, ours)
 

@@ -33,7 +33,7 @@ SOFT_CAP = 15.0  # logits stay between -15 and 15, however sure the model gets
 # On new text a trained model is too sure of itself, so outside training its logits are scaled down
 LOGIT_SCALE = 0.91  # 1 - 0.03 * epochs; train.py computes it for any text and number of steps
 LEARNING_RATE = 0.02  # at its peak, of both Muon and AdamW
-WARM_UP, COOLDOWN = 1 / 70, 6 / 7  # shares of the run: it rises for 20 steps, falls for 1,200
+WARMUP, COOLDOWN = 1 / 70, 6 / 7  # shares of the run: it rises for 20 steps, falls for 1,200
 MOMENTUM, BETAS = 0.9, (0.9, 0.99)  # of Muon, of AdamW
 WEIGHT_DECAY = 0.1  # of both
 GRAD_CLIP = 1.0  # a longer gradient is scaled down to this length
@@ -206,7 +206,7 @@ def orthogonalize(X):
 # ----------------------------------------------------- the schedule: training/schedule.py has three
 def lr_multiplier(step, steps):
     """Rise briefly to 1, hold, then fall to 0."""
-    rise = (step + 1) / (int(WARM_UP * steps + 1e-6) + 1)  # 1e-6: rounding, as train.py
+    rise = (step + 1) / (int(WARMUP * steps + 1e-6) + 1)  # 1e-6: rounding, as train.py
     fall = (steps - step) / max(1, int(COOLDOWN * steps + 1e-6))
     return min(rise, 1.0, fall)
 
@@ -222,6 +222,7 @@ def train(model, ids, steps):
     groups = [{"params": tables}, {"params": gains, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
     for step, (inputs, targets) in enumerate(itertools.islice(batches(ids), steps)):
+        model.train()  # validation_loss and write switch to eval
         logits = model(inputs, Cache(BATCH))  # (B, T, V); an empty cache: nothing came before
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())  # in nats per character
         loss.backward()

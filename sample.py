@@ -21,8 +21,13 @@ from common.files import home_path
 from configs.command import parse_sample_options
 from configs.fields import INVALID_TEXT, brief, error_context, unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
-from data.encodings import ENCODING_OF_BOM, decode, without_license
+from data.encodings import ENCODING_OF_BOM, decode_text, without_license
 from page.mark import check_page
+
+
+def is_from_file(prompt: str) -> bool:
+    """Return whether a prompt, `-` or `FILE:PATH`, is in standard input or a file."""
+    return prompt == "-" or prompt.startswith("FILE:")
 
 
 def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]:
@@ -30,7 +35,7 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
     options = parse_sample_options(argv)
     if options.html:
         check_page(home_path(options.html))
-    if options.prompt[:5] in ("-", "FILE:"):
+    if is_from_file(options.prompt):
         return options, read_text(options.prompt.removeprefix("FILE:"), "utf-8")[1]
     return options, unescape(options.prompt)
 
@@ -42,7 +47,7 @@ def read_text(path: str, encoding: str) -> tuple[str, str]:
         content = sys.stdin.buffer.read() if path == "-" else home_path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror}; name a text file") from error
-    return name, decode(content, name, encoding)
+    return name, decode_text(content, name, encoding)
 
 
 if __name__ == "__main__":
@@ -74,7 +79,7 @@ def main(options: SampleConfig, prompt: str) -> int:
     """Do what the options say; return the exit code."""
     session = Session(options)
     # drop the newline at the end of a file or of `echo`, unless questions end in a newline
-    if options.prompt[:5] in ("-", "FILE:") and not session.answer_after.endswith("\n"):
+    if is_from_file(options.prompt) and not session.answer_after.endswith("\n"):
         prompt = prompt.removesuffix("\n")
 
     if options.html:
@@ -106,10 +111,10 @@ class Session:
 
         # each sample of a list is an item, and the separator ends it
         self.item_format = ItemFormat.of(self.saved.settings.data)
-        self.stops, self.end, self.answer_after = options.stop, "\n", ""
+        self.stop_strings, self.end, self.answer_after = options.stop, "\n", ""
         if self.item_format:
             self.end, self.answer_after = self.item_format.separator, self.item_format.answer_after
-            self.stops += (self.end,)
+            self.stop_strings += (self.end,)
 
         # temperature auto: greedy for questions, sampled otherwise
         if options.temperature == "auto":
@@ -126,7 +131,6 @@ class Session:
 
         With --unknown=skip, leave out such characters instead.
         """
-        # say how many are left out
         if self.options.unknown == "skip":
             known = "".join(c for c in text if c in self.tokenizer.vocabulary)
             if skipped := len(text) - len(known):
@@ -170,9 +174,9 @@ class Session:
         # as in training, an item begins after a separator; other text needs a first character
         start = ""
         if self.item_format:
-            start = self.item_format.start
+            start = self.item_format.start_character
         elif len(ids) == 0:
-            start = self.tokenizer.start
+            start = self.tokenizer.start_character
         ids = np.concatenate([self.tokenizer.encode(start), ids])
         generation.append(np.tile(ids, (len(sample_indices), 1)))
         return generation
@@ -242,7 +246,7 @@ def print_samples(session: Session, prompt: str) -> None:
         index = (options.sample or 1) - 1  # counted from 0
         generation, prompt = session.begin([index], ids), session.tokenizer.decode(ids)
         print_text(prompt)
-        for (text,) in session.generate(generation, [StopStrings(session.stops, prompt)]):
+        for (text,) in session.generate(generation, [StopStrings(session.stop_strings, prompt)]):
             print_text(text)
         print_text(session.end)
         return
@@ -261,12 +265,13 @@ def index_batches(count: int) -> Iterator[range]:
 
 
 def draw(session: Session, sample_indices: range, ids: np.ndarray) -> list[tuple[str, bool]]:
-    """Draw some samples; return each text, and whether a stop string ended it."""
+    """Draw some samples; return each text, and whether it is a whole item."""
     prompt = session.tokenizer.decode(ids)
-    stops = [StopStrings(session.stops, prompt) for _ in sample_indices]
+    stops = [StopStrings(session.stop_strings, prompt) for _ in sample_indices]
     steps = session.generate(session.begin(sample_indices, ids), stops)
     texts = map("".join, zip(*steps, strict=True))
-    return [(prompt + text, bool(stop.found)) for text, stop in zip(texts, stops, strict=True)]
+    whole = (stop.found == session.end for stop in stops)  # not cut by a string of --stop
+    return [(prompt + text, is_whole) for text, is_whole in zip(texts, whole, strict=True)]
 
 
 def print_novel(session: Session, ids: np.ndarray) -> None:
@@ -339,7 +344,8 @@ def take_turns(session: Session, prompt: str) -> int:
                 index += 1
             elif line:
                 ids = session.encode(line)[None]
-                start = tokenizer.encode(tokenizer.start)  # a newline, if the vocabulary has one
+                # a newline, if the vocabulary has one
+                start = tokenizer.encode(tokenizer.start_character)
                 if not continues and generation.ids[0, -1] != start:
                     generation.append(start[None])
                 generation.append(ids)
@@ -350,7 +356,7 @@ def take_turns(session: Session, prompt: str) -> int:
                 print_text("\n")  # so that answers stay beside their questions
             continue
 
-        stop, reply = StopStrings(session.stops, line), ""
+        stop, reply = StopStrings(session.stop_strings, line), ""
         for (text,) in session.generate(generation, [stop]):
             # on the screen, Enter has ended the typed line already
             print_text(text.removeprefix("\n") if on_terminal and not reply else text)

@@ -32,7 +32,7 @@ from common.errors import (
     counted,
     first_few,
 )
-from common.files import holds_run
+from common.files import holds_run, runs_in
 from common.stop import Interrupted, Stop
 from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
@@ -82,7 +82,7 @@ def build(command: Command, world: World) -> tuple[Run, Checkpoint | None]:
     run = build_resumed(command, saved, world) if saved else build_new(command, world)
     world.require_equal(
         {
-            "max_iters": run.requested.train.max_iters,
+            "max_iters": run.settings.train.max_iters,
             "text": (run.corpus.sha256, run.corpus.val_sha256),
             "dtype": run.config.dtype,
             "step": run.progress.step,
@@ -107,7 +107,7 @@ def checkpoint_to_resume(command: Command) -> Checkpoint | None:
 
     if not holds_run(folder):
         # the first start of a script that always resumes, or a misspelled --out_dir
-        beside = checkpoints.runs_in(folder.parent)
+        beside = runs_in(folder.parent)
         runs = f"; runs beside it: {first_few(beside)}" if beside else ""
         info(f"{folder} has no run to resume: starting one{runs}")
         return None
@@ -137,7 +137,7 @@ def build_new(command: Command, world: World) -> Run:
 
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
-        settings, timing = fit_to_minutes(command.minutes, command.started, settings, make_run)
+        settings, timing = fit_to_minutes(command.minutes, command.began, settings, make_run)
         steps = f"{counted(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
         evaluations = f"evaluations of {timing.evaluation:.1f} s"
         info(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
@@ -159,7 +159,7 @@ def start_from(run: Run, parent: Checkpoint) -> None:
     )
 
     # suggest lower learning rates, if they are still the parent's
-    now, before = run.requested.train, parent.settings.train
+    now, before = run.settings.train, parent.settings.train
     rates = ["learning_rate"]
     if now.optimizer == "muon":
         rates.append("muon_learning_rate")
@@ -235,7 +235,7 @@ def train_in_folder(command: Command, run: Run, saved: Checkpoint | None, stop: 
     # up to here, nothing in the folder has been changed
     manager = None
     if is_main:
-        prepare_folder(folder, resumed=saved is not None, settings=run.requested)
+        prepare_folder(folder, resumed=saved is not None, settings=run.settings)
         # a run resumed from last.safetensors need not save this state again
         already_saved = saved is not None and saved.path.name == checkpoints.LAST
         manager = CheckpointManager(folder, run, info, already_saved=already_saved)
@@ -258,7 +258,7 @@ def train_in_folder(command: Command, run: Run, saved: Checkpoint | None, stop: 
 def training_loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | None) -> int:
     """Train until the last step, or until the run is asked to stop; return the exit code.
 
-    Only rank 0 has a `manager`: it saves, and draws what the log shows.
+    Only rank 0 has a `manager`, which saves; it also logs evaluations.
     """
     world, max_iters = run.world, run.config.train.max_iters
     train_step = TrainStep(run)
@@ -269,7 +269,7 @@ def training_loop(run: Run, stop: Stop, log: Log, manager: CheckpointManager | N
             with suppress(Interrupted):  # a stop was requested; the resumed run evaluates again
                 result = evaluate(run, stop)
                 improved = run.progress.record_evaluation(result.val_loss, result.train_loss)
-                if manager:
+                if world.is_main:
                     log.evaluation(result, improved=improved)
 
         # if one process is asked to stop, or out of patience, all of them stop at this step

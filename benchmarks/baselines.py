@@ -16,7 +16,7 @@ from configs.schema import DataConfig
 from data.batches import evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.gpt import GPT
-from run import checkpoint
+from run import checkpoint as checkpoints
 from training.device import select_runtime
 from training.evaluate import batch_size_for, exact_loss
 
@@ -25,13 +25,13 @@ LONGEST_NGRAM = 8
 CHUNK = 10_000  # characters that an n-gram model predicts at a time
 
 
-def load_model(folder: str, corpus: Corpus) -> GPT:
+def load_gpt(folder: str, corpus: Corpus) -> GPT:
     """Load the best GPT of a run, or a checkpoint; exit if it was trained on another text."""
-    saved = checkpoint.find(Path(folder), "best", notify=print)
+    saved = checkpoints.find(Path(folder), "best", notify=print)
     settings = replace(saved.settings.data, sources=DataConfig().sources)
     if saved.text.sha256 != corpus.sha256 or settings != DataConfig():
         raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
-    return checkpoint.build_model(saved).eval()
+    return checkpoints.build_model(saved).eval()
 
 
 def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     corpus = load_corpus(DataConfig(sources=[str(options.text)]))
     vocabulary = corpus.tokenizer.vocabulary
     train, val = corpus.train.ids, corpus.val.ids
-    models = {name: load_model(name, corpus) for name in options.ckpt}
+    models = {name: load_gpt(name, corpus) for name in options.ckpt}
     print("| model | loss |\n| --- | ---: |")
     for order in range(1, LONGEST_NGRAM + 1):
         model = NgramModel(train, order, len(vocabulary))

@@ -18,7 +18,7 @@ from configs.schema import ModelConfig, TrainConfig
 from model.gpt import GPT
 from training.device import keep_freed_memory, select_runtime
 from training.evaluate import cross_entropy
-from training.optimizers import build
+from training.optimizers import build_optimizers
 
 WARMUP = 3  # steps
 BATCH_SIZES = {"small": 12, "baby": 16}  # nanoGPT trains the latter with 64, on a GPU
@@ -28,7 +28,7 @@ def training_step(config: ModelConfig, batch_size: int) -> Callable[[], float]:
     """Return a call that makes one step like training/step.py and returns the loss."""
     selected, model = select_runtime("cpu", "auto"), GPT(config, VOCAB_SIZE)
     train = TrainConfig(optimizer="adamw", learning_rate=1e-3)
-    optimizers = build(model, train, selected.dtype)
+    optimizers = build_optimizers(model, train, selected.dtype)
     x, y = torch.randint(VOCAB_SIZE, (2, batch_size, config.block_size))
 
     def step() -> float:

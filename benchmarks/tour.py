@@ -23,7 +23,8 @@ from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.inspect import attention_maps
-from run import checkpoint, pictures
+from run import checkpoint as checkpoints
+from run import pictures
 from training.device import select_runtime
 from training.evaluate import window_losses
 from training.schedule import lr_multiplier
@@ -78,12 +79,11 @@ def train_variant(folder: Path, *options: str) -> Path:
 
 
 def save_weights(folder: Path, path: Path) -> GPT:
-    """Write the best checkpoint of a run to `path` without optimizer state; return its model."""
-    saved = checkpoint.load(folder / checkpoint.BEST)
-    weights = {f"model.{name}": tensor for name, tensor in saved.weights.items()}
-    config = replace(saved.settings, out_dir="auto")  # no path of the temporary folder
-    write_atomic(path, checkpoint.to_bytes(replace(saved, settings=config, tensors=weights)))
-    return checkpoint.build_model(checkpoint.load(path)).eval()
+    """Write the best checkpoint of a run to `path`; return its model."""
+    saved = checkpoints.load(folder / checkpoints.BEST)  # the weights alone
+    settings = replace(saved.settings, out_dir="auto")  # no path of the temporary folder
+    write_atomic(path, checkpoints.to_bytes(replace(saved, settings=settings)))
+    return checkpoints.build_model(checkpoints.load(path)).eval()
 
 
 # ----------------------------------------------------------------------------------------- pictures
@@ -161,7 +161,7 @@ def draw_heads(model: GPT, corpus: Corpus) -> Image:
     """Draw the heads of the first layer on the start of the validation text."""
     ids = corpus.val.ids[:32].astype(int)
     maps = attention_maps(model, torch.from_numpy(ids))[0]  # (H, T, T)
-    return pictures.attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
+    return pictures.draw_attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
 
 
 def main(_: list[str] | None = None) -> None:

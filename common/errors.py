@@ -57,11 +57,11 @@ class RunInUseError(UserError):
     exit_code = 7
 
 
-def first_few(items: Iterable[str], separator: str = ", ") -> str:
+def first_few(items: Iterable[str]) -> str:
     """Join the first five items, followed by the number of the others."""
     items = list(items)
     more = f" and {len(items) - 5:,} more" if len(items) > 5 else ""
-    return separator.join(items[:5]) + more
+    return ", ".join(items[:5]) + more
 
 
 def counted(count: int, noun: str) -> str:

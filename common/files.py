@@ -21,7 +21,7 @@ CHECKPOINT_FILES = (
 )
 
 
-def home_path(path: str) -> Path:
+def home_path(path: str | Path) -> Path:
     """Return a path, in which ~ is the home folder."""
     return Path(os.path.expanduser(path))
 
@@ -29,6 +29,11 @@ def home_path(path: str) -> Path:
 def holds_run(folder: Path) -> bool:
     """Return whether a folder holds a run, which saves a checkpoint before its first step."""
     return any(os.path.exists(folder / name) for name in CHECKPOINT_FILES)
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the run folders in a folder."""
+    return sorted(str(path) for path in folder.glob("*") if holds_run(path))
 
 
 def beside_code(path: Path) -> Path:

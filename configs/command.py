@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from common.console import prepare_console, print_text
 from common.errors import ConfigError, did_you_mean
-from common.files import beside_code, holds_run, home_path
+from common.files import beside_code, holds_run, home_path, runs_in
 from configs.fields import (
     Checked,
     brief,
@@ -92,7 +92,7 @@ class Command(StartOptions):
     resumed_folder: str = ""
     settings_in_file: Mapping[str, object] = dataclasses.field(default_factory=dict)
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    started: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
+    began: float = dataclasses.field(default_factory=time.monotonic)  # before torch is imported
 
     def __post_init__(self):
         super().__post_init__()
@@ -306,10 +306,10 @@ def read_config(path: str) -> dict[str, object]:
     """
     with error_context(path):
         settings, faults = {}, []
-        for section, key, line, value in _flatten(_load(_read(path))):
+        for prefix, key, line, value in _flatten(_load(_read(path))):
             try:
                 with error_context(f"line {line}"):
-                    settings[section + key] = _parse_setting(section, key, value)
+                    settings[prefix + key] = _parse_setting(prefix, key, value)
             except ConfigError as error:
                 faults.append(str(error))
         if faults:
@@ -342,7 +342,8 @@ def _read(path: str) -> str:
     except FileNotFoundError:
         # a typo, or the name of a recipe without .yaml
         names = _startable_in(Path("configs"), file.parent)
-        hint = did_you_mean(file.stem, names, f"allowed: {', '.join(names.values())}")
+        given, allowed = file.name.removesuffix(".yaml"), ", ".join(names.values())
+        hint = did_you_mean(given, names, f"allowed: {allowed}")
         raise ConfigError(f"no such config or run folder; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
@@ -350,11 +351,11 @@ def _read(path: str) -> str:
 
 def _startable_in(*folders: Path) -> dict[str, str]:
     """Return the paths of the configs and run folders in some folders, by their names."""
-    paths = []
+    paths = {}
     for folder in folders:
-        runs = {file.parent for file in folder.glob("*/*.safetensors")}
-        paths += sorted([*folder.glob("*.yaml"), *runs])
-    return {path.stem: str(path) for path in paths or [Path("configs/shakespeare.yaml")]}
+        paths |= {path.stem: str(path) for path in sorted(folder.glob("*.yaml"))}
+        paths |= {Path(run).name: run for run in runs_in(folder)}
+    return paths or {"shakespeare": "configs/shakespeare.yaml"}
 
 
 def _load(text: str) -> dict[str, tuple[int, object]]:
@@ -408,7 +409,7 @@ def _hint(text: str) -> str:
 
 
 def _flatten(mapping: dict[str, tuple[int, object]]) -> Iterator[tuple[str, str, int, object]]:
-    """Yield the section, such as `model.`, the key, the line and the value of each setting."""
+    """Yield the prefix, such as `model.`, the key, the line and the value of each setting."""
     for key, (line, value) in mapping.items():
         if key in SECTION_NAMES and isinstance(value, dict):
             for inner_key, line_and_value in value.items():
@@ -417,9 +418,9 @@ def _flatten(mapping: dict[str, tuple[int, object]]) -> Iterator[tuple[str, str,
             yield "", key, line, value
 
 
-def _parse_setting(section: str, key: str, value: object) -> object:
+def _parse_setting(prefix: str, key: str, value: object) -> object:
     """Parse an entry; raise ConfigError if there is no such setting, or its value is wrong."""
-    name = section + key
+    name = prefix + key
     if name in SECTION_NAMES:
         raise ConfigError(f"{name} must be a mapping of keys to values; indent them below it")
     if name not in SETTINGS or "." in key:

@@ -16,7 +16,8 @@ from configs.fields import Checked, brief, setting, unescape, with_escapes
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
 )
-# the keys of the tables in model/attention.py, repeated here to avoid importing torch
+# the keys of the tables in model/attention.py and training/device.py, repeated here to avoid
+# importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cuda", "mps", "cpu")

@@ -24,7 +24,7 @@ class Split:
     """The training or the validation part of a corpus.
 
     ids       of its characters
-    segments  (start, end) of each; by default one: the whole text
+    segments  the (start, end) of each segment; by default one: the whole text
     is_list   whether the segments are the items of a list
     targets   None if all characters are targets; otherwise a copy of ids with IGNORED where the
               loss skips one
@@ -113,7 +113,8 @@ class Batches:
         for row in range(self._batch_size):
             epoch, place = divmod(i * self._batch_size + row, self.windows_per_epoch)
             start, end = self._epoch(epoch)[place].tolist()
-            x[row, : end - start], y[row, : end - start] = self._split.window(start, end - start)
+            length = end - start
+            x[row, :length], y[row, :length] = self._split.window(start, length)
         return x, y
 
     def epochs(self, batches: int) -> float:

@@ -42,7 +42,7 @@ def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
     contents, faults, left_out = [], {}, 0
     for file in files:
         try:
-            text = decode(file.read_bytes(), file, encoding, "--data.encoding")
+            text = decode_text(file.read_bytes(), file, encoding, "--data.encoding")
         except EncodingError as error:
             faults[file] = error
             continue
@@ -60,7 +60,7 @@ def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
     return contents, left_out
 
 
-def decode(content: bytes, name: str | Path, encoding: str, option: str = "") -> str:
+def decode_text(content: bytes, name: str | Path, encoding: str, option: str = "") -> str:
     """Return the characters of a file, or of anything else with a `name`.
 
     All line ends become a newline. A byte order mark overrides `encoding` and is removed. Raises

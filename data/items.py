@@ -39,7 +39,7 @@ class ItemFormat:
         return cls(unescape(data.separator), unescape(data.answer_after))
 
     @property
-    def start(self) -> str:
+    def start_character(self) -> str:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 

@@ -50,7 +50,7 @@ class CharTokenizer:
         return len(self.vocabulary)
 
     @property
-    def start(self) -> str:
+    def start_character(self) -> str:
         """The character that starts a text without a prompt: newline, space, or the first one."""
         return next((c for c in "\n " if c in self.vocabulary), self.vocabulary[0])
 

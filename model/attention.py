@@ -438,8 +438,9 @@ class MultiHeadAttention(nn.Module):
 
     def _check_shapes(self, x: Tensor, context: Tensor, value_context: Tensor) -> None:
         """Raise ValueError unless x is (B, T, C) and both contexts are (B, S, C)."""
-        fits = x.dim() == context.dim() == 3 and x.size(2) == self.n_embd
-        fits = fits and context.shape[::2] == x.shape[::2] and value_context.shape == context.shape
+        fits = x.dim() == context.dim() == 3
+        fits = fits and x.size(2) == context.size(2) == self.n_embd
+        fits = fits and x.size(0) == context.size(0) and value_context.shape == context.shape
         if not fits:
             shapes = [tuple(tensor.shape) for tensor in (x, context, value_context)]
             raise ValueError(
@@ -449,7 +450,7 @@ class MultiHeadAttention(nn.Module):
 
 
 @torch.no_grad()
-def init_normal_(view: Tensor, std: float, generator: torch.Generator | None = None) -> None:
+def init_normal_(view: Tensor, std: float, generator: torch.Generator) -> None:
     """Fill `view` from N(0, std^2). The numbers do not depend on the strides or dtype of `view`."""
     # into a plain tensor first: a transposed view would be filled in another order
     numbers = torch.empty(view.shape, dtype=torch.float32)

@@ -45,7 +45,7 @@ class Decoder:
         if config.positions == "learned":
             x += self.parameters["position_embedding"][position]
 
-        for i, layer in enumerate(cache.layers):
+        for i, layer_cache in enumerate(cache.layers):
             block = f"blocks.{i}"
             h = self.norm(x, f"{block}.attn_norm")
             q = self.linear(h, f"{block}.attention.query").reshape(H, D)
@@ -59,10 +59,11 @@ class Decoder:
                 q = q * cos + np.roll(q, D // 2, axis=1) * sin
                 k = k * cos + np.roll(k, D // 2, axis=1) * sin
             # store key and value in the cache, whose arrays are views of its tensors
-            keys, values = layer.keys[0].numpy(), layer.values[0].numpy()  # (H, block_size, D)
+            keys = layer_cache.keys[0].numpy()  # (H, block_size, D)
+            values = layer_cache.values[0].numpy()
             keys[:, position] = k
             values[:, position] = v
-            layer.length = S
+            layer_cache.length = S
             # scores: the query against the keys of all tokens up to this one
             scores = keys[:, :S] @ q[:, :, None] / D**0.5  # (H, S, 1)
             # softmax

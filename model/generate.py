@@ -102,8 +102,8 @@ class Sampler:
 
 def apply_top_k(logits: np.ndarray, k: int) -> None:
     """Keep the k largest logits of each row (B, V) and ties of the k-th; set the rest to -inf."""
-    kth = np.partition(logits, -k, axis=-1)[:, -k, None]  # (B, 1)
-    logits[logits < kth] = -np.inf
+    kth = np.partition(logits, -k, axis=-1)[:, -k]  # (B,): the k-th largest
+    logits[logits < kth[:, None]] = -np.inf
 
 
 def apply_top_p(probs: np.ndarray, p: float) -> None:
@@ -135,7 +135,8 @@ class Generation:
 
     Only the window that the model sees is kept (see `window_start`). `cache` and `decoder` affect
     only the speed, and the rounding of the logits. A decoder, from `build_decoder`, has a copy of
-    the weights and is used for a single text with a cache. Do not train the model meanwhile.
+    the weights and is used for a single text with a cache. Do not train the model meanwhile. It is
+    left in evaluation mode.
     """
 
     def __init__(
@@ -146,7 +147,8 @@ class Generation:
         cache: bool = True,
         decoder: Decoder | None = None,
     ):
-        self.model, self.sampler = model.eval(), sampler
+        self.model = model.eval()  # it stays so: no dropout, and `logit_scale` applies
+        self.sampler = sampler
         self.length = 0  # of each text, including what is before the window
         self.start = 0  # of the window, in the text
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)

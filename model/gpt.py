@@ -161,9 +161,10 @@ class GPT(nn.Module):
         end = T if cache is None else cache.length + T
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        # the new tokens after those just before them, for token shifts: (B, up to token_shifts + T)
-        context = ids if cache is None else cache.after_recent(ids)
-        x = self._embed(context, start=end - context.size(1))[:, -T:]  # (B, T, C)
+        # with token shifts, also the ids just before the new ones: (B, N), N <= token_shifts + T
+        recent_and_new = ids if cache is None else cache.after_recent(ids)
+        x = self._embed(recent_and_new, start=end - recent_and_new.size(1))  # (B, N, C)
+        x = x[:, -T:]  # (B, T, C): those of the new ids
 
         # the residual stream: every block reads it and adds to it
         layers = [None] * len(self.blocks) if cache is None else cache.layers
@@ -171,11 +172,11 @@ class GPT(nn.Module):
             x = block(x, layer_cache)  # (B, T, C)
 
         if cache is not None:
-            cache.remember(context)
-        return self._logits(x)  # (B, T, V)
+            cache.remember(recent_and_new)
+        return self.unembed(x)  # (B, T, V)
 
     def _embed(self, ids: Tensor, start: int) -> Tensor:
-        """Embed ids (B, S), the first at position `start`: (B, S, C)."""
+        """Embed ids (B, N), the first at position `start`: (B, N, C)."""
         x = self.token_embedding(ids)
         # Token shifts: add an embedding of the token n positions earlier, zero where there is none.
         # The pad shifts to the right by n; the slice drops what it has pushed out at the end.
@@ -185,7 +186,7 @@ class GPT(nn.Module):
             x = x + self.position_embedding.weight[start : start + ids.size(1)]
         return dropout(x, self.config.dropout, self.training)
 
-    def _logits(self, stream: Tensor) -> Tensor:
+    def unembed(self, stream: Tensor) -> Tensor:
         """Compute logits from the residual stream after a block: (..., C) -> (..., V)."""
         logits = self.lm_head(self.final_norm(stream))
         # soft cap: between -cap and cap (Gemma 2, Riviere et al. 2024, section 2)

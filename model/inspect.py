@@ -49,7 +49,7 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
         for block in model.blocks:
             hooks.enter_context(block.register_forward_hook(record))
         model(ids[None])
-    return model._logits(torch.cat(streams))  # (L, T, V)
+    return model.unembed(torch.cat(streams))  # (L, T, V)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class GPTCache:
         return self.layers[-1].length
 
     def after_recent(self, ids: Tensor) -> Tensor:
-        """Put the recent ids before new ones (B, T): (B, up to token_shifts + T).
+        """Put the recent ids before new ones (B, T): (B, N), N <= token_shifts + T.
 
         Raises ValueError for another batch size than that of the earlier ids.
         """
@@ -88,6 +88,6 @@ class GPTCache:
         return torch.cat([self.recent_ids, ids], dim=1)
 
     def remember(self, ids: Tensor) -> None:
-        """Keep the last token_shifts ids of (B, S)."""
+        """Keep the last token_shifts ids of (B, N)."""
         recent = ids[:, max(0, ids.size(1) - self.token_shifts) :]  # [:, -0:] would keep all
         self.recent_ids = recent.clone()  # the caller may reuse the memory of the ids

@@ -37,12 +37,12 @@ def named_slices(
     for name, parameter in model.named_parameters():
         if parameter not in tensors:
             continue
-        block, in_layout, _ = name.partition(".attention.projection.")
-        if not in_layout:
+        if ".attention.projection." not in name:
             # atleast_1d: a scalar parameter, should you add one, is one row
             slices[name.removesuffix(".weight")] = [torch.atleast_1d(tensors[parameter])]
             continue
 
+        block = name.partition(".attention.projection.")[0]
         # the first weight of a layout brings all its weights, the first bias all its biases
         is_weight = parameter.dim() > 1
         names = [
@@ -53,7 +53,8 @@ def named_slices(
             projection = model.get_submodule(f"{block}.attention.projection")
             by_part = list(zip(*all_head_weights(projection, tensors), strict=True))
             parts = by_part[:3] if is_weight else by_part[3:]
-            slices |= {name: list(heads) for name, heads in zip(names, parts, strict=True)}
+            for part_name, heads in zip(names, parts, strict=True):
+                slices[part_name] = list(heads)
     return slices
 
 

@@ -83,7 +83,6 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
 
 def unpack_weights(shapes: list[tuple[str, list[int]]], weights: bytes) -> dict[str, torch.Tensor]:
     """Return the tensors of `pack_weights` by name."""
-    # split where each array ends
     numbers = np.frombuffer(weights, "<f4").astype(np.float32)
     ends = np.cumsum([np.prod(shape, dtype=int) for _, shape in shapes])
     arrays = np.split(numbers, ends[:-1])

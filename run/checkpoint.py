@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from common.errors import CheckpointError, NonFiniteError, first_few
-from common.files import CHECKPOINT_FILES, home_path
+from common.files import CHECKPOINT_FILES, home_path, runs_in
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer
@@ -111,7 +111,7 @@ def capture(run: Run) -> Checkpoint:
 
     # no generator states: train.py says why
     return Checkpoint(
-        settings=run.requested,
+        settings=run.settings,
         vocabulary=run.corpus.tokenizer.vocabulary,
         text=text_info(run),
         progress=replace(run.progress),
@@ -137,7 +137,7 @@ def restore(saved: Checkpoint, run: Run) -> None:
     run.progress = replace(saved.progress)
     if text_info(run).validated_sha256 != saved.text.validated_sha256:
         run.progress = Progress(step=saved.progress.step)
-    before, now = saved.settings.train, run.requested.train
+    before, now = saved.settings.train, run.settings.train
     if (before.max_iters, before.patience) != (now.max_iters, now.patience):
         run.progress.evals_since_best = 0
 
@@ -304,8 +304,3 @@ def find(path: Path, prefer: str, notify: Callable[[str], object]) -> Checkpoint
         runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
     raise CheckpointError("; ".join(faults))
-
-
-def runs_in(folder: Path) -> list[str]:
-    """Return the run folders in a folder: those with a checkpoint."""
-    return sorted({str(file.parent) for file in folder.glob("*/*.safetensors")})

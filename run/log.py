@@ -166,13 +166,14 @@ class Log:
         run, progress = self.run, self.run.progress
         step, val_loss, train_loss = progress.step, result.val_loss, result.train_loss
         # the last position that occurs: there the model sees the most context
-        last = np.flatnonzero(result.val.counts)[-1]
+        val_losses = result.val_losses
+        last = np.flatnonzero(val_losses.counts)[-1]
         scalars = {
             "val/loss": val_loss,
             "val/bpc": val_loss * BITS_PER_NAT,
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
-            f"val/loss_at/{last + 1}": float(result.val.nats[last] / result.val.counts[last]),
+            f"val/loss_at/{last + 1}": float(val_losses.nats[last] / val_losses.counts[last]),
         }
         exact_match = ""
         if result.exact_match is not None:
@@ -199,7 +200,7 @@ class Log:
                 self._write(step, [code_block(tag, text.split("\n"))])
                 info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
         if drawings.probe:
-            self._write(step, views(drawings.probe, run.corpus.tokenizer.vocabulary))
+            self._write(step, probe_summaries(drawings.probe, run.corpus.tokenizer.vocabulary))
 
         if progress.is_overfitting(train_loss) and "overfitting" not in self.warned:
             info(
@@ -211,7 +212,7 @@ class Log:
 
     def end(self, command: Command) -> None:
         """Print how a run has ended, its best loss, and two commands to use its model."""
-        folder, minutes = command.folder, (time.monotonic() - command.started) / 60
+        folder, minutes = command.folder, (time.monotonic() - command.began) / 60
         progress, train = self.run.progress, self.run.config.train
 
         ended = f"finished after {minutes:.1f} minutes"
@@ -354,7 +355,7 @@ def code_block(tag: str, lines: Iterable[str]) -> Summary:
     return summary.text(tag, "".join(f"    {line}\n" for line in escaped))
 
 
-def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
+def probe_summaries(probe: Probe, vocabulary: str) -> Iterator[Summary]:
     """Yield the summaries of a probe: the likeliest next characters, and attention maps."""
     probabilities, ids = probe.next_probs.sort(descending=True)
     likeliest = [
@@ -364,6 +365,6 @@ def views(probe: Probe, vocabulary: str) -> Iterator[Summary]:
     yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
 
     for layer, maps in enumerate(probe.attention, 1):
-        image = pictures.attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
+        image = pictures.draw_attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
         tag = f"views/attention_layer_{layer}"
         yield summary.image(tag, np.asarray(image), dataformats="HWC")

@@ -35,14 +35,14 @@ def label_of(character: str) -> str:
     return f"U+{ord(character):04X}" if is_missing else label
 
 
-def attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image:
+def draw_attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image:
     """Draw the attention weights (H, T, T) of all heads of a layer, in a grid.
 
     Side by side they show which head attends to the previous character, and which to the start of
     the word.
     """
     heads = [
-        attention_map(weights, characters, f"layer {layer}, head {head}")
+        draw_attention_map(weights, characters, f"layer {layer}, head {head}")
         for head, weights in enumerate(maps, 1)
     ]
     # a grid as square as the number of heads allows: 4 in 2 columns, 12 in 4
@@ -56,7 +56,7 @@ def attention_maps(maps: np.ndarray, characters: str, layer: int) -> Image.Image
     return page
 
 
-def attention_map(weights: np.ndarray, characters: str, title: str) -> Image.Image:
+def draw_attention_map(weights: np.ndarray, characters: str, title: str) -> Image.Image:
     """Draw the attention weights (T, T) of a head: a row is a query, its cells are the keys."""
     rows, columns = _labels(characters)
     margin, side = rows.width, len(weights) * CELL

@@ -241,7 +241,8 @@ def folder_with_run(tmp_path, monkeypatch):
     """The working directory, with a run in out/book and a config."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    write("out/book/last.safetensors", "")
+    for name in ("book", "lr0.01", "lr0.02"):
+        write(f"out/{name}/last.safetensors", "")
     write("my.yaml", "seed: 5\nout_dir: out/book\n")
 
 
@@ -278,6 +279,7 @@ REFUSED_STARTS = [  # arguments, words of the message
     (["my.yaml", "--allow_data_change"], "only applies to a resume; add --resume"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
     (["out/bok"], "out/bok: no such config or run folder; did you mean out/book?"),
+    (["out/lr0.1"], "did you mean out/lr0.01?"),
     (["my.yaml", "out/book"], "takes one config file or run folder", "['my.yaml', 'out/book']"),
 ]
 

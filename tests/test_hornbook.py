@@ -56,7 +56,7 @@ def by_train(steps, text, characters, *options):
     windows = evaluation_windows(run.corpus.val, context, batch_size)
     val_loss = exact_loss(run.model, windows, run.runtime)
 
-    start = torch.from_numpy(tokenizer.encode(tokenizer.start).astype(int))[None]
+    start = torch.from_numpy(tokenizer.encode(tokenizer.start_character).astype(int))[None]
     sampler = Sampler(settings.seed, temperature=DEFAULT_TEMPERATURE)
     written = [int(i) for i in generate(run.model, start, sampler, characters)]
     return losses, list(run.model.parameters()), val_loss, tokenizer.decode(written)
@@ -66,7 +66,11 @@ def by_hornbook(steps, text, characters):
     """Return what hornbook.py computes: losses, weights, exact loss, and a text."""
     vocabulary, train_ids, validation_ids = hornbook.read([text])
     model = hornbook.GPT(len(vocabulary))
-    losses = list(hornbook.train(model, train_ids, steps))
+    losses = []
+    for loss in hornbook.train(model, train_ids, steps):
+        losses.append(loss)
+        if len(losses) == 2:
+            hornbook.validation_loss(model, validation_ids)  # training goes on as if it were not
     val_loss = hornbook.validation_loss(model, validation_ids)
     written = "".join(hornbook.write(model, vocabulary, characters))
     return losses, list(model.parameters()), val_loss, written

@@ -12,7 +12,7 @@ from model.attention import LAYOUTS
 from model.gpt import GPT
 from model.parameters import copy_slices, load_tensors, named_slices
 from tests.variants import concatenated
-from training.optimizers import build
+from training.optimizers import build_optimizers
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
 CONFIG = ModelConfig(**SIZES, **GPT2, bias=True, kernel="batched", dropout=0.2)
@@ -21,7 +21,7 @@ VOCABULARY = 11
 
 def new_run(config, optimizer):
     model = GPT(config, VOCABULARY, seed=1).double()
-    return model, build(model, TrainConfig(optimizer=optimizer), torch.float64)
+    return model, build_optimizers(model, TrainConfig(optimizer=optimizer), torch.float64)
 
 
 def converted(run, optimizer, layout):

@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError, DataError
 from data.corpus import load_corpus
-from run import checkpoint
+from run import checkpoint as checkpoints
 from tests.commands import train_main
 from tests.conftest import printed
 from tests.runs import in_float64, run_ranks, scalars, train
@@ -101,6 +101,11 @@ def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names)
     new = list(dict.fromkeys(whole))
     assert len(new) < len(whole) < len(drawn)
     assert run_sample(*short, f"--novel={text}", "--num_samples=5")[0].splitlines() == new[:5]
+    drawn = run_sample(run, "--num_samples=300", "--temperature=2")[0].splitlines()
+    stopped, _ = run_sample(
+        run, f"--novel={text}", "--num_samples=3", "--temperature=2", "--stop=e", "--stop=a"
+    )
+    assert stopped and set(stopped.splitlines()) <= set(drawn)  # none is cut by --stop
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
     assert "found only 0 new items of 2 in 200 samples; raise --temperature" in note
 
@@ -122,10 +127,10 @@ def test_answers_stay_beside_their_questions(sums):
 
 def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tmp_path):
     _, run = sums
-    corpus = load_corpus(checkpoint.load(run / checkpoint.LAST).settings.data)
+    corpus = load_corpus(checkpoints.load(run / checkpoints.LAST).settings.data)
     held = tmp_path / "held.txt"
     held.write_text("".join(item[1:] for item in segments_of(corpus.val, of=corpus)))
-    score, _ = run_sample(run / checkpoint.LAST, f"--score={held}")
+    score, _ = run_sample(run / checkpoints.LAST, f"--score={held}")
     *_, loss, _, accuracy = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
     items, predictions = len(corpus.val.segments), int(score.split("over ")[1].split()[0])
     per_item = float(loss) * predictions / items
@@ -155,7 +160,7 @@ def test_answers_are_greedy_unless_a_temperature_is_given(sums):
 
 @pytest.mark.parametrize("option", ["--seed=1", "--html=no.html"])
 def test_what_is_no_question_is_refused_with_an_example(option, sums):
-    question = checkpoint.load(sums[1] / checkpoint.LAST).text.question
+    question = checkpoints.load(sums[1] / checkpoints.LAST).text.question
     for prompt, words in {
         "3+4": f"answers questions that end in '='; ask one, such as '{question}'",
         "3+4=7\\n1+1=": "'\\n' ends an item, and the model has never seen two; ",

@@ -10,10 +10,10 @@ from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import gpt
 from model.gpt import GPT, Block
 from model.parameters import named_slices
-from run import checkpoint
+from run import checkpoint as checkpoints
 from tests.runs import same_runs, train, train_and_copy
 from tests.variants import concatenated
-from training.optimizers import Muon, build, orthogonalize
+from training.optimizers import Muon, build_optimizers, orthogonalize
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
 MODEL = ModelConfig(**SIZES, positions="learned", bias=True)
@@ -32,8 +32,9 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
         for parameter in model.parameters():
             parameter.add_(1.0)
     before = concatenated(named_slices(model))
-    settings = {"learning_rate": 0.1, "muon_learning_rate": 0.1, "weight_decay": 0.5}
-    optimizers = build(model, TrainConfig(optimizer=optimizer, **settings), torch.float64)
+    rates = {"learning_rate": 0.1, "muon_learning_rate": 0.1, "weight_decay": 0.5}
+    train = TrainConfig(optimizer=optimizer, **rates)
+    optimizers = build_optimizers(model, train, torch.float64)
     owned = [parameter for each in optimizers for parameter in each.state]
     if optimizer == "muon":  # for every matrix of a block
         assert {name.split(".", 1)[1] for name in optimizers[1].state_slices(model)} == {
@@ -72,7 +73,7 @@ def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
     code, output = train(*options, f"--out_dir={copy}", "--resume")
     assert code == 0, output
     assert same_runs(tmp_path / "whole", copy)
-    saved = checkpoint.load(copy / "last.safetensors")
+    saved = checkpoints.load(copy / "last.safetensors")
     for moment in ("exp_avg.blocks.0.gate", "momentum.blocks.0.kernel"):
         assert saved.tensors[moment].abs().max() > 0, moment
 

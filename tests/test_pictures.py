@@ -40,7 +40,7 @@ def test_characters_without_a_glyph_are_labelled_by_name_or_code_point():
 def test_a_map_has_a_cell_per_query_and_key_darker_for_more_weight_and_blank_for_the_future():
     weights = np.tril(np.full((4, 4), 0.25))
     weights[3] = [0.0, 1.0, 0.0, 0.0]
-    page = pictures.attention_map(weights, "abcd", "title")
+    page = pictures.draw_attention_map(weights, "abcd", "title")
     side, top = 4 * pictures.CELL, pictures.TITLE_HEIGHT
     margin = page.height - side - top  # the labels below are as high as those on the left are wide
     square = np.array(page)[top : top + side, margin : margin + side]

@@ -49,4 +49,4 @@ def test_the_error_names_the_first_unknown_character_and_a_remedy(vocabulary, te
 
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])
 def test_generation_without_a_prompt_starts_with_a_newline_if_possible(vocabulary, start):
-    assert CharTokenizer(vocabulary).start == start
+    assert CharTokenizer(vocabulary).start_character == start

@@ -54,7 +54,9 @@ def select_runtime(device: str, dtype: str) -> Runtime:
             f"available: {', '.join(available)}; use --device=auto"
         )
 
-    dtype, reason = _fast_dtype(name) if dtype == "auto" else (dtype, "as set")
+    reason = "as set"
+    if dtype == "auto":
+        dtype, reason = _fast_dtype(name)
     if device == "auto" and "mps" in available:
         reason += "; mps is here too, unmeasured: --device=mps"
     return Runtime(torch.device(name), DTYPES[dtype], reason)

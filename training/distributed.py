@@ -46,9 +46,11 @@ class World:
         # without a rank this is the only process, whatever else a job has left in the environment
         if "RANK" not in os.environ:
             return cls()
-        # another launcher may leave out the last two
-        defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "GROUP_WORLD_SIZE": 1}
-        world = cls(*(int(os.environ.get(name, value)) for name, value in defaults.items()))
+        rank, size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1))
+        # another launcher than torchrun may leave these out
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        machines = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        world = cls(rank, size, local_rank, machines)
         # the other ranks run the same code: what they print goes nowhere
         if not world.is_main:
             discard_output()
@@ -107,7 +109,8 @@ class World:
         everywhere = [values] * self.size
         distributed.all_gather_object(everywhere, values)
         for name in values:
-            if len(different := {str(theirs[name]) for theirs in everywhere}) > 1:
+            different = {str(theirs[name]) for theirs in everywhere}
+            if len(different) > 1:
                 raise ConfigError(
                     f"{name}: the processes have {' and '.join(sorted(different))}; all must be "
                     "equal; run the same command, with the same files, on every machine"

@@ -56,11 +56,12 @@ def draw(run: Run, result: Evaluation) -> Drawings:
     if not math.isfinite(result.val_loss):
         return Drawings()
     write = partial(generate, run.model, decoder=build_decoder(run.model))
-    has_answers, pictures = result.exact_match is not None, run.config.train.log == "pictures"
+    has_answers = result.exact_match is not None
+    has_pictures = run.config.train.log == "pictures"
     return Drawings(
         sample=draw_sample(run, write),
-        wrong_answers=draw_answers(run, write, result.val.wrong) if has_answers else (),
-        probe=run_probe(run) if pictures else None,
+        wrong_answers=draw_answers(run, write, result.val_losses.wrong) if has_answers else (),
+        probe=run_probe(run) if has_pictures else None,
     )
 
 
@@ -69,7 +70,8 @@ def draw_sample(run: Run, write: Write) -> str:
 
     For questions it is empty: the model learns to answer them, not to ask them.
     """
-    item_format, left = run.corpus.item_format, run.config.train.sample_chars
+    item_format = run.corpus.item_format
+    left = run.config.train.sample_chars
     if item_format and item_format.answer_after:
         return ""
     items = []
@@ -84,7 +86,7 @@ def complete(run: Run, write: Write, beginning: str, sampler: Sampler, limit: in
     """Draw at most `limit` characters after `beginning`, of an item no more than its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
-    before = item_format.start if item_format else tokenizer.start
+    before = item_format.start_character if item_format else tokenizer.start_character
     ids = tokenizer.encode(before + beginning).astype(np.int64)
     text = beginning
     for new in write(torch.from_numpy(ids)[None], sampler, limit):
@@ -99,7 +101,8 @@ def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
     """
-    val, item_format, lines = run.corpus.val, run.corpus.item_format, []
+    val, item_format = run.corpus.val, run.corpus.item_format
+    lines = []
     for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)

@@ -9,6 +9,7 @@ from common.stop import Stop
 from configs.schema import Config, TrainConfig
 from training.drawings import draw
 from training.evaluate import evaluate
+from training.resolve import EVALUATIONS
 from training.state import Run
 from training.step import TrainStep
 
@@ -18,7 +19,6 @@ TIMED_FRACTION = 0.05  # of the time, at most, for timed steps
 MAX_TIMED_SECONDS = 30  # for the same
 SAFETY = 0.96  # plan for this fraction of the time that is left, so that the run ends in time
 EVALUATION_FRACTION = 0.1  # of the time that is left, at most; at least one evaluation is made
-EVALUATIONS = 10  # of a run with `eval_interval: auto`
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
 
     seconds_per_step(WARMUP_STEPS)
     budget = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
-    count = int(budget / seconds_per_step(MIN_TIMED_STEPS))
-    count = trial.world.broadcast(max(MIN_TIMED_STEPS, count))
+    affordable = int(budget / seconds_per_step(MIN_TIMED_STEPS))
+    count = trial.world.broadcast(max(MIN_TIMED_STEPS, affordable))
     step = seconds_per_step(count)
 
     # time one evaluation, with what the log draws: all of them take equally long

@@ -31,7 +31,7 @@ TRAIN_DIVISOR = 10  # evaluate on a tenth as many training characters as validat
 
 @dataclass(frozen=True)
 class WindowLosses:
-    """The losses of windows, summed over them, and the segments that they are cut from.
+    """The losses of windows, summed by position, and the segments with a wrong prediction.
 
     nats    summed losses at each position in the context, (block_size,), in float64
     counts  number of predictions at each position that count, (block_size,)
@@ -52,18 +52,18 @@ class WindowLosses:
 class Evaluation:
     """The result of an evaluation. Losses are in nats per character.
 
-    val          losses of the whole validation text
+    val_losses   losses of the whole validation text
     train_loss   exact loss of parts of the training text, spread evenly over it
     exact_match  fraction of the validation items answered right; None: no answers
     """
 
-    val: WindowLosses
+    val_losses: WindowLosses
     train_loss: float
     exact_match: float | None
 
     @property
     def val_loss(self) -> float:
-        return self.val.mean
+        return self.val_losses.mean
 
 
 def evaluate(run: Run, stop: Stop) -> Evaluation:
@@ -111,7 +111,8 @@ def window_losses(
     Targets IGNORED do not count. The model is left in evaluation mode.
     """
     model.eval()  # no dropout, and `logit_scale` applies
-    nats, counts = np.zeros((2, model.config.block_size))
+    nats = np.zeros(model.config.block_size)
+    counts = np.zeros_like(nats)
     wrong = []
     for x, y, segments in windows:
         # the logits in the dtype of training, the losses in float32

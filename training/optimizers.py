@@ -124,8 +124,9 @@ class Muon(Optimizer):
         self.momentum, self.weight_decay = momentum, weight_decay
         self.weights_by_shape = defaultdict(dict)  # (R, C) -> views of the weights by name
         for name, slices in slices_of({p: p.detach() for p in parameters}).items():
-            shape = sum(map(len, slices)), slices[0][0].numel()
-            self.weights_by_shape[shape][name] = slices
+            R = sum(len(view) for view in slices)
+            C = slices[0][0].numel()
+            self.weights_by_shape[R, C][name] = slices
 
     @torch.no_grad()
     def step(self) -> None:
@@ -168,13 +169,13 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
     # a polynomial in X X^T applies to every singular value, without computing any
     for _ in range(5):
         A = X @ X.mT
-        B = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
-        X = torch.baddbmm(X, B, X, beta=a)  # a X + B X
+        P = torch.baddbmm(A, A, A, beta=b, alpha=c)  # b A + c A^2, rounded once
+        X = torch.baddbmm(X, P, X, beta=a)  # a X + P X
 
     return (X.mT if tall else X).to(matrices.dtype)
 
 
-def build(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
+def build_optimizers(model: GPT, train: TrainConfig, dtype: torch.dtype) -> list[Optimizer]:
     """Build the optimizers of a run: AdamW, and Muon for the blocks' matrices if it is selected.
 
     Weight decay applies to matrices and embeddings, never to norm weights and biases.

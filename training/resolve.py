@@ -13,6 +13,8 @@ from configs.schema import (
 )
 from training.device import Runtime, dtype_name
 
+EVALUATIONS = 10  # of a run with `eval_interval: auto`
+
 Section = TypeVar("Section")
 
 
@@ -26,22 +28,22 @@ def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
 
     # In bfloat16 on a CPU the backward pass of sdpa is slow. `batched` is faster, but stores T^2
     # weights for each head, so only for short contexts (docs/attention.md, section 9).
-    bfloat16_on_cpu = (runtime.device.type, dtype_name(runtime.dtype)) == ("cpu", "bfloat16")
-    batched = bfloat16_on_cpu and model.block_size <= MAX_BATCHED_CONTEXT
+    device, dtype = runtime.device.type, dtype_name(runtime.dtype)
+    batched = device == "cpu" and dtype == "bfloat16" and model.block_size <= MAX_BATCHED_CONTEXT
 
     # With each epoch, the model memorizes more and becomes more overconfident on other text.
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
     return replace(
-        _fill(settings, device=runtime.device.type, dtype=dtype_name(runtime.dtype)),
+        _fill(settings, device=device, dtype=dtype),
         model=_fill(
             model,
             kernel="batched" if batched else "sdpa",
             dropout=dropout,
             logit_scale=logit_scale,
         ),
-        train=_fill(train, eval_interval=math.ceil(train.max_iters / 10)),
+        train=_fill(train, eval_interval=math.ceil(train.max_iters / EVALUATIONS)),
     )
 
 

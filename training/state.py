@@ -39,7 +39,9 @@ class Progress(Checked):
         finite = math.isfinite(val_loss) and math.isfinite(train_loss)
         improved = finite and (self.best_loss is None or val_loss < self.best_loss)
         if improved:
-            self.best_loss, self.best_step, self.evals_since_best = val_loss, self.step, 0
+            self.best_loss = val_loss
+            self.best_step = self.step
+            self.evals_since_best = 0
             self.train_loss_at_best = train_loss
         else:
             self.evals_since_best += 1
@@ -48,34 +50,34 @@ class Progress(Checked):
     def is_overfitting(self, train_loss: float) -> bool:
         """Return whether only the loss on training text has fallen since the best step."""
         # one evaluation without an improvement is noise, three are not
-        before, evals = self.train_loss_at_best, self.evals_since_best
-        return evals >= 3 and before is not None and train_loss < before - 0.01
+        before = self.train_loss_at_best
+        return self.evals_since_best >= 3 and before is not None and train_loss < before - 0.01
 
 
 class Run:
     """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
 
     def __init__(
-        self, requested: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
+        self, settings: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
     ):
-        train = requested.train
+        train = settings.train
         self.corpus, self.runtime, self.world = corpus, runtime, world
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
 
         self.batches = Batches(
-            corpus.train, requested.model.block_size, train.batch_size, requested.seed
+            corpus.train, settings.model.block_size, train.batch_size, settings.seed
         )
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
 
-        # `requested` is as the user wrote it, and checkpoints store it. `config` has a value in
+        # `settings` are as the user wrote them, and checkpoints store them. `config` has a value in
         # place of every `auto`, and everything else reads it.
-        self.requested, self.config = requested, resolve(requested, runtime, self.planned_epochs)
+        self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
 
-        model = GPT(self.config.model, len(corpus.tokenizer), requested.seed)
+        model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
         self.model = model.to(runtime.device)
-        self.optimizers = optimizers.build(self.model, self.config.train, runtime.dtype)
+        self.optimizers = optimizers.build_optimizers(self.model, self.config.train, runtime.dtype)
         self.progress = Progress()
 
     @property

@@ -66,13 +66,14 @@ class TrainStep:
         optimizers.set_lr(run.optimizers, schedule.lr_multiplier(progress.step, train))
 
         with compile_errors() if run.config.compile else nullcontext():
-            loss = self._forward_backward(micro_batches, predictions)
+            rank_loss = self._forward_backward(micro_batches, predictions)
         # with inf, this only measures the norm
         max_norm = train.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(run.model.parameters(), max_norm)
 
-        loss, grad_norm = torch.stack([loss, grad_norm]).tolist()  # waits for the device, once
-        loss = self.world.all_mean(loss)
+        # waits for the device, once
+        rank_loss, grad_norm = torch.stack([rank_loss, grad_norm]).tolist()
+        loss = self.world.all_mean(rank_loss)
         self._check_finite(loss, grad_norm)
 
         for optimizer in run.optimizers:
@@ -96,7 +97,8 @@ class TrainStep:
             x, y = (torch.from_numpy(ids[run.rows]).to(device) for ids in batch)  # (B, T)
 
             # the ranks average their gradients once, in the last micro-batch
-            with self.world.grad_sync(self.ddp_model, enabled=i == len(micro_batches)):
+            is_last = i == len(micro_batches)
+            with self.world.grad_sync(self.ddp_model, enabled=is_last):
                 with run.runtime.autocast():
                     logits = self.forward(x)  # (B, T, V)
 

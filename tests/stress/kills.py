@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from common import files
-from run import checkpoint
+from run import checkpoint as checkpoints
 from run.checkpoint import BEST, LAST
 from run.folder import BEST_BEFORE
 from tests.runs import (
@@ -250,7 +250,7 @@ def fail_and_resume(
     cases = list(itertools.product(FAULTS, range(len(resumed_calls()))))[::every]
     for fault, fatal in cases:
         case = f"{fault!r} at {resumed_calls(fault, fatal)[fatal]}, call {fatal}"
-        assert checkpoint.find(other, "last", notify=print).progress.step in (8, 12), case
+        assert checkpoints.find(other, "last", notify=print).progress.step in (8, 12), case
         assert has_best(BEST, BEST_BEFORE), case
         assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, case
         assert has_best(BEST_BEFORE), case
