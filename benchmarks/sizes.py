@@ -28,6 +28,7 @@ SIZES = {  # layers x width
     "3x256": (3, 256), "4x320": (4, 320), "6x384": (6, 384),
 }  # fmt: skip
 MINUTES = (1, 4, 16)
+HIGHEST_LOSS = 2.0  # in the picture: what has hardly been trained says nothing about its size
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ def frontier(runs: list[SizedRun]) -> list[SizedRun]:
 
 
 def draw(runs: list[SizedRun], path: Path) -> None:
-    """Plot the losses of each size against its compute, and the frontier of all."""
+    """Plot losses below HIGHEST_LOSS against the compute, for each size, and their frontier."""
+    runs = [run for run in runs if run.loss < HIGHEST_LOSS]
     with charts.picture(path, height=3.2) as axes:
         lowest = frontier(runs)
         flops, losses = [run.flops for run in lowest], [run.loss for run in lowest]
