@@ -281,6 +281,6 @@ if __name__ == "__main__":
     for loss in bar:
         bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
     print(f"validation loss {validation_loss(model, validation_ids):.4f}\n")
-    for character in write(model, vocabulary, 500):
+    for character in write(model, vocabulary, 500):  # 500 is less than CONTEXT
         print(character, end="", flush=True)
     print("\n\nNext: python train.py configs/shakespeare.yaml saves its model and can resume.")

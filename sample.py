@@ -100,7 +100,8 @@ class Session:
         # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
         self.saved = checkpoints.find(home_path(options.ckpt), "best", notify=print_stderr)
-        config = resolve(self.saved.settings, self.runtime, self.saved.text.epochs).model
+        text = self.saved.text
+        config = resolve(self.saved.settings, self.runtime, text.epochs, text.characters).model
         chosen = {"attention": options.attention, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
         self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
@@ -304,26 +305,14 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
 
 
 def take_turns(session: Session, prompt: str) -> int:
-    """Take turns until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0.
-
-    A typed line begins a new line of the text, and the model continues it; after an empty line the
-    model goes on. If the text ends in a string of --stop, such as `Ann:`, the typed line continues
-    that. With a model of a list, each turn is an item: the prompt, the typed line and the reply.
-    """
-    options, item_format, tokenizer = session.options, session.item_format, session.tokenizer
-    on_terminal = prepare_input()
-    # all turns are one long sample; with a list, each item is the next sample
-    index, exit_code = (options.sample or 1) - 1, 0
-    if not item_format:
-        generation = session.begin([index], session.encode(prompt))
-
-    # "\n": a text begins at the start of a line
-    reply, continues = prompt, not item_format and f"\n{prompt}".endswith(options.stop)
+    """Take turns until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0."""
+    on_terminal, exit_code = prepare_input(), 0
+    conversation = Conversation(session, prompt)
     print_text(prompt)
-    if prompt and not continues:
+    if prompt and not conversation.continues:
         end_line(prompt)
     while True:
-        unfinished = reply.rpartition("\n")[2] if continues else ""
+        unfinished = conversation.text.rpartition("\n")[2] if conversation.continues else ""
         try:
             line = type_after(unfinished) if on_terminal else input()
         except EOFError:
@@ -334,21 +323,7 @@ def take_turns(session: Session, prompt: str) -> int:
             raise DataError(f"standard input: {error}; convert it to UTF-8") from None
 
         try:
-            if INVALID_TEXT.search(line):
-                raise ConfigError(f"{brief(line)}: not UTF-8; type it again")
-            if item_format and not continues:
-                line = prompt + line
-                if session.answer_after.endswith("\n"):  # Enter ends the question
-                    line += "\n"
-                generation = session.begin([index], session.encode_prompt(line))
-                index += 1
-            elif line:
-                ids = session.encode(line)[None]
-                # a newline, if the vocabulary has one
-                start = tokenizer.encode(tokenizer.start_character)
-                if not continues and generation.ids[0, -1] != start:
-                    generation.append(start[None])
-                generation.append(ids)
+            conversation.add(line)
         except UserError as error:
             print_error(error)
             exit_code = 2
@@ -356,18 +331,68 @@ def take_turns(session: Session, prompt: str) -> int:
                 print_text("\n")  # so that answers stay beside their questions
             continue
 
-        stop, reply = StopStrings(session.stop_strings, line), ""
-        for (text,) in session.generate(generation, [stop]):
+        for text in conversation.reply():
             # on the screen, Enter has ended the typed line already
-            print_text(text.removeprefix("\n") if on_terminal and not reply else text)
-            reply += text
+            is_first = not conversation.text
+            print_text(text.removeprefix("\n") if on_terminal and is_first else text)
+        if not conversation.continues:
+            end_line(conversation.text)
+
+
+class Conversation:
+    """A text that somebody and the model write in turn.
+
+    A typed line begins a new line of the text, and the model continues it; after an empty line the
+    model goes on. If the text ends in a string of --stop, such as `Ann:`, the typed line continues
+    that. With a model of a list, each turn is an item: the prompt, the typed line and the reply.
+
+    text       the last reply, so far; before the first one, the prompt
+    continues  whether the next line continues that text
+    """
+
+    def __init__(self, session: Session, prompt: str):
+        self.session, self.prompt, self.text = session, prompt, prompt
+        # all turns are one long sample; with a list, each item is the next sample
+        self.sample_index = (session.options.sample or 1) - 1
+        self.continues = False
+        if not session.item_format:
+            self.generation = session.begin([self.sample_index], session.encode(prompt))
+            # "\n": a text begins at the start of a line
+            self.continues = f"\n{prompt}".endswith(session.options.stop)
+
+    def add(self, line: str) -> None:
+        """Add a typed line; raise ConfigError, and add nothing, if the model cannot read it."""
+        session = self.session
+        if INVALID_TEXT.search(line):
+            raise ConfigError(f"{brief(line)}: not UTF-8; type it again")
+        if session.item_format and not self.continues:
+            line = self.prompt + line
+            if session.answer_after.endswith("\n"):  # Enter ends the question
+                line += "\n"
+            self.generation = session.begin([self.sample_index], session.encode_prompt(line))
+            self.sample_index += 1
+        elif line:
+            ids = session.encode(line)
+            # a newline, if the vocabulary has one
+            start = session.tokenizer.encode(session.tokenizer.start_character)
+            if not self.continues and self.generation.ids[0, -1] != start:
+                self.generation.append(start[None])
+            self.generation.append(ids[None])
+        self.stop = StopStrings(session.stop_strings, line)
+
+    def reply(self) -> Iterator[str]:
+        """Write a reply; yield its parts."""
+        self.text = ""
+        for (part,) in self.session.generate(self.generation, [self.stop]):
+            yield part
+            self.text += part
         # what ends an item is not shown, and no line continues it
-        ended = item_format and stop.found.endswith(session.end)
-        if continues := bool(stop.found) and not ended:
-            print_text(stop.found)
-            reply += stop.found
-        else:
-            end_line(reply)
+        found = self.stop.found
+        ended = self.session.item_format and found.endswith(self.session.end)
+        self.continues = bool(found) and not ended
+        if self.continues:
+            yield found
+            self.text += found
 
 
 def prepare_input() -> bool:

@@ -18,7 +18,7 @@ SHAPES = {"small": "nanogpt_cpu", "baby": "nanogpt_gpu"}  # our configs of nanoG
 def shape(name: str, *options: str) -> ModelConfig:
     """Return the model of one of SHAPES, with options of train.py, as this CPU trains it."""
     config = parse_train([f"configs/{SHAPES[name]}.yaml", *options]).new_settings()
-    return resolve(config, select_runtime("cpu", "auto"), epochs=1).model
+    return resolve(config, select_runtime("cpu", "auto"), 1, 10**6).model
 
 
 def nanogpt_file(folder: Path, name: str) -> Path:

@@ -165,7 +165,8 @@ def build_model(saved: Checkpoint, config: ModelConfig | None = None) -> GPT:
     """
     if config is None:
         on_cpu = select_runtime("cpu", "float32")
-        config = resolve(saved.settings, on_cpu, saved.text.epochs).model
+        text = saved.text
+        config = resolve(saved.settings, on_cpu, text.epochs, text.characters).model
     model = GPT(config, len(saved.vocabulary))
     load_weights(saved, model)
     return model

@@ -71,8 +71,9 @@ def unasked_changes(saved: Checkpoint, run: Run, options: Mapping[str, object]) 
 
     It compares the values of `auto`, the texts by their characters, and the environment.
     """
-    then = flat_settings(resolve(saved.settings, run.runtime, saved.text.epochs))
-    then |= _digests(saved.text) | saved.environment
+    text = saved.text
+    then = flat_settings(resolve(saved.settings, run.runtime, text.epochs, text.characters))
+    then |= _digests(text) | saved.environment
     now = flat_settings(run.config) | _digests(text_info(run))
     now |= environment_of(run.runtime, run.world.size)
     return [

@@ -47,7 +47,7 @@ def test_every_command_of_the_readme_and_of_own_text_is_valid(command, monkeypat
 def test_the_readme_gives_the_number_of_parameters_of_its_first_model():
     number = re.search(r"([\d.]+) million parameters", README.read_text(encoding="utf-8"))[1]
     config = parse_train(["configs/shakespeare.yaml"]).new_settings()
-    config = resolve(config, select_runtime("cpu", "float32"), epochs=3)
+    config = resolve(config, select_runtime("cpu", "float32"), epochs=3, characters=10**6)
     model = GPT(config.model, vocab_size=65)  # Tiny Shakespeare's
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == float(number)
 

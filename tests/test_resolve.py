@@ -24,7 +24,7 @@ def autos(section):
 
 
 def test_resolving_replaces_every_auto_except_the_rule_for_saves_and_the_folder():
-    config = resolve(AUTO, CPU, epochs=3)
+    config = resolve(AUTO, CPU, epochs=3, characters=10**6)
     found = autos(config) | autos(config.model) | autos(config.train)
     assert found == {"save_interval", "out_dir"}
 
@@ -34,8 +34,15 @@ def test_resolving_replaces_every_auto_except_the_rule_for_saves_and_the_folder(
     [(0.1, 0, 1), (2.9, 0, 0.91), (5, 0.05, 0.85), (99, 0.3, 0.8)],
 )
 def test_dropout_rises_and_logit_scale_falls_with_the_number_of_epochs(epochs, dropout, scale):
-    model = resolve(AUTO, CPU, epochs).model
+    model = resolve(AUTO, CPU, epochs, characters=10**5).model
     assert (model.dropout, model.logit_scale) == (dropout, scale)
+
+
+@pytest.mark.parametrize(("n_layer", "n_embd", "dropout"), [(2, 64, 0), (2, 128, 0), (2, 192, 0.2)])
+def test_a_model_too_small_to_memorize_its_text_has_no_dropout(n_layer, n_embd, dropout):
+    """300 KB read ten times: see docs/research.md."""
+    sized = replace(AUTO, model=replace(AUTO.model, n_layer=n_layer, n_embd=n_embd))
+    assert resolve(sized, CPU, epochs=10, characters=300_000).model.dropout == dropout
 
 
 @pytest.mark.parametrize(
@@ -47,18 +54,26 @@ def test_dropout_rises_and_logit_scale_falls_with_the_number_of_epochs(epochs, d
 )  # fmt: skip
 def test_kernel_auto_is_the_fastest_one_to_train_with(device, dtype, block_size, kernel):
     config = replace(AUTO, model=replace(AUTO.model, block_size=block_size))
-    assert resolve(config, Runtime(torch.device(device), dtype, ""), 1).model.kernel == kernel
+    assert (
+        resolve(config, Runtime(torch.device(device), dtype, ""), 1, 10**6).model.kernel == kernel
+    )
 
 
 @pytest.mark.parametrize(("max_iters", "interval"), [(60, 6), (1, 1), (71, 8)])
 def test_a_run_is_evaluated_ten_times(max_iters, interval):
     train_config = replace(AUTO.train, max_iters=max_iters)
-    assert resolve(replace(AUTO, train=train_config), CPU, 1).train.eval_interval == interval
+    assert resolve(replace(AUTO, train=train_config), CPU, 1, 10**6).train.eval_interval == interval
 
 
 def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path):
     folder = tmp_path / "run"
-    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto", "--batch_size=16"]
+    auto = [
+        "--dropout=auto",
+        "--logit_scale=auto",
+        "--kernel=auto",
+        "--batch_size=16",
+        "--n_embd=32",
+    ]
     for arguments, dropout, scale in (
         ([*options, *auto, "--max_iters=1", "--eval_interval=1", f"--out_dir={folder}"], 0, 1),
         ([folder, "--max_iters=60", "--eval_interval=60"], 0.05, 0.83),

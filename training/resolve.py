@@ -9,6 +9,7 @@ from configs.schema import (
     LOGIT_SCALE_DROP,
     MAX_BATCHED_CONTEXT,
     MIN_LOGIT_SCALE,
+    WEIGHTS_TO_MEMORIZE,
     Config,
 )
 from training.device import Runtime, dtype_name
@@ -18,8 +19,8 @@ EVALUATIONS = 10  # of a run with `eval_interval: auto`
 Section = TypeVar("Section")
 
 
-def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
-    """Replace every `auto` in the settings of a run that reads its text `epochs` times.
+def resolve(settings: Config, runtime: Runtime, epochs: float, characters: int) -> Config:
+    """Replace every `auto` in the settings of a run that reads a text of `characters` in `epochs`.
 
     A pure function: with the same text, length and kind of device, a resumed run gets the same
     values. Only `save_interval: auto` stays, because it depends on the wall-clock time.
@@ -33,6 +34,9 @@ def resolve(settings: Config, runtime: Runtime, epochs: float) -> Config:
 
     # With each epoch, the model memorizes more and becomes more overconfident on other text.
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
+    weights = 12 * model.n_layer * model.n_embd**2  # in the blocks
+    if weights < WEIGHTS_TO_MEMORIZE * characters:
+        dropout = 0.0
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 
     return replace(

@@ -73,7 +73,8 @@ class Run:
 
         # `settings` are as the user wrote them, and checkpoints store them. `config` has a value in
         # place of every `auto`, and everything else reads it.
-        self.settings, self.config = settings, resolve(settings, runtime, self.planned_epochs)
+        self.settings = settings
+        self.config = resolve(settings, runtime, self.planned_epochs, corpus.characters)
 
         model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
         self.model = model.to(runtime.device)
