@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import charts
 from benchmarks.runs import characters_per_step, read_loss_curve, train
 from model.gpt import GPT
@@ -90,33 +92,32 @@ def read_results(path: Path) -> list[SizedRun]:
     return [SizedRun(**json.loads(line)) for line in lines]
 
 
-def frontier(runs: list[SizedRun]) -> list[SizedRun]:
-    """Return the runs with a lower loss than all that took as much compute or less."""
-    best, found = float("inf"), []
-    for run in sorted(runs, key=lambda run: run.flops):
-        if run.loss < best:
-            best = run.loss
-            found.append(run)
-    return found
-
-
 def draw(runs: list[SizedRun], path: Path) -> None:
-    """Plot losses below HIGHEST_LOSS against the compute, for each size, and their frontier."""
-    runs = [run for run in runs if run.loss < HIGHEST_LOSS]
+    """Plot losses below HIGHEST_LOSS against the compute, for each size, and the lowest of all."""
+    runs = sorted((run for run in runs if run.loss < HIGHEST_LOSS), key=lambda run: run.flops)
+    if not runs:
+        return
+    grid = np.geomspace(runs[0].flops, runs[-1].flops, num=200)
+    lowest = np.full_like(grid, np.inf)
     with charts.picture(path, height=3.2) as axes:
-        lowest = frontier(runs)
-        flops, losses = [run.flops for run in lowest], [run.loss for run in lowest]
-        axes.plot(flops, losses, color="#cccccc", linewidth=6, label="lowest for its compute")
         for number, size in enumerate(SIZES):
-            found = sorted((run for run in runs if run.size == size), key=lambda run: run.minutes)
+            found = [run for run in runs if run.size == size]
             if found:
-                axes.plot(
-                    [run.flops for run in found],
-                    [run.loss for run in found],
-                    "o-",
-                    color=charts.color_of(number, len(SIZES)),
-                    label=f"{found[0].parameters / 1e6:.1f} million parameters",
-                )
+                flops, losses = [run.flops for run in found], [run.loss for run in found]
+                label = f"{found[0].parameters / 1e6:.1f} million parameters"
+                color = charts.color_of(number, len(SIZES))
+                axes.plot(flops, losses, "o-", color=color, label=label)
+                # between the points of a size, on the lines that are drawn
+                line = np.interp(np.log(grid), np.log(flops), losses, left=np.inf, right=np.inf)
+                lowest = np.minimum(lowest, line)
+        axes.plot(
+            grid,
+            np.minimum.accumulate(lowest),
+            color="#cccccc",
+            linewidth=6,
+            zorder=1,
+            label="lowest",
+        )
         axes.set_xscale("log")
         axes.set_title("Validation loss (nats per character) by the compute of the training")
         axes.set_xlabel("floating-point operations (logarithmic)")

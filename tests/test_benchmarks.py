@@ -69,6 +69,7 @@ def paths(uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(curves, "PICTURE", tmp_path / "curves.svg")
     monkeypatch.setattr(tour, "PICTURES", tmp_path / "pictures")
     monkeypatch.setattr(sizes, "CONFIG", "configs/smoke.yaml")
+    monkeypatch.setattr(sizes, "HIGHEST_LOSS", 9.0)
     monkeypatch.setattr(lists, "SUMS", {(100, False): "-"})
     monkeypatch.setattr(attention, "MIN_SECONDS", 1e-9)  # a single call
 
