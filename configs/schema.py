@@ -46,9 +46,9 @@ OTHER_NAMES = {
 }  # fmt: skip
 MAX_SEED = 2**32 - 1
 MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
-# dropout auto: none for a model with fewer weights in its blocks than this for each character of
-# the text; else (epochs, the dropout from this many epochs on); see docs/research.md
-WEIGHTS_TO_MEMORIZE = 1.5
+# dropout auto: 0 below so many weights in the blocks per character of the text, because so small a
+# model memorizes little; else (epochs, the dropout from this many epochs on); see docs/research.md
+MIN_WEIGHTS_PER_CHARACTER = 1.5
 DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
 # logit_scale auto: it starts at 1, drops by this much per epoch, and stays above the minimum
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8

@@ -147,7 +147,7 @@ class Generation:
         cache: bool = True,
         decoder: Decoder | None = None,
     ):
-        self.model = model.eval()  # it stays so: no dropout, and `logit_scale` applies
+        self.model = model.eval()  # no dropout, and `logit_scale` applies
         self.sampler = sampler
         self.length = 0  # of each text, including what is before the window
         self.start = 0  # of the window, in the text

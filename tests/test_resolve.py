@@ -54,9 +54,8 @@ def test_a_model_too_small_to_memorize_its_text_has_no_dropout(n_layer, n_embd, 
 )  # fmt: skip
 def test_kernel_auto_is_the_fastest_one_to_train_with(device, dtype, block_size, kernel):
     config = replace(AUTO, model=replace(AUTO.model, block_size=block_size))
-    assert (
-        resolve(config, Runtime(torch.device(device), dtype, ""), 1, 10**6).model.kernel == kernel
-    )
+    runtime = Runtime(torch.device(device), dtype, "")
+    assert resolve(config, runtime, epochs=1, characters=10**6).model.kernel == kernel
 
 
 @pytest.mark.parametrize(("max_iters", "interval"), [(60, 6), (1, 1), (71, 8)])
@@ -67,13 +66,8 @@ def test_a_run_is_evaluated_ten_times(max_iters, interval):
 
 def test_a_checkpoint_keeps_auto_and_a_longer_run_gets_values_of_its_own(options, tmp_path):
     folder = tmp_path / "run"
-    auto = [
-        "--dropout=auto",
-        "--logit_scale=auto",
-        "--kernel=auto",
-        "--batch_size=16",
-        "--n_embd=32",
-    ]
+    auto = ["--dropout=auto", "--logit_scale=auto", "--kernel=auto"]
+    auto += ["--batch_size=16", "--n_embd=32"]  # so large that it can memorize the text
     for arguments, dropout, scale in (
         ([*options, *auto, "--max_iters=1", "--eval_interval=1", f"--out_dir={folder}"], 0, 1),
         ([folder, "--max_iters=60", "--eval_interval=60"], 0.05, 0.83),

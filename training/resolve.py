@@ -9,7 +9,7 @@ from configs.schema import (
     LOGIT_SCALE_DROP,
     MAX_BATCHED_CONTEXT,
     MIN_LOGIT_SCALE,
-    WEIGHTS_TO_MEMORIZE,
+    MIN_WEIGHTS_PER_CHARACTER,
     Config,
 )
 from training.device import Runtime, dtype_name
@@ -20,10 +20,11 @@ Section = TypeVar("Section")
 
 
 def resolve(settings: Config, runtime: Runtime, epochs: float, characters: int) -> Config:
-    """Replace every `auto` in the settings of a run that reads a text of `characters` in `epochs`.
+    """Replace every `auto` in the settings of a run.
 
-    A pure function: with the same text, length and kind of device, a resumed run gets the same
-    values. Only `save_interval: auto` stays, because it depends on the wall-clock time.
+    `characters` is the length of its text, `epochs` how often the whole run reads it. A pure
+    function: with the same text, length and kind of device, a resumed run gets the same values.
+    Only `save_interval: auto` stays, because it depends on the wall-clock time.
     """
     model, train = settings.model, settings.train
 
@@ -35,7 +36,7 @@ def resolve(settings: Config, runtime: Runtime, epochs: float, characters: int) 
     # With each epoch, the model memorizes more and becomes more overconfident on other text.
     dropout = max(p for least, p in DROPOUT_BY_EPOCHS if epochs >= least)
     weights = 12 * model.n_layer * model.n_embd**2  # in the blocks
-    if weights < WEIGHTS_TO_MEMORIZE * characters:
+    if weights < MIN_WEIGHTS_PER_CHARACTER * characters:
         dropout = 0.0
     logit_scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * epochs, 2))
 

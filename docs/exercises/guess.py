@@ -1,4 +1,4 @@
-"""What is the loss of a model that knows nothing?
+"""The loss of a model that knows nothing.
 
 The loss of a prediction is -ln p, where p is the probability that the model gave to the character
 that came. A model that knows nothing gives each of V characters the same probability.

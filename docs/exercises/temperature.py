@@ -1,4 +1,4 @@
-"""What does the temperature do?
+"""The effect of the temperature.
 
 Softmax turns logits into probabilities: e^logit, divided by the sum of all e^logit. The temperature
 divides the logits before that. (Many think that it divides the probabilities.)
