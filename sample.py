@@ -159,7 +159,14 @@ class Session:
                 f"prompt: this model answers questions that end in {brief(self.answer_after)}; "
                 f"ask one, such as {brief(question)}"
             )
-        return self.encode(text)
+
+        ids, block_size = self.encode(text), self.model.config.block_size
+        if len(ids) > block_size:
+            print_stderr(
+                f"the prompt has {len(ids):,} characters; the model sees at most the last "
+                f"{block_size:,}"
+            )
+        return ids
 
     def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Generation:
         """Begin some samples with a prompt.
@@ -202,13 +209,13 @@ class Session:
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    It is `found` then. The last few characters are `pending` until it is clear that they do not
-    begin a stop string. A stop string may begin in the prompt.
+    It is `found` then, and `ending` is what the model wrote of it: it may begin in the prompt. The
+    last few characters are `pending` until it is clear that they do not begin a stop string.
     """
 
     def __init__(self, strings: Sequence[str], prompt: str):
         self.strings, self.longest = strings, max(map(len, strings), default=1)
-        self.shown, self.pending, self.found = prompt, "", ""
+        self.shown, self.pending, self.found, self.ending = prompt, "", "", ""
 
     def feed(self, character: str) -> str:
         """Add a character; return the text that can no longer be part of a stop string."""
@@ -221,7 +228,9 @@ class StopStrings:
         self.found = max(filter(text.endswith, self.strings), key=len, default="")
         # of a stop string show nothing; otherwise hold back what may be the beginning of one
         length = max(0, len(self.pending) - (len(self.found) or self.longest - 1))
-        shown, self.pending = self.pending[:length], "" if self.found else self.pending[length:]
+        shown, self.pending = self.pending[:length], self.pending[length:]
+        if self.found:
+            self.pending, self.ending = "", self.pending
         self.shown = (self.shown + shown)[-self.longest :]
         return shown
 
@@ -232,12 +241,6 @@ class StopStrings:
 def print_samples(session: Session, prompt: str) -> None:
     """Print one sample, or several with a numbered line above each; items have no such lines."""
     options, ids = session.options, session.encode_prompt(prompt)
-    block_size = session.model.config.block_size
-    if len(ids) > block_size:
-        print_stderr(
-            f"the prompt has {len(ids):,} characters; the model sees at most the last "
-            f"{block_size:,}"
-        )
     if options.novel:
         print_novel(session, ids)
         return
@@ -283,6 +286,9 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
     # do not print items of the file, an empty item, or an item twice
     count = session.options.num_samples
     name, text = read_text(session.options.novel, session.saved.settings.data.encoding)
+    # as in training: no licence, and rare characters are UNK
+    vocabulary = session.tokenizer.vocabulary
+    text = "".join(c if c in vocabulary else UNK for c in without_license(text))
     known = {"", *session.item_format.items_of(name, [text])}
 
     # draw until there are enough; a model that has memorized its list may never get there
@@ -308,9 +314,9 @@ def take_turns(session: Session, prompt: str) -> int:
     """Take turns until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0."""
     on_terminal, exit_code = prepare_input(), 0
     conversation = Conversation(session, prompt)
-    print_text(prompt)
-    if prompt and not conversation.continues:
-        end_line(prompt)
+    print_text(conversation.text)
+    if conversation.text and not conversation.continues:
+        end_line(conversation.text)
     while True:
         unfinished = conversation.text.rpartition("\n")[2] if conversation.continues else ""
         try:
@@ -356,9 +362,11 @@ class Conversation:
         self.sample_index = (session.options.sample or 1) - 1
         self.continues = False
         if not session.item_format:
-            self.generation = session.begin([self.sample_index], session.encode(prompt))
+            ids = session.encode_prompt(prompt)
+            self.generation = session.begin([self.sample_index], ids)
+            self.text = session.tokenizer.decode(ids)
             # "\n": a text begins at the start of a line
-            self.continues = f"\n{prompt}".endswith(session.options.stop)
+            self.continues = f"\n{self.text}".endswith(session.options.stop)
 
     def add(self, line: str) -> None:
         """Add a typed line; raise ConfigError, and add nothing, if the model cannot read it."""
@@ -373,11 +381,13 @@ class Conversation:
             self.sample_index += 1
         elif line:
             ids = session.encode(line)
-            # a newline, if the vocabulary has one
-            start = session.tokenizer.encode(session.tokenizer.start_character)
-            if not self.continues and self.generation.ids[0, -1] != start:
-                self.generation.append(start[None])
+            if not self.continues and "\n" in session.tokenizer.vocabulary:
+                newline = session.tokenizer.encode("\n")
+                if self.generation.ids[0, -1] != newline:
+                    self.generation.append(newline[None])
             self.generation.append(ids[None])
+        elif not self.continues:
+            line = self.text  # the model goes on with its reply, where a stop string may begin
         self.stop = StopStrings(session.stop_strings, line)
 
     def reply(self) -> Iterator[str]:
@@ -391,8 +401,8 @@ class Conversation:
         ended = self.session.item_format and found.endswith(self.session.end)
         self.continues = bool(found) and not ended
         if self.continues:
-            yield found
-            self.text += found
+            yield self.stop.ending
+            self.text += self.stop.ending
 
 
 def prepare_input() -> bool:

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError, DataError
+from configs.schema import Config, DataConfig, ModelConfig
 from data.corpus import load_corpus
+from data.tokenizer import UNK
+from model.gpt import GPT
 from run import checkpoint as checkpoints
 from tests.commands import train_main
 from tests.conftest import printed
 from tests.runs import in_float64, run_ranks, scalars, train
 from tests.test_sample import run_sample
 from tests.texts import segments_of
+from tests.variants import save_model
 
 NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo", "kim", "lea"]
 SUMS = [f"{a}+{b}={a + b}" for a in range(12) for b in range(12)]
@@ -108,6 +112,19 @@ def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names)
     assert stopped and set(stopped.splitlines()) <= set(drawn)  # none is cut by --stop
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
     assert "found only 0 new items of 2 in 200 samples; raise --temperature" in note
+
+
+def test_an_item_with_rare_characters_is_known_as_the_model_has_read_it(tmp_path):
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 3)
+    config = Config(DataConfig(separator="\\n", min_count=2), model.config)
+    saved = save_model(tmp_path / "a.safetensors", model, f"\na{UNK}", config)
+    (tmp_path / "names.txt").write_text("a\xe9\n\xf1\n")
+    short = [saved, "--max_new_tokens=3"]
+    drawn, _ = run_sample(*short, "--num_samples=50")
+    known = {UNK, f"a{UNK}"}
+    assert known < set(drawn.splitlines())
+    new, _ = run_sample(*short, f"--novel={tmp_path / 'names.txt'}", "--num_samples=3")
+    assert len(new.splitlines()) == 3 and not known & set(new.splitlines())
 
 
 def test_a_typed_line_begins_an_item_and_the_reply_ends_it(names):

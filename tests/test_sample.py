@@ -145,6 +145,15 @@ def test_of_a_prompt_longer_than_the_context_the_end_counts(sample_output):
     assert text[160:] == sample_output(f"--prompt={prompt[160:]}", *options)
 
 
+@pytest.mark.parametrize("mode", [[], ["--interactive"]])
+def test_a_long_prompt_gets_a_note_and_one_with_characters_left_out_is_printed_as_read(mode, smoke):
+    prompt = "--prompt=" + "caf\xe9 " * 20
+    out, err = run_sample(smoke, *mode, prompt, "--unknown=skip", "--max-new-tokens=1")
+    assert out.startswith("caf " * 20)
+    assert "skipped 20 characters" in err
+    assert "the prompt has 80 characters; the model sees at most the last 64\n" in err
+
+
 # ------------------------------------------------------------------------------------- stop strings
 
 
@@ -208,6 +217,26 @@ def test_a_stop_string_is_printed_and_the_next_typed_line_continues_it(sample_ou
         text, shown = text + reply, shown + reply
     typed = "\n".join(lines).encode()
     assert sample_output("--interactive", "--stop=t", *options, stdin=typed) == f"{shown}\n"
+
+
+def test_a_stop_string_may_begin_in_the_reply_before_an_empty_line(sample_output):
+    options = ["--interactive", "--max-new-tokens=20"]
+    reply = sample_output("--prompt=\nROMEO:", "--max-new-tokens=40")[len("\nROMEO:") :]
+    stop = reply[18:22]
+    assert "\n" not in stop and stop not in f"{reply[:18]}{stop[:-1]}"
+    shown = sample_output(*options, f"--stop={stop}", stdin=b"ROMEO:\n\n")
+    assert shown == f"{reply[:20]}\n{reply[20:22]}\n"
+
+
+def test_without_newlines_in_the_vocabulary_a_typed_line_continues_the_text(tmp_path):
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=16, bias=False), 4)
+    saved = save_model(tmp_path / "dna.safetensors", model, "ACGT", Config(model=model.config))
+    options = ["--max-new-tokens=2", "--seed=3"]
+    first, second = run_sample(saved, "--interactive", *options, stdin=b"CGT\nGGA\n")[0].split()
+    # the first character is that of an empty prompt
+    text = run_sample(saved, f"--prompt=ACGT{first}GGA", *options)[0]
+    assert text == f"ACGT{first}GGA{second}\n"
+    assert not first.endswith("A")
 
 
 @pytest.mark.parametrize(
