@@ -19,7 +19,7 @@ from torch import Tensor
 from common.console import prepare_console, print_result, script_command
 from common.errors import CheckpointError, ConfigError, DataError
 from common.files import holds_run, home_path, write_atomic
-from configs.schema import Config, ModelConfig, TrainConfig
+from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
 from run import checkpoint as checkpoints
 from run.checkpoint import BEST, Checkpoint, TextInfo
 from run.file_format import checkpoint_errors
@@ -103,7 +103,7 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
         model = ModelConfig(**GPT2, **shared, attention_dropout=args["dropout"])
 
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
-    config = Config(model=model, train=ADAMW)
+    config = Config(data=DataConfig(encoding=encoding), model=model, train=ADAMW)
     saved = Checkpoint(config, vocabulary, tensors, TextInfo(text.name), path=path)
     checkpoints.build_model(saved)  # checks the tensors
     return saved

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import convert
 from common.errors import CheckpointError, DataError, UserError
 from run import load_model
+from tests.commands import exit_code, sample_main
 from tests.conftest import printed
 from tests.runs import contents, train
 
@@ -145,6 +146,12 @@ def test_a_text_is_decoded_as_nanogpt_does_so_that_a_mark_in_utf_8_is_a_characte
     save(files / "ckpt.pt", model_args(vocab_size=len(set(characters))))
     _, tokenizer = load_model(import_run(files))
     assert tokenizer.vocabulary == "".join(sorted(set(characters)))
+
+
+def test_the_encoding_of_the_text_is_that_of_the_model(files):
+    (files / "text.txt").write_text(TEXT, "utf-16-le")
+    run = import_run(files, "--encoding=utf-16-le")
+    assert exit_code(sample_main, [f"--ckpt={run}", f"--score={files / 'text.txt'}"]) == 0
 
 
 # ---------------------------------------------------------------------------------- what is refused
