@@ -273,6 +273,10 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     const rank = top.findIndex(([other]) => other === id) + 1;
     view.truncate(i);
     before?.splice(i);
+    if (!before?.some((nats) => nats !== undefined)) {
+      before = null; // nothing is left to compare
+      $("effect").replaceChildren();
+    }
     view.append([{ id, top, rank, nats: -Math.log(top[rank - 1][1]) }]);
     view.selected = null;
     view.select(i);

@@ -297,7 +297,7 @@ function layOut(text, { separator, answer_after: answerAfter }) {
     const asked = Array.from(question).length;
     starts.push(characters.length - 1);
     const answer = item.slice(question.length).replace(/\n+$/, "");
-    characters.push(...question, ...answer, ...separator);
+    for (const c of question + answer + separator) characters.push(c);
     while (counts.length < characters.length) counts.push(counts.length > starts.at(-1) + asked);
   }
   return { characters, starts, counts };

@@ -228,6 +228,20 @@ def test_another_character_continues_the_text_with_the_same_random_numbers(page,
     assert character != text[10] and text_of(page) == changed
 
 
+def test_a_character_may_be_replaced_while_the_text_is_read_again(page):
+    write(page)
+    select(page, 1)
+    # in one task, so that nothing is read in between
+    page.evaluate(
+        """() => {
+          document.querySelector("#switches button").click();
+          document.querySelector("#why button:not([disabled])").click();
+        }"""
+    )
+    wait_for(page, "#write", "Continue")
+    expect(page.locator("#effect")).to_be_empty()
+
+
 def test_each_line_has_its_own_direction_and_arrows_move_as_one_sees_it(open_page, tmp_path):
     lines = f"abc (d)\n{PERSIAN}x"
     make_page(tmp_path, lines, lines, length=1)

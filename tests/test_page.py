@@ -177,6 +177,11 @@ def test_a_list_is_scored_as_by_score(separator, answer_after):
     assert run_node(SCORE, packed(model, ids) | laid_out) == pytest.approx(nats, abs=1e-5)
 
 
+def test_an_item_may_be_longer_than_the_arguments_of_a_function():
+    length = "return layOut('a'.repeat(given.length), given).characters.length;"
+    assert run_node(length, vars(ItemFormat("\n")) | {"length": 500_000}) == 500_002
+
+
 def test_the_shares_of_a_head_are_its_attention_to_the_character_before_and_by_induction():
     """Induction: attention to what followed the last two characters when they occurred earlier."""
     ids, model = np.random.default_rng(4).integers(0, 3, 64).tolist(), random_model(block_size=64)
