@@ -236,8 +236,12 @@ def train_in_folder(command: Command, run: Run, saved: Checkpoint | None, stop: 
     manager = None
     if is_main:
         prepare_folder(folder, resumed=saved is not None, settings=run.settings)
-        # a run resumed from last.safetensors need not save this state again
-        already_saved = saved is not None and saved.path.name == checkpoints.LAST
+        # a run resumed from last.safetensors, with the settings in it, need not save them again
+        already_saved = (
+            saved is not None
+            and saved.path.name == checkpoints.LAST
+            and saved.settings == run.settings
+        )
         manager = CheckpointManager(folder, run, info, already_saved=already_saved)
 
     with closing(Log(run, folder if is_main else None, stop)) as log:

@@ -75,10 +75,11 @@ def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
     These are the first changes in the folder: if train.py fails earlier, nothing has changed.
     Raises OSError or ResourceError.
     """
+    was_ours = files.holds_run(folder) or is_ours(folder / SETTINGS_FILE)
     write_settings(folder, settings)
     for name in files.CHECKPOINT_FILES:
         files.unfinished(folder / name).unlink(missing_ok=True)
-    if not resumed:
+    if was_ours and not resumed:
         earlier_run = [folder / name for name in (*files.CHECKPOINT_FILES, METRICS)]
         for path in (*earlier_run, *folder.glob(EVENT_FILES)):
             path.unlink(missing_ok=True)
@@ -90,11 +91,16 @@ def write_settings(folder: Path, settings: Config) -> None:
     A config.yaml that train.py did not write is left unchanged, with a note.
     """
     path = folder / SETTINGS_FILE
-    if path.exists() and not path.read_bytes().startswith(WRITTEN_BY):
+    if path.exists() and not is_ours(path):
         print_stderr(f"note: {path} was not written by train.py; it is left unchanged")
         return
     header = WRITTEN_BY + b": all settings of this run. The next run in this folder replaces it.\n"
     files.write_atomic(path, header + to_yaml(settings).encode())
+
+
+def is_ours(settings_file: Path) -> bool:
+    """Return whether train.py has written a config.yaml."""
+    return settings_file.exists() and settings_file.read_bytes().startswith(WRITTEN_BY)
 
 
 # --------------------------------------------------------------------------------- the checkpoints

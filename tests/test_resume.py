@@ -169,6 +169,14 @@ def test_a_text_that_has_moved_is_found_where_an_option_says(stopped, uninterrup
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, stopped)))
 
 
+def test_a_finished_run_keeps_the_options_of_a_resume(stopped, tmp_path):
+    moved = tmp_path / "moved.txt"
+    assert train(stopped)[0] == 0
+    (tmp_path / "text.txt").rename(moved)
+    assert train(stopped, f"--data.sources={moved}")[0] == 0
+    assert train(stopped)[0] == 0
+
+
 def test_text_that_was_held_out_is_not_trained_on_later(stopped, tmp_path):
     (tmp_path / "val.txt").write_text("another text")
     code, output = train(stopped, f"--val_sources={tmp_path / 'val.txt'}")

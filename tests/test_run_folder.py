@@ -75,6 +75,19 @@ def test_a_new_run_replaces_the_files_of_a_run_and_no_others(options, run):
     assert {name: (run / name).read_text() for name in mine} == mine
 
 
+def test_a_log_in_a_folder_without_a_run_is_another_programs(options, run):
+    events = run / "events.out.tfevents.1700000000.host.1.0"
+    run.mkdir()
+    (run / "metrics.csv").write_text("a,b\n")
+    events.write_text("")
+    assert train(*options)[0] == 0
+    assert (run / "metrics_old.csv").read_text() == "a,b\n" and events.exists()
+    for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
+        (run / name).unlink()
+    assert train(*options)[0] == 0  # a run was here, and its log is ours
+    assert not events.exists() and len((run / "metrics.csv").read_text().splitlines()) == 6
+
+
 def test_a_config_that_a_user_wrote_is_left_alone_with_a_note(options, run, capsys):
     run.mkdir()
     (run / "config.yaml").write_text("# my own notes\nmax_iters: 7\n")
