@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from common.errors import UserError, is_out_of_memory
+from common.files import ROOT
 
 CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogate
+SCRIPTS = ("train.py", "sample.py", "convert.py")
 
 
 def prepare_console() -> None:
     """Handle uncaught exceptions with `report`; prepare the standard streams."""
-    sys.excepthook = _end
+    if not hasattr(sys, "ps1"):  # Python's prompt stays open
+        sys.excepthook = _end
     # after `>&-`, and without a console on Windows, a stream is None
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
@@ -141,5 +144,7 @@ def script_command(script: str, *arguments: object) -> str:
 
     Python and the folder of the script are written as they were typed: `python sample.py --ckpt X`.
     """
-    path = Path(sys.argv[0]).with_name(script)
-    return shell_command([sys.orig_argv[0], path, *arguments])
+    folder = ROOT  # for a notebook, or a script of the user, that calls `train.main`
+    if Path(sys.argv[0]).name in SCRIPTS:
+        folder = Path(sys.argv[0]).parent
+    return shell_command([sys.orig_argv[0], folder / script, *arguments])

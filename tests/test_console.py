@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.console import escape, prepare_console, print_result, print_stderr
+from common.console import escape, prepare_console, print_result, print_stderr, script_command
 from common.errors import ConfigError
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT
@@ -87,6 +87,21 @@ def test_a_stream_that_is_no_file_as_in_a_notebook_stays_as_it_is(monkeypatch):
     print_result("ж")
     print_stderr("ж")
     assert (stdout.getvalue(), stderr.getvalue()) == ("ж\n", "ж\n")
+
+
+@pytest.mark.parametrize("caller", ["", "mine.py", "/site-packages/ipykernel_launcher.py"])
+def test_a_command_that_a_prompt_a_script_or_a_notebook_prints_names_the_script(
+    caller, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", [caller])
+    assert script_command("sample.py").endswith(f" {ROOT / 'sample.py'}")
+
+
+def test_pythons_prompt_stays_open_after_an_error(monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    prepare_console()
+    assert sys.excepthook is sys.__excepthook__
 
 
 def test_a_run_is_trained_and_sampled_without_standard_streams(options, tmp_path, monkeypatch):
