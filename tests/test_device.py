@@ -96,9 +96,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"
 
 
-def test_torch_compile_that_fails_ends_in_one_line(train_run, monkeypatch):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_torch_compile_that_fails_ends_in_one_line(at_once, train_run, monkeypatch):
     fails = raised(RuntimeError("no compiler\ndetails"))
-    monkeypatch.setattr(torch, "compile", lambda model: fails)
+    monkeypatch.setattr(torch, "compile", fails if at_once else lambda model: fails)
     code, output = train_run("--compile")
     assert code == 5 and output.endswith(
         "error: compile: torch.compile failed (no compiler); --compile=false trains without it\n"

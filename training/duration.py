@@ -38,7 +38,7 @@ def fit_to_minutes(
     what rank 0 has measured.
     """
     # A run that is thrown away, to measure this machine, model and text. It is so long that it
-    # cannot reach its end, and that `dropout: auto`, which takes time, is not 0.
+    # cannot reach its end, and that `dropout: auto`, which takes time, is as large as it can be.
     build_began = time.monotonic()
     trial = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
     build_seconds = time.monotonic() - build_began  # the real run has to be built too
@@ -61,10 +61,10 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
     train_step = TrainStep(trial)
 
     def seconds_per_step(count: int) -> float:
-        began = time.monotonic()
+        began = time.perf_counter()
         for _ in range(count):
             train_step()
-        return (time.monotonic() - began) / count
+        return (time.perf_counter() - began) / count
 
     seconds_per_step(WARMUP_STEPS)
     budget = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
@@ -73,9 +73,9 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
     step = seconds_per_step(count)
 
     # time one evaluation, with what the log draws: all of them take equally long
-    evaluation_began = time.monotonic()
+    evaluation_began = time.perf_counter()
     draw(trial, evaluate(trial, Stop()))  # a flag that nothing sets
-    return Timing(step, time.monotonic() - evaluation_began)
+    return Timing(step, time.perf_counter() - evaluation_began)
 
 
 def fit_to_time(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:

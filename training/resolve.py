@@ -1,4 +1,4 @@
-"""The values of `auto`: numbers and names, from the device, the epochs and the length of a run."""
+"""The values of `auto`, from the device, the model, the text and the length of a run."""
 
 import math
 from dataclasses import replace

@@ -42,7 +42,10 @@ class TrainStep:
         self.run, self.world = run, run.world
         # `run.model`, wrapped in DDP if there are several ranks, then compiled if that is set
         self.ddp_model = self.world.wrap_ddp(run.model)
-        self.forward = torch.compile(self.ddp_model) if run.config.compile else self.ddp_model
+        self.forward = self.ddp_model
+        if run.config.compile:
+            with compile_errors():
+                self.forward = torch.compile(self.ddp_model)
 
     def __call__(self) -> StepResult | None:
         """Make one update; return None, and make none, if the step has no predictions.
@@ -131,7 +134,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 @contextmanager
 def compile_errors() -> Iterator[None]:
-    """Turn an error of torch.compile, in a forward or a backward pass, into a ResourceError."""
+    """Turn an error of torch.compile, or of a pass that it compiles, into a ResourceError."""
     try:
         yield
     except Exception as error:  # the compiler's errors have no common base class
