@@ -134,8 +134,11 @@ class Command(StartOptions):
 
     def resumed_settings(self, saved: Config) -> Config:
         """Return the settings of a resumed run: those of its checkpoint, changed by the options."""
+        options = self.options | {"out_dir": self.out_dir}
+        if self.minutes:  # the run has that which --minutes chose when it began
+            options.pop("train.eval_interval", None)
         with error_context("the settings of the checkpoint and the options"):
-            return _override(saved, self.options | {"out_dir": self.out_dir})
+            return _override(saved, options)
 
 
 def _override(config: Config, settings: Mapping[str, object]) -> Config:
@@ -333,6 +336,8 @@ def _read(path: str) -> str:
     """Return the text of a config file; a relative path may also start at the code's folder."""
     file = beside_code(home_path(path))
     if file.is_dir():
+        if holds_run(file):
+            raise ConfigError(f"no such folder here; the run beside the code is {file}")
         nearby = ", ".join(_startable_in(file).values())
         raise ConfigError(f"is a folder without a run; give a config or a run folder: {nearby}")
     if file.suffix == ".safetensors":
@@ -341,7 +346,7 @@ def _read(path: str) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         # a typo, or the name of a recipe without .yaml
-        names = _startable_in(Path("configs"), file.parent)
+        names = _startable_in(beside_code(Path("configs")), file.parent)
         given, allowed = file.name.removesuffix(".yaml"), ", ".join(names.values())
         hint = did_you_mean(given, names, f"allowed: {allowed}")
         raise ConfigError(f"no such config or run folder; {hint}") from None

@@ -20,7 +20,7 @@ LIMITS = {
 }
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 ESCAPE_OF = {character: f"\\{letter}" for letter, character in ESCAPES.items()}
-# NUL and surrogates: no file name or UTF-8 text contains them
+# NUL and surrogates: settings with these cannot be saved
 INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 

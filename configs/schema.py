@@ -156,21 +156,24 @@ class ModelConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.n_embd % self.n_head:
-            divisors = [n for n in range(1, self.n_embd + 1) if self.n_embd % n == 0]
-            nearest = sorted(divisors, key=lambda n: (abs(n - self.n_head), -n))[:2]
-            raise ConfigError(
-                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; "
-                f"nearest n_head: {', '.join(map(str, nearest))}"
-            )
+        unit = 2 if self.positions == "rope" else 1  # a head has pairs of features, or features
+        if self.n_embd % (unit * self.n_head) == 0:
+            return
 
-        head_size = self.n_embd // self.n_head
-        if self.positions == "rope" and head_size % 2:
+        fitting = [n for n in range(1, self.n_embd + 1) if self.n_embd % (unit * n) == 0]
+        fitting.sort(key=lambda n: (abs(n - self.n_head), -n))
+        advice = "choose an even n_embd"
+        if fitting:
+            advice = f"nearest n_head: {', '.join(map(str, fitting[:2]))}"
+        if self.n_embd % self.n_head:
             raise ConfigError(
-                f"positions rope rotates pairs of features, but the head size is {head_size} "
-                f"(n_embd {self.n_embd} / n_head {self.n_head}); choose an even head size, "
-                "or positions learned"
+                f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}; {advice}"
             )
+        raise ConfigError(
+            f"positions rope rotates pairs of features, but the head size is "
+            f"{self.n_embd // self.n_head} (n_embd {self.n_embd} / n_head {self.n_head}); "
+            f"{advice}, or choose positions learned"
+        )
 
 
 @dataclass(frozen=True)

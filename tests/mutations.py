@@ -220,8 +220,8 @@ MUTATIONS = (
         "hint = did_you_mean(key, names, otherwise)"),
     Mutation("resume_takes_the_file", "--resume ends a run of --minutes at the length of the file",
         "configs/command.py", "test_resume test_changed_settings",
-        "return _override(saved, self.options | {",
-        "return _override(saved, self.settings_in_file | self.options | {"),
+        "options = self.options | {",
+        "options = self.settings_in_file | self.options | {"),
     # ------------------------------------------------------------------------------------ common/
     Mutation("controls_are_printed", "a file name clears the terminal",
         "common/console.py", "test_console test_command test_sample",

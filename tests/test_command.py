@@ -44,7 +44,9 @@ INVALID_FILES = [
     # settings that do not fit together
     ("data: {answer_after: =}\n", "answer_after '=' needs items that end: set separator too"),
     ("model: {n_embd: 384, n_head: 5}\n", "is not divisible by n_head 5; nearest n_head: 6, 4"),
-    ("model: {positions: rope, n_embd: 12}\n", "the head size is 3", "choose an even head size"),
+    ("model: {positions: rope, n_embd: 100, n_head: 3}\n", "by n_head 3; nearest n_head: 2, 5"),
+    ("model: {positions: rope, n_embd: 12}\n", "the head size is 3", "n_head: 3, 6, or choose"),
+    ("model: {positions: rope, n_embd: 3, n_head: 1}\n", "choose an even n_embd, or"),
 ]  # fmt: skip
 
 VALUES = [  # a value is a string that the type of its setting parses
@@ -163,9 +165,20 @@ def test_a_config_is_looked_for_here_and_then_beside_the_code(tmp_path, monkeypa
     shipped = parse_train([SMOKE]).new_settings()
     monkeypatch.chdir(tmp_path)
     assert parse_train(["configs/smoke.yaml"]).new_settings() == shipped
+    assert error_message("configs/smoke").endswith(f"did you mean {SMOKE}?")
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/smoke.yaml").write_text("seed: 9\n")
     assert parse_train(["configs/smoke.yaml"]).new_settings().seed == 9
+
+
+def test_a_run_beside_the_code_is_named_to_whoever_works_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.files.ROOT", tmp_path / "code")
+    run = tmp_path / "code/out/book"
+    run.mkdir(parents=True)
+    (run / "last.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    message = f"out/book: no such folder here; the run beside the code is {run}"
+    assert error_message("out/book") == message
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -79,9 +79,9 @@ def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_i
     assert code == 143 and trials == [0.3]  # timed with the dropout of a long run
     max_iters = chosen(output)
     assert 30 < max_iters <= 57
-    words = [word for word in options if "eval_interval" not in word]
-    code, output = train(*words, "--minutes=9", f"--out_dir={stopped}", "--resume")
+    code, output = train(*options, "--minutes=9", f"--out_dir={stopped}", "--resume")
     assert code == 0 and f"--minutes: the run keeps its {max_iters} steps\n" in output
     lengths = [f"--max_iters={max_iters}", f"--eval_interval={max_iters}"]  # they are slow: one
+    words = [word for word in options if "eval_interval" not in word]
     assert train(*words, *lengths, f"--out_dir={uninterrupted}")[0] == 0
     assert same_runs(stopped, uninterrupted)
