@@ -204,12 +204,12 @@ def list_folder(folder: Path) -> tuple[list[Path], str]:
     """
     files, others, folders = [], Counter(), 0
     for entry in os.scandir(folder):
-        suffix = os.path.splitext(entry.name)[1].lower()
+        suffix = os.path.splitext(entry.name)[1]
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
             folders += 1
-        elif suffix == ".txt":
+        elif suffix.lower() == ".txt":
             files.append(Path(entry.path))
         else:
             others[suffix] += 1

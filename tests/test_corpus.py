@@ -79,6 +79,8 @@ def test_a_list_learns_its_separator_and_end_of_a_question_however_rare_they_are
     corpus = load(items, separator="|", answer_after="?", min_count=4)
     assert {"|", "?"} < set(corpus.tokenizer.vocabulary)
     assert set(corpus.question) <= set(corpus.tokenizer.vocabulary)  # é is too rare
+    with pytest.raises(CheckpointError, match="1 of its characters are not in the checkpoint's"):
+        load(items, separator="|", answer_after="?", min_count=4, vocabulary="ab|\ufffd")
 
 
 @pytest.mark.parametrize(

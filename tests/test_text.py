@@ -79,10 +79,13 @@ def test_a_missing_source_is_an_error_and_the_nearest_name_is_suggested():
 def test_a_folder_says_what_of_it_is_not_read():
     write("notes/one.txt"), write("notes/.git/a.txt"), write("notes/.b.md"), write("notes/c.md")
     assert find("notes").notes == []  # no more than the texts
-    write("notes/d.MD"), write("notes/Makefile")
-    assert find("notes").notes == ["not read: 2 .md, 1 other; 'notes/**/*.md' reads those"]
-    write("notes/two.txt"), write("notes/three.txt"), write("notes/more/four.txt")
-    note = "not read: 2 .md, 1 other, 1 folder; 'notes/**/*.txt' reads those"
+    for name in ("d.MD", "e.MD", "f.MD", "Makefile", "README"):
+        write(f"notes/{name}")
+    note = "not read: 3 .MD, 2 other, 1 .md; 'notes/**/*.MD' reads those"
+    assert find("notes").notes == [note]
+    for name in ("two", "three", "four", "five", "six", "more/seven"):
+        write(f"notes/{name}.txt")
+    note = "not read: 3 .MD, 2 other, 1 .md, 1 folder; 'notes/**/*.txt' reads those"
     assert f"note: {note}" in load("notes").summary
 
 
