@@ -5,7 +5,8 @@ Whole training commands, alternating, on the same text:
 - nanoGPT's recipe for a CPU, by the train.py in FOLDER, a checkout of nanoGPT with
   data/shakespeare_char prepared
 - configs/fast.yaml, made to reach the loss of that recipe
-- configs/shakespeare.yaml, with less context and shortened to less time than that recipe takes
+- configs/shakespeare.yaml, smaller and with fewer steps: on a CPU with bfloat16, in less time than
+  that recipe takes
 
 Each recipe trains for a fixed number of steps: compare the losses before the times. Losses are
 exact, over the whole validation text; "training" is the time of the training steps alone.
