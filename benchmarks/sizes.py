@@ -104,7 +104,7 @@ def draw(runs: list[SizedRun], path: Path) -> None:
             found = [run for run in runs if run.size == size]
             if found:
                 flops, losses = [run.flops for run in found], [run.loss for run in found]
-                label = f"{found[0].parameters / 1e6:.1f} million parameters"
+                label = f"{found[0].parameters / 1e6:.1f} million"
                 color = charts.color_of(number, len(SIZES))
                 axes.plot(flops, losses, "o-", color=color, label=label)
                 # between the points of a size, on the lines that are drawn
@@ -121,7 +121,7 @@ def draw(runs: list[SizedRun], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_title("Validation loss (nats per character) by the compute of the training")
         axes.set_xlabel("floating-point operations (logarithmic)")
-        axes.legend(loc="upper right")
+        axes.legend(title="parameters", loc="upper left", bbox_to_anchor=(1, 1))  # outside
 
 
 def main(argv: list[str] | None = None) -> None:
