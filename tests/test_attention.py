@@ -223,6 +223,7 @@ def test_output_dropout_is_independent_of_attention_dropout_and_both_are_off_in_
     nonzero = y != 0
     assert 0 < nonzero.sum() < nonzero.numel()
     assert_near([y[nonzero]], [2 * plain(x)[nonzero]], 1e-12)
+    assert not torch.equal(make_layer(attention_dropout=0.5)(x), plain(x))
     both = make_layer(dropout=0.5, attention_dropout=0.5).eval()
     assert torch.equal(both(x), plain(x))
 

@@ -26,6 +26,7 @@ OTHER_VALUES = {  # another value of each setting that cannot change
     "model.mlp": "relu2", "model.bias": True, "model.tied": False, "model.qk_norm": True,
     "model.logit_softcap": 5.0, "model.residual_init": "zero", "train.optimizer": "adamw",
     "data.min_count": 9, "data.separator": "w", "data.val_fraction": 0.3,
+    "data.answer_after": "x",
 }  # fmt: skip
 
 
@@ -42,6 +43,7 @@ EFFECTS = {
     "model.kernel": ("loop", lambda run: block(run).attention.kernel, KERNELS["loop"]),
     "model.dropout": (0.7, lambda run: (block(run).attention.dropout, block(run).mlp.dropout),
                       (0.7, 0.7)),
+    "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
     "train.batch_size": (6, lambda run: len(run.batches(0)[0]), 6),
     "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run)().predictions > 2 * 4 * 16,
                                           True),
@@ -90,6 +92,7 @@ def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_batch
 def test_an_option_that_cannot_change_is_refused_with_both_values(changed, way, uninterrupted):
     own = flat_settings(load(uninterrupted / LAST).settings)
     fixed = OTHER_VALUES
+    assert fixed.keys() == FIXED
     if way == "init_from":  # residual_init decides on initial weights alone
         fixed = {name: value for name, value in fixed.items()
                  if name.startswith("model.") and name != "model.residual_init"}  # fmt: skip

@@ -46,6 +46,14 @@ def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(layout, 
     assert equal(checkpoints.capture(run).tensors, contents(folder / LAST)["tensors"])
 
 
+def test_a_checkpoint_has_no_line_of_the_text(uninterrupted):
+    lines = (uninterrupted.parent / "text.txt").read_text(encoding="utf-8").splitlines()
+    long = [line for line in lines if len(line) > 20]
+    for name in (BEST, LAST, PREV):
+        content = (uninterrupted / name).read_bytes().decode("utf-8", errors="replace")
+        assert len(long) > 50 and not any(line in content for line in long)
+
+
 # ---------------------------------------------------------------------------- choosing a checkpoint
 
 

@@ -15,6 +15,7 @@ from convert import GPT2
 from model.attention import MultiHeadAttention
 from model.gpt import GPT
 from model.inspect import attention_maps
+from tests.conftest import ROOT
 from tests.runs import raised
 from training.device import select_runtime
 
@@ -92,7 +93,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 step(), step(), step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True)
     assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"
 
 

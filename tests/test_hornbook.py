@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from tests.runs import small_run_args
 from training.device import select_runtime
 from training.evaluate import batch_size_for, exact_loss
+from training.resolve import resolve
 from training.state import Run
 from training.step import TrainStep
 
@@ -84,6 +85,14 @@ def assert_same(ours, theirs):
         assert (a - b).abs().max() <= TOLERANCE
     assert abs(val_loss[0] - val_loss[1]) <= TOLERANCE
     assert written[0] == written[1]
+
+
+def test_its_constants_are_what_auto_gives_for_the_recipe():
+    settings = parse_train(["configs/shakespeare.yaml"]).new_settings()
+    assert settings.train.max_iters == hornbook.STEPS
+    epochs = hornbook.STEPS * hornbook.BATCH * hornbook.CONTEXT / 1_003_854  # of Tiny Shakespeare
+    model = resolve(settings, select_runtime("cpu", "float32"), epochs, 1_115_394).model
+    assert (model.dropout, model.logit_scale) == (0, hornbook.LOGIT_SCALE)
 
 
 def test_it_computes_what_train_py_does_bit_for_bit(text, monkeypatch):

@@ -15,7 +15,7 @@ from model.gpt import GPT
 from run import checkpoint as checkpoints
 from tests.commands import train_main
 from tests.conftest import printed
-from tests.runs import in_float64, run_ranks, scalars, train
+from tests.runs import in_float64, run_ranks, scalars
 from tests.test_sample import run_sample
 from tests.texts import segments_of
 from tests.variants import save_model
@@ -185,12 +185,3 @@ def test_what_is_no_question_is_refused_with_an_example(option, sums):
         with pytest.raises(ConfigError) as caught:
             run_sample(sums[1], f"--prompt={prompt}", option)
         assert words in printed(caught.value)
-
-
-def test_a_fine_tune_with_another_separator_is_told_of_validation_text_that_was_trained_on(
-    names, tmp_path
-):
-    text, run = names
-    new = ["--separator=o", f"--out_dir={tmp_path / 'new'}", f"--init_from={run}", "--max_iters=1"]
-    code, output = train(*SMALL, f"--data.sources={text}", *new)
-    assert code == 0 and "trained on some of this validation text" in output

@@ -154,6 +154,19 @@ def test_a_long_prompt_gets_a_note_and_one_with_characters_left_out_is_printed_a
     assert "the prompt has 80 characters; the model sees at most the last 64\n" in err
 
 
+def test_the_cache_the_layout_and_the_kernel_do_not_change_the_text(sample_output, monkeypatch):
+    options = ["--prompt=So", "--max-new-tokens=100", "--device=cpu", "--dtype=float32"]
+    text, used, original = sample_output(*options), [], sample.Generation
+
+    def recorded(model, sampler, cache, decoder):
+        used.append((model.config.attention, model.config.kernel, cache))
+        return original(model, sampler, cache=cache, decoder=decoder)
+
+    monkeypatch.setattr(sample, "Generation", recorded)
+    assert sample_output(*options, "--attention=heads", "--kernel=loop", "--cache=false") == text
+    assert used == [("heads", "loop", False)]
+
+
 # ------------------------------------------------------------------------------------- stop strings
 
 

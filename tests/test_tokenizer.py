@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data.tokenizer import CharTokenizer, UnknownCharacter
@@ -12,6 +12,7 @@ from tests.conftest import printed
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 @example("\r\n\0\x1b")
 @example("naïve 天地玄黄 👨‍👩‍👧 \U0010ffff!")
+@settings(deadline=None)
 def test_ids_are_indices_in_the_sorted_characters_of_a_text_and_decode_inverts_encode(text):
     tokenizer = CharTokenizer.from_text(text)
     assert tokenizer.vocabulary == "".join(sorted(set(text)))

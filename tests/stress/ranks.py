@@ -20,7 +20,7 @@ from tests.stress import main
 
 
 def stress(full: bool) -> str:
-    total, size, steps = (10, 4, 1000) if full else (1, 2, 60)
+    total, size, steps = (10, 4, 1000) if full else (1, 2, 300)
     rng, kills, runs, slowest = random.Random(0), 0, 0, 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -37,8 +37,8 @@ def stress(full: bool) -> str:
                 (killed / "last.safetensors").exists() and step_of(killed) == steps
             ):
                 process = torchrun(size, *options, f"--out_dir={killed}")
-                # the full form also kills after an evaluation, when there is a checkpoint
-                line = "step " if full and kills % 2 else "device "
+                # after an evaluation there is a checkpoint; the full form also kills before it
+                line = "device " if full and kills % 2 else "step "
                 slowest = max(slowest, _kill(process, line, rng))
                 kills += 1
                 count_checkpoints(killed)  # all are whole
