@@ -28,8 +28,9 @@ CHUNK = 10_000  # characters that an n-gram model predicts at a time
 def load_gpt(folder: str, corpus: Corpus) -> GPT:
     """Load the best GPT of a run, or a checkpoint; exit if it was trained on another text."""
     saved = checkpoints.find(Path(folder), "best", notify=print)
-    settings = replace(saved.settings.data, sources=DataConfig().sources)
-    if saved.text.sha256 != corpus.sha256 or settings != DataConfig():
+    settings = replace(saved.settings.data, sources=DataConfig().sources, fallback="")
+    same_text = saved.text.sha256 == corpus.sha256 and settings == DataConfig()
+    if not same_text or saved.vocabulary != corpus.tokenizer.vocabulary:
         raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
     return checkpoints.build_model(saved).eval()
 

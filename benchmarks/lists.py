@@ -1,4 +1,4 @@
-"""Lists and answers beside published results: python -m benchmarks.lists NAMES [--makemore FOLDER]
+"""Lists and answers beside published results: python -m benchmarks.lists NAMES
 
 NAMES is makemore's names.txt. Trains, with each seed,
 
@@ -8,16 +8,12 @@ NAMES is makemore's names.txt. Trains, with each seed,
   to train on and 1,000 to validate on; of the latter 10,000 random ones and 1,000 others
 
 Prints a table with the best loss, in nats per character, or the exact match at the end; ours beside
-the published one. With --makemore, the clone of makemore in FOLDER trains its transformer on the
-same names with its default settings, until its test loss has not improved for 2,000 steps.
+the published one.
 """
 
 import argparse
 import random
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,7 +25,6 @@ from benchmarks.runs import read_metrics, train
 
 NAMES, ADDITION = "configs/names.yaml", "configs/addition.yaml"
 MAKEMORE_SEED, TEST_ITEMS = 3407, 1000
-PATIENCE = 4  # evaluations of makemore, one every 500 steps
 NAMES_ELSEWHERE = "about 1.92 (makemore's README)"
 SUMS = {  # base, reversed -> published; 3 digits: Lee et al. 2023, arXiv 2307.03381, table of sizes
     (100, False): "-",
@@ -75,24 +70,6 @@ def run_on(split: tuple[list[str], list[str]], config: str, *options: str):
         return run_recipe(config, *sources, *options)
 
 
-def train_makemore(folder: Path, names: Path) -> tuple[float, float]:
-    """Train makemore's transformer; return its best test loss, and the minutes until then."""
-    best, best_minutes, since, began = float("inf"), 0.0, 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-u", "makemore.py", "-i", str(names.absolute()), "-o", out]
-        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
-        for line in process.stdout:
-            if match := re.search(r"test loss: ([0-9.]+)", line):
-                since += 1
-                if float(match[1]) < best:
-                    best, since = float(match[1]), 0
-                    best_minutes = (time.monotonic() - began) / 60
-                if since == PATIENCE:
-                    break
-        process.kill()
-    return best, best_minutes
-
-
 def print_row(
     task: str, values: Sequence[float], form: str, minutes: float, published: str
 ) -> None:
@@ -104,9 +81,7 @@ def print_row(
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("names", type=Path, help="makemore's names.txt")
-    parser.add_argument("--makemore", type=Path, metavar="FOLDER", help="a clone of makemore")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--options", nargs="*", default=[], help="for train.py, in all runs")
     options = parser.parse_args(argv)
     if not options.names.is_file():
         parser.error(f"{options.names} is not a file; makemore has it: names.txt")
@@ -115,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     print("| --- | ---: | ---: | ---: | --- |")
 
     def row(task: str, column: str, published: str, run, *words: str) -> None:
-        runs = [run(*words, f"--seed={seed}", *options.options) for seed in options.seeds]
+        runs = [run(*words, f"--seed={seed}") for seed in options.seeds]
         values = [[float(row[column]) for row in rows] for rows, _ in runs]
         minutes = statistics.mean(minutes for _, minutes in runs)
         if column == "val_loss":
@@ -132,11 +107,6 @@ def main(argv: list[str] | None = None) -> None:
     )
     own = f"--data.sources={options.names.absolute()}"
     row("names, none on both sides", "val_loss", "-", lambda *words: run_recipe(NAMES, own, *words))
-    if options.makemore:
-        loss, minutes = train_makemore(options.makemore, options.names)
-        print(
-            f"| makemore's transformer, its default settings |  |  | {minutes:.1f} | {loss:.4f} |"
-        )
     for (base, is_reversed), published in SUMS.items():
         digits, order = len(str(base - 1)), "reversed" if is_reversed else "plain"
         pairs = sums_split(base, is_reversed)

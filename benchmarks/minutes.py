@@ -3,13 +3,13 @@
 Trains each of our recipes with `train.py CONFIG --minutes=M` for several M, prints a table, and
 plots the loss against the time of the whole command, in RESULTS with the suffix .svg. With a
 checkout of nanoGPT (see `benchmarks.time_to_loss`), its CPU recipe is trained on the same text, for
-the number of steps that fits.
+about the number of steps that fits.
 
 Every run is one line of the file RESULTS, and a run that has a line is not repeated: the same
 command resumes an interrupted campaign. Delete the lines of a recipe after changing it. Table and
 picture show all runs in that file. All runs take 2.3 hours, and nothing else should use the
 machine meanwhile. `--minutes` and `--configs` select some of them; `--configs` without a name
-trains nothing, and only prints and draws.
+trains none of our recipes.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def nanogpt_speed(folder: Path) -> tuple[float, float]:
 
 
 def nanogpt_steps(folder: Path, minutes: float) -> int:
-    """Return how many steps of nanoGPT's recipe fit, a multiple of EVALUATION_STEPS.
+    """Return about how many steps of nanoGPT's recipe fit, a multiple of EVALUATION_STEPS.
 
     nanoGPT only saves at these steps: with others, its last checkpoint would be an earlier one.
     """

@@ -26,7 +26,7 @@ def nanogpt_file(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.exists():
         what_to_do = f"git clone https://github.com/karpathy/nanoGPT {folder}"
-        if path.suffix == ".bin":
+        if name.startswith("data/"):
             what_to_do = f"python {folder}/data/shakespeare_char/prepare.py makes it"
         raise SystemExit(f"error: {path} is missing; {what_to_do}")
     return path

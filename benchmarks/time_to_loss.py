@@ -9,7 +9,8 @@ Whole training commands, alternating, on the same text:
   that recipe takes
 
 Each recipe trains for a fixed number of steps: compare the losses before the times. Losses are
-exact, over the whole validation text; "training" is the time of the training steps alone.
+exact, over the whole validation text; "training" is the time of the training steps alone. Each
+repeat of ours has another seed; nanoGPT's is always 1337.
 """
 
 import argparse
@@ -109,6 +110,7 @@ def run_nanogpt_training(folder: Path, max_iters: int = NANOGPT_STEPS) -> Traini
 
 def nanogpt_text(folder: Path) -> str:
     """Return the option for the text in a nanoGPT checkout; exit if it is not prepared."""
+    nanogpt_file(folder, "train.py")
     for name in ("train.bin", "val.bin", "input.txt"):
         path = nanogpt_file(folder, f"data/shakespeare_char/{name}")
     return f"--data.sources={path.resolve()}"

@@ -78,6 +78,8 @@ def parse_trials(argv: list[str] | None = None) -> tuple[Path, list[TrialRun]]:
     for word in others:
         if "," in word:
             option, _, values = word.partition("=")
+            if not (option.startswith("--") and values):
+                parser.error(f"{word}: write --key=VALUE,VALUE")
             varied.append([f"{option}={value}" for value in values.split(",")])
 
     runs = []

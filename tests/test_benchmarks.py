@@ -5,13 +5,16 @@ benchmarks/trials.py, which compares settings for users, has tests of its own.
 
 import importlib
 import re
+from dataclasses import replace
 
 import pytest
 
-from benchmarks import attention, curves, lists, runs, sizes, time_to_loss, tour
-from configs.schema import LAYOUTS
+from benchmarks import attention, baselines, curves, lists, runs, sizes, time_to_loss, tour
+from configs.schema import LAYOUTS, DataConfig
+from data.corpus import load_corpus
+from data.tokenizer import CharTokenizer
 from tests.conftest import ROOT
-from tests.runs import train
+from tests.runs import small_run_args, train
 
 LOSS = r"\d\.\d{4}"
 SHORTEST = {  # arguments, and what is printed
@@ -77,6 +80,7 @@ def paths(uninterrupted, tmp_path, monkeypatch):
     data.mkdir(parents=True)
     for name in ("input.txt", "train.bin", "val.bin"):
         (data / name).write_text(f"The {name} of this test.\n" * 100)
+    (tmp_path / "nanogpt" / "train.py").touch()
     names = [f"{first}{second}" for first in "abcdefgh" * 20 for second in "aeiouxyz"]
     (tmp_path / "names.txt").write_text("\n".join(names))
     (tmp_path / "results").write_text((ROOT / "docs" / "minutes_amx.jsonl").read_text())
@@ -104,6 +108,18 @@ def test_every_benchmark_runs_in_its_shortest_form(name, paths, monkeypatch, cap
 
 
 def test_a_file_that_a_benchmark_lacks_is_named_in_one_line(tmp_path):
-    message = rf"^error: {tmp_path}\S+train.bin is missing; python \S+prepare.py"
-    with pytest.raises(SystemExit, match=message):
-        time_to_loss.main([f"--nanogpt={tmp_path}"])
+    for missing, what_to_do in (("train.py", "git clone"), ("train.bin", r"python \S+prepare.py")):
+        message = rf"^error: {re.escape(str(tmp_path))}\S+{missing} is missing; {what_to_do}"
+        with pytest.raises(SystemExit, match=message):
+            time_to_loss.main([f"--nanogpt={tmp_path}"])
+        (tmp_path / missing).touch()
+
+
+def test_the_baselines_of_a_recipe_are_those_of_a_run_on_the_same_text_and_vocabulary(tmp_path):
+    words = [*small_run_args(tmp_path), "--fallback=data/plays", "--max_iters=1"]
+    assert train(*words, "--warmup_ratio=0", f"--out_dir={tmp_path / 'run'}")[0] == 0
+    corpus = load_corpus(DataConfig(sources=(f"{tmp_path}/text.txt",)))
+    assert baselines.load_gpt(f"{tmp_path}/run", corpus).vocab_size == len(corpus.tokenizer)
+    other = replace(corpus, tokenizer=CharTokenizer(corpus.tokenizer.vocabulary[::-1]))
+    with pytest.raises(SystemExit, match="was not trained on the first nine tenths"):
+        baselines.load_gpt(f"{tmp_path}/run", other)

@@ -66,6 +66,12 @@ def test_a_mistake_is_reported_by_train_py_before_any_run(monkeypatch, capfd):
     assert "--learning_rate" in capfd.readouterr().err
 
 
+def test_values_that_do_not_follow_an_equals_sign_are_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        trials.parse_trials([SMOKE, "--learning_rate", "0.01,0.02"])
+    assert "error: 0.01,0.02: write --key=VALUE,VALUE" in capsys.readouterr().err
+
+
 def test_a_difference_counts_by_the_rule():
     def counts(a, b):
         by_seed = [dict(enumerate(losses)) for losses in (a, b)]
