@@ -69,14 +69,13 @@ def load_corpus(
     counts_by_text = list(map(count_characters, contents))
     counts = sum(counts_by_text, Counter())
     characters = characters_to_learn(counts, data.min_count, texts[0].path)
+    map_unknown = data.min_count > 1
     # a list needs these, however rare
     needed = set(item_format.separator + item_format.answer_after) if item_format else set()
-    map_unknown = data.min_count > 1
     tokenizer = tokenizer_for(
         characters | needed,
-        needed,
         texts[0].path,
-        map_unknown=map_unknown,
+        map_unknown=map_unknown and needed <= set(vocabulary or needed),
         vocabulary=vocabulary,
         add=add_characters,
     )
@@ -186,25 +185,19 @@ def characters_to_learn(counts: Counter[str], min_count: int, path: str) -> set[
 
 
 def tokenizer_for(
-    characters: set[str],
-    needed: set[str],
-    path: str,
-    *,
-    map_unknown: bool,
-    vocabulary: str | None,
-    add: bool,
+    characters: set[str], path: str, *, map_unknown: bool, vocabulary: str | None, add: bool
 ) -> CharTokenizer:
     """Build the tokenizer for these characters: a new one, or one with a given vocabulary.
 
     With `add`, the characters that the vocabulary lacks are appended, so no id changes. Otherwise
-    raises CheckpointError if there are any, unless all can be mapped to UNK: the `needed` cannot.
+    raises CheckpointError if there are any, unless they can be mapped to UNK.
     """
     missing = sorted(characters - set(vocabulary or ""))
     if vocabulary is None or add:
         return CharTokenizer((vocabulary or "") + "".join(missing))
 
     # keep the given vocabulary: it must have UNK for the characters it lacks
-    if missing and not (map_unknown and UNK in vocabulary and needed.isdisjoint(missing)):
+    if missing and not (map_unknown and UNK in vocabulary):
         raise CheckpointError(
             f"{path}: {len(missing)} of its characters are not in the checkpoint's "
             f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "
