@@ -209,8 +209,8 @@ class Session:
 class StopStrings:
     """The stop strings of one sample: the first that the model writes ends it, and is not shown.
 
-    It is `found` then, and `ending` is what the model wrote of it: it may begin in the prompt. The
-    last few characters are `pending` until it is clear that they do not begin a stop string.
+    It may begin in the prompt. It is `found` then, and `ending` is the part that the model wrote.
+    The last few characters are `pending` until it is clear that they do not begin a stop string.
     """
 
     def __init__(self, strings: Sequence[str], prompt: str):

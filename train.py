@@ -236,7 +236,7 @@ def train_in_folder(command: Command, run: Run, saved: Checkpoint | None, stop: 
     manager = None
     if is_main:
         prepare_folder(folder, resumed=saved is not None, settings=run.settings)
-        # a run resumed from last.safetensors, with the settings in it, need not save them again
+        # last.safetensors has this state already, unless an option has changed the settings
         already_saved = (
             saved is not None
             and saved.path.name == checkpoints.LAST

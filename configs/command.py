@@ -135,7 +135,7 @@ class Command(StartOptions):
     def resumed_settings(self, saved: Config) -> Config:
         """Return the settings of a resumed run: those of its checkpoint, changed by the options."""
         options = self.options | {"out_dir": self.out_dir}
-        if self.minutes:  # the run has that which --minutes chose when it began
+        if self.minutes:  # --minutes chose it when the run began
             options.pop("train.eval_interval", None)
         with error_context("the settings of the checkpoint and the options"):
             return _override(saved, options)

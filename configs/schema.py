@@ -156,7 +156,7 @@ class ModelConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        unit = 2 if self.positions == "rope" else 1  # a head has pairs of features, or features
+        unit = 2 if self.positions == "rope" else 1  # RoPE: the size of a head is even
         if self.n_embd % (unit * self.n_head) == 0:
             return
 

@@ -22,7 +22,7 @@ COMMANDS = [
     for document in [(ROOT / path).read_text(encoding="utf-8")]
     for block in re.findall(r"^```sh\n(.*?)^```", document, re.DOTALL | re.MULTILINE)
     for line in block.replace("\\\n", " ").splitlines()
-    if re.match("python (?!-c |convert.py |train.py out/nano/)", line)  # needs a nanoGPT model
+    if re.match("python (?!-c |convert.py |train.py out/nano/)", line)  # two need nanoGPT's model
 ]
 
 
