@@ -20,14 +20,12 @@ from common.console import prepare_console, print_result, script_command
 from common.errors import CheckpointError, ConfigError, DataError
 from common.files import holds_run, home_path, write_atomic
 from configs.schema import Config, DataConfig, ModelConfig, TrainConfig
-from run import checkpoint as checkpoints
-from run.checkpoint import BEST, Checkpoint, TextInfo
-from run.file_format import checkpoint_errors
-from run.folder import only_writer, prepare_folder
+from storage.checkpoint import BEST, Checkpoint, TextInfo, build_model, checkpoint_errors, to_bytes
+from storage.folder import locked, prepare_folder
 
 GPT2 = {  # the settings of nanoGPT's architecture
     "positions": "learned",
-    "token_shifts": 0,
+    "n_previous": 0,
     "norm": "layernorm",
     "mlp": "gelu",
     "qk_norm": False,
@@ -45,6 +43,7 @@ NAME_PARTS = {  # a part of a parameter's name in nanoGPT -> here; applied in th
     "transformer.wpe": "position_embedding",
     "transformer.ln_f": "final_norm",
     ".ln_1": ".attn_norm",
+    ".attn.c_attn": ".attention.qkv",
     ".attn.c_proj": ".attention.out_proj",
     ".ln_2": ".mlp_norm",
     ".mlp.c_fc": ".mlp.up",
@@ -66,11 +65,11 @@ def main(argv: list[str] | None = None) -> int:
     saved = read_nanogpt(options.ckpt, options.vocabulary, options.encoding)
 
     # write a run folder with one checkpoint: `best`, which sampling and --init_from load
-    with only_writer(options.out_dir):
+    with locked(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
         prepare_folder(options.out_dir, resumed=False, settings=saved.settings)
-        write_atomic(options.out_dir / BEST, checkpoints.to_bytes(saved))
+        write_atomic(options.out_dir / BEST, to_bytes(saved))
 
     command = script_command("sample.py", "--ckpt", options.out_dir)
     print_result(f"imported {options.ckpt}; now try:", f"  {command}")
@@ -88,7 +87,8 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
     with checkpoint_errors(path):
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            args, tensors = content["model_args"], our_tensors(content["model"])
+            args = content["model_args"]
+            tensors = our_tensors(content["model"], args["n_head"])
             vocab_size, shared = args["vocab_size"], {name: args[name] for name in SHARED}
         except (UnpicklingError, KeyError):  # PyTorch's message says how to run the pickle: hide it
             raise CheckpointError("not a checkpoint of nanoGPT; nothing in it was run") from None
@@ -104,24 +104,22 @@ def read_nanogpt(path: Path, text: Path, encoding: str) -> Checkpoint:
 
     # a checkpoint without optimizer state can be sampled from and fine-tuned, not resumed
     config = Config(data=DataConfig(encoding=encoding), model=model, train=ADAMW)
-    saved = Checkpoint(config, vocabulary, tensors, TextInfo(text.name), path=path)
-    checkpoints.build_model(saved)  # checks the tensors
+    saved = Checkpoint(config, model, vocabulary, tensors, TextInfo(text.name), path=path)
+    build_model(saved)  # checks the tensors
     return saved
 
 
-def our_tensors(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+def our_tensors(state_dict: dict[str, Tensor], n_head: int) -> dict[str, Tensor]:
     """Return the tensors of a nanoGPT model under the names of a checkpoint."""
     tensors = {}
     for name, tensor in state_dict.items():
         for theirs, ours in NAME_PARTS.items():
             name = name.replace(theirs, ours)
 
-        if ".attn.c_attn" in name:  # one matrix for query, key and value
-            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                whole_name = name.replace(".attn.c_attn", f".attention.{part}")
-                tensors[f"model.{whole_name}"] = rows.float()
+        if ".attention.qkv" in name:  # (3*H*D, C) -> (3, H, D, C)
+            tensor = tensor.unflatten(0, (3, n_head, -1))
         # leave out lm_head, which is tied to the token embedding, and the causal mask
-        elif name != "lm_head" and not name.endswith(".attn.bias"):
+        if name != "lm_head" and not name.endswith(".attn.bias"):
             tensors[f"model.{name}"] = tensor.float()
     return tensors
 

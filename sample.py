@@ -7,13 +7,11 @@ A model of a *list* was trained with data.separator, which ends each item: names
 of its samples is one item.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 
 from common.console import escape, print_error, print_result, print_stderr, print_text
 from common.errors import ConfigError, DataError, UserError, counted
@@ -52,9 +50,6 @@ def read_text(path: str, encoding: str) -> tuple[str, str]:
 
 if __name__ == "__main__":
     COMMAND = parse_command()  # before importing torch, which takes seconds
-    # model/decode.py multiplies vectors with NumPy: too little work for several threads. NumPy
-    # reads this variable when it is imported.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import torch
@@ -62,13 +57,11 @@ import torch
 from data.batches import Split, evaluation_windows
 from data.items import ItemFormat
 from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
-from model.decode import Decoder
-from model.generate import Generation, Sampler, build_decoder
+from model.generate import Sampler, Texts
 from page.export import write_page
-from run import checkpoint as checkpoints
+from storage.checkpoint import build_model, load_preferred
 from training.device import select_runtime
 from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
-from training.resolve import resolve
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p")  # what a Sampler does to the probabilities
 BATCH_SIZE = 64  # samples to draw at once
@@ -99,12 +92,10 @@ class Session:
     def __init__(self, options: SampleConfig):
         # the checkpoint, with its own attention layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
-        self.saved = checkpoints.find(home_path(options.ckpt), "best", notify=print_stderr)
-        text = self.saved.text
-        config = resolve(self.saved.settings, self.runtime, text.epochs, text.characters).model
-        chosen = {"attention": options.attention, "kernel": options.kernel}
+        self.saved = load_preferred(home_path(options.ckpt), "best", notify=print_stderr)
+        chosen = {"layout": options.layout, "kernel": options.kernel}
         chosen = {name: value for name, value in chosen.items() if value != "saved"}
-        self.model = checkpoints.build_model(self.saved, replace(config, **chosen))
+        self.model = build_model(self.saved, **chosen)
         # generation casts the weights; scoring uses autocast, like training; a page is in float32
         dtype = torch.float32 if options.score or options.html else self.runtime.dtype
         self.model.to(self.runtime.device, dtype)
@@ -121,11 +112,6 @@ class Session:
         if options.temperature == "auto":
             options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
-
-    @cached_property
-    def decoder(self) -> Decoder | None:
-        """The fast forward pass of one text: the weights stay, so it is built once."""
-        return build_decoder(self.model)
 
     def encode(self, text: str) -> np.ndarray:
         """Encode a text; raise ConfigError for a character that is not in the vocabulary.
@@ -168,7 +154,7 @@ class Session:
             )
         return ids
 
-    def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Generation:
+    def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Texts:
         """Begin some samples with a prompt.
 
         Each sample has its own random numbers, from the seed and its index, so its text does not
@@ -177,7 +163,7 @@ class Session:
         options = self.options
         filters = {name: getattr(options, name) for name in FILTERS}
         sampler = Sampler(options.seed, sample_indices, **filters)
-        generation = Generation(self.model, sampler, cache=options.cache, decoder=self.decoder)
+        texts = Texts(self.model, sampler, cache=options.cache)
 
         # as in training, an item begins after a separator; other text needs a first character
         start = ""
@@ -186,18 +172,16 @@ class Session:
         elif len(ids) == 0:
             start = self.tokenizer.start_character
         ids = np.concatenate([self.tokenizer.encode(start), ids])
-        generation.append(np.tile(ids, (len(sample_indices), 1)))
-        return generation
+        texts.append(np.tile(ids, (len(sample_indices), 1)))
+        return texts
 
-    def generate(
-        self, generation: Generation, stops: Sequence["StopStrings"]
-    ) -> Iterator[list[str]]:
+    def generate(self, texts: Texts, stops: Sequence["StopStrings"]) -> Iterator[list[str]]:
         """Draw characters until each sample has stopped; yield each sample's next text.
 
         That may be empty: characters that may begin a stop string are held back.
         """
         for _ in range(self.options.max_new_tokens):
-            characters = self.tokenizer.decode(generation.step())  # one for each sample
+            characters = self.tokenizer.decode(texts.write_one())  # one for each sample
             yield [stop.feed(c) for stop, c in zip(stops, characters, strict=True)]
             # stopped samples are still drawn, but not shown, until all have stopped
             if all(stop.found for stop in stops):
@@ -248,9 +232,9 @@ def print_samples(session: Session, prompt: str) -> None:
     # print a single sample while it is drawn
     if options.sample or options.num_samples == 1:
         index = (options.sample or 1) - 1  # counted from 0
-        generation, prompt = session.begin([index], ids), session.tokenizer.decode(ids)
+        texts, prompt = session.begin([index], ids), session.tokenizer.decode(ids)
         print_text(prompt)
-        for (text,) in session.generate(generation, [StopStrings(session.stop_strings, prompt)]):
+        for (text,) in session.generate(texts, [StopStrings(session.stop_strings, prompt)]):
             print_text(text)
         print_text(session.end)
         return
@@ -363,7 +347,7 @@ class Conversation:
         self.continues = False
         if not session.item_format:
             ids = session.encode_prompt(prompt)
-            self.generation = session.begin([self.sample_index], ids)
+            self.texts = session.begin([self.sample_index], ids)
             self.text = session.tokenizer.decode(ids)
             # "\n": a text begins at the start of a line
             self.continues = f"\n{self.text}".endswith(session.options.stop)
@@ -377,15 +361,15 @@ class Conversation:
             line = self.prompt + line
             if session.answer_after.endswith("\n"):  # Enter ends the question
                 line += "\n"
-            self.generation = session.begin([self.sample_index], session.encode_prompt(line))
+            self.texts = session.begin([self.sample_index], session.encode_prompt(line))
             self.sample_index += 1
         elif line:
             ids = session.encode(line)
             if not self.continues and "\n" in session.tokenizer.vocabulary:
                 newline = session.tokenizer.encode("\n")
-                if self.generation.ids[0, -1] != newline:
-                    self.generation.append(newline[None])
-            self.generation.append(ids[None])
+                if self.texts.ids[0, -1] != newline:
+                    self.texts.append(newline[None])
+            self.texts.append(ids[None])
         elif not self.continues:
             line = self.text  # the model goes on with its reply, where a stop string may begin
         self.stop = StopStrings(session.stop_strings, line)
@@ -393,7 +377,7 @@ class Conversation:
     def reply(self) -> Iterator[str]:
         """Write a reply; yield its parts."""
         self.text = ""
-        for (part,) in self.session.generate(self.generation, [self.stop]):
+        for (part,) in self.session.generate(self.texts, [self.stop]):
             yield part
             self.text += part
         # what ends an item is not shown, and no line continues it

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from model.attention import KERNELS, LAYOUTS, MultiHeadAttention
-from model.kv_cache import KVCache
+from model.kv_cache import LayerCache
 
 SIZES = {  # B, T, C, H
     "toy": (2, 8, 16, 2),
@@ -54,7 +54,7 @@ def forward_backward(layer: MultiHeadAttention, x: Tensor) -> None:
 
 def cached_decode(layer: MultiHeadAttention, x: Tensor) -> None:
     """Process the first text of `x` one token at a time with a KV cache, as generation does."""
-    cache = KVCache(x.size(1))
+    cache = LayerCache(x.size(1))
     with torch.inference_mode():
         for t in range(x.size(1)):
             layer(x[:1, t : t + 1], cache=cache)

@@ -16,7 +16,7 @@ from configs.schema import DataConfig
 from data.batches import evaluation_windows
 from data.corpus import Corpus, load_corpus
 from model.gpt import GPT
-from run import checkpoint as checkpoints
+from storage.checkpoint import build_model, load_preferred
 from training.device import select_runtime
 from training.evaluate import batch_size_for, exact_loss
 
@@ -27,12 +27,12 @@ CHUNK = 10_000  # characters that an n-gram model predicts at a time
 
 def load_gpt(folder: str, corpus: Corpus) -> GPT:
     """Load the best GPT of a run, or a checkpoint; exit if it was trained on another text."""
-    saved = checkpoints.find(Path(folder), "best", notify=print)
+    saved = load_preferred(Path(folder), "best", notify=print)
     settings = replace(saved.settings.data, sources=DataConfig().sources, fallback="")
     same_text = saved.text.sha256 == corpus.sha256 and settings == DataConfig()
     if not same_text or saved.vocabulary != corpus.tokenizer.vocabulary:
         raise SystemExit(f"error: {folder} was not trained on the first nine tenths of the text")
-    return checkpoints.build_model(saved).eval()
+    return build_model(saved).eval()
 
 
 def ngram_loss(model: NgramModel, ids: np.ndarray) -> float:

@@ -16,7 +16,7 @@ from benchmarks.runs import LossCurve, read_loss_curve, read_metrics, train
 PICTURE = Path(__file__).parent.parent / "docs" / "curves.svg"
 PLAYS = sorted((Path(__file__).parent.parent / "data" / "plays").glob("*.txt"))
 STEPS, LIMITS = 200, (1, 5)  # of both axes
-FIXED = ["--dtype=float32", "--kernel=sdpa", "--eval_interval=10", "--log=scalars",
+FIXED = ["--dtype=float32", "--kernel=sdpa", "--eval_interval=10",
          "--log_interval=2"]  # fmt: skip
 
 

@@ -20,10 +20,11 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"error: {error}; pip install -r requirements-dev.txt") from None
 
+from model.decode import Decoder
+
 from benchmarks.nanogpt import SHAPES, VOCAB_SIZE, build_nanogpt, shape
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
-from model.decode import Decoder
 from model.generate import Generation, Sampler, build_decoder, last_logits
 from model.gpt import GPT
 from model.parameters import named_slices, parameter_count

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+from training.resolve import resolve
 
 from configs.command import parse_train
 from configs.schema import ModelConfig
 from training.device import select_runtime
-from training.resolve import resolve
 
 VOCAB_SIZE = 65  # Tiny Shakespeare's
 SHAPES = {"small": "nanogpt_cpu", "baby": "nanogpt_gpu"}  # our configs of nanoGPT's two recipes

@@ -10,8 +10,8 @@ import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.schema import Config
-from run import checkpoint as checkpoints
-from run.folder import METRICS
+from storage.checkpoint import LAST, load_checkpoint
+from storage.folder import METRICS
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def seconds_in_steps(folder: Path) -> float:
     The log has the speed of each interval, from which the seconds of its steps follow, if their
     windows are full: in a text much longer than the context.
     """
-    per_step = characters_per_step(checkpoints.load(folder / checkpoints.LAST).settings)
+    per_step = characters_per_step(load_checkpoint(folder / LAST).settings)
     speeds = load_events(folder).Scalars("train/tokens_per_sec")
     steps = np.diff([0, *(speed.step for speed in speeds)])
     return float(np.sum(per_step * steps / [speed.value for speed in speeds]))

@@ -22,7 +22,7 @@ from benchmarks import charts
 from benchmarks.runs import characters_per_step, read_loss_curve, train
 from model.gpt import GPT
 from model.parameters import parameter_count
-from run import checkpoint as checkpoints
+from storage.checkpoint import LAST, build_model, load_checkpoint
 
 CONFIG = "configs/shakespeare.yaml"
 SIZES = {  # layers x width
@@ -72,8 +72,8 @@ def train_size(size: str, minutes: float) -> SizedRun:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         train(folder, CONFIG, *options)
-        saved = checkpoints.load(folder / checkpoints.LAST)
-        model = checkpoints.build_model(saved)
+        saved = load_checkpoint(folder / LAST)
+        model = build_model(saved)
         steps = saved.progress.step
         characters = steps * characters_per_step(saved.settings)
         return SizedRun(

@@ -23,8 +23,8 @@ from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.inspect import attention_maps
-from run import checkpoint as checkpoints
-from run import pictures
+from storage import pictures
+from storage.checkpoint import BEST, build_model, load_checkpoint, to_bytes
 from training.device import select_runtime
 from training.evaluate import window_losses
 from training.schedule import lr_multiplier
@@ -80,10 +80,10 @@ def train_variant(folder: Path, *options: str) -> Path:
 
 def save_weights(folder: Path, path: Path) -> GPT:
     """Write the best checkpoint of a run to `path`; return its model."""
-    saved = checkpoints.load(folder / checkpoints.BEST)  # the weights alone
+    saved = load_checkpoint(folder / BEST)  # the weights alone
     settings = replace(saved.settings, out_dir="auto")  # no path of the temporary folder
-    write_atomic(path, checkpoints.to_bytes(replace(saved, settings=settings)))
-    return checkpoints.build_model(checkpoints.load(path)).eval()
+    write_atomic(path, to_bytes(replace(saved, settings=settings)))
+    return build_model(load_checkpoint(path)).eval()
 
 
 # ----------------------------------------------------------------------------------------- pictures

@@ -2,23 +2,14 @@
 
 import errno
 import os
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from common.errors import ResourceError
 
 ROOT = Path(__file__).parents[1]  # the folder of the code
-# in a run folder: the newest state, the one saved before it, the best weights, and the best weights
-# on an earlier validation text
-CHECKPOINT_FILES = (
-    "last.safetensors",
-    "prev.safetensors",
-    "best.safetensors",
-    "best_before.safetensors",
-)
+CHECKPOINT_FILES = ("last.safetensors", "best.safetensors")  # the newest state, the best weights
 
 
 def home_path(path: str | Path) -> Path:
@@ -45,27 +36,20 @@ def beside_code(path: Path) -> Path:
     return path if os.path.lexists(path) or not os.path.lexists(other) else other
 
 
-def write_atomic(path: Path, content: bytes, previous: Path | None = None) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that the file has the old or the new bytes at any instant.
 
-    With `previous`, the old file is kept under that name. One of the two is whole at any instant,
-    even if the old file is damaged. Only one process may write in the folder at a time.
-
-    Raises ResourceError if the disk is full or fails; the old files stay whole.
+    Only one process may write in the folder at a time. Raises ResourceError if the disk is full or
+    fails; the old file stays whole.
     """
-    new, old = unfinished(path), None
+    new = unfinished(path)
     try:
         # write the new bytes to the disk before changing anything else
         with open(new, "wb") as file:
             file.write(content)
-            _sync(file)
-
-        if previous and path.exists():
-            old = unfinished(previous)
-            _link_or_copy(path, old)
+            file.flush()
+            os.fsync(file.fileno())
         rename(new, path)
-        if old:
-            rename(old, previous)
         _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # free the space
@@ -88,20 +72,6 @@ def rename(old: Path, new: Path) -> None:
         except PermissionError:
             time.sleep(0.1)
     os.replace(old, new)
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _link_or_copy(path: Path, other: Path) -> None:
-    other.unlink(missing_ok=True)  # left by a process that was killed
-    try:
-        # a hard link takes no time and no space
-        os.link(path, other)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, other)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -44,7 +44,6 @@ python train.py CONFIG|RUN_FOLDER [--key=value ...]
   python train.py out/shakespeare                 # resume this run
   torchrun --nproc_per_node=2 train.py configs/shakespeare.yaml
 
-torchrun rejects --log as ambiguous: write --train.log.
 In a config file, indent the settings of data, model and train below that word."""
 SAMPLE_USAGE = """\
 python sample.py --ckpt=FILE|FOLDER [--key=value ...]
@@ -72,7 +71,6 @@ class StartOptions(Checked):
 
     print_config: bool = setting(False, "print the settings of a new run as YAML and exit")
     resume: bool = setting(False, "resume the run in out_dir, or start one if there is none")
-    allow_data_change: bool = setting(False, "resume even if the text has changed")
     overwrite: bool = setting(False, "replace the run in out_dir, if there is one")
     init_from: str | None = setting(None, "checkpoint to start from: weights and vocabulary")
     new_characters: str = setting("refuse", "with --init_from, new characters", ("refuse", "add"))
@@ -100,8 +98,6 @@ class Command(StartOptions):
             raise ConfigError("--resume and --overwrite contradict each other; give one of them")
         if "train.max_iters" in self.options and self.minutes:
             raise ConfigError("--minutes and --max_iters contradict each other; give one of them")
-        if self.allow_data_change and not self.resumes:
-            raise ConfigError("--allow_data_change only applies to a resume; add --resume")
         if self.new_characters == "add" and not self.init_from:
             raise ConfigError("--new_characters only applies together with --init_from")
 

@@ -19,7 +19,7 @@ TEXT_URL = re.compile(
 # the keys of the tables in model/attention.py and training/device.py, repeated here to avoid
 # importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
-KERNELS = ("loop", "bmm", "batched", "sdpa")
+KERNELS = ("loop", "bmm", "batched", "sdpa", "auto")
 DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
@@ -45,12 +45,11 @@ OTHER_NAMES = {
     "topp": "top_p", "start": "prompt",
 }  # fmt: skip
 MAX_SEED = 2**32 - 1
-MAX_BATCHED_CONTEXT = 1024  # for kernel auto: batched stores all T^2 attention weights
 # dropout auto: 0 below so many weights in the blocks per character of the text, because so small a
 # model memorizes little; else (epochs, the dropout from this many epochs on); see docs/research.md
 MIN_WEIGHTS_PER_CHARACTER = 1.5
 DROPOUT_BY_EPOCHS = ((0, 0.0), (5, 0.05), (7, 0.1), (9, 0.2), (16, 0.3))
-# logit_scale auto: it starts at 1, drops by this much per epoch, and stays above the minimum
+# logit_scale auto: it starts at 1, drops by this much per epoch read, and stays above the minimum
 LOGIT_SCALE_DROP, MIN_LOGIT_SCALE = 0.03, 0.8
 DEFAULT_TEMPERATURE = 0.7  # of samples
 
@@ -116,15 +115,15 @@ class DataConfig(Checked):
 class ModelConfig(Checked):
     """The architecture, and its implementation."""
 
-    attention: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
-    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
+    layout: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
+    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", KERNELS)
     n_layer: int = setting(4, "number of blocks", at_least=1, fixed=True)
     n_head: int = setting(4, "number of attention heads per block", at_least=1, fixed=True)
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)
     block_size: int = setting(64, "context length, in characters", at_least=1, fixed=True)
     positions: str = setting("rope", "position encoding", ("learned", "rope"), fixed=True)
     # 2: trigrams
-    token_shifts: int = setting(2, "embed N previous characters too", at_least=0, fixed=True)
+    n_previous: int = setting(2, "embed N previous characters too", at_least=0, fixed=True)
     norm: str = setting("layernorm", "normalization", ("layernorm", "rmsnorm"), fixed=True)
     # relu2: cheaper than GELU
     mlp: str = setting("relu2", "MLP activation", ("gelu", "relu2", "swiglu"), fixed=True)
@@ -219,7 +218,6 @@ class TrainConfig(Checked):
         at_least=1,
     )
     log_interval: int = setting(10, "steps between logged values", at_least=1)
-    log: str = setting("pictures", "what to log to TensorBoard", ("scalars", "pictures"))
     sample_chars: int = setting(200, "length of logged samples (0 = none)", at_least=0)
 
     def __post_init__(self):
@@ -280,7 +278,7 @@ class SampleConfig(Checked):
     html: str | None = setting(None, "write only this file: the model as a web page")
     device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
     dtype: str = setting("float32", "dtype of the weights; with --score, of autocast", DTYPES)
-    attention: str = setting("saved", "weight layout (docs/attention.md)", ("saved", *LAYOUTS))
+    layout: str = setting("saved", "weight layout (docs/attention.md)", ("saved", *LAYOUTS))
     kernel: str = setting("saved", "attention kernel (docs/attention.md)", ("saved", *KERNELS))
     cache: bool = setting(True, "KV cache: faster, and in float32 the same text")
 

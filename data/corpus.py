@@ -23,6 +23,7 @@ class Corpus:
     """A text, split and encoded.
 
     name         for messages: `tinyshakespeare`, `plays`, `book.txt`
+    sources      that were read: those of the settings, or their fallback
     sha256       of the text, as `text.Text` defines it
     val_sha256   of the separate validation text, if there is one
     characters   total number in all files
@@ -32,6 +33,7 @@ class Corpus:
     """
 
     name: str
+    sources: tuple[str, ...]
     sha256: str
     val_sha256: str | None
     characters: int
@@ -46,20 +48,20 @@ class Corpus:
 def load_corpus(
     data: DataConfig,
     *,
-    sha256s: tuple[str | None, str | None] = (None, None),
+    expected: tuple[str | None, str | None] = (None, None),
     vocabulary: str | None = None,
     add_characters: bool = False,
 ) -> Corpus:
     """Read the sources and encode them into training and validation ids.
 
-    A resumed run passes the `sha256s` of its text and of its validation text, and gets these texts
-    or an error. A run that starts from saved weights passes their `vocabulary`; `add_characters`
-    adds the characters it lacks.
+    A resumed run passes the `expected` SHA-256 of its text and of its validation text. A run that
+    starts from saved weights passes their `vocabulary`; `add_characters` adds the characters it
+    lacks.
 
-    Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError if a
-    text with these SHA-256s is missing or the vocabulary lacks characters of the text.
+    Raises DataError for a text that is unavailable, unreadable or too small, CheckpointError for
+    another text than the expected one or if the vocabulary lacks characters of the text.
     """
-    texts = read_texts(data, sha256s)
+    texts = read_texts(data, expected)
     item_format = ItemFormat.of(data)
     # of each text, the characters of its files; items have ends of their own
     contents = [
@@ -100,6 +102,7 @@ def load_corpus(
     summary = summarize(texts, counts_by_text, tokenizer.vocabulary, train, val, held_out)
     return Corpus(
         name=texts[0].name,
+        sources=texts[0].sources,
         sha256=texts[0].sha256,
         val_sha256=texts[1].sha256 if data.val_sources else None,
         characters=counts.total(),
@@ -112,16 +115,21 @@ def load_corpus(
     )
 
 
-def read_texts(data: DataConfig, sha256s: tuple[str | None, str | None]) -> list[Text]:
+def read_texts(data: DataConfig, expected: tuple[str | None, str | None]) -> list[Text]:
     """Read the training text and, if there is a separate one, the validation text."""
-    texts = [find_text(data, "sources", sha256s[0])]
+    texts = [find_text(data.sources, data.encoding, data.fallback)]
     if data.val_sources:
-        texts.append(find_text(data, "val_sources", sha256s[1]))
+        texts.append(find_text(data.val_sources, data.encoding))
         # a validation loss on the training text is meaningless
         if texts[0].sha256 == texts[1].sha256:
             raise DataError(
-                f"data.val_sources: {texts[1].path} is the same text as data.sources; name "
-                "another text, or leave val_sources out to validate on the end of each file"
+                f"val_sources: {texts[1].path} is the same text as sources; name another text, or "
+                "leave val_sources out to validate on the end of each file"
+            )
+    for text, sha256 in zip(texts, expected, strict=False):
+        if sha256 and text.sha256 != sha256:
+            raise CheckpointError(
+                f"{text.path} is not the text of this run: SHA-256 {text.sha256}, not {sha256}"
             )
     return texts
 

@@ -17,15 +17,19 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from common.errors import CheckpointError, DataError, counted, did_you_mean, first_few
+from common.errors import DataError, counted, did_you_mean, first_few
 from common.files import ROOT
-from configs.schema import TEXT_URL, DataConfig
+from configs.schema import TEXT_URL
 from data.encodings import read_files
 
 TIMEOUT = 10.0  # seconds that a download may stall
 
 
-class DownloadError(DataError):
+class TextNotFound(DataError):
+    """A source that is not where it should be."""
+
+
+class DownloadError(TextNotFound):
     """A text that cannot be downloaded: `URL: REASON`."""
 
 
@@ -37,12 +41,14 @@ class Text:
     path      where it was read: the file, folder or pattern, and how many more
     contents  the characters of each file, in the order of the sources and of the files' names
     notes     for the user, on what was not read
+    sources   what was read: the settings' sources, or their fallback
     """
 
     name: str
     path: str
     contents: Sequence[str]
     notes: list[str]
+    sources: tuple[str, ...]
 
     @cached_property
     def sha256(self) -> str:
@@ -60,43 +66,24 @@ class Text:
 # ---------------------------------------------------------------------------------- find and choose
 
 
-def find_text(data: DataConfig, setting: str, expected_sha256: str | None = None) -> Text:
-    """Read the text of a setting, "sources" or "val_sources".
+def find_text(sources: tuple[str, ...], encoding: str, fallback: str = "") -> Text:
+    """Read all of some sources as one text; if a download fails, read the `fallback` instead.
 
-    If a download fails, `data.fallback` stands for all of `sources`. A resumed run passes the
-    `expected_sha256` of its text, and gets this text, from `sources` or from the fallback.
-    Raises DataError for a text that is missing or cannot be read, CheckpointError if none has the
-    expected SHA-256.
+    Raises DataError for a text that is missing or cannot be read.
     """
-    choices = [getattr(data, setting)]
-    if setting == "sources" and data.fallback:
-        choices.append((data.fallback,))
-
-    reasons = []
-    for sources in choices:
-        try:
-            text = read_sources(sources, data.encoding)
-        except DownloadError as error:
-            reasons.append(str(error))
-            continue
-        if expected_sha256 == text.sha256:
-            return text
-        if not expected_sha256:
-            end = f"training on {data.fallback}, losses on it are not comparable"
-            text.notes[:0] = [f"{reason}; {end}" for reason in reasons]
-            return text
-        reasons.append(f"{text.path} is another text, SHA-256 {text.sha256}")
-
-    if not expected_sha256:
-        raise DataError(f"{'; '.join(reasons)}; download it by other means; name its file")
-    raise CheckpointError(
-        f"data.{setting}: the text has changed since the checkpoint, which was trained on SHA-256 "
-        f"{expected_sha256}; found instead: {', '.join(reasons)}; restore it, or continue with "
-        "--allow_data_change"
-    )
+    try:
+        return read_sources(sources, encoding)
+    except DownloadError as error:
+        if not fallback:
+            error.args = (f"{error}; download it by other means; name its file",)
+            raise
+        text = read_sources((fallback,), encoding)
+        end = f"training on {fallback}, losses on it are not comparable"
+        text.notes.insert(0, f"{error}; {end}")
+        return text
 
 
-def read_sources(sources: Sequence[str], encoding: str) -> Text:
+def read_sources(sources: tuple[str, ...], encoding: str) -> Text:
     """Read all of some sources as one text; download a URL unless its file is there.
 
     Raises DownloadError if a download fails, DataError for a source that is missing or unreadable.
@@ -122,7 +109,7 @@ def read_sources(sources: Sequence[str], encoding: str) -> Text:
         notes.append(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
     more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
     name, path = display_name(local_path(sources[0])), str(locations[0])
-    return Text(name + more, path + more, contents, notes)
+    return Text(name + more, path + more, contents, notes, sources)
 
 
 def find_source(source: str) -> tuple[Path, list[Path], str]:
@@ -142,7 +129,7 @@ def find_source(source: str) -> tuple[Path, list[Path], str]:
         location = download(path, url)
         return location, [location], ""
     missing = "nothing matches" if as_pattern(path) else "no such file or folder"
-    raise DataError(f"{source}: {missing}; {suggest_path(path)}")
+    raise TextNotFound(f"{source}: {missing}; {suggest_path(path)}")
 
 
 def local_path(source: str) -> Path:

@@ -11,15 +11,18 @@ B batch, T new tokens (queries), S total tokens (keys), C n_embd, H n_head, D he
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model.dropout import dropout
-from model.kv_cache import KVCache
+from model.kv_cache import LayerCache
 from model.rotary import Rotary
+
+INIT_STD = 0.02  # as in GPT-2
+MAX_BATCHED_CONTEXT = 1024  # for a kernel of `auto`
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
@@ -36,33 +39,34 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class QKVProjection(nn.Module):
-    """A weight layout: the query, key and value parameters of all heads, and how to apply them.
+    """A weight layout: how the query, key and value weights are stored, and how they are applied.
 
-    A layout is a subclass with three methods. `build` and `project` are the layout itself; the rest
-    of the code sees the weights of a head through `head_weights`.
+    To all other code, every layout is one tensor qkv (3, H, D, C): query, key and value; the heads;
+    the features of a head; the features of a token. With biases there is one of (3, H, D) too.
+
+    A layout is a subclass with three methods. `build` creates the parameters, `project` applies
+    them, and `split` says which part of qkv each of them stores. From that alone,
+    model/parameters.py copies them to and from qkv, for initialization, checkpoints, optimizers,
+    the page and convert.py.
     """
 
     def __init__(self, n_embd: int, n_head: int, head_size: int, bias: bool):
         super().__init__()
         self.n_head = n_head
-        # nn.Linear draws weights that are overwritten later, and not all layouts use it. fork_rng
-        # undoes the draws: after torch.manual_seed(0), all layouts get the same weights.
-        with torch.random.fork_rng(devices=()):
-            self.build(n_embd, n_head, head_size, bias)
+        self.shapes = {"weight": (3, n_head, head_size, n_embd)}
+        if bias:
+            self.shapes["bias"] = (3, n_head, head_size)
+        self.build(n_embd, n_head, head_size, bias)
 
     def build(self, C: int, H: int, D: int, bias: bool) -> None:
-        """Create the parameters: weights with two dimensions or more, biases with one.
-
-        The number of dimensions tells the optimizers which is which. Initialization sets the values
-        later, through `head_weights`.
-        """
+        """Create the parameters. A GPT draws their values anew, all layouts the same ones."""
         raise NotImplementedError
 
-    def head_weights(self, h: int) -> list[Tensor]:
-        """Return head h's query, key and value weights (D, C); with bias, also three biases (D,).
+    def split(self, qkv: Tensor, kind: str) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield each parameter with the part of qkv that it stores, in its order: a view of qkv.
 
-        They are views, so writing to them changes the model. Initialization, checkpoints and
-        optimizers all use this method.
+        For the `kind` weight, qkv is (3, H, D, C), for bias (3, H, D). These are the names that
+        nn.Linear gives to its parameters.
         """
         raise NotImplementedError
 
@@ -79,10 +83,10 @@ class Heads(QKVProjection):
             nn.ModuleList(nn.Linear(C, D, bias) for _ in range(3)) for _ in range(H)
         )
 
-    def head_weights(self, h):
-        q_k_v = self.heads[h]
-        weights = [linear.weight for linear in q_k_v]
-        return weights + [linear.bias for linear in q_k_v if linear.bias is not None]
+    def split(self, qkv, kind):
+        for h, head in enumerate(self.heads):
+            for linear, part in zip(head, qkv[:, h], strict=True):
+                yield getattr(linear, kind), part  # (D, C), a bias (D,)
 
     def project(self, x):
         # 3 H small products (B, T, C) @ (C, D): easy to read, slow to run
@@ -95,11 +99,9 @@ class Separate(QKVProjection):
     def build(self, C, H, D, bias):
         self.qkv = nn.ModuleList(nn.Linear(C, H * D, bias) for _ in range(3))
 
-    def head_weights(self, h):
-        parameters = [linear.weight for linear in self.qkv]
-        parameters += [linear.bias for linear in self.qkv if linear.bias is not None]
-        by_head = [parameter.unflatten(0, (self.n_head, -1)) for parameter in parameters]
-        return [tensor[h] for tensor in by_head]  # of (H, D, C), for biases of (H, D)
+    def split(self, qkv, kind):
+        for linear, part in zip(self.qkv, qkv, strict=True):
+            yield getattr(linear, kind), part  # (H, D, C), a bias (H, D)
 
     def project(self, x):
         return [split_heads(linear(x), self.n_head) for linear in self.qkv]
@@ -111,12 +113,8 @@ class Fused(QKVProjection):
     def build(self, C, H, D, bias):
         self.qkv = nn.Linear(C, 3 * H * D, bias)
 
-    def head_weights(self, h):
-        views = []
-        for parameter in self.qkv.parameters():  # the weight, then the bias
-            q_k_v = parameter.unflatten(0, (3, self.n_head, -1))  # (3, H, D, C)
-            views.extend(q_k_v[:, h])
-        return views
+    def split(self, qkv, kind):
+        yield getattr(self.qkv, kind), qkv  # (3, H, D, C), a bias (3, H, D)
 
     def project(self, x):
         return [split_heads(part, self.n_head) for part in self.qkv(x).chunk(3, dim=-1)]
@@ -128,12 +126,8 @@ class Interleaved(QKVProjection):
     def build(self, C, H, D, bias):
         self.qkv = nn.Linear(C, H * 3 * D, bias)
 
-    def head_weights(self, h):
-        views = []
-        for parameter in self.qkv.parameters():  # the weight, then the bias
-            heads = parameter.unflatten(0, (self.n_head, 3, -1))  # (H, 3, D, C)
-            views.extend(heads[h])
-        return views
+    def split(self, qkv, kind):
+        yield getattr(self.qkv, kind), qkv.transpose(0, 1)  # (H, 3, D, C), a bias (H, 3, D)
 
     def project(self, x):
         heads = split_heads(self.qkv(x), self.n_head)  # (B, H, T, 3D)
@@ -141,46 +135,47 @@ class Interleaved(QKVProjection):
 
 
 class Stacked(QKVProjection):
-    """Three (H, C, D) tensors: the heads are a batch dimension of the weights."""
+    """Three (H, C, D) tensors: the matrices of the heads, stacked along a batch dimension."""
 
     def build(self, C, H, D, bias):
-        self.weights = nn.ParameterList(torch.empty(H, C, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H * D) for _ in range(3 if bias else 0))
+        self.weights = nn.ParameterList(INIT_STD * torch.randn(H, C, D) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(3 * H * D)) if bias else None
 
-    def head_weights(self, h):
-        weights = [weight[h].T for weight in self.weights]  # (C, D) -> (D, C)
-        return weights + [bias.unflatten(0, (self.n_head, -1))[h] for bias in self.biases]
+    def split(self, qkv, kind):
+        if kind == "bias":
+            yield self.bias, qkv
+        else:
+            yield from zip(self.weights, qkv.mT, strict=True)  # each (H, C, D)
 
     def project(self, x):
         products = [x.unsqueeze(1) @ weight for weight in self.weights]  # (B, 1, T, C) @ (H, C, D)
-        return add_biases(products, self.biases)
+        return add_bias(products, self.bias)
 
 
 class Unrolled(QKVProjection):
-    """Three (C, H, D) tensors, each viewed as a (C, H*D) matrix: one matmul, then a view."""
+    """Three (C, H, D) tensors, each read as one (C, H*D) matrix: its heads, side by side."""
 
     def build(self, C, H, D, bias):
-        self.weights = nn.ParameterList(torch.empty(C, H, D) for _ in range(3))
-        self.biases = nn.ParameterList(torch.empty(H * D) for _ in range(3 if bias else 0))
+        self.weights = nn.ParameterList(INIT_STD * torch.randn(C, H, D) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(3 * H * D)) if bias else None
 
-    def head_weights(self, h):
-        weights = [weight[:, h].T for weight in self.weights]  # (C, D) -> (D, C)
-        return weights + [bias.unflatten(0, (self.n_head, -1))[h] for bias in self.biases]
+    def split(self, qkv, kind):
+        if kind == "bias":
+            yield self.bias, qkv
+        else:
+            yield from zip(self.weights, qkv.permute(0, 3, 1, 2), strict=True)  # each (C, H, D)
 
     def project(self, x):
         products = [x @ weight.flatten(1) for weight in self.weights]  # (B, T, C) @ (C, H*D)
-        return add_biases([split_heads(product, self.n_head) for product in products], self.biases)
+        return add_bias([split_heads(product, self.n_head) for product in products], self.bias)
 
 
-def add_biases(products: list[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
-    """Add a bias (H*D,) to each product (B, H, T, D); without biases return the products."""
-    if not len(biases):
+def add_bias(products: list[Tensor], bias: Tensor | None) -> list[Tensor]:
+    """Add the parts of a bias (3*H*D) to queries, keys and values, each (B, H, T, D)."""
+    if bias is None:
         return products
-    H = products[0].size(1)
-    return [
-        product + bias.unflatten(0, (H, 1, -1))  # (B, H, T, D) + (H, 1, D)
-        for product, bias in zip(products, biases, strict=True)
-    ]
+    parts = bias.view(3, products[0].size(1), 1, -1)  # each (H, 1, D)
+    return [product + part for product, part in zip(products, parts, strict=True)]
 
 
 LAYOUTS: dict[str, type[QKVProjection]] = {
@@ -286,6 +281,25 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float]
     "sdpa": sdpa,
 }
 
+
+def fastest_kernel(dtype: torch.dtype, device: torch.device, S: int) -> str:
+    """Return the name of the fastest kernel: `batched` for bfloat16 on a CPU, else `sdpa`.
+
+    In bfloat16 on a CPU, the backward pass of sdpa is slow. But `batched` stores T*S weights for
+    each head, so it is only for short contexts (docs/attention.md, section 9).
+    """
+    use_batched = dtype == torch.bfloat16 and device.type == "cpu" and S <= MAX_BATCHED_CONTEXT
+    return "batched" if use_batched else "sdpa"
+
+
+def auto(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float
+) -> Tensor:
+    """Call the fastest kernel for these inputs."""
+    kernel = KERNELS[fastest_kernel(q.dtype, q.device, k.size(2))]
+    return kernel(q, k, v, mask, causal, dropout_p)
+
+
 # --------------------------------------------------------------------------------------- the module
 
 
@@ -319,7 +333,8 @@ class MultiHeadAttention(nn.Module):
         qk_norm: bool = False,
     ):
         super().__init__()
-        for setting, name, table in (("layout", layout, LAYOUTS), ("kernel", kernel, KERNELS)):
+        kernels = KERNELS | {"auto": auto}
+        for setting, name, table in (("layout", layout, LAYOUTS), ("kernel", kernel, kernels)):
             if name not in table:
                 raise ValueError(f"unknown {setting} {name!r}; allowed: {', '.join(table)}")
         if head_size is None and n_embd % n_head:
@@ -330,24 +345,10 @@ class MultiHeadAttention(nn.Module):
         head_size = head_size or n_embd // n_head
 
         self.projection = LAYOUTS[layout](n_embd, n_head, head_size, bias)
-        self.kernel = KERNELS[kernel]
+        self.kernel = kernels[kernel]
         self.out_proj = nn.Linear(n_head * head_size, out_features or n_embd, bias)
         self.n_embd, self.dropout, self.attention_dropout = n_embd, dropout, attention_dropout
         self.rotary, self.qk_norm = rotary, qk_norm
-        self.reset_parameters()
-
-    def reset_parameters(
-        self,
-        generator: torch.Generator | None = None,
-        std: float = 0.02,
-        out_std: float = 0.02,
-    ) -> None:
-        """Draw the weights head by head, so that a seed gives the same weights in every layout."""
-        for h in range(self.projection.n_head):
-            for view in self.projection.head_weights(h):
-                init_normal_(view, std if view.dim() == 2 else 0.0, generator)
-        for parameter in self.out_proj.parameters():
-            init_normal_(parameter, out_std if parameter.dim() == 2 else 0.0, generator)
 
     def forward(
         self,
@@ -355,7 +356,7 @@ class MultiHeadAttention(nn.Module):
         context: Tensor | None = None,
         value_context: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: LayerCache | None = None,
     ) -> Tensor:
         """Compute attention: x (B, T, C) -> (B, T, out_features).
 
@@ -385,7 +386,7 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         context: Tensor | None = None,
         value_context: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: LayerCache | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inputs of the kernel: q (B, H, T, D), k and v (B, H, S, D).
 
@@ -447,14 +448,6 @@ class MultiHeadAttention(nn.Module):
                 f"x, context and value_context have shapes {shapes}; "
                 f"allowed: x (B, T, {self.n_embd}), contexts (B, S, {self.n_embd})"
             )
-
-
-@torch.no_grad()
-def init_normal_(view: Tensor, std: float, generator: torch.Generator) -> None:
-    """Fill `view` from N(0, std^2). The numbers do not depend on the strides or dtype of `view`."""
-    # into a plain tensor first: a transposed view would be filled in another order
-    numbers = torch.empty(view.shape, dtype=torch.float32)
-    view.copy_(numbers.normal_(0.0, std, generator=generator))
 
 
 def additive_mask(mask: Tensor, q: Tensor, S: int, causal: bool) -> Tensor:

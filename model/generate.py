@@ -8,22 +8,16 @@ B batch, T new tokens, V vocabulary
 """
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model.decode import Decoder
 from model.gpt import GPT
-from model.kv_cache import GPTCache
-from model.parameters import parameter_count
+from model.kv_cache import Cache
 
 GREEDY_BELOW = 1e-6  # below this temperature, take the likeliest character
-MAX_DECODED = 4_000_000  # parameters: the decoder is faster while they fit the CPU's cache
-COMPARED_TOKENS = 16  # the length of the text on which the decoder is compared with the model
-TOLERANCE = 1e-4  # of max(1, the largest logit); the usual difference is 6e-6
 
 
 def window_start(n: int, block_size: int) -> int:
@@ -130,44 +124,36 @@ def apply_min_p(probs: np.ndarray, min_p: float) -> None:
 # -------------------------------------------------------------------------------------------- texts
 
 
-class Generation:
-    """A batch of texts being written: prompts are appended, characters are drawn.
+class Texts:
+    """A batch of texts of equal length that grow: prompts are appended, characters are drawn.
 
-    Only the window that the model sees is kept (see `window_start`). `cache` and `decoder` affect
-    only the speed, and the rounding of the logits. A decoder, from `build_decoder`, has a copy of
-    the weights and is used for a single text with a cache. Do not train the model meanwhile. It is
-    left in evaluation mode.
+    Only the window that the model sees is kept (see `window_start`). `cache` affects only the speed
+    and the rounding of the logits. Do not train the model meanwhile. It is left in evaluation mode.
     """
 
-    def __init__(
-        self,
-        model: GPT,
-        sampler: Sampler,
-        *,
-        cache: bool = True,
-        decoder: Decoder | None = None,
-    ):
+    def __init__(self, model: GPT, sampler: Sampler, *, cache: bool = True):
         self.model = model.eval()  # no dropout, and `logit_scale` applies
         self.sampler = sampler
         self.length = 0  # of each text, including what is before the window
         self.start = 0  # of the window, in the text
         self.ids = np.empty((len(sampler.rngs), 0), np.int64)  # the window: (B, up to block_size)
         self.cache = model.new_cache() if cache else None
-        self.decoder = decoder if len(self.ids) == 1 else None
 
     def append(self, ids: np.ndarray) -> None:
         """Append supplied ids (B, T), such as a prompt, to the texts."""
         self.sampler.advance(ids.shape[1])
         self._append(ids)
 
-    def step(self) -> np.ndarray:
+    def write_one(self) -> np.ndarray:
         """Draw the next character of each text and append it: ids (B,).
 
         Raises ValueError for empty texts.
         """
         if self.length == 0:
             raise ValueError("the text is empty; append at least 1 character first")
-        ids = self.sampler(self._logits())
+        # with a cache, the model has read all but the new ids
+        new = self.ids if self.cache is None else self.ids[:, self.cache.length :]
+        ids = self.sampler(last_logits(self.model, new, self.cache))
         self._append(ids[:, None])
         return ids
 
@@ -181,75 +167,19 @@ class Generation:
             if self.cache is not None:
                 self.cache = self.model.new_cache()
 
-    def _logits(self) -> np.ndarray:
-        """Run the model on the tokens that it has not read; return the next logits (B, V)."""
-        if self.cache is None:
-            return last_logits(self.model, self.ids)
-        new = self.ids[:, self.cache.length :]  # (B, T)
-        if self.decoder and self.cache.length > 0 and new.shape[1] == 1:
-            return self.decoder.step(new.item(), self.cache)[None]
-        # more than one new token, or no decoder
-        return last_logits(self.model, new, self.cache)
-
 
 @torch.inference_mode()
-def last_logits(model: GPT, ids: np.ndarray, cache: GPTCache | None = None) -> np.ndarray:
+def last_logits(model: GPT, ids: np.ndarray, cache: Cache | None = None) -> np.ndarray:
     """Run the model on ids (B, T); return the logits (B, V) after the last one."""
     ids = torch.from_numpy(ids).to(next(model.parameters()).device)
     return model(ids, cache)[:, -1].cpu().double().numpy()
 
 
-def build_decoder(model: GPT) -> Decoder | None:
-    """Build the decoder of a model; return None if it cannot take the model's place.
-
-    It is for small models in float32 on a CPU, and contexts of 2 tokens or more. It copies the
-    weights: build another one when they have changed. First it is compared with the model, on a few
-    tokens. If their logits differ, as they do when somebody changes gpt.py but not decode.py, that
-    is a warning. The model is left in evaluation mode.
-    """
-    model.eval()
-    weight, block_size = next(model.parameters()), model.config.block_size
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or block_size == 1:
-        return None
-    if parameter_count(model) > MAX_DECODED:
-        return None
-
-    # the decoder reads the last of a few tokens, after the model has read the others
-    decoder, cache = Decoder(model), model.new_cache()
-    count = min(COMPARED_TOKENS, block_size)
-    ids = np.arange(count) * model.vocab_size // count  # spread over the vocabulary
-    last_logits(model, ids[None, :-1], cache)
-    expected = last_logits(model, ids[None])[0]
-    try:
-        difference = np.abs(decoder.step(ids[-1], cache) - expected).max()
-    except (KeyError, ValueError):  # a parameter has gone, or has another shape
-        difference = math.inf
-
-    if difference <= TOLERANCE * max(1.0, np.abs(expected).max()):  # False if it is NaN
-        return decoder
-    warnings.warn(
-        "model/decode.py does not compute what model/gpt.py does; continuing without it, more "
-        "slowly",
-        stacklevel=2,
-    )
-    return None
-
-
 def generate(
-    model: GPT,
-    prompt: Tensor,
-    sampler: Sampler,
-    max_new_tokens: int,
-    *,
-    cache: bool = True,
-    decoder: Decoder | None = None,
+    model: GPT, prompt: Tensor, sampler: Sampler, max_new_tokens: int, *, cache: bool = True
 ) -> Iterator[Tensor]:
-    """Continue `prompt` (B, T) by max_new_tokens ids per row, yielding (B,) after each step.
-
-    `cache` and `decoder` are those of a `Generation`: with `decoder=build_decoder(model)`, a single
-    text on a CPU takes less than half of the time.
-    """
-    generation = Generation(model, sampler, cache=cache, decoder=decoder)
-    generation.append(prompt.cpu().numpy())
+    """Continue `prompt` (B, T) by max_new_tokens ids per row; yield (B,) after each character."""
+    texts = Texts(model, sampler, cache=cache)
+    texts.append(prompt.cpu().numpy())
     for _ in range(max_new_tokens):
-        yield torch.from_numpy(generation.step())
+        yield torch.from_numpy(texts.write_one())

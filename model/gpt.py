@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from configs.schema import ModelConfig
-from model.attention import MultiHeadAttention, init_normal_
+from model.attention import INIT_STD, MultiHeadAttention
 from model.dropout import dropout
-from model.kv_cache import GPTCache, KVCache
+from model.kv_cache import Cache, LayerCache
+from model.parameters import load_tensors, named_splits
 from model.rotary import Rotary
 
 NORMS = {
     "layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias),
     "rmsnorm": lambda config: nn.RMSNorm(config.n_embd),
 }
-INIT_STD = 0.02
 
 
 class MLP(nn.Module):
@@ -38,12 +38,6 @@ class MLP(nn.Module):
         self.up = nn.Linear(C, hidden, config.bias)
         self.gate = nn.Linear(C, hidden, config.bias) if self.activation == "swiglu" else None
         self.down = nn.Linear(hidden, C, config.bias)
-
-    def reset_parameters(self, generator: torch.Generator, std: float, out_std: float) -> None:
-        """Draw the matrices from N(0, std^2), `down` from N(0, out_std^2); biases are 0."""
-        for name, parameter in self.named_parameters():
-            matrix_std = out_std if name.startswith("down") else std
-            init_normal_(parameter, matrix_std if parameter.dim() == 2 else 0.0, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each token by itself: (B, T, C) -> (B, T, C)."""
@@ -68,7 +62,7 @@ class Block(nn.Module):
         self.attention = MultiHeadAttention(
             config.n_embd,
             config.n_head,
-            layout=config.attention,
+            layout=config.layout,
             kernel=config.kernel,
             bias=config.bias,
             dropout=config.dropout,
@@ -79,7 +73,7 @@ class Block(nn.Module):
         self.mlp_norm = NORMS[config.norm](config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Add both branches to the residual stream: (B, T, C) -> (B, T, C)."""
         # communicate: each token gathers what it needs from the tokens before it
         x = x + self.attention(self.attn_norm(x), cache=cache)
@@ -91,7 +85,7 @@ class GPT(nn.Module):
     """The model of Radford et al. 2019 (GPT-2), with the modern parts that `config` selects.
 
     The initial weights depend on `config` and `seed`, but not on the attention layout. `config` has
-    no `auto`: `training.resolve` has replaced each one.
+    a number for dropout and logit_scale: `training.state` has replaced each `auto`.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int, seed: int = 0):
@@ -103,9 +97,9 @@ class GPT(nn.Module):
         rotary = Rotary(C // config.n_head, config.block_size) if rope else None
         self.token_embedding = nn.Embedding(V, C)
         self.position_embedding = None if rope else nn.Embedding(config.block_size, C)
-        # token shifts: [0] embeds the previous token, [1] the one before it, and so on
+        # [0] embeds the previous token, [1] the one before it, and so on
         self.previous_embeddings = nn.ModuleList(
-            nn.Embedding(V, C) for _ in range(config.token_shifts)
+            nn.Embedding(V, C) for _ in range(config.n_previous)
         )
 
         self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.n_layer))
@@ -118,33 +112,29 @@ class GPT(nn.Module):
         self.reset_parameters(torch.Generator().manual_seed(seed))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize matrices and embeddings from N(0, 0.02^2), as nanoGPT does; biases are 0.
+        """Draw matrices and embeddings from N(0, 0.02^2), as nanoGPT does; biases are 0.
 
         The last matrix of each branch is smaller or zero, as `residual_init` says. Norms stay as
         PyTorch makes them: weight 1, bias 0.
         """
         # scaled, as in GPT-2: the sum of all 2 n_layer branches then has the same size at any depth
-        residual_std = 0.0
-        if self.config.residual_init == "scaled":
-            residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5
-        for block in self.blocks:
-            block.attention.reset_parameters(generator, INIT_STD, residual_std)
-            block.mlp.reset_parameters(generator, INIT_STD, residual_std)
+        scaled = self.config.residual_init == "scaled"
+        residual_std = INIT_STD / (2 * self.config.n_layer) ** 0.5 if scaled else 0.0
 
-        # the matrices outside the blocks; a tied lm_head is the token embedding, drawn once
-        modules = [self.token_embedding]
-        if self.position_embedding is not None:
-            modules.append(self.position_embedding)
-        if not self.config.tied:
-            modules.append(self.lm_head)
-        for module in (*modules, *self.previous_embeddings):
-            init_normal_(module.weight, INIT_STD, generator)
+        weights = {}
+        for name, (shape, matrices, _) in named_splits(self).items():
+            std = residual_std if name.endswith((".out_proj", ".down")) else INIT_STD
+            if name.endswith(".bias") or (matrices and not std):
+                weights[name] = torch.zeros(shape)
+            elif matrices:
+                weights[name] = torch.empty(shape).normal_(0.0, std, generator=generator)
+        load_tensors(self, weights)
 
-    def new_cache(self) -> GPTCache:
+    def new_cache(self) -> Cache:
         """Create an empty cache, for the texts of one batch."""
-        return GPTCache(self.config)
+        return Cache(self.config)
 
-    def forward(self, ids: Tensor, cache: GPTCache | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
         """Compute the next-token logits of ids: (B, T) -> (B, T, V).
 
         With a cache, the ids follow those that it has already read; then it has read these too.
@@ -161,8 +151,8 @@ class GPT(nn.Module):
         end = T if cache is None else cache.length + T
         if end > self.config.block_size:
             raise ValueError(f"{end} tokens exceed block_size {self.config.block_size}")
-        # with token shifts, also the ids just before the new ones: (B, N), N <= token_shifts + T
-        recent_and_new = ids if cache is None else cache.after_recent(ids)
+        # with previous embeddings, also the ids before the new ones: (B, N), N <= n_previous + T
+        recent_and_new = ids if cache is None else cache.with_recent(ids)
         x = self._embed(recent_and_new, start=end - recent_and_new.size(1))  # (B, N, C)
         x = x[:, -T:]  # (B, T, C): those of the new ids
 
@@ -194,7 +184,7 @@ class GPT(nn.Module):
         if cap:
             logits = cap * torch.tanh(logits / cap)
         # On new text a trained model is overconfident: temperature scaling (Guo et al. 2017). With
-        # `auto`, the factor falls with the epochs. The validation loss includes it.
+        # `auto`, the factor falls with the epochs read. The validation loss includes it.
         if not self.training:
             logits = logits * self.config.logit_scale
         return logits

@@ -53,10 +53,10 @@ def logit_lens(model: GPT, ids: Tensor) -> Tensor:
 
 
 @contextmanager
-def heads_off(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
+def ablated(model: GPT, heads: Collection[tuple[int, int]]) -> Iterator[None]:
     """Ablate heads in a `with` block, each given as (layer, head), both counted from 0.
 
-    A `Generation` and a decoder from before have the old weights: create new ones in the block.
+    The caches of `Texts` from before have the old weights: create new texts in the block.
     Raises ValueError for a head that does not exist.
     """
     L, H = model.config.n_layer, model.config.n_head

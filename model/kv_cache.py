@@ -1,7 +1,7 @@
 """The KV cache: the keys and values of earlier tokens, so that they are not computed again.
 
-`KVCache` is that of one layer, `GPTCache` that of a model. When the context is full and its window
-moves, a new one is made.
+A `Cache` has a `LayerCache` for each block. When the context is full and its window moves, a new
+cache is made.
 
 B batch, T new tokens, S total tokens, H n_head, D head size
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.schema import ModelConfig
 
 
-class KVCache:
+class LayerCache:
     """Keys and values of one layer, for at most `capacity` tokens.
 
     `keys` and `values` are (B, H, capacity, D); the first `length` tokens are filled. The first
@@ -56,25 +56,25 @@ class KVCache:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-class GPTCache:
+class Cache:
     """The memory of a GPT for the tokens that it has read: `GPT.forward` fills it.
 
-    layers      a KVCache for each block
-    recent_ids  the last ids, (B, up to token_shifts), which the next tokens embed once more
+    layers      a LayerCache for each block
+    recent_ids  the last ids, (B, up to n_previous), which the next tokens embed once more
     """
 
     def __init__(self, config: ModelConfig):
-        self.layers = [KVCache(config.block_size) for _ in range(config.n_layer)]
+        self.layers = [LayerCache(config.block_size) for _ in range(config.n_layer)]
         self.recent_ids: Tensor | None = None  # until the first tokens
-        self.token_shifts = config.token_shifts
+        self.n_previous = config.n_previous
 
     @property
     def length(self) -> int:
         """The number of tokens read; it grows when the last layer has read the new ones."""
         return self.layers[-1].length
 
-    def after_recent(self, ids: Tensor) -> Tensor:
-        """Put the recent ids before new ones (B, T): (B, N), N <= token_shifts + T.
+    def with_recent(self, ids: Tensor) -> Tensor:
+        """Put the recent ids before new ones (B, T): (B, N), N <= n_previous + T.
 
         Raises ValueError for another batch size than that of the earlier ids.
         """
@@ -88,6 +88,6 @@ class GPTCache:
         return torch.cat([self.recent_ids, ids], dim=1)
 
     def remember(self, ids: Tensor) -> None:
-        """Keep the last token_shifts ids of (B, N)."""
-        recent = ids[:, max(0, ids.size(1) - self.token_shifts) :]  # [:, -0:] would keep all
+        """Keep the last n_previous ids of (B, N)."""
+        recent = ids[:, max(0, ids.size(1) - self.n_previous) :]  # [:, -0:] would keep all
         self.recent_ids = recent.clone()  # the caller may reuse the memory of the ids

@@ -1,104 +1,94 @@
 """The parameters of a model by names and shapes that do not depend on the attention layout.
 
-Checkpoints, Muon, the page and convert.py see a model in this way. So a run may be resumed in
-another layout, and a seed trains the same model in all of them.
+Initialization, optimizers, checkpoints, the page and convert.py see a model in this way. So a run
+may be resumed in another layout, and a seed trains the same model in all of them.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from model.attention import QKVProjection
-from model.gpt import GPT
+Of = Callable[[nn.Parameter], Tensor | None]  # a parameter -> itself, its gradient or a moment
 
 
-def named_slices(
-    model: GPT, tensors: Mapping[nn.Parameter, Tensor] | None = None
-) -> dict[str, list[Tensor]]:
-    """Return every parameter by name, as a list of slices: ranges of its rows.
+class ParameterSplit(NamedTuple):
+    """A tensor of a model, and the parameters that store its parts.
 
-    The names are paths of parameters without `.weight`. In attention they are `query`, `key` and
-    `value`, whatever the layout calls its parameters; these have a slice per head, any other
-    parameter has a single one:
-
-        {"token_embedding": [(V, C)], "blocks.0.attention.query": [head 0's (D, C), ...], ...}
-
-    `torch.cat(slices)` is the same tensor in every layout. The slices are views, so writing to them
-    changes the model.
-
-    With `tensors`, which maps parameters to tensors of their shapes, such as their momentum, these
-    are sliced instead. Parameters without one are left out.
+    shape     of the tensor
+    matrices  (N, R, C), its shape as N matrices: 3 for queries, keys and values; () for a vector
+    parts     maps a tensor of this shape to the parameters, each with its part: a view of it
     """
-    if tensors is None:
-        tensors = {parameter: parameter for parameter in model.parameters()}
-    slices = {}
+
+    shape: tuple[int, ...]
+    matrices: tuple[int, ...]
+    parts: Callable[[Tensor], Iterable[tuple[nn.Parameter, Tensor]]]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that store the tensor."""
+        return [parameter for parameter, _ in self.parts(torch.empty(self.shape, device="meta"))]
+
+
+def named_splits(model: nn.Module) -> dict[str, ParameterSplit]:
+    """Return the tensors of a GPT, or of a part of one, by name.
+
+    The names are paths of parameters without `.weight`. Attention has one tensor for queries, keys
+    and values, `blocks.0.attention.qkv` (3, H, D, C), whatever its layout, and with biases
+    `blocks.0.attention.qkv.bias` (3, H, D). A tensor of more than two dimensions is otherwise a
+    matrix of its rows.
+    """
+    splits = {}
     for name, parameter in model.named_parameters():
-        if parameter not in tensors:
-            continue
-        if ".attention.projection." not in name:
-            # atleast_1d: a scalar parameter, should you add one, is one row
-            slices[name.removesuffix(".weight")] = [torch.atleast_1d(tensors[parameter])]
-            continue
-
-        block = name.partition(".attention.projection.")[0]
-        # the first weight of a layout brings all its weights, the first bias all its biases
-        is_weight = parameter.dim() > 1
-        names = [
-            f"{block}.attention.{part}" if is_weight else f"{block}.attention.{part}.bias"
-            for part in ("query", "key", "value")
-        ]
-        if names[0] not in slices:
-            projection = model.get_submodule(f"{block}.attention.projection")
-            by_part = list(zip(*all_head_weights(projection, tensors), strict=True))
-            parts = by_part[:3] if is_weight else by_part[3:]
-            for part_name, heads in zip(names, parts, strict=True):
-                slices[part_name] = list(heads)
-    return slices
+        # a layer alone begins with `projection`; the dot in front makes its name like the others
+        path, in_layout, _ = f".{name}".partition(".projection.")
+        if in_layout:
+            projection = model.get_submodule(f"{path}.projection"[1:])
+            for kind, shape in projection.shapes.items():
+                qkv = f"{path}.qkv.{kind}"[1:].removesuffix(".weight")
+                matrices = (3, shape[1] * shape[2], shape[3]) if kind == "weight" else ()
+                splits[qkv] = ParameterSplit(shape, matrices, partial(projection.split, kind=kind))
+        else:
+            shape = tuple(parameter.shape)
+            matrices = (1, shape[0], math.prod(shape[1:])) if len(shape) > 1 else ()
+            whole = partial(_whole, parameter)
+            splits[name.removesuffix(".weight")] = ParameterSplit(shape, matrices, whole)
+    return splits
 
 
-class AllHeads(nn.Module):
-    """The weights of all heads of a layout, as a module, since functional_call takes only those."""
-
-    def __init__(self, projection: QKVProjection):
-        super().__init__()
-        self.projection = projection
-
-    def forward(self) -> list[list[Tensor]]:
-        return [self.projection.head_weights(h) for h in range(self.projection.n_head)]
-
-
-def all_head_weights(
-    projection: QKVProjection, tensors: Mapping[nn.Parameter, Tensor]
-) -> list[list[Tensor]]:
-    """Return `head_weights` of every head, with `tensors` in place of the layout's parameters.
-
-    So gradients and moments are cut as the weights are. A parameter without a tensor stays.
-    """
-    replaced = {
-        f"projection.{name}": tensors[parameter]
-        for name, parameter in projection.named_parameters()
-        if parameter in tensors
-    }
-    return functional_call(AllHeads(projection), replaced, ())
+def _whole(parameter: nn.Parameter, tensor: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+    return [(parameter, tensor)]
 
 
 @torch.no_grad()
-def load_tensors(model: GPT, tensors: Mapping[str, Tensor]) -> None:
-    """Set the parameters of a model: `tensors` has a whole tensor for each name."""
-    for name, slices in named_slices(model).items():
-        copy_slices(tensors[name], slices)
+def named_tensors(model: nn.Module, of: Of = lambda parameter: parameter) -> dict[str, Tensor]:
+    """Return a copy of each tensor by name; leave out those whose parameters `of` maps to None."""
+    tensors, like = {}, next(model.parameters())
+    for name, split in named_splits(model).items():
+        tensor = like.new_empty(split.shape)
+        parts = [(of(parameter), part) for parameter, part in split.parts(tensor)]
+        if parts[0][0] is not None:
+            for source, part in parts:
+                part.copy_(source.reshape(part.shape))
+            tensors[name] = tensor
+    return tensors
 
 
-def copy_slices(source: Tensor, slices: Sequence[Tensor]) -> None:
-    """Copy a whole tensor into the slices that store it (see `named_slices`)."""
-    parts = source.split([len(view) for view in slices])
-    for view, part in zip(slices, parts, strict=True):
-        view.copy_(part)
+@torch.no_grad()
+def load_tensors(
+    model: nn.Module, tensors: Mapping[str, Tensor], of: Of = lambda parameter: parameter
+) -> None:
+    """Copy tensors into what `of` maps the parameters to: the inverse of `named_tensors`."""
+    splits = named_splits(model)
+    for name, tensor in tensors.items():
+        for parameter, part in splits[name].parts(tensor):
+            of(parameter).copy_(part.reshape(parameter.shape))
 
 
-def parameter_count(model: GPT) -> int:
+def parameter_count(model: nn.Module) -> int:
     """Count the parameters without position embeddings, as nanoGPT does."""
     positions = model.position_embedding
     not_counted = 0 if positions is None else positions.weight.numel()

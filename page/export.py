@@ -21,10 +21,10 @@ from data.items import ItemFormat
 from data.tokenizer import UNK
 from model.generate import last_logits, window_start
 from model.gpt import GPT
-from model.parameters import load_tensors, named_slices, parameter_count
+from model.parameters import load_tensors, named_tensors, parameter_count
 
 if TYPE_CHECKING:
-    from run.checkpoint import Checkpoint
+    from storage.checkpoint import Checkpoint
 
 FOLDER = Path(__file__).parent
 MAX_LENGTH = 10_000  # characters; template.html has the same limit
@@ -71,10 +71,7 @@ def pack_weights(model: GPT) -> tuple[list[tuple[str, list[int]]], bytes]:
     The values are float32, little-endian.
     """
     # these names and shapes are the same for every attention layout, so model.js has only one
-    arrays = {
-        name: np.concatenate([view.detach().cpu().float().numpy() for view in slices])
-        for name, slices in named_slices(model).items()
-    }
+    arrays = {name: each.cpu().float().numpy() for name, each in named_tensors(model).items()}
 
     # concatenated; the shapes say where each array ends
     shapes = [(name, list(array.shape)) for name, array in arrays.items()]

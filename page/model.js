@@ -129,7 +129,7 @@ class GPT {
     const { config } = this;
     // sum of embeddings: of the token, of the previous tokens, of the position
     const x = this.row("token_embedding", ids[position]).slice(); // (C), the residual stream
-    for (let n = 1; n <= Math.min(config.token_shifts, position); n++)
+    for (let n = 1; n <= Math.min(config.n_previous, position); n++)
       add(x, this.row(`previous_embeddings.${n - 1}`, ids[position - n]));
     if (config.positions === "learned") add(x, this.row("position_embedding", position));
     for (let layer = 0; layer < config.n_layer; layer++) {
@@ -177,7 +177,8 @@ class GPT {
   attend(x, layer, position, { keys, values }) {
     const { n_embd: C, n_head: H, qk_norm, positions } = this.config;
     const [D, S, name] = [C / H, position + 1, `blocks.${layer}.attention`];
-    const [q, k, v] = ["query", "key", "value"].map((part) => this.linear(x, `${name}.${part}`));
+    const qkv = this.linear(x, `${name}.qkv`); // the weight is (3, H, D, C)
+    const [q, k, v] = [0, C, 2 * C].map((start) => qkv.slice(start, start + C));
     for (const vector of [q, k]) {
       if (qk_norm) for (let start = 0; start < C; start += D) rmsNorm(vector, RMS_EPS, start, D);
       if (positions === "rope") rotate(vector, D, position);

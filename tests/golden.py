@@ -19,12 +19,12 @@ from pathlib import Path
 from configs.schema import LAYOUTS
 from tests.runs import scalars, train
 from training import device
-from training.device import environment_of
+from training.device import environment
 
 RECORDED = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
 RECORD = Path(__file__).with_name("golden_losses.json")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-COMMON = ["--device=cpu", "--log_interval=1", "--sample_chars=0", "--log=scalars"]
+COMMON = ["--device=cpu", "--log_interval=1", "--sample_chars=0"]
 SHAKESPEARE = ["configs/shakespeare.yaml", "--data.sources=data/plays", "--kernel=batched"]
 HUNDRED = ["--max_iters=100", "--eval_interval=100"]
 TRAPEZOID = ["--warmup_ratio=0.2", "--cooldown_ratio=0.8"]
@@ -34,7 +34,7 @@ RUNS = {
     "smoke": ["configs/smoke.yaml", "--dtype=float32", "--warmup_ratio=0.1", *HUNDRED],
     **{
         f"smoke {layout}": [
-            "configs/smoke.yaml", "--dtype=float32", "--optimizer=muon", f"--attention={layout}",
+            "configs/smoke.yaml", "--dtype=float32", "--optimizer=muon", f"--layout={layout}",
             *TEN,
         ]
         for layout in LAYOUTS
@@ -43,7 +43,7 @@ RUNS = {
     "shakespeare bfloat16": [*SHAKESPEARE, "--dtype=bfloat16", "--cooldown_ratio=0.8", *TEN],
     **{
         f"shakespeare {layout}": [
-            *SHAKESPEARE, "--dtype=float32", "--cooldown_ratio=0.8", f"--attention={layout}", *TEN,
+            *SHAKESPEARE, "--dtype=float32", "--cooldown_ratio=0.8", f"--layout={layout}", *TEN,
         ]
         for layout in LAYOUTS
     },
@@ -60,7 +60,7 @@ def losses(name: str) -> list[float]:
 
 def environment(name: str) -> dict[str, str]:
     """Return the environment in which `losses` trains the run `name`."""
-    return environment_of(device.select_runtime("cpu", dtype_of(name)), world_size=1)
+    return environment(device.select_runtime("cpu", dtype_of(name)), world_size=1)
 
 
 def dtype_of(name: str) -> str:

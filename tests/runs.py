@@ -1,5 +1,6 @@
 """A run that takes about a second: in this process, in a subprocess, or as ranks; its results."""
 
+import dataclasses
 import importlib
 import io
 import itertools
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
@@ -26,8 +28,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from common.errors import UserError
 from common.files import write_atomic
 from configs.schema import TrainConfig
-from run import file_format
-from run.checkpoint import BEST, LAST, SECTIONS
+from storage.checkpoint import BEST, FORMAT, LAST, SECTIONS, digest, load_checkpoint
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT
 from training import device, evaluate, schedule
@@ -157,16 +158,18 @@ def train_and_copy(folder: Path, step: int, *arguments: object) -> Path:
 
 def contents(path: Path) -> dict:
     """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
-    metadata, tensors = file_format.read(path)
-    sections = {name: json.loads(metadata[name]) for name in JSON_SECTIONS}
-    return {**sections, "vocabulary": metadata["vocabulary"], "tensors": tensors}
+    saved = load_checkpoint(path)
+    sections = {name: dataclasses.asdict(getattr(saved, name)) for name in SECTIONS}
+    more = {name: getattr(saved, name) for name in ("environment", "vocabulary", "tensors")}
+    return sections | more
 
 
 def write_checkpoint(path: Path, changed: dict) -> None:
     """Write a checkpoint file with changed `contents` and the correct digest."""
     metadata = {name: json.dumps(changed[name]) for name in JSON_SECTIONS if name in changed}
-    metadata["vocabulary"] = changed["vocabulary"]
-    write_atomic(path, file_format.to_bytes(metadata, changed["tensors"]))
+    metadata |= {"vocabulary": changed["vocabulary"], "hornbook_format": FORMAT}
+    digest = digest(metadata, changed["tensors"])
+    write_atomic(path, safetensors.torch.save(changed["tensors"], metadata | {"sha256": digest}))
 
 
 def step_of(folder: Path) -> int:
@@ -214,7 +217,7 @@ def same_runs(a: Path, b: Path) -> bool:
     for folder in (a, b):
         results = {name: contents(folder / name) for name in (LAST, BEST)}
         for checkpoint in results.values():
-            del checkpoint["config"]["out_dir"], checkpoint["config"]["data"]["sources"]
+            del checkpoint["settings"]["out_dir"], checkpoint["settings"]["data"]["sources"]
         outcomes.append(results | {"scalars": repr(scalars(folder))})  # as text, since NaN != NaN
     return equal(*outcomes)
 

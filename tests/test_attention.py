@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from configs import schema
 from model.attention import KERNELS, LAYOUTS, MultiHeadAttention
-from model.kv_cache import KVCache
-from model.parameters import all_head_weights
+from model.kv_cache import LayerCache
+from model.parameters import load_tensors, named_tensors
 from model.rotary import Rotary
 from tests import reference
 
@@ -56,6 +56,7 @@ def additive_mask(*shape):
 OPTIONS = {  # arguments of MultiHeadAttention
     "plain": {},
     "wide": {"bias": True, "head_size": 5, "out_features": 7},
+    "bare": {"qk_norm": True, "rotary": True, "head_size": 4, "out_features": 7},
     "all": {"bias": True, "qk_norm": True, "rotary": True, "head_size": 4, "out_features": 1},
 }
 CONTEXTS = ((), ("context",), ("context", "value_context"), ("value_context",))
@@ -82,15 +83,19 @@ def make_layer(layout="fused", kernel="sdpa", *, rotary=False, **options):
     options["rotary"] = Rotary(options["head_size"], 16) if rotary else None
     layer = MultiHeadAttention(C, H, layout=layout, kernel=kernel, **options)
     with torch.no_grad():
-        for i, view in enumerate(weights_and_biases(layer)):
-            view.copy_(0.5 * randn(*view.shape, seed=10 + i))
+        tensors = named_tensors(Holder(layer))
+        for i, tensor in enumerate(tensors.values()):
+            tensor.copy_(0.5 * randn(*tensor.shape, seed=10 + i))
+        load_tensors(Holder(layer), tensors)
     return layer
 
 
-def weights_and_biases(layer):
-    """Return the layer's matrices and biases, in shapes and an order that no layout changes."""
-    heads = [layer.projection.head_weights(h) for h in range(layer.projection.n_head)]
-    return list(itertools.chain(*heads, layer.out_proj.parameters()))
+class Holder(torch.nn.Module):
+    """A module with an attention layer, as a block is."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.attention = layer
 
 
 def output_and_gradients(attend, leaves, dtype, x, mask=None, **contexts):
@@ -113,21 +118,19 @@ def layer_results(layer, dtype, **inputs):
     results = output_and_gradients(layer, parameters, dtype, **inputs)
     n = len(results) - len(parameters)
     gradients = dict(zip(parameters, results[n:], strict=True))
-    heads = all_head_weights(layer.projection, gradients)
-    of_output = [gradients[parameter] for parameter in layer.out_proj.parameters()]
-    return [*results[:n], *itertools.chain(*heads), *of_output]
+    return [*results[:n], *named_tensors(Holder(layer), gradients.get).values()]
 
 
 @functools.cache
 def reference_results(option, *case):
     """Return what `layer_results` must return, computed by tests/reference.py."""
     layer = make_layer(**OPTIONS[option])
-    leaves = [view.detach().clone().requires_grad_() for view in weights_and_biases(layer)]
-    per_head = len(layer.projection.head_weights(0))
+    leaves = [tensor.requires_grad_() for tensor in named_tensors(Holder(layer)).values()]
+    count = len(layer.projection.shapes)  # the weight (3, H, D, C), and the bias (3, H, D)
     attend = functools.partial(
         reference.attention,
-        heads=[leaves[h * per_head : (h + 1) * per_head] for h in range(H)],
-        output=leaves[H * per_head :],
+        heads=[[part for qkv in leaves[:count] for part in qkv[:, h]] for h in range(H)],
+        output=leaves[count:],
         qk_norm=layer.qk_norm,
         rotary=layer.rotary is not None,
     )
@@ -165,24 +168,19 @@ def test_every_layout_and_kernel_equals_the_reference_in_outputs_and_gradients(l
             assert_near(results, reference_results(*case), tolerance, f"{name} in {dtype}")
 
 
-def test_after_manual_seed_a_bare_layer_has_the_same_weights_in_every_layout():
-    layers = []
-    for layout in LAYOUTS:
-        torch.manual_seed(0)
-        layers.append(weights_and_biases(MultiHeadAttention(C, H, layout=layout, bias=True)))
-    for weights in layers:
-        assert all(map(torch.equal, weights, layers[0]))
-    assert layers[0][0].std() > 0 and not torch.equal(layers[0][0], layers[0][1])
-
-
 @every_pair
 def test_outputs_equal_torch_nn_multihead_attention(layout, kernel):
     layer = make_layer(layout, kernel, bias=True)
-    heads = [layer.projection.head_weights(h) for h in range(H)]
-    Wq, Wk, Wv, *biases = (torch.cat(part) for part in zip(*heads, strict=True))
+    qkv, bias = (
+        each.flatten(0, 2)
+        for each in itertools.islice(
+            named_tensors(Holder(layer)).values(), len(layer.projection.shapes)
+        )
+    )
     other = torch.nn.MultiheadAttention(C, H, batch_first=True)
-    projection = {"in_proj_weight": torch.cat([Wq, Wk, Wv]), "in_proj_bias": torch.cat(biases)}
-    output = {f"out_proj.{name}": tensor for name, tensor in layer.out_proj.named_parameters()}
+    projection = {"in_proj_weight": qkv, "in_proj_bias": bias}
+    output = {"out_proj.bias": torch.zeros(C)}
+    output |= {f"out_proj.{name}": tensor for name, tensor in layer.out_proj.named_parameters()}
     other.load_state_dict(projection | output)
     x, context, values = inputs = make_inputs(("context", "value_context")).values()
     assert_near([layer(*inputs)], [other(x, context, values)[0]], 1e-12)
@@ -238,7 +236,7 @@ def test_chunks_through_the_kv_cache_give_the_output_of_one_forward_pass_with_an
     masks = (None, boolean_mask(9, 9), additive_mask(1, H, 9, 9))
     for options, mask in itertools.product(OPTIONS.values(), masks):
         layer, x = make_layer(layout, kernel, **options), randn(B, 9, C)
-        cache, outputs = KVCache(9), []
+        cache, outputs = LayerCache(9), []
         for chunk in x.split([4, 1, 3, 1], dim=1):
             start, end = cache.length, cache.length + chunk.size(1)
             chunk_mask = None if mask is None else mask[..., start:end, :end]
@@ -247,7 +245,7 @@ def test_chunks_through_the_kv_cache_give_the_output_of_one_forward_pass_with_an
 
 
 def test_keys_that_do_not_fit_the_kv_cache_are_refused():
-    cache, keys = KVCache(5), torch.zeros(2, 3, 3, 4)
+    cache, keys = LayerCache(5), torch.zeros(2, 3, 3, 4)
     cache.append(keys, keys)
     with pytest.raises(ValueError, match="6 tokens exceed the cache's capacity of 5"):
         cache.append(keys, keys)
@@ -261,7 +259,7 @@ X = randn(B, T, C)
 MISTAKES = {
     r"\(2, 4, 5\).* allowed: x \(B, T, 6\)": {"x": randn(2, 4, 5)},
     r"mask is \(4, 5\) torch.bool; .* T 4, S 4": {"x": X, "mask": boolean_mask(4, 5)},
-    "a cache is for self-attention": {"x": X, "context": X, "cache": KVCache(8)},
+    "a cache is for self-attention": {"x": X, "context": X, "cache": LayerCache(8)},
 }
 
 
@@ -275,7 +273,7 @@ def test_invalid_arguments_raise_a_value_error_with_the_allowed_ones(message):
     ("options", "message"),
     [
         ({"layout": "fusd"}, "unknown layout 'fusd'; allowed: heads, separate, fused"),
-        ({"kernel": "flash"}, "unknown kernel 'flash'; allowed: loop, bmm, batched, sdpa"),
+        ({"kernel": "flash"}, "unknown kernel 'flash'; allowed: loop, bmm, batched, sdpa, auto"),
         ({"n_head": 4}, "n_embd 6 is not divisible by n_head 4"),
     ],
 )

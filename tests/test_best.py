@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from run import folder as folders
-from run.checkpoint import BEST, LAST, PREV, load
-from run.folder import BEST_BEFORE
+from storage import folder as folders
+from storage.checkpoint import BEST, LAST, PREV, load
+from storage.folder import BEST_BEFORE
 from tests.runs import (
     STEPS,
     at_step,

@@ -12,8 +12,8 @@ from playwright.sync_api import expect, sync_playwright
 
 from configs.schema import Config, DataConfig
 from model.generate import window_start
-from model.inspect import attention_maps, heads_off, logit_lens
-from run.checkpoint import TextInfo
+from model.inspect import ablated, attention_maps, logit_lens
+from storage.checkpoint import TextInfo
 from tests.commands import sample_main
 from tests.conftest import CHROMIUM
 from tests.test_page import random_model
@@ -318,7 +318,7 @@ def test_probabilities_logit_lens_and_switched_off_heads_on_the_page_equal_those
 
     mean = assert_equal(5, 9, 14, 19)
     switch_head(page)
-    with heads_off(model, [(0, 1)]):
+    with ablated(model, [(0, 1)]):
         off = assert_equal(10)
         wait_for(page, "#effect", f"Mean loss: {mean} → {off} nats")
         score(page, text_of(page), "1 head off")

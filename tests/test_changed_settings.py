@@ -10,8 +10,8 @@ from configs.command import parse_train
 from configs.schema import flat_settings
 from data.batches import evaluation_windows
 from model.attention import KERNELS, LAYOUTS
-from run.checkpoint import BEST, LAST, load
-from run.differences import FIXED
+from storage.checkpoint import BEST, LAST, load
+from storage.differences import FIXED
 from tests.conftest import ROOT
 from tests.runs import train
 from tests.texts import parts_of
@@ -22,7 +22,7 @@ from training.step import TrainStep
 
 OTHER_VALUES = {  # another value of each setting that cannot change
     "model.n_layer": 2, "model.n_head": 4, "model.n_embd": 32, "model.block_size": 8,
-    "model.positions": "rope", "model.token_shifts": 1, "model.norm": "rmsnorm",
+    "model.positions": "rope", "model.n_previous": 1, "model.norm": "rmsnorm",
     "model.mlp": "relu2", "model.bias": True, "model.tied": False, "model.qk_norm": True,
     "model.logit_softcap": 5.0, "model.residual_init": "zero", "train.optimizer": "adamw",
     "data.min_count": 9, "data.separator": "w", "data.val_fraction": 0.3,
@@ -38,7 +38,7 @@ def block(run):
 EFFECTS = {
     "data.sources": ("other.txt", lambda run: parts_of(run.corpus)[0][:5], "other"),
     "data.val_sources": ("other.txt", lambda run: parts_of(run.corpus)[1][:5], "other"),
-    "model.attention": ("stacked", lambda run: type(block(run).attention.projection),
+    "model.layout": ("stacked", lambda run: type(block(run).attention.projection),
                         LAYOUTS["stacked"]),
     "model.kernel": ("loop", lambda run: block(run).attention.kernel, KERNELS["loop"]),
     "model.dropout": (0.7, lambda run: (block(run).attention.dropout, block(run).mlp.dropout),

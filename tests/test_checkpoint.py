@@ -12,9 +12,8 @@ import torch
 from common.errors import CheckpointError
 from configs.command import parse_train
 from model.attention import LAYOUTS
-from run import checkpoint as checkpoints
-from run import load_model
-from run.checkpoint import BEST, LAST, PREV
+from storage import load_model
+from storage.checkpoint import BEST, LAST, SECTIONS, capture, load_checkpoint, load_preferred
 from tests.conftest import printed
 from tests.runs import contents, equal, write_checkpoint
 from train import build
@@ -41,9 +40,9 @@ def error_message(call, *arguments):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_restored_in_any_layout_has_the_tensors_of_its_checkpoint(layout, folder):
-    run = resumed(folder, f"--attention={layout}")
-    assert run.model.config.attention == layout
-    assert equal(checkpoints.capture(run).tensors, contents(folder / LAST)["tensors"])
+    run = resumed(folder, f"--layout={layout}")
+    assert run.model.config.layout == layout
+    assert equal(capture(run).tensors, contents(folder / LAST)["tensors"])
 
 
 def test_a_checkpoint_has_no_line_of_the_text(uninterrupted):
@@ -70,20 +69,20 @@ def test_a_damaged_checkpoint_falls_back_to_another_one_with_one_line(
     prefer, damaged, chosen, damage, folder
 ):
     notes = []
-    assert checkpoints.find(folder, prefer, notes.append).path.name.startswith(prefer)
+    assert load_preferred(folder, prefer, notes.append).path.name.startswith(prefer)
     assert notes == []
     for name in damaged:
         damage(folder / name)
-    assert checkpoints.find(folder, prefer, notes.append).path == folder / chosen
+    assert load_preferred(folder, prefer, notes.append).path == folder / chosen
     (note,) = notes
     assert note.startswith(f"{folder / damaged[0]}: ")
     assert note.endswith(f"; using {folder / chosen} instead")
 
 
 def test_a_file_given_by_name_is_loaded_or_refused(folder):
-    assert checkpoints.find(folder / LAST, "last", pytest.fail).path == folder / LAST
+    assert load_preferred(folder / LAST, "last", pytest.fail).path == folder / LAST
     cut(folder / LAST)
-    message = error_message(checkpoints.find, folder / LAST, "last", pytest.fail)
+    message = error_message(load_preferred, folder / LAST, "last", pytest.fail)
     assert message == f"{folder / LAST}: checksum mismatch: the file is damaged or incomplete"
 
 
@@ -94,7 +93,7 @@ def test_the_error_for_a_missing_checkpoint_names_the_runs_that_are_there(
     (tmp_path / "out").mkdir()
     folder.rename(tmp_path / "out" / "run")
     monkeypatch.chdir(tmp_path)
-    message = error_message(checkpoints.find, Path(path), "last", pytest.fail)
+    message = error_message(load_preferred, Path(path), "last", pytest.fail)
     assert message == f"{Path(path)}: no checkpoint; runs that are there: {Path('out', 'run')}"
 
 
@@ -112,18 +111,18 @@ WRONG_PARTS = [  # the part, its new value, words of the message
 @pytest.mark.parametrize(("part", "value", "expected"), WRONG_PARTS)
 def test_an_invalid_part_is_rejected_by_name(part, value, expected, folder):
     write_checkpoint(folder / LAST, contents(folder / LAST) | {part: value})
-    message = error_message(checkpoints.load, folder / LAST)
+    message = error_message(load_checkpoint, folder / LAST)
     assert message.startswith(f"{folder / LAST}: {expected}")
 
 
 def test_a_field_that_is_missing_takes_its_default(folder):
     """Files of an earlier program lack the settings and fields that were added since."""
     changed = contents(folder / LAST)
-    for section in checkpoints.SECTIONS:
+    for section in SECTIONS:
         changed[section].clear()
     write_checkpoint(folder / LAST, changed)
-    saved = checkpoints.load(folder / LAST)
-    for name, section in checkpoints.SECTIONS.items():
+    saved = load_checkpoint(folder / LAST)
+    for name, section in SECTIONS.items():
         assert getattr(saved, {"config": "settings", "data": "text"}.get(name, name)) == section()
 
 

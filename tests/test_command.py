@@ -31,7 +31,7 @@ INVALID_FILES = [
     # wrong types, ranges and choices
     ("model: {n_layer: 6.5}\n", "n_layer must be an integer of at least 1, but is 6.5"),
     ("model: {dropout: 1}\n", "must be auto or a number of at least 0 and less than 1, but is 1.0"),
-    ("model: {attention: flsh}\n", f"must be one of {', '.join(LAYOUTS)}, but is 'flsh'"),
+    ("model: {layout: flsh}\n", f"must be one of {', '.join(LAYOUTS)}, but is 'flsh'"),
     ("data: {encoding: utf8x}\n", "encoding: Python has no text encoding 'utf8x'"),
     # what YAML reads as a number elsewhere, and no value
     ("train: {batch_size: 1:30}\n", "must be an integer of at least 1, but is '1:30'"),

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import convert
 from common.errors import CheckpointError, DataError, UserError
-from run import load_model
+from storage import load_model
 from tests.commands import exit_code, sample_main
 from tests.conftest import printed
 from tests.runs import contents, train
@@ -125,7 +125,7 @@ def test_an_imported_model_is_fine_tuned_but_not_resumed(files):
     more = ["--val_fraction=0.2", f"--out_dir={files / 'more'}"]
     code, output = train(*options, f"--init_from={run}", *more)
     assert code == 0, output
-    settings = contents(files / "more" / "last.safetensors")["config"]["train"]
+    settings = contents(files / "more" / "last.safetensors")["settings"]["train"]
     assert (settings["optimizer"], settings["learning_rate"]) == ("adamw", 1e-3)  # nanoGPT's
     code, output = train(run)
     assert code == 4 and f"start a new run from its best weights: --init_from={run}" in output

@@ -122,7 +122,7 @@ def test_no_layout_or_kernel_leaves_a_tensor_on_the_default_device():
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8}
     pairs = itertools.product(LAYOUTS, KERNELS)
     for (layout, kernel), variant in zip(pairs, itertools.cycle([GPT2, {}]), strict=False):
-        model = GPT(ModelConfig(**sizes, **variant, attention=layout, kernel=kernel), 11).eval()
+        model = GPT(ModelConfig(**sizes, **variant, layout=layout, kernel=kernel), 11).eval()
         layer = MultiHeadAttention(8, 2, layout=layout, kernel=kernel)
         cache = model.new_cache()
         # as on a GPU, the device of the inputs is not that of a tensor made without one

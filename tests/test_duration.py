@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.runs import contents, same_runs, send_at, small_run_args, train
 from training import duration
 from training.distributed import World
-from training.duration import EVALUATION_FRACTION, SAFETY, Timing, fit_to_time
+from training.duration import EVALUATION_FRACTION, SAFETY, Timing, longest_run
 from training.schedule import lr_multiplier
 
 
@@ -20,7 +20,7 @@ from training.schedule import lr_multiplier
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_trains_for_any_time(path, minutes):
     settings = parse_train([str(path), f"--minutes={minutes}"]).new_settings().train
-    fitted = fit_to_time(settings, Timing(step=0.1, evaluation=0.3), 60 * minutes)
+    fitted = longest_run(settings, Timing(step=0.1, evaluation=0.3), 60 * minutes)
     assert 20 < fitted.max_iters * 0.1 / minutes < 60
     steps = [lr_multiplier(step, fitted) for step in range(fitted.max_iters)]
     assert max(steps) == 1 and min(steps) > 0
@@ -34,7 +34,7 @@ def test_every_recipe_trains_for_any_time(path, minutes):
 @pytest.mark.parametrize("evaluation", [0, 0.5, 20])
 @pytest.mark.parametrize("interval", ["auto", 50])
 def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
-    fitted = fit_to_time(TrainConfig(eval_interval=interval), Timing(0.2, evaluation), seconds)
+    fitted = longest_run(TrainConfig(eval_interval=interval), Timing(0.2, evaluation), seconds)
     n = fitted.max_iters
     every = -(-n // 10) if fitted.eval_interval == "auto" else fitted.eval_interval
     evaluations = -(-n // every)
@@ -70,7 +70,7 @@ def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tm
 def test_the_minutes_include_those_that_the_start_has_taken(monkeypatch):
     monkeypatch.setattr(duration, "measure_timing", lambda trial, seconds: Timing(0.1, 0))
     began = time.monotonic() - 30
-    settings, _ = duration.fit_to_minutes(
+    settings, _ = duration.settings_for_minutes(
         1, began, Config(), lambda settings: SimpleNamespace(world=World())
     )
     assert 200 < settings.train.max_iters <= SAFETY * 300

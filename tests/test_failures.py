@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common import files
-from run.checkpoint import BEST, LAST
+from storage.checkpoint import BEST, LAST
 from tests.runs import (
     STEPS,
     contents,

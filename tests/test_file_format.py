@@ -13,7 +13,7 @@ import torch
 
 from common.errors import CheckpointError
 from common.files import write_atomic
-from run import file_format
+from storage import file_format
 from tests.conftest import printed
 from tests.runs import equal
 

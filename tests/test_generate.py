@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model.decode import Decoder
 
 from configs.schema import LAYOUTS, Config, DataConfig, ModelConfig
-from model.decode import Decoder
 from model.generate import Generation, Sampler, build_decoder, generate, last_logits, window_start
 from model.gpt import GPT
-from model.inspect import heads_off
+from model.inspect import ablated
 from tests.runs import raised, train
 from tests.stress.cached_text import stress
 from tests.test_sample import run_sample
@@ -96,7 +96,7 @@ def test_a_sample_depends_on_the_seed_and_its_number_and_not_on_the_others_of_it
 def test_the_decoder_equals_gpt_forward_in_every_variant():
     ids, rng = prompts(1, 8), random.Random(0)
     for values in list(itertools.product(*CHOICES.values()))[::7]:  # every pair of choices
-        variant = dict(zip(CHOICES, values, strict=True)) | {"attention": rng.choice(LAYOUTS)}
+        variant = dict(zip(CHOICES, values, strict=True)) | {"layout": rng.choice(LAYOUTS)}
         model = build(**variant).eval()
         with torch.inference_mode():
             expected, model = model(ids)[0].numpy(), model.float()
@@ -131,7 +131,7 @@ def test_after_training_and_with_heads_off_a_new_decoder_writes_the_new_text():
         texts.append(written[0])
 
     write()
-    with heads_off(model, [(0, 0), (0, 1), (1, 1)]):
+    with ablated(model, [(0, 0), (0, 1), (1, 1)]):
         write()
     write()
     with torch.no_grad():

@@ -13,10 +13,10 @@ from configs.schema import KERNELS, LAYOUTS, ModelConfig
 from convert import GPT2
 from model.dropout import dropout
 from model.gpt import GPT
-from model.inspect import heads_off, logit_lens
-from model.parameters import named_slices, parameter_count
+from model.inspect import ablated, logit_lens
+from model.parameters import named_tensors, parameter_count
 from tests.runs import equal
-from tests.variants import CHOICES, choices_of, concatenated, noisy
+from tests.variants import CHOICES, choices_of, noisy
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, **GPT2)
 ALL_CHOICES = CHOICES | {"residual_init": ("scaled", "zero")}
@@ -47,7 +47,7 @@ def test_future_tokens_have_no_influence(number):
     """In every layout and kernel, each in another variant: no change, and no gradient."""
     layout, kernel = PAIRS[number]
     variant = VARIANTS[number % len(VARIANTS)] | {"residual_init": "scaled"}
-    model = build(**variant, attention=layout, kernel=kernel)
+    model = build(**variant, layout=layout, kernel=kernel)
     embedded = []
     model.token_embedding.register_forward_hook(lambda *call: embedded.append(call[2]))
     logits = model(IDS)
@@ -64,8 +64,8 @@ def test_future_tokens_have_no_influence(number):
 def test_initial_weights_depend_only_on_the_seed(layout):
     """Not on the layout, nor on the state of the default generator."""
     for variant in VARIANTS[::4]:
-        first = concatenated(named_slices(build(**variant)))
-        again = concatenated(named_slices(build(**variant, attention=layout)))
+        first = named_tensors(build(**variant))
+        again = named_tensors(build(**variant, layout=layout))
         assert list(first) == list(again)
         assert all(torch.equal(again[name], first[name]) for name in first), variant
     assert not torch.equal(build(seed=1).lm_head.weight, build(seed=0).lm_head.weight)
@@ -73,12 +73,12 @@ def test_initial_weights_depend_only_on_the_seed(layout):
 
 def test_initialization_is_that_of_gpt2():
     sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 64}
-    model = GPT(ModelConfig(**sizes, **GPT2 | {"token_shifts": 1, "tied": False}), 65)
+    model = GPT(ModelConfig(**sizes, **GPT2 | {"n_previous": 1, "tied": False}), 65)
     embeddings = [model.token_embedding, model.position_embedding, *model.previous_embeddings]
     weights = [module.weight for module in (*embeddings, model.lm_head)]
     outputs = []
     for block in model.blocks:
-        weights += [block.mlp.up.weight, block.attention.projection.head_weights(1)[0]]
+        weights += [block.mlp.up.weight, block.attention.projection.qkv.weight]
         outputs += [block.mlp.down.weight, block.attention.out_proj.weight]
     for weight in weights:
         assert weight.std().item() == pytest.approx(0.02, rel=0.03)
@@ -95,7 +95,7 @@ def test_parameter_counts_equal_nanogpts():
 
 
 def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was():
-    model = build(token_shifts=3).eval()
+    model = build(n_previous=3).eval()
     cache = model.new_cache()
     model(IDS[:, :6], cache)
     for ids, message in (
@@ -109,7 +109,7 @@ def test_ids_that_do_not_fit_are_rejected_and_leave_the_cache_as_it_was():
 
 
 def test_with_a_cache_each_token_continues_the_text_even_if_the_memory_of_the_ids_is_reused():
-    model, token = build(token_shifts=3).eval(), torch.empty_like(IDS[:, :1])
+    model, token = build(n_previous=3).eval(), torch.empty_like(IDS[:, :1])
     cache = model.new_cache()
     logits = [model(token.copy_(IDS[:, t : t + 1]), cache) for t in range(8)]
     torch.testing.assert_close(torch.cat(logits, dim=1), model(IDS))
@@ -156,10 +156,10 @@ def test_a_head_that_is_off_has_zeros_in_the_output_projection_and_comes_back_un
     expected, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
     expected.blocks[0].attention.out_proj.weight.data[:, :4] = 0
     expected.blocks[1].attention.out_proj.weight.data[:, 8:12] = 0
-    with pytest.raises(KeyError), heads_off(model, [(0, 0), (1, 2)]):
+    with pytest.raises(KeyError), ablated(model, [(0, 0), (1, 2)]):
         assert torch.equal(model(ids), expected(ids))
         raise KeyError
     assert equal(dict(model.state_dict()), dict(before))
     refused = pytest.raises(ValueError, match=r"allowed: heads 0 to 3 in layers 0 to 1$")
-    with refused, heads_off(model, [(0, 4)]):
+    with refused, ablated(model, [(0, 4)]):
         pass

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from training.resolve import resolve
 
 import hornbook
 from configs.command import parse_train
@@ -15,7 +16,6 @@ from tests.conftest import ROOT
 from tests.runs import small_run_args
 from training.device import select_runtime
 from training.evaluate import batch_size_for, exact_loss
-from training.resolve import resolve
 from training.state import Run
 from training.step import TrainStep
 

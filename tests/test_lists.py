@@ -12,7 +12,7 @@ from configs.schema import Config, DataConfig, ModelConfig
 from data.corpus import load_corpus
 from data.tokenizer import UNK
 from model.gpt import GPT
-from run import checkpoint as checkpoints
+from storage.checkpoint import LAST, load_checkpoint
 from tests.commands import train_main
 from tests.conftest import printed
 from tests.runs import in_float64, run_ranks, scalars
@@ -24,7 +24,7 @@ NAMES = ["ada", "bo", "cyd", "bo", "eve-marie", "fo", "gil", "hedy", "ivo", "jo"
 SUMS = [f"{a}+{b}={a + b}" for a in range(12) for b in range(12)]
 SMALL = [
     "configs/smoke.yaml", "--dtype=float32", "--n_layer=1", "--n_embd=32", "--n_head=2",
-    "--block_size=8", "--batch_size=16", "--train.log=scalars", "--log_interval=1",
+    "--block_size=8", "--batch_size=16", "--log_interval=1",
     "--warmup_ratio=0", "--separator=\\n",
 ]  # fmt: skip
 
@@ -144,10 +144,10 @@ def test_answers_stay_beside_their_questions(sums):
 
 def test_score_is_the_loss_of_the_evaluation_per_character_and_per_item(sums, tmp_path):
     _, run = sums
-    corpus = load_corpus(checkpoints.load(run / checkpoints.LAST).settings.data)
+    corpus = load_corpus(load_checkpoint(run / LAST).settings.data)
     held = tmp_path / "held.txt"
     held.write_text("".join(item[1:] for item in segments_of(corpus.val, of=corpus)))
-    score, _ = run_sample(run / checkpoints.LAST, f"--score={held}")
+    score, _ = run_sample(run / LAST, f"--score={held}")
     *_, loss, _, accuracy = (run / "metrics.csv").read_text().splitlines()[-1].split(",")
     items, predictions = len(corpus.val.segments), int(score.split("over ")[1].split()[0])
     per_item = float(loss) * predictions / items
@@ -177,7 +177,7 @@ def test_answers_are_greedy_unless_a_temperature_is_given(sums):
 
 @pytest.mark.parametrize("option", ["--seed=1", "--html=no.html"])
 def test_what_is_no_question_is_refused_with_an_example(option, sums):
-    question = checkpoints.load(sums[1] / checkpoints.LAST).text.question
+    question = load_checkpoint(sums[1] / LAST).text.question
     for prompt, words in {
         "3+4": f"answers questions that end in '='; ask one, such as '{question}'",
         "3+4=7\\n1+1=": "'\\n' ends an item, and the model has never seen two; ",

@@ -10,7 +10,7 @@ import torch
 
 from configs.schema import ModelConfig
 from model.gpt import GPT
-from run import load_model
+from storage import load_model
 from tests.test_sample import run_sample
 from tests.variants import noisy, save_model
 

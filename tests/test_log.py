@@ -17,9 +17,9 @@ from tensorboard.compat.tensorflow_stub.io import gfile
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from benchmarks.runs import read_metrics
-from run import log
-from run.checkpoint import LAST
-from run.folder import METRICS
+from storage import log
+from storage.checkpoint import LAST
+from storage.folder import METRICS
 from tests.commands import train_main
 from tests.conftest import ROOT
 from tests.runs import (
@@ -134,7 +134,7 @@ def test_after_a_kill_metrics_csv_is_only_appended_to_and_the_minutes_go_on(kill
 
 
 def test_log_scalars_writes_scalars_and_samples_but_no_images(train_run, tmp_path):
-    assert train_run("--log=scalars", "--max_iters=6")[0] == 0
+    assert train_run("--max_iters=6")[0] == 0
     tags = read_events(tmp_path / "run").Tags()
     assert "samples/text/text_summary" in tags["tensors"] and not tags["images"]
     assert set(tags["scalars"]) == SCALARS

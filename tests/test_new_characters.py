@@ -7,7 +7,7 @@ from configs.schema import ModelConfig
 from convert import GPT2
 from data.tokenizer import CharTokenizer
 from model.gpt import GPT
-from run import checkpoint as checkpoints
+from storage.checkpoint import load_checkpoint, load_weights
 from tests.variants import checkpoint_of, noisy
 
 OLD = "\n abdyz"
@@ -18,7 +18,7 @@ MODEL = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=16, **GPT2, bias=
 def test_the_logits_of_old_characters_over_old_text_stay_the_same():
     old = noisy(GPT(MODEL, len(OLD), 1)).eval()
     grown = GPT(MODEL, len(NEW), seed=3).eval()
-    checkpoints.load_weights(checkpoint_of(old, OLD), grown)
+    load_weights(checkpoint_of(old, OLD), grown)
     ids = torch.from_numpy(CharTokenizer(OLD).encode("bad day zz\nby a")).long()
     with torch.no_grad():
         before, after = old(ids[None]), grown(ids[None])
@@ -41,8 +41,8 @@ def test_a_fine_tune_adds_new_characters_and_is_resumed(
     start = [f"--init_from={uninterrupted}", "--new_characters=add"]
     code, output = train_run(*start, "--max_iters=6", "--learning_rate=1e-9")
     assert code == 0, output
-    old = checkpoints.load(uninterrupted / "best.safetensors")
-    new = checkpoints.load(tmp_path / "run" / "last.safetensors")
+    old = load_checkpoint(uninterrupted / "best.safetensors")
+    new = load_checkpoint(tmp_path / "run" / "last.safetensors")
     assert "new characters (5): '#' (U+0023), " in output
     # also what sorts before the old ones
     assert new.vocabulary == old.vocabulary + "#\xe9\xf1\xf3\u2028"

@@ -54,7 +54,7 @@ def added(monkeypatch):
     monkeypatch.setitem(attention.LAYOUTS, NAME, of_layouts.LAYOUTS[NAME])
     for section in ("ModelConfig", "SampleConfig"):
         old, new = (
-            next(field for field in fields(getattr(module, section)) if field.name == "attention")
+            next(field for field in fields(getattr(module, section)) if field.name == "layout")
             for module in (schema, of_settings)
         )
         monkeypatch.setattr(old, "metadata", new.metadata)
@@ -68,7 +68,7 @@ def test_a_layout_in_two_files_trains_and_has_the_checkpoints_of_the_others(
     added, uninterrupted, tmp_path
 ):
     run = tmp_path / "run"
-    code, output = train(*small_run_args(tmp_path), f"--attention={NAME}", f"--out_dir={run}")
+    code, output = train(*small_run_args(tmp_path), f"--layout={NAME}", f"--out_dir={run}")
     assert code == 0, output
     losses, others = (scalars(folder)["train/loss"] for folder in (run, uninterrupted))
     assert np.allclose(losses, others, rtol=0, atol=1e-4)

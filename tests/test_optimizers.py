@@ -9,10 +9,9 @@ from torch import nn
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import gpt
 from model.gpt import GPT, Block
-from model.parameters import named_slices
-from run import checkpoint as checkpoints
+from model.parameters import named_tensors
+from storage.checkpoint import load_checkpoint
 from tests.runs import same_runs, train, train_and_copy
-from tests.variants import concatenated
 from training.optimizers import Muon, build_optimizers, orthogonalize
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 8}
@@ -27,26 +26,30 @@ def randn(*shape, seed):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay(layout, optimizer):
-    model = GPT(dataclasses.replace(MODEL, attention=layout), VOCABULARY).double()
+    model = GPT(dataclasses.replace(MODEL, layout=layout), VOCABULARY).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    before = concatenated(named_slices(model))
+    before = named_tensors(model)
     rates = {"learning_rate": 0.1, "muon_learning_rate": 0.1, "weight_decay": 0.5}
     train = TrainConfig(optimizer=optimizer, **rates)
     optimizers = build_optimizers(model, train, torch.float64)
     owned = [parameter for each in optimizers for parameter in each.state]
     if optimizer == "muon":  # for every matrix of a block
-        assert {name.split(".", 1)[1] for name in optimizers[1].state_slices(model)} == {
-            name for name in before if name.startswith("blocks.") and before[name].dim() == 2
+        assert set(
+            named_tensors(model, lambda p: optimizers[1].state.get(p, {}).get("momentum"))
+        ) == {
+            name
+            for name in before
+            if name.startswith("blocks.") and before[name].dim() > 1 and not name.endswith(".bias")
         }
     assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))
     for parameter in owned:
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
-        each.step()
-    for name, tensor in concatenated(named_slices(model)).items():
-        factor = 1 - 0.1 * 0.5 if tensor.dim() == 2 else 1.0
+        each.step(0)
+    for name, tensor in named_tensors(model).items():
+        factor = 1 - 0.1 * 0.5 if tensor.dim() > 1 and not name.endswith(".bias") else 1.0
         assert torch.allclose(tensor, before[name] * factor, rtol=0, atol=1e-15), name
 
 
@@ -73,20 +76,25 @@ def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
     code, output = train(*options, f"--out_dir={copy}", "--resume")
     assert code == 0, output
     assert same_runs(tmp_path / "whole", copy)
-    saved = checkpoints.load(copy / "last.safetensors")
+    saved = load_checkpoint(copy / "last.safetensors")
     for moment in ("exp_avg.blocks.0.gate", "momentum.blocks.0.kernel"):
         assert saved.tensors[moment].abs().max() > 0, moment
 
 
 def test_a_muon_step_equals_its_formula():
-    weight = torch.nn.Parameter(randn(6, 4, seed=2))
+    model = nn.Module()
+    model.blocks = nn.Linear(4, 6, bias=False).double()
+    weight = model.blocks.weight
+    with torch.no_grad():
+        weight.copy_(randn(6, 4, seed=2))
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
-    muon = Muon([weight], lambda tensors: {"": [tensors[weight]]}, 0.1, 0.9, 0.5, torch.float64)
+    muon = Muon(model, TrainConfig(muon_momentum=0.9, weight_decay=0.5), torch.float64)
+    muon.lr = 0.1
     for step in range(3):
         gradient = randn(6, 4, seed=10 + step)
         gradient[step:] = 0  # all rows in the first step
         weight.grad = gradient.clone()
-        muon.step()
+        muon.step(step)
         momentum = 0.9 * momentum + 0.1 * gradient
         update = 0.9 * momentum + 0.1 * gradient
         update /= update.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -26,8 +26,7 @@ from model.gpt import GPT
 from model.inspect import attention_maps
 from model.parameters import parameter_count
 from page import export
-from run import checkpoint as checkpoints
-from run.checkpoint import TextInfo
+from storage.checkpoint import TextInfo, build_model, load_checkpoint
 from tests.commands import sample_main
 from tests.conftest import ROOT
 from tests.variants import CHOICES, noisy, save_model
@@ -104,8 +103,8 @@ def exported(uninterrupted, tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "page.html"
     words = [f"--ckpt={uninterrupted}", f"--html={path}", "--prompt=The", "--device=cpu"]
     assert sample_main(words) == 0
-    saved = checkpoints.load(uninterrupted / "best.safetensors")
-    return path.read_text(encoding="utf-8"), checkpoints.build_model(saved).eval(), saved
+    saved = load_checkpoint(uninterrupted / "best.safetensors")
+    return path.read_text(encoding="utf-8"), build_model(saved).eval(), saved
 
 
 def given_of(page):

@@ -8,7 +8,7 @@ from configs.schema import ModelConfig
 from model.attention import KERNELS, LAYOUTS
 from model.gpt import GPT
 from model.inspect import attention_maps
-from run import pictures
+from storage import pictures
 from tests.variants import noisy
 
 CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
@@ -18,7 +18,7 @@ CONFIG = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": 16}
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_attention_maps_are_the_weights_that_the_kernels_apply(layout, kernel):
     """Call the kernels with the identity matrix as values, so that they return their weights."""
-    model = noisy(GPT(ModelConfig(**CONFIG, attention=layout, kernel=kernel), 7)).eval()
+    model = noisy(GPT(ModelConfig(**CONFIG, layout=layout, kernel=kernel), 7)).eval()
     ids, recorded = torch.tensor([1, 5, 2, 2, 0, 6, 3, 4]), []
     for block in model.blocks:
 

@@ -5,13 +5,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from training.resolve import resolve
 
 from benchmarks.trials import parse_trials
 from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
 from tests.conftest import ROOT
 from training.device import select_runtime
-from training.resolve import resolve
 
 README = ROOT / "README.md"
 PATTERNS = ("*.md", "docs/*.md", "docs/*.ipynb", "data/README.md")

@@ -4,13 +4,13 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from training.resolve import resolve
 
 from configs.schema import Config, ModelConfig, TrainConfig
-from run import load_model
-from run.checkpoint import load
+from storage import load_model
+from storage.checkpoint import load
 from tests.runs import train
 from training.device import Runtime
-from training.resolve import resolve
 
 CPU = Runtime(torch.device("cpu"), torch.float32, "")
 AUTO = Config(

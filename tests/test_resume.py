@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from run.checkpoint import BEST, LAST, PREV
+from storage.checkpoint import BEST, LAST
 from tests.runs import (
     STEPS,
     contents,
@@ -100,7 +100,7 @@ def test_a_copy_of_a_run_folder_goes_on_by_itself_from_prev_if_last_is_damaged(
     assert code == 0 and output.startswith(f"{copy / LAST}: checksum mismatch")
     assert f"; using {copy / PREV} instead\nresuming {copy} at step 8\n" in output
     assert same_runs(uninterrupted, copy)
-    assert contents(copy / LAST)["config"]["out_dir"] == str(copy)
+    assert contents(copy / LAST)["settings"]["out_dir"] == str(copy)
 
 
 # ---------------------------------------------------------------------------- the files that it has
@@ -131,7 +131,7 @@ def test_resume_lists_what_has_changed_without_being_asked_for(train_run, tmp_pa
     saved = contents(run / LAST)
     saved["environment"]["threads"] = "\x1b[2J"
     write_checkpoint(run / LAST, saved)
-    code, output = train(run, "--max_iters=28", "--attention=heads", "--learning_rate=0.0005")
+    code, output = train(run, "--max_iters=28", "--layout=heads", "--learning_rate=0.0005")
     assert code == 0 and "\ntrain.eval_interval 1 -> 3\n" in output
     assert "\nthreads \\x1b[2J -> 1\nthe result will not be bit-identical to that of an " in output
     assert "fused ->" not in output and "0.0005" not in output  # the user has just typed them
@@ -201,7 +201,7 @@ def test_a_config_file_never_changes_a_run_that_is_there(stopped, uninterrupted,
 
 def test_a_device_that_this_machine_lacks_becomes_auto(stopped):
     saved = contents(stopped / LAST)
-    saved["config"]["device"] = "mps"
+    saved["settings"]["device"] = "mps"
     write_checkpoint(stopped / LAST, saved)
     code, output = train(stopped)
     assert code == 0 and "note: no MPS device on this machine" in output

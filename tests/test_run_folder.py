@@ -9,7 +9,7 @@ import sys
 import pytest
 from filelock import FileLock
 
-from run.folder import only_writer
+from storage.folder import locked
 from tests.runs import (
     contents,
     raised,
@@ -39,7 +39,7 @@ def options(tmp_path, run):
 
 
 def test_a_second_run_in_the_same_folder_is_refused(options, run):
-    with only_writer(run):
+    with locked(run):
         code, output = train(*options)
         assert code == 7 and f"out_dir: {run} is in use by another process; " in output
     assert train(*options)[0] == 0
@@ -160,5 +160,5 @@ def test_a_home_folder_is_expanded_and_the_setting_keeps_what_was_written(
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     stop_at(1, *options, "--out_dir=~/run")
-    assert contents(tmp_path / "run/last.safetensors")["config"]["out_dir"] == "~/run"
+    assert contents(tmp_path / "run/last.safetensors")["settings"]["out_dir"] == "~/run"
     assert train("~/run")[0] == 0 and step_of(tmp_path / "run") == 4

@@ -20,7 +20,7 @@ from common.errors import UserError
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
-from run import load_model
+from storage import load_model
 from tests.commands import exit_code, sample_main
 from tests.conftest import ROOT
 from tests.runs import start
@@ -159,11 +159,11 @@ def test_the_cache_the_layout_and_the_kernel_do_not_change_the_text(sample_outpu
     text, used, original = sample_output(*options), [], sample.Generation
 
     def recorded(model, sampler, cache, decoder):
-        used.append((model.config.attention, model.config.kernel, cache))
+        used.append((model.config.layout, model.config.kernel, cache))
         return original(model, sampler, cache=cache, decoder=decoder)
 
     monkeypatch.setattr(sample, "Generation", recorded)
-    assert sample_output(*options, "--attention=heads", "--kernel=loop", "--cache=false") == text
+    assert sample_output(*options, "--layout=heads", "--kernel=loop", "--cache=false") == text
     assert used == [("heads", "loop", False)]
 
 

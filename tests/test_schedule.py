@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from configs.schema import TrainConfig
-from training.schedule import lr_multiplier, share_in_steps
+from training.schedule import lr_multiplier, ratio_to_steps
 
 SHORT = TrainConfig(max_iters=100, warmup_ratio=0.1, min_lr_ratio=0.1)
 
@@ -49,6 +49,6 @@ def test_a_run_of_any_length_has_a_positive_learning_rate_in_every_step(schedule
 
 def test_a_share_of_the_steps_is_rounded_down_but_not_by_the_errors_of_floats():
     for n in range(1, 3000):
-        assert share_in_steps(1 / 70, n) == n // 70 and share_in_steps(6 / 7, n) == 6 * n // 7
-        assert share_in_steps(0.29, 100 * n) == 29 * n and share_in_steps(7 / n, n) == 7
-    assert (share_in_steps(0, 9), share_in_steps(1, 9), share_in_steps(0.5, 1)) == (0, 9, 0)
+        assert ratio_to_steps(1 / 70, n) == n // 70 and ratio_to_steps(6 / 7, n) == 6 * n // 7
+        assert ratio_to_steps(0.29, 100 * n) == 29 * n and ratio_to_steps(7 / n, n) == 7
+    assert (ratio_to_steps(0, 9), ratio_to_steps(1, 9), ratio_to_steps(0.5, 1)) == (0, 9, 0)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from run.checkpoint import LAST
+from storage.checkpoint import LAST
 from tests.runs import at_step, contents, count_checkpoints, same_runs, send_at, train
 
 MOMENTS = [  # phase of a run, signal, and which call of the phase's function it interrupts

@@ -16,9 +16,8 @@ import pytest
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import Config
-from run import checkpoint as checkpoints
-from run import load_model
-from run.checkpoint import LAST
+from storage import load_model
+from storage.checkpoint import LAST, load_checkpoint, to_bytes
 from tests.conftest import ROOT
 from tests.runs import scalars, stop_at, train
 
@@ -30,7 +29,7 @@ SMALLEST = [
     "--gradient_accumulation_steps=1", "--max_iters=16", "--warmup_ratio=0.125",
     "--cooldown_ratio=0.5",
     "--eval_interval=4", "--log_interval=1", "--sample_chars=4", "--dtype=float32",
-    "--device=cpu", "--dropout=0", "--val_fraction=0.2", "--log=scalars",
+    "--device=cpu", "--dropout=0", "--val_fraction=0.2",
     f"--data.sources={TEXT.relative_to(ROOT)}",
 ]  # fmt: skip
 
@@ -40,7 +39,7 @@ def switches(config: Config) -> dict[str, object]:
     model = config.model
     return {
         "positions": model.positions,
-        "token_shifts": model.token_shifts > 0,
+        "n_previous": model.n_previous > 0,
         "norm": model.norm,
         "mlp": model.mlp,
         "bias": model.bias,
@@ -70,9 +69,9 @@ def store(recipe: str) -> None:
         folder = Path(name)
         if not path.exists():
             stop_at(7, f"configs/{recipe}.yaml", *SMALLEST, f"--out_dir={folder / 'run'}")
-            saved = checkpoints.load(folder / "run" / LAST)
+            saved = load_checkpoint(folder / "run" / LAST)
             saved.settings = replace(saved.settings, out_dir="auto")
-            write_atomic(path, checkpoints.to_bytes(saved))
+            write_atomic(path, to_bytes(saved))
         losses = resumed_losses(path, folder / "resumed")
     (STORED / f"{recipe}.json").write_text(json.dumps(losses, indent=1), encoding="utf-8")
 
@@ -91,7 +90,7 @@ def test_a_stored_checkpoint_is_read_and_resumed_with_the_same_losses(name, tmp_
 
 
 def test_every_recipe_has_a_stored_checkpoint_with_its_switches():
-    stored = [switches(checkpoints.load(STORED / f"{name}.safetensors").settings) for name in NAMES]
+    stored = [switches(load_checkpoint(STORED / f"{name}.safetensors").settings) for name in NAMES]
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         assert switches(parse_train([str(path)]).new_settings()) in stored, (
             f"python -m tests.test_stored {path.stem}"

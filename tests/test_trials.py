@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import trials
 from configs.command import parse_train
-from run.folder import METRICS
-from run.log import HEADER
+from storage.folder import METRICS
+from storage.log import HEADER
 from tests.conftest import ROOT
 
 SMOKE = "configs/smoke.yaml"

@@ -5,12 +5,12 @@ import torch
 from common.files import write_atomic
 from configs.command import parse_train
 from configs.schema import Config
-from model.parameters import named_slices
-from run.checkpoint import Checkpoint, to_bytes
+from model.parameters import named_tensors
+from storage.checkpoint import Checkpoint, to_bytes
 
 CHOICES = {
     "positions": ("learned", "rope"),
-    "token_shifts": (0, 3),
+    "n_previous": (0, 3),
     "norm": ("layernorm", "rmsnorm"),
     "mlp": ("gelu", "relu2", "swiglu"),
     "bias": (False, True),
@@ -28,11 +28,6 @@ def choices_of(recipe):
     return {name: getattr(model, name) for name in CHOICES}
 
 
-def concatenated(rows):
-    """Concatenate the views of `named_slices` into one tensor per name."""
-    return {name: torch.cat([view.detach() for view in views]) for name, views in rows.items()}
-
-
 def noisy(model, scale=0.3, seed=1):
     """Add noise to all parameters of a new model, whose predictions are almost uniform."""
     generator = torch.Generator().manual_seed(seed)
@@ -44,8 +39,9 @@ def noisy(model, scale=0.3, seed=1):
 
 def checkpoint_of(model, vocabulary, config=None, **more):
     """Return the checkpoint of a model that was not trained."""
-    tensors = {f"model.{name}": each for name, each in concatenated(named_slices(model)).items()}
-    return Checkpoint(config or Config(model=model.config), vocabulary, tensors, **more)
+    tensors = {f"model.{name}": each for name, each in named_tensors(model).items()}
+    config = config or Config(model=model.config)
+    return Checkpoint(config, model.config, vocabulary, tensors, **more)
 
 
 def save_model(path, model, vocabulary, config=None, **more):

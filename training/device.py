@@ -106,7 +106,7 @@ def cpu_info(key: str) -> str:
     return platform.processor() or platform.machine()
 
 
-def environment_of(runtime: Runtime, world_size: int) -> dict[str, str]:
+def environment(runtime: Runtime, ranks: int) -> dict[str, str]:
     """Return what must be the same for a bit-exact resume, besides settings and text.
 
     Libraries choose their kernels by the CPU or GPU, and the order of a sum by the threads.
@@ -114,13 +114,11 @@ def environment_of(runtime: Runtime, world_size: int) -> dict[str, str]:
     cuda = runtime.device.type == "cuda"
     return {
         "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "device": runtime.device.type,
-        "device_name": torch.cuda.get_device_name() if cuda else cpu_info("model name"),
+        "device": torch.cuda.get_device_name() if cuda else cpu_info("model name"),
         "dtype": dtype_name(runtime.dtype),
         "threads": str(torch.get_num_threads()),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "world_size": str(world_size),
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "ranks": str(ranks),
     }
 
 

@@ -8,25 +8,20 @@ T tokens, V vocabulary, H heads
 """
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from configs.schema import DEFAULT_TEMPERATURE
-from model.generate import Sampler, build_decoder, generate
+from model.generate import Sampler, generate
 from model.inspect import attention_maps
 from training.evaluate import Evaluation
 from training.state import Run
 
 PROBE_LENGTH = 32  # characters
 SHOWN_ANSWERS = 3  # wrong ones
-
-# (ids of a prompt (1, T), sampler, number of characters) -> ids, each (1,)
-Write = Callable[[Tensor, Sampler, int], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -55,48 +50,46 @@ def draw(run: Run, result: Evaluation) -> Drawings:
     """Draw what the log shows of an evaluation; nothing if the loss is not finite."""
     if not math.isfinite(result.val_loss):
         return Drawings()
-    write = partial(generate, run.model, decoder=build_decoder(run.model))
     has_answers = result.exact_match is not None
-    has_pictures = run.config.train.log == "pictures"
     return Drawings(
-        sample=draw_sample(run, write),
-        wrong_answers=draw_answers(run, write, result.val_losses.wrong) if has_answers else (),
-        probe=run_probe(run) if has_pictures else None,
+        sample=draw_sample(run),
+        wrong_answers=draw_answers(run, result.val_losses.wrong) if has_answers else (),
+        probe=run_probe(run),
     )
 
 
-def draw_sample(run: Run, write: Write) -> str:
+def draw_sample(run: Run) -> str:
     """Generate a text of `sample_chars` characters; for a list, items, each drawn on its own.
 
     For questions it is empty: the model learns to answer them, not to ask them.
     """
     item_format = run.corpus.item_format
-    left = run.config.train.sample_chars
+    left = run.settings.train.sample_chars
     if item_format and item_format.answer_after:
         return ""
     items = []
     while left > 0:
-        sampler = Sampler(run.config.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
-        items.append(complete(run, write, "", sampler, left))
+        sampler = Sampler(run.settings.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
+        items.append(complete(run, "", sampler, left))
         left -= len(items[-1])
     return "".join(items)
 
 
-def complete(run: Run, write: Write, beginning: str, sampler: Sampler, limit: int) -> str:
+def complete(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
     """Draw at most `limit` characters after `beginning`, of an item no more than its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
     before = item_format.start_character if item_format else tokenizer.start_character
     ids = tokenizer.encode(before + beginning).astype(np.int64)
     text = beginning
-    for new in write(torch.from_numpy(ids)[None], sampler, limit):
+    for new in generate(run.model, torch.from_numpy(ids)[None], sampler, limit):
         text += tokenizer.decode(new.numpy())
         if item_format and text.endswith(item_format.separator):
             break
     return text
 
 
-def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
+def draw_answers(run: Run, wrong: np.ndarray) -> tuple[str, ...]:
     """Generate the likeliest answers of the first wrong items; add the right answer to each.
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
@@ -106,7 +99,7 @@ def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
     for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
-        drawn = complete(run, write, question, Sampler(temperature=0), 2 * len(item))
+        drawn = complete(run, question, Sampler(temperature=0), 2 * len(item))
         if drawn != item:
             answer = item.removeprefix(question).removesuffix(item_format.separator)
             lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
@@ -116,7 +109,7 @@ def draw_answers(run: Run, write: Write, wrong: np.ndarray) -> tuple[str, ...]:
 def run_probe(run: Run) -> Probe:
     """Run the model on the beginning of the longest segment of the validation text."""
     start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
-    length = min(PROBE_LENGTH, run.config.model.block_size, end - start - 1)
+    length = min(PROBE_LENGTH, run.settings.model.block_size, end - start - 1)
     ids = run.corpus.val.ids[start : start + length].astype(np.int64)  # (T,)
 
     on_device = torch.from_numpy(ids).to(run.runtime.device)

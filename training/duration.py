@@ -9,9 +9,8 @@ from common.stop import Stop
 from configs.schema import Config, TrainConfig
 from training.drawings import draw
 from training.evaluate import evaluate
-from training.resolve import EVALUATIONS
-from training.state import Run
-from training.step import TrainStep
+from training.state import EVALUATIONS, Run
+from training.step import train_step
 
 WARMUP_STEPS = 2  # not timed, because they allocate memory and compile
 MIN_TIMED_STEPS = 3
@@ -29,13 +28,12 @@ class Timing:
     evaluation: float
 
 
-def fit_to_minutes(
+def settings_for_minutes(
     minutes: float, began: float, settings: Config, make_run: Callable[[Config], Run]
 ) -> tuple[Config, Timing]:
     """Return the settings of the longest run that ends `minutes` after `began`, and its timing.
 
-    `began` is a time of `time.monotonic`; `make_run` builds a run of some settings. All ranks get
-    what rank 0 has measured.
+    `began` is a time of `time.monotonic`; `make_run` builds a run of some settings.
     """
     # A run that is thrown away, to measure this machine, model and text. It is so long that it
     # cannot reach its end, and that `dropout: auto`, which takes time, is as large as it can be.
@@ -47,29 +45,29 @@ def fit_to_minutes(
     del trial  # frees its memory
 
     left = began + 60 * minutes - time.monotonic() - build_seconds
-    fitted = replace(settings, train=fit_to_time(settings.train, timing, left))
-
-    # every rank must train for the same number of steps: take those of rank 0
-    return world.broadcast((fitted, timing))
+    train = longest_run(settings.train, timing, left)
+    # every rank must train for the same number of steps, and evaluate at the same ones
+    max_iters, eval_interval = map(int, world.max(train.max_iters, train.eval_interval))
+    train = replace(train, max_iters=max_iters, eval_interval=eval_interval)
+    return replace(settings, train=train), timing
 
 
 def measure_timing(trial: Run, seconds: float) -> Timing:
     """Time some steps and an evaluation of a run that is discarded afterwards.
 
-    `seconds` is the time that the real run may take. All ranks time as many steps as rank 0.
+    `seconds` is the time that the real run may take. All ranks time as many steps.
     """
-    train_step = TrainStep(trial)
 
     def seconds_per_step(count: int) -> float:
         began = time.perf_counter()
         for _ in range(count):
-            train_step()
+            train_step(trial)
         return (time.perf_counter() - began) / count
 
     seconds_per_step(WARMUP_STEPS)
     budget = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
-    affordable = int(budget / seconds_per_step(MIN_TIMED_STEPS))
-    count = trial.world.broadcast(max(MIN_TIMED_STEPS, affordable))
+    affordable = max(MIN_TIMED_STEPS, int(budget / seconds_per_step(MIN_TIMED_STEPS)))
+    count = int(trial.world.max(affordable)[0])
     step = seconds_per_step(count)
 
     # time one evaluation, with what the log draws: all of them take equally long
@@ -78,7 +76,7 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
     return Timing(step, time.perf_counter() - evaluation_began)
 
 
-def fit_to_time(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
+def longest_run(train: TrainConfig, timing: Timing, seconds: float) -> TrainConfig:
     """Return the settings of the longest run that takes at most SAFETY * seconds at this timing.
 
     It evaluates as often as `eval_interval` asks, but for at most a tenth of the time.
@@ -92,6 +90,6 @@ def fit_to_time(train: TrainConfig, timing: Timing, seconds: float) -> TrainConf
     evaluations = min(affordable, wanted)
     max_iters = max(1, int((SAFETY * seconds - evaluations * timing.evaluation) / timing.step))
 
-    if evaluations < wanted:
+    if evaluations < wanted or train.eval_interval == "auto":
         train = replace(train, eval_interval=math.ceil(max_iters / evaluations))
     return replace(train, max_iters=max_iters)

@@ -71,7 +71,8 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
 
     Raises Interrupted if a stop is requested meanwhile: the resumed run evaluates again.
     """
-    val, block_size = run.corpus.val, run.config.model.block_size
+    run.update_logit_scale()
+    val, block_size = run.corpus.val, run.settings.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
 
     def losses_on(split: Split) -> WindowLosses:

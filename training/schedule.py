@@ -13,8 +13,8 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     and then falls linearly (Zhai et al. 2022, section 3.5); `constant` stays at 1. Both falls end
     at min_lr_ratio, just after the last step.
     """
-    warmup = share_in_steps(train.warmup_ratio, train.max_iters)
-    cooldown = share_in_steps(train.cooldown_ratio, train.max_iters)
+    warmup = ratio_to_steps(train.warmup_ratio, train.max_iters)
+    cooldown = ratio_to_steps(train.cooldown_ratio, train.max_iters)
 
     # warm-up: the first gradients are large, and the optimizer's running averages still unreliable
     if step < warmup:
@@ -33,7 +33,7 @@ def lr_multiplier(step: int, train: TrainConfig) -> float:
     return 1.0
 
 
-def share_in_steps(ratio: float, max_iters: int) -> int:
+def ratio_to_steps(ratio: float, max_iters: int) -> int:
     """Return how many whole steps a share of a run of `max_iters` steps is."""
     # without the 1e-6, 0.29 of 100 steps would be 28: the product is 28.999999999999996
     return int(ratio * max_iters + 1e-6)

@@ -1,17 +1,26 @@
-"""The state of a run: model and optimizers, and `Progress`, its counters and losses."""
+"""The state of a run: settings, model and optimizers, and `Progress`, its counters and losses."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from configs.fields import Checked, setting
-from configs.schema import Config
+from configs.schema import (
+    DROPOUT_BY_EPOCHS,
+    LOGIT_SCALE_DROP,
+    MIN_LOGIT_SCALE,
+    MIN_WEIGHTS_PER_CHARACTER,
+    Config,
+)
 from data.batches import Batches
 from data.corpus import Corpus
 from model.gpt import GPT
-from training import optimizers
 from training.device import Runtime
-from training.distributed import SINGLE_PROCESS, World
-from training.resolve import resolve
+from training.distributed import World
+from training.optimizers import build_optimizers
+
+EVALUATIONS = 10  # of a run with `eval_interval: auto`
 
 
 @dataclass
@@ -55,42 +64,50 @@ class Progress(Checked):
 
 
 class Run:
-    """A GPT in training with its settings, text, optimizers and progress, which starts at 0."""
+    """A GPT in training with its settings, text, optimizers and progress, which starts at 0.
 
-    def __init__(
-        self, settings: Config, corpus: Corpus, runtime: Runtime, world: World = SINGLE_PROCESS
-    ):
+    `settings` are those that a checkpoint stores. Dropout and eval_interval are numbers there. The
+    `auto` of device, dtype and kernel stays: on another machine it may mean something else.
+    """
+
+    def __init__(self, settings: Config, corpus: Corpus, runtime: Runtime, world: World):
         train = settings.train
-        self.corpus, self.runtime, self.world = corpus, runtime, world
+        self.corpus, self.runtime, self.world, self.progress = corpus, runtime, world, Progress()
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
-
         self.batches = Batches(
             corpus.train, settings.model.block_size, train.batch_size, settings.seed
         )
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )
+        self.settings = settings = resolve(settings, self.planned_epochs, corpus)
 
-        # `settings` are as the user wrote them, and checkpoints store them. `config` has a value in
-        # place of every `auto`, and everything else reads it.
-        self.settings = settings
-        self.config = resolve(settings, runtime, self.planned_epochs, corpus.characters)
+        config = replace(settings.model, logit_scale=1.0)
+        self.model = GPT(config, len(corpus.tokenizer), settings.seed).to(runtime.device)
+        self.update_logit_scale()
+        # wrapped in DDP if there are several ranks, then compiled if that is set
+        self.ddp_model = self.forward = world.wrap(self.model)
+        if settings.compile:
+            self.forward = torch.compile(self.ddp_model)
+        self.optimizers = build_optimizers(self.model, train, runtime.dtype)
 
-        model = GPT(self.config.model, len(corpus.tokenizer), settings.seed)
-        self.model = model.to(runtime.device)
-        self.optimizers = optimizers.build_optimizers(self.model, self.config.train, runtime.dtype)
-        self.progress = Progress()
+    def update_logit_scale(self) -> None:
+        """Set the model's logit_scale; `auto` depends on the epochs read so far."""
+        scale = self.settings.model.logit_scale
+        if scale == "auto":  # with each epoch, it becomes more overconfident on other text
+            scale = max(MIN_LOGIT_SCALE, round(1 - LOGIT_SCALE_DROP * self.epochs, 2))
+        self.model.config = replace(self.model.config, logit_scale=scale)
 
     @property
     def epochs(self) -> float:
         """The average number of times that each training character has been read so far."""
-        batches = self.progress.step * self.config.train.gradient_accumulation_steps
+        batches = self.progress.step * self.settings.train.gradient_accumulation_steps
         return self.batches.epochs(batches)
 
     @property
     def evaluation_due(self) -> bool:
         """True at a step that evaluates: every eval_interval steps, and the last one."""
-        step, train = self.progress.step, self.config.train
+        step, train = self.progress.step, self.settings.train
         due = step % train.eval_interval == 0 or step >= train.max_iters
         # not at step 0, where `last_eval_step` begins, and not again after a resume
         return due and step > self.progress.last_eval_step
@@ -98,7 +115,7 @@ class Run:
     @property
     def out_of_patience(self) -> bool:
         """True if the run should stop early; never with `patience: 0`."""
-        return 0 < self.config.train.patience <= self.progress.evals_since_best
+        return 0 < self.settings.train.patience <= self.progress.evals_since_best
 
     @property
     def lr(self) -> float:
@@ -108,4 +125,22 @@ class Run:
     @property
     def muon_lr(self) -> float | None:
         """The learning rate of Muon in the last step; None without Muon."""
-        return self.optimizers[1].lr if self.config.train.optimizer == "muon" else None
+        return self.optimizers[1].lr if len(self.optimizers) > 1 else None
+
+
+def resolve(settings: Config, epochs: float, corpus: Corpus) -> Config:
+    """Replace the `auto` of dropout and eval_interval; name the sources that were read.
+
+    `epochs` is how often the whole run reads the text.
+    """
+    model, train = settings.model, settings.train
+    if model.dropout == "auto":
+        # with each epoch the model memorizes more, but a small one memorizes little
+        weights = 12 * model.n_layer * model.n_embd**2  # in the blocks
+        is_small = weights < MIN_WEIGHTS_PER_CHARACTER * corpus.characters
+        dropout = 0.0 if is_small else max(p for e, p in DROPOUT_BY_EPOCHS if epochs >= e)
+        model = replace(model, dropout=dropout)
+    if train.eval_interval == "auto":
+        train = replace(train, eval_interval=math.ceil(train.max_iters / EVALUATIONS))
+    data = replace(settings.data, sources=corpus.sources)
+    return replace(settings, data=data, model=model, train=train)

@@ -21,7 +21,7 @@ from tests.variants import CHOICES, noisy
 
 VOCABULARY = 13
 MODELS = CHOICES | {
-    "attention": LAYOUTS,
+    "layout": LAYOUTS,
     "kernel": KERNELS,
     "logit_scale": (1.0, 0.8),
     "block_size": (1, 2, 3, 5, 8, 16),

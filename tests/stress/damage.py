@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from common.errors import CheckpointError
-from run import checkpoint as checkpoints
+from storage.checkpoint import LAST, load_checkpoint
 from tests.commands import sample_main
 from tests.conftest import ROOT, printed
 from tests.runs import small_run_args, train
@@ -32,13 +32,13 @@ def stress(full: bool) -> str:
         run, trap, path = folder / "run", folder / "trap", folder / "damaged.safetensors"
         options = small_run_args(folder)
         assert train(*options, f"--out_dir={run}", "--max_iters=12")[0] == 0
-        original = (run / checkpoints.LAST).read_bytes()
+        original = (run / LAST).read_bytes()
         trap.mkdir()
         patch.chdir(trap)  # code in a file would write here
         for content in damaged(original, rng, full):
             path.write_bytes(content)
             with pytest.raises(CheckpointError) as caught:
-                checkpoints.load(path)
+                load_checkpoint(path)
             assert printed(caught.value).startswith(f"{path}: ")
             count += 1
         code, output = train(*options, f"--out_dir={folder / 'new'}", f"--init_from={path}")

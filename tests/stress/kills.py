@@ -23,9 +23,8 @@ from pathlib import Path
 import pytest
 
 from common import files
-from run import checkpoint as checkpoints
-from run.checkpoint import BEST, LAST
-from run.folder import BEST_BEFORE
+from storage.checkpoint import BEST, LAST, load_preferred
+from storage.folder import BEST_BEFORE
 from tests.runs import (
     contents,
     count_checkpoints,
@@ -47,7 +46,7 @@ MIXES = [
     ["--optimizer=adamw", "--schedule=cosine"],
     ["--dropout=0", "--attention_dropout=0.3", "--gradient_accumulation_steps=1"],
     ["--dtype=bfloat16", "--optimizer=adamw", "--positions=rope", "--qk_norm"],
-    ["--log=scalars", "--schedule=constant", "--attention=stacked", "--kernel=batched"],
+    ["--schedule=constant", "--layout=stacked", "--kernel=batched"],
     [*MINUTES, "--dropout=auto", "--logit_scale=auto", "--gradient_accumulation_steps=5"],
 ]
 
@@ -251,7 +250,7 @@ def fail_and_resume(
     cases = list(itertools.product(FAULTS, range(len(resumed_calls()))))[::every]
     for fault, fatal in cases:
         case = f"{fault!r} at {resumed_calls(fault, fatal)[fatal]}, call {fatal}"
-        assert checkpoints.find(other, "last", notify=print).progress.step in (8, 12), case
+        assert load_preferred(other, "last", notify=print).progress.step in (8, 12), case
         assert has_best(BEST, BEST_BEFORE), case
         assert train(*options, f"--out_dir={other}", "--resume")[0] == 0, case
         assert has_best(BEST_BEFORE), case

@@ -22,8 +22,7 @@ from common.console import print_stderr
 from common.errors import CheckpointError, ResourceError, RunInUseError
 from configs.command import to_yaml
 from configs.schema import Config
-from run import checkpoint as checkpoints
-from run.checkpoint import BEST, BEST_BEFORE, LAST, PREV, TextInfo
+from storage.checkpoint import BEST, LAST, capture, load_checkpoint, to_bytes
 from training.state import Run
 
 METRICS, METRICS_OLD = "metrics.csv", "metrics_old.csv"
@@ -36,7 +35,7 @@ MIN_SAVE_SECONDS, MAX_SAVE_SECONDS = 15, 300
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Create a run folder if necessary, and lock it until the end of the block.
 
     If the folder holds no run at the end, what was created is removed again: a start that is
@@ -106,7 +105,7 @@ def is_ours(settings_file: Path) -> bool:
 # --------------------------------------------------------------------------------- the checkpoints
 
 
-class CheckpointManager:
+class Saver:
     """The writer of a run's checkpoints: the newest state in `last`, the best weights in `best`.
 
     `already_saved` says that the run has just been restored from `last`. A save that fails, as on a
@@ -117,13 +116,19 @@ class CheckpointManager:
         self, folder: Path, run: Run, notify: Callable[[str], None], *, already_saved: bool
     ):
         self.folder, self.run, self.notify = folder, run, notify
-        self.first_save_due = not already_saved
+        self.nothing_saved_yet = not already_saved
         # a copy, because the run mutates its progress
         self.saved_progress = replace(run.progress) if already_saved else None
         self.began = self.tried_at = time.monotonic()
         self.save_seconds = 0.0  # of the last save
-        self.best_loss = best_loss_so_far(folder, checkpoints.text_info(run), notify)
-        self.unsaved_best: bytearray | None = None  # a best checkpoint that failed to be written
+        self.unsaved_best: bytes | None = None  # a best checkpoint that failed to be written
+        # `last` may be older than `best`, after a kill: never replace the best by a worse one
+        self.best_loss = math.inf
+        if (folder / BEST).exists():
+            try:
+                self.best_loss = load_checkpoint(folder / BEST).progress.best_loss
+            except CheckpointError as error:
+                notify(f"{error}; the next best weights replace it")
 
     def save(self, *, as_best: bool, final: bool) -> None:
         """Save the run in `best` if `as_best`, and in `last` if a save is due or `final`.
@@ -132,27 +137,24 @@ class CheckpointManager:
         `final`, because no later save will try again.
         """
         progress = self.run.progress
-        # `last` may be older than `best`, after damage or a kill, and with it the progress
         as_best = as_best and progress.best_loss <= self.best_loss
         as_last = (final or self._is_due()) and progress != self.saved_progress
         if not (as_best or as_last):
             return
-        self.first_save_due, self.tried_at = False, time.monotonic()
+        self.nothing_saved_yet, self.tried_at = False, time.monotonic()
 
-        saved = checkpoints.capture(self.run)
+        checkpoint = capture(self.run)
         if as_best:
-            self.unsaved_best = checkpoints.to_bytes(saved.without_moments())
+            self.unsaved_best = to_bytes(checkpoint.without_moments())
             self.best_loss = progress.best_loss
         try:
-            # write best first: otherwise a kill between the two leaves a last whose best_loss has
-            # no file; the old last becomes prev
+            # best first: otherwise a kill between the two leaves a last whose best has no file
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
                 self.unsaved_best = None
             if as_last:
-                content = checkpoints.to_bytes(saved)
-                files.write_atomic(self.folder / LAST, content, previous=self.folder / PREV)
-                self.saved_progress = saved.progress
+                files.write_atomic(self.folder / LAST, to_bytes(checkpoint))
+                self.saved_progress = checkpoint.progress
         except ResourceError as error:
             if final:
                 raise
@@ -161,8 +163,8 @@ class CheckpointManager:
 
     def _is_due(self) -> bool:
         """Return whether to save `last`: before the first step, then as `save_interval` says."""
-        progress, interval = self.run.progress, self.run.config.train.save_interval
-        if self.first_save_due:
+        progress, interval = self.run.progress, self.run.settings.train.save_interval
+        if self.nothing_saved_yet:
             return True
         if interval != "auto":
             return progress.step % interval == 0
@@ -170,23 +172,3 @@ class CheckpointManager:
         seconds = min(max((now - self.began) / 10, MIN_SAVE_SECONDS), MAX_SAVE_SECONDS)
         seconds = max(seconds, 50 * self.save_seconds)
         return progress.step == progress.last_eval_step or now - self.tried_at >= seconds
-
-
-def best_loss_so_far(folder: Path, text: TextInfo, notify: Callable[[str], None]) -> float:
-    """Return the validation loss of best.safetensors; infinity if there is no whole one.
-
-    One of another validation text is renamed to best_before.safetensors: only losses on the same
-    text can be compared. The file itself says which it is, so a kill before or after does no harm.
-    """
-    try:
-        best = checkpoints.load(folder / BEST)
-    except CheckpointError:  # missing; or damaged, and may be replaced
-        return math.inf
-    if best.text.validated_sha256 == text.validated_sha256:
-        return best.progress.best_loss
-
-    before = folder / BEST_BEFORE
-    replaced = "; an earlier one is replaced" if before.exists() else ""
-    files.rename(folder / BEST, before)
-    notify(f"the validation text has changed: {before} keeps the best weights so far{replaced}")
-    return math.inf

@@ -1,5 +1,5 @@
 """The output of a run: checkpoints, its folder, the log. `load_model` loads a model for Python."""
 
-from run.checkpoint import load_model
+from storage.checkpoint import load_model
 
 __all__ = ["load_model"]

@@ -1,27 +1,37 @@
-"""Settings that cannot change in a run, and changes since its checkpoint that nobody asked for."""
+"""Settings that cannot change in a run, and changes of its environment since its checkpoint."""
 
 from collections.abc import Mapping
 
-from common.console import shorten
 from common.errors import ConfigError
 from configs.command import Command
 from configs.fields import settings_of
 from configs.schema import Config, flat_settings
-from run.checkpoint import Checkpoint, TextInfo, text_info
-from training.device import environment_of
-from training.resolve import resolve
+from storage.checkpoint import Checkpoint
+from training.device import environment
 from training.state import Run
 
 FIXED = {name for name, field in settings_of(Config).items() if field.metadata["fixed"]}
 
 
-def resumed_settings(command: Command, saved: Checkpoint) -> Config:
+def resumed_settings(command: Command, checkpoint: Checkpoint) -> Config:
     """Return the settings of a resumed run: those of its checkpoint, then the options.
 
     Raises ConfigError if an option would change what cannot change in a run.
     """
-    settings = command.resumed_settings(saved.settings)
-    refuse_changes(flat_settings(saved.settings), flat_settings(settings), saved)
+    settings = command.resumed_settings(checkpoint.settings)
+    refuse_changes(flat_settings(checkpoint.settings), flat_settings(settings), checkpoint)
+
+    # batch i begins at window i * batch_size of the epochs: another size would skip text
+    before, now = checkpoint.settings.train, settings.train
+    windows = before.batch_size * before.gradient_accumulation_steps
+    if now.batch_size * now.gradient_accumulation_steps != windows:
+        divisors = [n for n in range(1, windows + 1) if windows % n == 0]
+        size = min(divisors, key=lambda n: abs(n - now.batch_size))
+        raise ConfigError(
+            f"batch_size {now.batch_size} * gradient_accumulation_steps "
+            f"{now.gradient_accumulation_steps} must stay {windows}, or the run would skip text; "
+            f"use --batch_size={size} --gradient_accumulation_steps={windows // size}"
+        )
     return settings
 
 
@@ -51,7 +61,7 @@ def fine_tuning_settings(command: Command, parent: Checkpoint) -> tuple[Config, 
 
 
 def refuse_changes(
-    then: Mapping[str, object], now: Mapping[str, object], saved: Checkpoint
+    then: Mapping[str, object], now: Mapping[str, object], checkpoint: Checkpoint
 ) -> None:
     """Raise ConfigError if a fixed setting that is in both has another value now."""
     wrong = [
@@ -61,27 +71,13 @@ def refuse_changes(
     ]
     if wrong:
         raise ConfigError(
-            f"{saved.path}: this cannot change: {', '.join(sorted(wrong))}; omit the option, or "
-            "train a new model"
+            f"{checkpoint.path}: this cannot change: {', '.join(sorted(wrong))}; omit the option, "
+            "or train a new model"
         )
 
 
-def unasked_changes(saved: Checkpoint, run: Run, options: Mapping[str, object]) -> list[str]:
-    """Return a line for all that has changed since a checkpoint without an option.
-
-    It compares the values of `auto`, the texts by their characters, and the environment.
-    """
-    text = saved.text
-    then = flat_settings(resolve(saved.settings, run.runtime, text.epochs, text.characters))
-    then |= _digests(text) | saved.environment
-    now = flat_settings(run.config) | _digests(text_info(run))
-    now |= environment_of(run.runtime, run.world.size)
-    return [
-        f"{name} {shorten(str(then.get(name)), 200)} -> {shorten(str(now[name]), 200)}"
-        for name in now
-        if now[name] != then.get(name) and name not in options
-    ]
-
-
-def _digests(text: TextInfo) -> dict[str, str | None]:
-    return {"data.sha256": text.sha256, "data.val_sha256": text.val_sha256}
+def changed_environment(checkpoint: Checkpoint, run: Run) -> str:
+    """Return what of a run's environment has changed since a checkpoint, or ""."""
+    then, now = checkpoint.environment, environment(run.runtime, run.world.size)
+    changes = [f"{n} {then.get(n)} -> {now[n]}" for n in now if now[n] != then.get(n)]
+    return ", ".join(changes)

@@ -26,9 +26,10 @@ from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
 from data.summary import length_advice
+from model.attention import fastest_kernel
 from model.parameters import parameter_count
-from run import pictures
-from run.folder import METRICS, METRICS_OLD
+from storage import pictures
+from storage.folder import METRICS, METRICS_OLD
 from training.drawings import Probe, draw
 from training.evaluate import BITS_PER_NAT, Evaluation
 from training.state import Run
@@ -56,7 +57,7 @@ CHARTS = {
 SECONDS_BETWEEN_LINES = 30  # if the output is a file, which has no bar
 
 
-def info(*lines: object) -> None:
+def say(*lines: object) -> None:
     """Print lines above the progress bar. If the reader has gone (`| head`), training continues."""
     try:
         # tqdm draws the bar again below the lines
@@ -90,7 +91,7 @@ class Log:
                 self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
 
         self.bar = tqdm(
-            total=run.config.train.max_iters,
+            total=run.settings.train.max_iters,
             initial=self.first_step,
             # short words, so that a terminal of 80 columns has room for the bar itself
             bar_format="{n_fmt}/{total_fmt} |{bar}| {remaining} left{postfix}",
@@ -100,27 +101,31 @@ class Log:
     def start(self) -> None:
         """Log the text, the model and the device."""
         run, model, corpus = self.run, self.run.model, self.run.corpus
-        config, train = model.config, run.config.train
+        config, train = run.settings.model, run.settings.train
 
-        device = [str(run.runtime), str(run.world), f"{config.kernel} attention"]
+        processes = f"{run.world.size} processes" if run.world.size > 1 else ""
+        kernel = config.kernel
+        if kernel == "auto":
+            kernel = fastest_kernel(run.runtime.dtype, run.runtime.device, config.block_size)
+        device = [str(run.runtime), processes, f"{kernel} attention"]
         lines = [
             *corpus.summary,
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameter_count(model):,} parameters",
             f"device      {', '.join(filter(None, device))}",
             f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
-            f"dropout {config.dropout:g}, logit_scale {config.logit_scale:g}",
+            f"dropout {config.dropout:g}, logit_scale {config.logit_scale}",
         ]
         if note := length_advice(corpus.train, corpus.val, config.block_size):
             lines.append(note)
-        info(*lines)
+        say(*lines)
 
         # to TensorBoard: the same lines and every setting, and the charts
         lines += [
             f"vocabulary  {corpus.tokenizer.vocabulary}",
             f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
             "",
-            *(f"{name:<33}{value}" for name, value in flat_settings(run.config).items()),
+            *(f"{name:<33}{value}" for name, value in flat_settings(run.settings).items()),
         ]
         charts = {title: ["Multiline", tags] for title, tags in CHARTS.items()}
         layout = summary.custom_scalars({"training": charts})
@@ -128,7 +133,7 @@ class Log:
 
     def step(self, result: StepResult) -> None:
         """Log a step: every log_interval steps its scalars, now and then a line."""
-        run, train = self.run, self.run.config.train
+        run, train = self.run, self.run.settings.train
         step, vocab_size = run.progress.step, run.model.vocab_size
 
         # the first step is the slowest: estimate the remaining time from its end on
@@ -141,7 +146,7 @@ class Log:
 
         # a simple test: an untrained model should guess uniformly
         if step == 1:
-            info(
+            say(
                 f"first loss  {result.loss:.3f}; a uniform guess has "
                 f"ln({vocab_size}) = {math.log(vocab_size):.3f}"
             )
@@ -183,7 +188,7 @@ class Log:
         self._write_scalars(step, scalars)
 
         best = " (best so far)" if improved else ""
-        info(
+        say(
             f"step {step:,}: validation loss {val_loss:.4f}{best}, "
             f"loss on training text {train_loss:.4f}{exact_match}"
         )
@@ -198,12 +203,12 @@ class Log:
         for tag, text in texts.items():
             if text:
                 self._write(step, [code_block(tag, text.split("\n"))])
-                info(*(f"  | {line}" for line in text.strip("\n").split("\n")))
+                say(*(f"  | {line}" for line in text.strip("\n").split("\n")))
         if drawings.probe:
             self._write(step, probe_summaries(drawings.probe, run.corpus.tokenizer.vocabulary))
 
         if progress.is_overfitting(train_loss) and "overfitting" not in self.warned:
-            info(
+            say(
                 f"overfitting: the validation loss has not improved since step "
                 f"{progress.best_step:,}, while the loss on training text fell from "
                 f"{progress.train_loss_at_best:.4f} to {train_loss:.4f}; try more model.dropout"
@@ -213,7 +218,7 @@ class Log:
     def end(self, command: Command) -> None:
         """Print how a run has ended, its best loss, and two commands to use its model."""
         folder, minutes = command.folder, (time.monotonic() - command.began) / 60
-        progress, train = self.run.progress, self.run.config.train
+        progress, train = self.run.progress, self.run.settings.train
 
         ended = f"finished after {minutes:.1f} minutes"
         if progress.step == self.first_step:
@@ -233,7 +238,7 @@ class Log:
         if question := self.run.corpus.question:  # a model of answers wants to be asked
             sample.append(f"--prompt={with_escapes(question)}")
         tensorboard = [sys.orig_argv[0], "-m", "tensorboard.main", "--logdir", folder.parent]
-        info(
+        say(
             ended,
             f"{best}; now try:",
             f"  {script_command('sample.py', *sample)}",
@@ -258,7 +263,7 @@ class Log:
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
-        now, left = time.monotonic(), self.run.config.train.max_iters - step
+        now, left = time.monotonic(), self.run.settings.train.max_iters - step
         done = step - self.first_step - 1  # without the first step
         if done == 0 or left == 0:
             return
@@ -266,10 +271,10 @@ class Log:
 
         if self.last_line is None:
             speed = f"{tokens_per_sec:,.0f} characters per second"
-            info(f"speed       {speed}: about {minutes:.1f} minutes left")
+            say(f"speed       {speed}: about {minutes:.1f} minutes left")
             self.last_line = now
         elif not sys.stdout.isatty() and now - self.last_line >= SECONDS_BETWEEN_LINES:
-            info(f"step {step:,}: loss {loss:.3f}, about {minutes:.1f} minutes left")
+            say(f"step {step:,}: loss {loss:.3f}, about {minutes:.1f} minutes left")
             self.last_line = now
 
     def _leave_bar_if_stopping(self) -> None:
@@ -303,7 +308,7 @@ class Log:
         except OSError as error:
             if path not in self.warned:
                 reason = error.strerror or error
-                info(f"warning: {path}: the log is not written ({reason}); training continues")
+                say(f"warning: {path}: the log is not written ({reason}); training continues")
             self.warned.add(path)
 
 
@@ -320,7 +325,7 @@ class Metrics:
         old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         if old and not old.startswith(HEADER):
             files.rename(path, path.with_name(METRICS_OLD))
-            info(f"{path}: it has other columns than this run; it is kept as {METRICS_OLD}")
+            say(f"{path}: it has other columns than this run; it is kept as {METRICS_OLD}")
             old = ""
         minutes = WHOLE_ROW.findall(old)
         self.minutes_before = float(minutes[-1]) if minutes else 0.0
