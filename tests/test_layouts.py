@@ -26,9 +26,11 @@ def new_run(config, optimizer):
 def converted(run, optimizer, layout):
     """Convert a model and its optimizers to another layout, as checkpoints do."""
     other, others = new_run(dataclasses.replace(CONFIG, layout=layout), optimizer)
-    for kind, tensors in tensors_of(run).items():
-        state = state_of(others)
-        load_tensors(other, tensors, lambda p: p if kind == "model" else state[p][kind])
+    kinds, state = tensors_of(run), state_of(others)
+    load_tensors(other, kinds.pop("model"))
+    for kind, tensors in kinds.items():
+        load_tensors(other, tensors, lambda p, kind=kind: state[p][kind])
+    others[0].step_counts.copy_(run[1][0].step_counts[:1].expand(len(others[0].step_counts)))
     return other, others
 
 
@@ -36,8 +38,12 @@ def tensors_of(run):
     """Return all parameters and moments by kind and name."""
     model, optimizers = run
     state = state_of(optimizers)
-    moments = {kind: named_tensors(model, lambda p: state[p].get(kind)) for kind in MOMENTS}
+    moments = {kind: tensors_of_kind(model, state, kind) for kind in MOMENTS}
     return {"model": named_tensors(model)} | moments
+
+
+def tensors_of_kind(model, state, kind):
+    return named_tensors(model, lambda parameter: state[parameter].get(kind))
 
 
 def train(run, steps):
@@ -50,7 +56,7 @@ def train(run, steps):
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         for optimizer in optimizers:
-            optimizer.step(step)
+            optimizer.step()
         model.zero_grad()
         losses.append(loss.item())
     return losses
