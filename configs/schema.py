@@ -19,7 +19,7 @@ TEXT_URL = re.compile(
 # the keys of the tables in model/attention.py and training/device.py, repeated here to avoid
 # importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
-KERNELS = ("loop", "bmm", "batched", "sdpa", "auto")
+KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
@@ -116,7 +116,7 @@ class ModelConfig(Checked):
     """The architecture, and its implementation."""
 
     layout: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
-    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", KERNELS)
+    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
     n_layer: int = setting(4, "number of blocks", at_least=1, fixed=True)
     n_head: int = setting(4, "number of attention heads per block", at_least=1, fixed=True)
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)
