@@ -135,6 +135,17 @@ def test_loading_returns_what_was_written(file):
     assert list(saved.of_kind("exp_avg")) == ["a"]
 
 
+def test_a_header_of_any_length_is_read(file):
+    """Its length is at the beginning of the file, where a pickle has 0x80, and a zip PK."""
+    saved, first_bytes = load_checkpoint(file), set()
+    for length in range(1, 257):
+        saved.settings = Config(out_dir="x" * length)
+        write_atomic(file, to_bytes(saved))
+        first_bytes.add(file.read_bytes()[0])
+        assert load_checkpoint(file).settings == saved.settings
+    assert 0x80 in first_bytes
+
+
 def test_a_flipped_bit_in_any_byte_is_refused(file):
     content = file.read_bytes()
     for position in range(len(content)):
