@@ -21,22 +21,23 @@ def summarize(
     vocabulary: str,
     train: Split,
     val: Split,
-    held_out: str,
+    max_val: int,
 ) -> list[str]:
     """Return the summary of a training text and its validation text; the notes come last.
 
-    `text_counts` has the character counts of each text. `held_out` names the part of a single text
-    that is held out for validation.
+    `text_counts` has the character counts of each text.
     """
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
-    held_out = f": {held_out}" if held_out else ""
+    windows = ""
+    if 0 < max_val < len(val):
+        windows = f"; an evaluation predicts at most {max_val:,} of them, evenly spaced"
     # the rarest characters show what does not belong in a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
     return [
         *map(text_line, ("text        ", "validation  "), texts, text_counts),
         f"split       {len(train):,} characters to train on, "
-        f"{len(val):,} ({share:.1%}) to validate on{held_out}",
+        f"{len(val):,} ({share:.1%}) to validate on{windows}",
         f"rarest      {', '.join(f'{describe(c)} {n_times(counts[c])}' for c in rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
         *(f"note: {note}" for note in unusual(counts, vocabulary, train, val)),
@@ -63,13 +64,13 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
 
 def text_line(label: str, text: Text, counts: Counter[str]) -> str:
     """Return a line with the path and the size of a text."""
-    files = f"{len(text.contents):,} files, " if len(text.contents) > 1 else ""
+    files = f"{len(text.files):,} files, " if len(text.files) > 1 else ""
     return f"{label}{text.path}: {files}{counts.total():,} characters, {len(counts):,} distinct"
 
 
 def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    # left out by data.min_count or by a checkpoint's vocabulary
+    # left out by min_count or by a checkpoint's vocabulary
     if rare := sorted(counts.keys() - set(vocabulary)):
         total = n_times(sum(counts[c] for c in rare))
         yield (
