@@ -88,9 +88,7 @@ def load_corpus(
     elif data.val_sources:
         train, val = (join(map(encode, files)) for files in contents)
     else:
-        # the end of each file validates
-        cuts = [(encode(file), int(len(file) * (1 - data.val_fraction))) for file in contents[0]]
-        train, val = join(ids[:cut] for ids, cut in cuts), join(ids[cut:] for ids, cut in cuts)
+        train, val = split_files(list(map(encode, contents[0])), data.val_fraction)
 
     # both need a character to predict, and one to predict it from
     for name, split, text in (("training", train, texts[0]), ("validation", val, texts[-1])):
@@ -135,6 +133,13 @@ def read_texts(data: DataConfig, expected: tuple[str | None, str | None]) -> lis
                 f"{text.path} is not the text of this run: SHA-256 {text.sha256}, not {sha256}"
             )
     return texts
+
+
+def split_files(files: Sequence[np.ndarray], val_fraction: float) -> tuple[Split, Split]:
+    """Hold out the end of each file for validation: its last `val_fraction`, rounded up."""
+    cuts = [int(len(ids) * (1 - val_fraction)) for ids in files]
+    train = join(ids[:cut] for ids, cut in zip(files, cuts, strict=True))
+    return train, join(ids[cut:] for ids, cut in zip(files, cuts, strict=True))
 
 
 def end_with_newlines(files: Sequence[str]) -> Sequence[str]:

@@ -112,9 +112,10 @@ def read_sources(sources: tuple[str, ...], encoding: str, option: str) -> Text:
             "fix that, or name another source"
         ) from error
 
+    path = local_path(sources[0]).absolute()
+    name = path.parent.name if path.name == "input.txt" else path.name
     more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
-    name, path = display_name(local_path(sources[0])), str(locations[0])
-    return Text(name + more, path + more, contents, notes, sources)
+    return Text(name + more, f"{locations[0]}{more}", contents, notes, sources)
 
 
 def find_source(source: str) -> tuple[Path, list[Path]]:
@@ -132,8 +133,14 @@ def find_source(source: str) -> tuple[Path, list[Path]]:
     if url:
         location = download(path, url)
         return location, [location]
+
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = {entry.name: str(entry) for entry in beside}
+    hint = did_you_mean(path.name, names, "name an existing file or folder, or a URL")
+    if "," in path.name:
+        hint = "to read several, give the option several times"
     missing = "nothing matches" if split_pattern(path)[1] else "no such file or folder"
-    raise TextNotFound(f"{source}: {missing}; {suggest_path(path)}")
+    raise TextNotFound(f"{source}: {missing}; {hint}")
 
 
 def local_path(source: str) -> Path:
@@ -147,14 +154,6 @@ def local_path(source: str) -> Path:
     _, folder, file, _ = url.groups()
     stem = Path(file).stem
     return Path("data", folder if stem == "input" else stem, "input.txt")
-
-
-def display_name(path: Path) -> str:
-    """Return a name for messages: a pattern, the folder of an `input.txt`, or the last part."""
-    if split_pattern(path)[1]:
-        return str(path)
-    path = path.absolute()
-    return path.parent.name if path.name == "input.txt" else path.name
 
 
 def split_pattern(path: Path) -> tuple[Path, str]:
@@ -246,22 +245,12 @@ def list_unread(folder: Path, read: Collection[str]) -> tuple[str, str]:
     return first_few(unread), f"{folder}/**/*{suffix}" if suffix else ""
 
 
-def suggest_path(path: Path) -> str:
-    """Return "did you mean X?" for the nearest name in the folder of a path."""
-    if "," in path.name:
-        return "to read several, give the option several times"
-    entries = path.parent.iterdir() if path.parent.is_dir() else ()
-    names = {entry.name: str(entry) for entry in entries}
-    return did_you_mean(path.name, names, "name an existing file or folder, or a URL")
-
-
 # ----------------------------------------------------------------------------------------- download
 
 
 def check_download(path: Path, url: re.Match) -> None:
     """Raise DataError unless a file is the one that a URL stands for: another may have its name."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     if sha256 != url[4].lower():
         raise DataError(
             f"{path}: has SHA-256 {sha256}, but {url[1]} has {url[4]}; delete the file to download "
