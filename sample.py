@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from common.console import escape, print_error, print_result, print_stderr, print_text
-from common.errors import ConfigError, DataError, UserError, counted
+from common.errors import ConfigError, DataError, UserError, counted, first_few
 from common.files import home_path
 from configs.command import parse_sample_options
 from configs.fields import INVALID_TEXT, brief, error_context, unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
-from data.encodings import ENCODING_OF_BOM, decode_text, without_license
+from data.encodings import ENCODING_OF_BOM, decode_text, read_files
 from page.mark import check_page
 
 
@@ -34,18 +34,18 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
     if options.html:
         check_page(home_path(options.html))
     if is_from_file(options.prompt):
-        return options, read_text(options.prompt.removeprefix("FILE:"), "utf-8")[1]
+        return options, read_prompt(options.prompt.removeprefix("FILE:"))
     return options, unescape(options.prompt)
 
 
-def read_text(path: str, encoding: str) -> tuple[str, str]:
-    """Return the name and the text of a file, or of standard input if `path` is "-"."""
+def read_prompt(path: str) -> str:
+    """Return the text of a file, or of standard input if `path` is "-"."""
     name = "standard input" if path == "-" else path
     try:
         content = sys.stdin.buffer.read() if path == "-" else home_path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror}; name a text file") from error
-    return name, decode_text(content, name, encoding)
+    return decode_text(content, name, "utf-8")
 
 
 if __name__ == "__main__":
@@ -55,8 +55,10 @@ import numpy as np
 import torch
 
 from data.batches import Split, evaluation_windows
+from data.corpus import end_with_newlines
 from data.items import ItemFormat
-from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
+from data.text import find_text
+from data.tokenizer import UNK, CharTokenizer, UnknownCharacter, describe
 from model.generate import Sampler, Texts
 from page.export import write_page
 from storage.checkpoint import build_model, load_preferred
@@ -102,7 +104,7 @@ class Session:
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
         # each sample of a list is an item, and the separator ends it
-        self.item_format = ItemFormat.of(self.saved.settings.data)
+        self.item_format = ItemFormat.from_settings(self.saved.settings.data)
         self.stop_strings, self.end, self.answer_after = options.stop, "\n", ""
         if self.item_format:
             self.end, self.answer_after = self.item_format.separator, self.item_format.answer_after
@@ -113,17 +115,39 @@ class Session:
             options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
 
-    def encode(self, text: str) -> np.ndarray:
-        """Encode a text; raise ConfigError for a character that is not in the vocabulary.
+    def read_source(self, source: str) -> tuple[str, list[str]]:
+        """Return the name of a text, and the characters of its files, as training reads them.
 
-        With --unknown=skip, leave out such characters instead.
+        `source` is a file, folder or pattern, as in --sources, or "-" for standard input.
         """
-        if self.options.unknown == "skip":
-            known = "".join(c for c in text if c in self.tokenizer.vocabulary)
-            if skipped := len(text) - len(known):
-                print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
-            text = known
+        encoding = self.saved.settings.data.encoding
+        if source == "-":
+            name = "standard input"
+            files, notes = read_files([(name, sys.stdin.buffer.read())], encoding)
+        else:
+            text = find_text((source,), encoding)
+            name, files, notes = text.path, text.files, text.notes
+        print_stderr(*notes)
+        return name, files if self.item_format else end_with_newlines(files)
 
+    def known(self, texts: Sequence[str]) -> list[str]:
+        """Return texts as they are, or, with --unknown=skip, without unknown characters."""
+        if self.options.unknown != "skip":
+            return list(texts)
+        known = ["".join(c for c in text if c in self.tokenizer.vocabulary) for text in texts]
+        if skipped := sum(map(len, texts)) - sum(map(len, known)):
+            print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
+        return known
+
+    def encode(self, text: str) -> np.ndarray:
+        """Encode a text, of which --unknown=skip leaves out the unknown characters.
+
+        Otherwise they are mapped to UNK, or, if the vocabulary lacks it, raise ConfigError.
+        """
+        (text,) = self.known([text])
+        unknown = sorted(set(text) - set(self.tokenizer.vocabulary))
+        if unknown and UNK in self.tokenizer.vocabulary:
+            print_stderr(f"mapped to {describe(UNK)}: {first_few(map(describe, unknown))}")
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
@@ -269,11 +293,10 @@ def print_novel(session: Session, ids: np.ndarray) -> None:
 
     # do not print items of the file, an empty item, or an item twice
     count = session.options.num_samples
-    name, text = read_text(session.options.novel, session.saved.settings.data.encoding)
-    # as in training: no licence, and rare characters are UNK
+    items = session.item_format.items_of(*session.read_source(session.options.novel))
+    # rare characters are UNK, as in training
     vocabulary = session.tokenizer.vocabulary
-    text = "".join(c if c in vocabulary else UNK for c in without_license(text))
-    known = {"", *session.item_format.items_of(name, [text])}
+    known = {"", *("".join(c if c in vocabulary else UNK for c in item) for item in items)}
 
     # draw until there are enough; a model that has memorized its list may never get there
     found = 0
@@ -430,24 +453,17 @@ def end_line(text: str) -> None:
 def score(session: Session) -> None:
     """Print the loss over every character of a text; the items of a list are scored one by one."""
     item_format, tokenizer = session.item_format, session.tokenizer
-    data = session.saved.settings.data
-    name, whole = read_text(session.options.score, data.encoding)
-
-    # as in training: no licence, and rare characters are UNK; other unknown ones are refused
-    text = without_license(whole)
-    if left_out := len(whole) - len(text):
-        print_stderr(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
-    with error_context("--score"):
-        if data.min_count > 1 and UNK in tokenizer.vocabulary:
-            ids = tokenizer.encode(text, map_unknown=True)
-        else:
-            ids = session.encode(text)
-    text = tokenizer.decode(ids)
-    items = item_format.items_of(name, [text]) if item_format else [text]
+    name, texts = session.read_source(session.options.score)
+    texts = item_format.items_of(name, texts) if item_format else ["".join(texts)]
+    texts = [text for text in session.known(texts) if text.strip() or not item_format]
     # each character is predicted once, except the first of a text
-    if not items or (not item_format and len(text) < 2):
+    if not texts or (not item_format and len(texts[0]) < 2):
         raise DataError(f"{name}: nothing to predict; at least 2 known characters are needed")
-    split = item_format.as_split(items, tokenizer.encode) if item_format else Split(ids)
+    with error_context("--score"):
+        if item_format:
+            split = item_format.encode_items(texts, session.encode)
+        else:
+            split = Split(session.encode(texts[0]))
     block_size = session.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
     losses = window_losses(session.model, windows, session.runtime)
@@ -458,10 +474,10 @@ def score(session: Session) -> None:
         f"{counted(int(losses.counts.sum()), 'prediction')}"
     )
     if item_format:
-        per_item = losses.nats.sum() / len(items)
-        line += f"; {per_item:.4f} nats per item, over {counted(len(items), 'item')}"
+        per_item = losses.nats.sum() / len(texts)
+        line += f"; {per_item:.4f} nats per item, over {counted(len(texts), 'item')}"
     if split.targets is not None:
-        line += f"; {1 - len(losses.wrong) / len(items):.2%} exact match"
+        line += f"; {1 - len(losses.wrong) / len(texts):.2%} exact match"
     print_result(line)
 
 

@@ -8,6 +8,7 @@ that accumulates: weights, optimizer state and progress. Everything else is a fu
 and the step: batches, dropout and learning rate.
 """
 
+import math
 import os
 
 from configs.command import Command, parse_train
@@ -147,6 +148,13 @@ def build_new(command: Command, world: World) -> Run:
         steps = f"{counted(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
         evaluations = f"evaluations of {timing.evaluation:.1f} s"
         say(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
+        # one more has been timed
+        evaluations = math.ceil(settings.train.max_iters / settings.train.eval_interval) + 1
+        if evaluations * timing.evaluation > 60 * command.minutes / 4:
+            say(
+                "note: evaluations take more than a quarter of the time; a smaller --max_val "
+                "shortens them"
+            )
 
     run = make_run(settings)
     if parent:
