@@ -67,7 +67,7 @@ class Split:
         else:
             # the first window at the beginning of the text, the last at its end
             length = min(block_size, total)
-            count = max(1, round(predictions / length))
+            count = max(1, min(predictions, total) // length)  # so few that none overlap
             starts = np.linspace(0, total - length, count).astype(int).tolist()
             segments = tuple((start, start + length + 1) for start in starts)
         return replace(self, segments=segments)
