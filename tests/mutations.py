@@ -95,7 +95,7 @@ MUTATIONS = (
         "starts[segment] + n * block_size", "starts[segment] + n * (block_size - 1)"),
     Mutation("training_text_ends_one_late", "the first validation character is trained on",
         "data/corpus.py", "test_corpus",
-        "train = join(file[:cut] for", "train = join(file[: cut + 1] for"),
+        "train = join(ids[:cut] for", "train = join(ids[: cut + 1] for"),
     Mutation("vocabulary_is_sorted_again", "added characters change the old ids",
         "data/corpus.py", "test_new_characters test_corpus",
         'return CharTokenizer((vocabulary or "") + "".join(missing))',

@@ -50,7 +50,7 @@ def test_a_step_waits_for_the_device_once(corpus, monkeypatch):
 
 def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_micro_batches(corpus):
     run = run_of(corpus, **STEPS)
-    batches = [run.batches(i) for i in range(3)]
+    batches = [run.batches[i] for i in range(3)]
     x, y = (torch.from_numpy(np.concatenate(ids)) for ids in zip(*batches, strict=True))
     with torch.no_grad():
         expected = cross_entropy(run.model.train()(x), y).item()
@@ -61,7 +61,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_micro_batches(co
 
 def test_the_loss_of_a_single_micro_batch_has_the_bits_of_its_cross_entropy(corpus):
     run = run_of(corpus, batch_size=4)
-    x, y = map(torch.from_numpy, run.batches(0))
+    x, y = map(torch.from_numpy, run.batches[0])
     count = int((y != IGNORED).sum())
     with torch.no_grad():
         expected = cross_entropy(run.model.train()(x), y, "sum") / count
