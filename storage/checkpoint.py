@@ -161,7 +161,7 @@ def load_weights(checkpoint: Checkpoint, model: GPT) -> None:
     for name in weights.keys() & initial.keys():
         old, new = weights[name], initial[name]
         if old.shape[:1] == (old_size,) and new.shape[:1] == (model.vocab_size,):
-            weights[name] = torch.cat([old, new[old_size:].cpu()])
+            weights[name] = torch.cat([old.to(new.device), new[old_size:]])
     check_tensors(checkpoint.path, weights, initial)
     load_tensors(model, weights)
 

@@ -16,7 +16,7 @@ from model.attention import MultiHeadAttention
 from model.gpt import GPT
 from model.inspect import attention_maps
 from tests.conftest import ROOT
-from training.device import select_runtime
+from training.device import is_too_old, select_runtime
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def simulate_devices(monkeypatch):
         monkeypatch.setattr(
             torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
         )
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
     return has
 
@@ -94,6 +95,37 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True)
     assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"
+
+
+# the builds of PyTorch 2.11 for CUDA 13
+BUILDS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "builds", "too_old"),
+    [
+        ((6, 1), BUILDS, True),  # GTX 10xx, P100
+        ((8, 9), BUILDS, False),  # RTX 40: a newer minor version runs
+        ((12, 0), BUILDS, False),
+        ((9, 0), ["sm_90a"], False),
+        ((6, 1), ["gfx90a"], False),  # not NVIDIA's
+        ((6, 1), [], False),
+    ],
+)
+def test_a_gpu_is_too_old_below_every_build_of_this_torch(capability, builds, too_old):
+    assert is_too_old(capability, builds) == too_old
+
+
+def test_a_gpu_that_is_too_old_is_left_alone_by_auto_and_refused_by_name(monkeypatch):
+    monkeypatch.setattr("training.device.available_devices", lambda: ["cuda", "cpu"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: BUILDS)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P100")
+    runtime = select_runtime("auto", "float32")
+    assert runtime.device.type == "cpu"
+    assert str(runtime).endswith("; Tesla P100 is too old for this build of PyTorch)")
+    with pytest.raises(ResourceError, match=r"^device: Tesla P100 is too old .*--device=cpu"):
+        select_runtime("cuda", "float32")
 
 
 class OnTheCpu(TorchFunctionMode):

@@ -25,6 +25,14 @@ def test_the_logits_of_old_characters_over_old_text_stay_the_same():
     torch.testing.assert_close(after[..., : len(OLD)], before, atol=1e-4, rtol=1e-5)
 
 
+def test_characters_are_added_to_a_model_on_another_device(monkeypatch):
+    """As on a GPU, which the device meta stands for; the checkpoint is on the CPU."""
+    monkeypatch.setattr("storage.checkpoint.check_tensors", lambda *_: None)  # it reads numbers
+    grown = GPT(MODEL, len(NEW)).to("meta")
+    load_weights(checkpoint_of(noisy(GPT(MODEL, len(OLD))), OLD), grown)
+    assert {parameter.device.type for parameter in grown.parameters()} == {"meta"}
+
+
 # ------------------------------------------------------------------------------------ the command
 
 

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError
 from tests.runs import (
     STEPS,
     at_step,
@@ -92,6 +93,20 @@ def test_wrong_variables_of_torchrun_are_one_line(changed, message, world_of):
     with pytest.raises(ConfigError) as error:
         world_of(TORCHRUN | changed)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(("gpus", "text"), [(1, "1 GPU"), (0, "0 GPUs")])
+def test_more_ranks_than_gpus_are_refused_by_each_rank_before_it_connects(
+    gpus, text, world_of, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.distributed, "init_process_group", pytest.fail)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for rank in "01":
+        with pytest.raises(ResourceError) as error:
+            world_of(TORCHRUN | {"RANK": rank}).connect(torch.device("cuda"))
+        advice = f"--nproc_per_node={gpus}, or --device=cpu"
+        assert str(error.value) == f"2 processes, but {text}; {advice}"
 
 
 @pytest.fixture(scope="module")

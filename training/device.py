@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import platform
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,18 +47,28 @@ def select_runtime(device: str, dtype: str) -> Runtime:
     `auto` is the fastest one there. Raises ResourceError for a device that is not there.
     """
     available = available_devices()
+    old_gpu = "cuda" in available and is_too_old(
+        torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
+    )
     name = device
     if device == "auto":
-        name = "cuda" if "cuda" in available else "cpu"
+        name = "cuda" if "cuda" in available and not old_gpu else "cpu"
     if name not in available:
         raise ResourceError(
             f"device: no {name.upper()} device on this machine; "
             f"available: {', '.join(available)}; use --device=auto"
         )
+    if name == "cuda" and old_gpu:
+        raise ResourceError(
+            f"device: {torch.cuda.get_device_name()} is too old for this build of PyTorch; "
+            "use --device=cpu, or install a build for it"
+        )
 
     reason = "as set"
     if dtype == "auto":
         dtype, reason = _fast_dtype(name)
+    if device == "auto" and old_gpu:
+        reason += f"; {torch.cuda.get_device_name()} is too old for this build of PyTorch"
     if device == "auto" and "mps" in available:
         reason += "; mps is here too, unmeasured: --device=mps"
     return Runtime(torch.device(name), DTYPES[dtype], reason)
@@ -70,6 +82,16 @@ def available_devices() -> list[str]:
         "cpu": True,
     }
     return [name for name in available if available[name]]
+
+
+def is_too_old(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
+    """Return whether a GPU is older than every one that a build of PyTorch was made for.
+
+    `arch_list` is that of `torch.cuda.get_arch_list`: sm_75 runs from capability 7.5 on.
+    """
+    built_for = [int(match[1]) for match in map(re.compile(r"sm_(\d+)").match, arch_list) if match]
+    major, minor = capability
+    return bool(built_for) and 10 * major + minor < min(built_for)
 
 
 def _fast_dtype(device: str) -> tuple[str, str]:

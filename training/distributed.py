@@ -23,7 +23,7 @@ import torch.distributed.nn
 from torch import distributed, nn
 
 from common.console import discard_output
-from common.errors import ConfigError
+from common.errors import ConfigError, ResourceError, counted
 from configs.fields import brief
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that it always sets
@@ -48,11 +48,21 @@ class World:
             discard_output()
 
     def connect(self, device: torch.device) -> None:
-        """Connect to the other ranks, each with a GPU of its own if `device` is cuda."""
+        """Connect to the other ranks, each with a GPU of its own if `device` is cuda.
+
+        Raises ResourceError for more ranks than GPUs.
+        """
         self.device = device
         if self.size == 1:
             return
         if device.type == "cuda":
+            # before anything connects, so that every rank finds it alone and none waits
+            processes, gpus = _number("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+            if processes > gpus:
+                raise ResourceError(
+                    f"{processes} processes, but {counted(gpus, 'GPU')}; "
+                    f"--nproc_per_node={gpus}, or --device=cpu"
+                )
             torch.cuda.set_device(_number("LOCAL_RANK"))
         if _number("GROUP_WORLD_SIZE", 1) == 1:
             # one machine: listen on the loopback interface, where nothing from outside connects
