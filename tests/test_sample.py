@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import unicodedata
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import sample
 from common.console import escape
 from common.errors import UserError
+from configs.fields import brief
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
@@ -139,6 +141,19 @@ def test_a_path_may_begin_with_the_home_folder(smoke, tmp_path, monkeypatch):
     assert "over 7 predictions" in run_sample("~/run", "--score=~/text.txt")[0]
 
 
+def test_a_prompt_in_the_other_unicode_form_is_read_in_that_of_the_vocabulary(tmp_path):
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 6)
+    for form, other in (("NFC", "NFD"), ("NFD", "NFC")):
+        vocabulary = "".join(dict.fromkeys(unicodedata.normalize(form, "\ncaf\xe9")))
+        vocabulary += "xyz"[: 6 - len(vocabulary)]
+        saved = save_model(tmp_path / form, model, vocabulary, Config(model=model.config))
+        text = unicodedata.normalize(form, "caf\xe9") + "\n"
+        prompt = unicodedata.normalize(other, "caf\xe9")
+        assert run_sample(saved, f"--prompt={prompt}", "--max-new-tokens=0") == (text, "")
+        with pytest.raises(UserError, match="not in the vocabulary: 'Q'"):  # no accent
+            run_sample(saved, f"--prompt={prompt}Q")
+
+
 def test_an_empty_prompt_gives_the_same_text_as_a_newline(sample_output):
     text = sample_output("--prompt=", "--max-new-tokens=50")
     assert "\n" + text == sample_output("--prompt=\n", "--max-new-tokens=50")
@@ -213,6 +228,33 @@ def test_each_sample_of_a_batch_ends_at_its_own_stop_string(sample_output):
     )
     assert stopped == [f"So {until_stop('So ', text[3:-1], ['e', 'th'])}\n" for text in plain]
     assert plain != stopped
+
+
+# --------------------------------------------------------------------------------- copied passages
+
+
+@given(st.text("abc", max_size=20), st.text("abc", max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_the_longest_passage_is_the_first_of_the_longest_that_both_texts_have(text, original):
+    passages = [text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)]
+    copied = [passage for passage in passages if passage in original]
+    assert sample.longest_passage(text, original) == max(copied, key=len, default="")
+
+
+def test_novel_names_the_longest_passage_of_what_the_model_wrote_that_is_in_a_text(smoke, tmp_path):
+    options = [smoke, "--prompt=ROMEO: what say you", "--max-new-tokens=300"]
+    samples = HEADING.split(run_sample(*options, "--num-samples=2")[0])[1:]
+    passages = [text[100:131] for text in samples]
+    # in two files of a folder, with the prompt, which does not count
+    for number, passage in enumerate(passages):
+        content = f"ROMEO: what say you\nQQQ{passage}QQQ\n"
+        (tmp_path / f"{number}.txt").write_text(content, encoding="utf-8")
+    said = [f"in {tmp_path}: 31 characters: {escape(brief(passage))}\n" for passage in passages]
+    lines = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
+    together = "".join(f"longest passage that is {line}" for line in said)
+    assert lines == (run_sample(*options, "--num-samples=2")[0], together)
+    alone = run_sample(*options, f"--novel={tmp_path / '1.txt'}", "--sample=2")[1]
+    assert alone == f"longest passage that is {said[1].replace(':', '/1.txt:', 1)}"
 
 
 # ------------------------------------------------------------------------------------ conversations
