@@ -14,6 +14,7 @@ from data.corpus import load_corpus
 from model.gpt import GPT
 from tests.runs import equal
 from training.device import select_runtime
+from training.distributed import World
 from training.evaluate import evaluate, exact_loss
 from training.samples import run_probe, write_texts
 from training.state import Run
@@ -44,7 +45,7 @@ def run(tmp_path):
     (tmp_path / "sums.txt").write_text("".join(f"{n}+1={n + 1}\n" for n in range(90)))
     data = DataConfig((str(tmp_path / "sums.txt"),), separator="\\n", answer_after="=")
     model = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, dropout=0.5)
-    return Run(Config(data=data, model=model), load_corpus(data), CPU)
+    return Run(Config(data=data, model=model), load_corpus(data), CPU, World())
 
 
 def test_an_evaluation_changes_nothing_in_the_run(run):

@@ -4,8 +4,7 @@
 
 Shows that the cache changes nothing: with random models, prompts, batches and samplers in float64,
 up to ten windows long, the characters are equal and the logits differ by at most 1e-12. One long
-text in float32 then compares model/decode.py with GPT.forward. The full form has 1,000 cases and
-100,000 characters.
+text is in float32. The full form has 1,000 cases and 100,000 characters.
 """
 
 import random
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from configs.schema import KERNELS, LAYOUTS, ModelConfig
-from model.generate import Generation, Sampler, build_decoder
+from model.generate import Sampler, Texts
 from model.gpt import GPT
 from tests.stress import main
 from tests.variants import CHOICES, noisy
@@ -51,19 +50,14 @@ def choose(rng: random.Random, choices: dict) -> dict:
 def compare(model: GPT, prompt: np.ndarray, characters: int, seed: int, **sampling) -> float:
     """Write texts with a cache and without; return the largest difference of their logits."""
     cached, uncached = (
-        Generation(
-            model,
-            RecordingSampler(seed, range(len(prompt)), **sampling),
-            cache=cache,
-            decoder=build_decoder(model),
-        )
+        Texts(model, RecordingSampler(seed, range(len(prompt)), **sampling), cache=cache)
         for cache in (True, False)
     )
     largest = 0.0
     for text in (cached, uncached):
         text.append(prompt)
     for _ in range(characters):
-        assert np.array_equal(cached.step(), uncached.step())
+        assert np.array_equal(cached.write_one(), uncached.write_one())
         largest = max(largest, float(np.abs(cached.sampler.logits - uncached.sampler.logits).max()))
     return largest
 
@@ -94,7 +88,7 @@ def stress(full: bool) -> str:
     assert difference < 1e-4
     return (
         f"{cases} cached texts of {sum(lengths):,} characters in float64: 0 differ from uncached "
-        f"ones, logits by up to {max(differences):.1e}; with model/decode.py 0 of {long:,} "
+        f"ones, logits by up to {max(differences):.1e}; 0 of {long:,} "
         f"characters in float32, logits by up to {difference:.1e}"
     )
 
