@@ -31,7 +31,7 @@ LAYERS, HEADS, WIDTH = 3, 4, 256  # 2.4 million parameters
 TOKEN_SHIFTS = 2  # each character is also told which two come before it
 SOFT_CAP = 15.0  # logits stay between -15 and 15, however sure the model gets
 # On new text a trained model is too sure of itself, so outside training its logits are scaled down
-LOGIT_SCALE = 0.91  # 1 - 0.03 * epochs; train.py computes it for any text and number of steps
+LOGIT_SCALE = 0.91  # 1 - 0.03 * epochs; train.py computes it from the epochs read so far
 LEARNING_RATE = 0.02  # at its peak, of both Muon and AdamW
 WARMUP, COOLDOWN = 1 / 70, 6 / 7  # shares of the run: it rises for 20 steps, falls for 1,200
 MOMENTUM, BETAS = 0.9, (0.9, 0.99)  # of Muon, of AdamW
@@ -153,17 +153,17 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.final_norm = nn.LayerNorm(WIDTH, bias=False)
         self.lm_head = nn.Linear(WIDTH, V, bias=False)
+
         # `out_proj` and `down` begin at 0, so at first a block passes its input on unchanged. Then
         # the logits are noise with the standard deviation sigma = 0.02 sqrt(C) = 0.32, and the loss
         # is about ln V + sigma^2 / 2: the mean of e^noise is e^(sigma^2 / 2), the mean of noise 0.
         generator = torch.Generator().manual_seed(SEED)
-        for block in self.blocks:
-            heads = torch.normal(0.0, 0.02, (HEADS, 3, WIDTH // HEADS, WIDTH), generator=generator)
-            block.qkv.weight.data = heads.transpose(0, 1).flatten(0, 2)  # head by head: as train.py
-            for linear, std in ((block.out_proj, 0.0), (block.up, 0.02), (block.down, 0.0)):
-                linear.weight.data.normal_(0.0, std, generator=generator)
-        for table in (self.token_embedding, self.lm_head, *self.previous_embeddings):
-            table.weight.data.normal_(0.0, 0.02, generator=generator)
+        # in the order of the parameters; what begins at 0 draws no numbers: as train.py
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out_proj.weight", "down.weight")):
+                parameter.data.zero_()
+            elif parameter.dim() == 2:  # a matrix or a table; the gains of a LayerNorm stay 1
+                parameter.data.normal_(0.0, 0.02, generator=generator)
 
     def forward(self, ids, cache):
         """Return the logits (B, T, V) of new characters, ids (B, T), after those in the cache."""

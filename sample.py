@@ -9,19 +9,19 @@ its samples is one item.
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from common.console import escape, print_error, print_result, print_stderr, print_text
-from common.errors import ConfigError, DataError, counted
+from common.errors import ConfigError, DataError, counted, first_few
 from common.files import home_path
 from configs.command import parse_sample_options
 from configs.fields import brief, unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
-from data.encodings import decode_text, without_license
+from data.encodings import decode_text, read_files
 from page.mark import check_page
 
 
@@ -32,18 +32,18 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
         check_page(home_path(options.html))
     path = options.prompt.removeprefix("FILE:")
     if options.prompt == "-" or path != options.prompt:
-        return options, read_text(path, "utf-8").removesuffix("\n")  # of `echo`, or the last line
+        return options, read_prompt(path).removesuffix("\n")  # of `echo`, or of the last line
     return options, unescape(options.prompt)
 
 
-def read_text(path: str, encoding: str) -> str:
+def read_prompt(path: str) -> str:
     """Return the text of a file, or of standard input if `path` is "-"."""
     name = "standard input" if path == "-" else path
     try:
         content = sys.stdin.buffer.read() if path == "-" else home_path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{name}: cannot be read: {error.strerror}; name a text file") from error
-    return decode_text(content, name, encoding)
+    return decode_text(content, name, "utf-8")
 
 
 if __name__ == "__main__":
@@ -55,8 +55,8 @@ import torch
 from data.batches import Split, evaluation_windows
 from data.corpus import end_with_newlines
 from data.items import ItemFormat
-from data.text import read_sources
-from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
+from data.text import find_text
+from data.tokenizer import UNK, CharTokenizer, UnknownCharacter, describe
 from model.generate import Sampler, Texts
 from page.export import write_page
 from storage.checkpoint import build_model, load_preferred
@@ -100,7 +100,7 @@ class LoadedModel:
         self.tokenizer = CharTokenizer(self.saved.vocabulary)
 
         # each sample of a list is an item, and the separator ends it
-        self.item_format = ItemFormat.of(self.saved.settings.data)
+        self.item_format = ItemFormat.from_settings(self.saved.settings.data)
         self.stop_strings, self.end, self.answer_after = options.stop, "\n", ""
         if self.item_format:
             self.end, self.answer_after = self.item_format.separator, self.item_format.answer_after
@@ -111,39 +111,46 @@ class LoadedModel:
             options = replace(options, temperature=0 if self.answer_after else DEFAULT_TEMPERATURE)
         self.options = options
 
-    def read_source(self, source: str) -> tuple[str, str]:
-        """Return the name and the characters of a text, as the model has read its own.
+    def read_source(self, source: str) -> tuple[str, list[str]]:
+        """Return the name of a text, and the characters of its files, as training reads them.
 
         `source` is a file, folder or pattern, as in --sources, or "-" for standard input.
         """
-        encoding, vocabulary = self.saved.settings.data.encoding, self.tokenizer.vocabulary
+        encoding = self.saved.settings.data.encoding
         if source == "-":
-            name, text = "standard input", without_license(read_text(source, encoding))
+            name = "standard input"
+            files, notes = read_files([(name, sys.stdin.buffer.read())], encoding)
         else:
-            found = read_sources((source,), encoding)
-            for note in found.notes:
-                print_stderr(note)
-            # no item of a list spans two files
-            between = f"\n{self.end}\n" if self.item_format else ""
-            name, text = found.path, between.join(end_with_newlines(found.contents))
+            text = find_text((source,), encoding)
+            name, files, notes = text.path, text.files, text.notes
+        for note in notes:
+            print_stderr(note)
+        return name, files if self.item_format else end_with_newlines(files)
 
-        text = self.tokenizer.in_known_form(text)
-        if UNK in vocabulary:  # it stands for the rare characters
-            text = "".join(c if c in vocabulary else UNK for c in text)
-        return name, text
+    def as_read(self, text: str) -> str:
+        """Return a text as the model has read its own: rare characters are UNK."""
+        vocabulary = self.tokenizer.vocabulary
+        return "".join(c if c in vocabulary else UNK for c in self.tokenizer.in_known_form(text))
+
+    def known(self, texts: Sequence[str]) -> list[str]:
+        """Return texts in the Unicode form of the vocabulary.
+
+        With --unknown=skip, leave out characters that are not in it.
+        """
+        texts = list(map(self.tokenizer.in_known_form, texts))
+        if self.options.unknown != "skip":
+            return texts
+        known = ["".join(c for c in text if c in self.tokenizer.vocabulary) for text in texts]
+        if skipped := sum(map(len, texts)) - sum(map(len, known)):
+            print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
+        return known
 
     def encode(self, text: str, where: str) -> np.ndarray:
-        """Encode a text; raise ConfigError for a character that is not in the vocabulary.
-
-        With --unknown=skip, leave out such characters instead.
-        """
-        text = self.tokenizer.in_known_form(text)
-        if self.options.unknown == "skip":
-            known = "".join(c for c in text if c in self.tokenizer.vocabulary)
-            if skipped := len(text) - len(known):
-                print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
-            text = known
-
+        """Encode a text, with UNK for unknown characters; raise ConfigError if there is no UNK."""
+        (text,) = self.known([text])
+        unknown = sorted(set(text) - set(self.tokenizer.vocabulary))
+        if unknown and UNK in self.tokenizer.vocabulary:
+            print_stderr(f"mapped to {describe(UNK)}: {first_few(map(describe, unknown))}")
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
@@ -156,11 +163,8 @@ class LoadedModel:
             raise ConfigError(f"{where}: invalid byte at position {wrong.start()}; use UTF-8")
 
         # a model of a list has only seen single items
-        if self.item_format and self.item_format.separator in text:
-            raise ConfigError(
-                f"{where}: {brief(self.item_format.separator)} ends an item, and the model has "
-                "never seen two; give the beginning of one item"
-            )
+        if self.item_format and self.end in text:
+            raise ConfigError(f"{where}: {brief(self.end)} ends an item; give the beginning of one")
 
         # a model of answers needs a question; the end of a line may end it
         if self.answer_after not in text and self.answer_after.endswith("\n"):
@@ -254,17 +258,12 @@ def print_samples(loaded: LoadedModel, prompt: str) -> None:
     With --novel, name the longest passage of each that is in that text.
     """
     options, ids = loaded.options, loaded.encode_prompt(prompt)
-    name, original = loaded.read_source(options.novel) if options.novel else ("", "")
+    name, files = loaded.read_source(options.novel) if options.novel else ("", [])
+    original = loaded.as_read("".join(files))
 
-    def print_notes(text: str, stop: StopStrings) -> None:
-        loaded.note_cut(stop)
-        if options.novel:
-            passage = longest_passage(text[len(ids) :], original)  # without the prompt
-            length = counted(len(passage), "character")
-            print_stderr(f"longest passage that is in {name}: {length}: {brief(passage)}")
-
-    # print a single sample while it is written
-    if options.sample or options.num_samples == 1:
+    # print a single sample while it is written; several in batches, which is faster
+    alone = options.sample or options.num_samples == 1
+    if alone:
         index = (options.sample or 1) - 1  # counted from 0
         text = loaded.tokenizer.decode(ids)
         stop = StopStrings(loaded.stop_strings, text)
@@ -272,19 +271,21 @@ def print_samples(loaded: LoadedModel, prompt: str) -> None:
         for (characters,) in loaded.characters(loaded.new_texts([index], ids), [stop]):
             print_text(characters)
             text += characters
-        print_text(loaded.end)
-        print_notes(text, stop)
-        return
+    samples = [(text, stop)] if alone else write_samples(loaded, options.num_samples, ids)
 
-    for number, (text, stop) in enumerate(write_samples(loaded, options.num_samples, ids), 1):
-        if not loaded.item_format:
+    for number, (text, stop) in enumerate(samples, 1):
+        if not alone and not loaded.item_format:
             print_text(f"---------- sample {number} ----------\n")
-        print_text(text + loaded.end)
-        print_notes(text, stop)
+        print_text(loaded.end if alone else text + loaded.end)
+        loaded.note_cut(stop)
+        if options.novel:
+            passage = longest_passage(text[len(ids) :], original)  # without the prompt
+            length = counted(len(passage), "character")
+            print_stderr(f"longest passage that is in {name}: {length}: {brief(passage)}")
 
 
 def write_samples(loaded: LoadedModel, number: int, ids: np.ndarray) -> Iterator[Written]:
-    """Write the first samples of a prompt, in batches, which is faster than one by one."""
+    """Write the first samples of a prompt, in batches."""
     for i in range(0, number, BATCH_SIZE):
         yield from write_batch(loaded, range(i, min(i + BATCH_SIZE, number)), ids)
 
@@ -310,16 +311,16 @@ def longest_passage(text: str, original: str) -> str:
 def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
     """Print the first samples that are whole items and not in the text of --novel, each once."""
     options, ids = loaded.options, loaded.encode_prompt(prompt)
-    name, original = loaded.read_source(options.novel)
-    known = {"", *loaded.item_format.items_of(name, [original])}
+    name, files = loaded.read_source(options.novel)
+    known = {"", *map(loaded.as_read, loaded.item_format.items_of(name, files))}
 
     # a model that has memorized its list may never get there
-    new, left_out, wanted = set(), Counter(), options.num_samples
+    new, left_out, wanted = set(), [], options.num_samples
     for item, stop in write_samples(loaded, DRAWS_PER_ITEM * wanted, ids):
         if stop.found != loaded.end:
-            left_out["cut"] += 1  # by --max_new_tokens or --stop
+            left_out.append("cut")  # by --max_new_tokens or --stop
         elif item in known or item in new:
-            left_out["known" if item in known else "twice"] += 1
+            left_out.append("known" if item in known else "twice")
         else:
             new.add(item)
             print_text(item + loaded.end)
@@ -327,8 +328,8 @@ def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
                 break
     advice = "; raise --temperature for more" if len(new) < wanted else ""
     print_stderr(
-        f"{counted(len(new), 'item')}; left out: {left_out['known']:,} that are in {name}, "
-        f"{left_out['twice']:,} drawn twice, {left_out['cut']:,} cut{advice}"
+        f"{counted(len(new), 'item')}; left out: {left_out.count('known'):,} that are in {name}, "
+        f"{left_out.count('twice'):,} drawn twice, {left_out.count('cut'):,} cut{advice}"
     )
 
 
@@ -364,12 +365,12 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
 
     for number in count(1):
         try:
-            if not on_screen:  # but in a pipe or, with `| tee log`, in both
+            if not on_screen:  # a pipe, or a terminal and `| tee log`
                 print_text(ending)
-                print("> " * (typing and not ending), end="", file=sys.stderr, flush=True)
-            line = input((escape(ending) or "> ") * on_screen)
+                print("> " if typing and not ending else "", end="", file=sys.stderr, flush=True)
+            line = input((escape(ending) or "> ") if on_screen else "")
         except EOFError:
-            print_text("\n" * (typing or ending != ""))
+            print_text("\n" if typing or ending else "")
             return exit_code
 
         try:
@@ -377,7 +378,7 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
         except ConfigError as error:
             print_error(error)
             exit_code = 2
-            print_text("\n" * (not on_screen))  # answers stay beside their questions
+            print_text("" if on_screen else "\n")  # answers stay beside their questions
             continue
 
         if is_list:
@@ -399,8 +400,7 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
             before, newline, ending = stop.ending.rpartition("\n")
             print_text(before + newline)
             said += before + newline
-        if not ending and not said.endswith("\n"):
-            print_text("\n")
+        print_text("" if ending or said.endswith("\n") else "\n")
         loaded.note_cut(stop)
 
 
@@ -410,14 +410,14 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
 def score(loaded: LoadedModel) -> None:
     """Print the loss over every character of a text; the items of a list are scored one by one."""
     item_format, tokenizer = loaded.item_format, loaded.tokenizer
-    name, text = loaded.read_source(loaded.options.score)
-    ids = loaded.encode(text, "--score")
-    text = tokenizer.decode(ids)
-    items = item_format.items_of(name, [text]) if item_format else [text]
+    name, files = loaded.read_source(loaded.options.score)
+    texts = loaded.known(item_format.items_of(name, files) if item_format else ["".join(files)])
+    texts = [text for text in texts if text.strip() or not item_format]
     # each character is predicted once, except the first of a text
-    if not items or (not item_format and len(text) < 2):
+    if not texts or (not item_format and len(texts[0]) < 2):
         raise DataError(f"{name}: nothing to predict; at least 2 known characters are needed")
-    split = item_format.as_split(items, tokenizer.encode) if item_format else Split(ids)
+    encode = partial(loaded.encode, where="--score")
+    split = item_format.encode_items(texts, encode) if item_format else Split(encode(texts[0]))
     block_size = loaded.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
     losses = window_losses(loaded.model, windows, loaded.runtime)
@@ -428,10 +428,10 @@ def score(loaded: LoadedModel) -> None:
         f"{counted(int(losses.counts.sum()), 'prediction')}"
     )
     if item_format:
-        per_item = losses.nats.sum() / len(items)
-        line += f"; {per_item:.4f} nats per item, over {counted(len(items), 'item')}"
+        per_item = losses.nats.sum() / len(texts)
+        line += f"; {per_item:.4f} nats per item, over {counted(len(texts), 'item')}"
     if split.targets is not None:
-        line += f"; {1 - len(losses.wrong) / len(items):.2%} exact match"
+        line += f"; {1 - len(losses.wrong) / len(texts):.2%} exact match"
     print_result(line)
 
 

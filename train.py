@@ -8,6 +8,7 @@ that accumulates: weights, optimizer state and progress. Everything else is a fu
 and the step: batches, dropout and learning rate.
 """
 
+import math
 import os
 
 from configs.command import Command, parse_train
@@ -57,20 +58,24 @@ FINE_TUNE_FACTOR = 0.3
 def main(command: Command) -> int:
     """Train the run of a command; return the exit code."""
     keep_freed_memory()
-    folder, world = command.folder, World()
-    with locked(folder) if world.is_main else nullcontext():
-        run, checkpoint = build_run(command, world)
-
-        # from here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops
-        with Stop(verbose=world.is_main) as stop:
-            try:
-                exit_code = train_in_folder(command, run, checkpoint, stop)
-            except NonFiniteError as error:
-                last = f"the last checkpoint is {folder / LAST}"
-                advice = "resume it with a lower learning rate"
-                raise NonFiniteError(f"{error}; {last}; {advice}") from None
-    world.close()
+    world = World()
+    with locked(command.folder) if world.is_main else nullcontext():
+        exit_code = build_and_train(command, world)
+    world.close()  # not before the run has gone: DDP may wait forever for a group that has ended
     return exit_code
+
+
+def build_and_train(command: Command, world: World) -> int:
+    """Build a run and train it; return the exit code."""
+    run, checkpoint = build_run(command, world)
+    # from here on a signal such as Ctrl-C only sets a flag: the loop saves, then stops
+    with Stop(verbose=world.is_main) as stop:
+        try:
+            return train_in_folder(command, run, checkpoint, stop)
+        except NonFiniteError as error:
+            last = f"the last checkpoint is {command.folder / LAST}"
+            advice = "resume it with a lower learning rate"
+            raise NonFiniteError(f"{error}; {last}; {advice}") from None
 
 
 # --------------------------------------------------------------------------------- building the run
@@ -143,6 +148,13 @@ def build_new(command: Command, world: World) -> Run:
         steps = f"{counted(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
         evaluations = f"evaluations of {timing.evaluation:.1f} s"
         say(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
+        # one more has been timed
+        evaluations = math.ceil(settings.train.max_iters / settings.train.eval_interval) + 1
+        if evaluations * timing.evaluation > 60 * command.minutes / 4:
+            say(
+                "note: evaluations take more than a quarter of the time; a smaller --max_val "
+                "shortens them"
+            )
 
     run = make_run(settings)
     if parent:

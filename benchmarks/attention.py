@@ -113,11 +113,10 @@ def peak_bytes(layer: MultiHeadAttention, x: Tensor) -> int:
 def measure(size: str, repeats: int) -> None:
     """Print the table of one size."""
     B, T, C, H = SIZES[size]
-    layers = {}
-    for layout, kernel in itertools.product(LAYOUTS, KERNELS):
-        layer = MultiHeadAttention(C, H, layout=layout, kernel=kernel)
-        layer.reset_parameters(torch.Generator().manual_seed(0), C**-0.5, C**-0.5)
-        layers[layout, kernel] = layer
+    layers = {
+        (layout, kernel): MultiHeadAttention(C, H, layout=layout, kernel=kernel)
+        for layout, kernel in itertools.product(LAYOUTS, KERNELS)
+    }
     x = torch.randn(B, T, C, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     megabytes = {pair: peak_bytes(layer, x) / 1e6 for pair, layer in layers.items()}

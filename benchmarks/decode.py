@@ -1,9 +1,9 @@
 """Generation speed: python -m benchmarks.decode [--nanogpt FOLDER] [--repeats N]
 
 Ours against Hugging Face's `generate` and, with FOLDER, a checkout of nanoGPT, nanoGPT's: the same
-weights and number of characters, in float32. Runs alternate, and ratios are medians over
-the repeats. Models and weights are prepared before the clock starts. nanoGPT and Hugging Face run
-with one thread and with all; ours with all, NumPy with one, as in sample.py.
+weights and number of characters, in float32, with one thread and with all. Runs alternate, and
+ratios, of equal numbers of threads, are medians over the repeats. Models and weights are prepared
+before the clock starts.
 """
 
 import argparse
@@ -20,14 +20,12 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"error: {error}; pip install -r requirements-dev.txt") from None
 
-from model.decode import Decoder
-
 from benchmarks.nanogpt import SHAPES, VOCAB_SIZE, build_nanogpt, shape
 from benchmarks.timing import median_ratio, time_interleaved
 from configs.schema import ModelConfig
-from model.generate import Generation, Sampler, build_decoder, last_logits
+from model.generate import Sampler, Texts
 from model.gpt import GPT
-from model.parameters import named_slices, parameter_count
+from model.parameters import named_tensors, parameter_count
 
 TEMPERATURE = 0.8
 GPT2_NAMES = {  # a part of a parameter's name here -> in nanoGPT and Hugging Face
@@ -35,9 +33,7 @@ GPT2_NAMES = {  # a part of a parameter's name here -> in nanoGPT and Hugging Fa
     "position_embedding": "transformer.wpe",
     "blocks.": "transformer.h.",
     "attn_norm": "ln_1",
-    "attention.query": "attn.c_attn",  # one matrix for all three
-    "attention.key": "attn.c_attn",
-    "attention.value": "attn.c_attn",
+    "attention.qkv": "attn.c_attn",
     "attention.out_proj": "attn.c_proj",
     "mlp_norm": "ln_2",
     "mlp.up": "mlp.c_fc",
@@ -46,36 +42,38 @@ GPT2_NAMES = {  # a part of a parameter's name here -> in nanoGPT and Hugging Fa
 }
 
 
-def prepare_generation(model: GPT, prompt_length: int, characters: int) -> Callable:
-    """Return a call that generates `characters` after a prompt.
+def prepare_ours(model: GPT, prompt_length: int, characters: int) -> Callable:
+    """Return a call that writes `characters` after a prompt.
 
     After a prompt of block_size characters, the call starts past the window.
     """
-    sampler = Sampler(1, temperature=TEMPERATURE)
-    generation = Generation(model, sampler, decoder=build_decoder(model))
-    generation.append(np.zeros((1, prompt_length), np.int64))
+    texts = Texts(model, Sampler(1, temperature=TEMPERATURE))
+    texts.append(np.zeros((1, prompt_length), np.int64))
     if prompt_length == model.config.block_size:
-        generation.step()
+        texts.write_one()
 
-    def generate() -> None:
+    def write() -> None:
         for _ in range(characters):
-            generation.step()
+            texts.write_one()
 
-    return generate
-
-
-def run_with_threads(threads: int, call: Callable) -> None:
-    """Run a call with so many PyTorch threads, then restore their number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    call()
-    torch.set_num_threads(before)
+    return write
 
 
-def setups_by_threads(name: str, call: Callable) -> dict[str, Callable]:
-    """Return setups for `time_interleaved` that run `call` with one thread and with all."""
-    counts = sorted({1, torch.get_num_threads()})
-    return {f"{name}, threads: {n}": lambda n=n: partial(run_with_threads, n, call) for n in counts}
+def with_threads(threads: int, setup: Callable) -> Callable:
+    """Return a setup whose call runs with so many PyTorch threads, then restores their number."""
+
+    def prepare() -> Callable:
+        call = setup()
+
+        def run() -> None:
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            call()
+            torch.set_num_threads(before)
+
+        return run
+
+    return prepare
 
 
 # ------------------------------------------------------------------------ nanoGPT and Hugging Face
@@ -89,15 +87,16 @@ def build_hugging_face(config: ModelConfig) -> torch.nn.Module:
     return GPT2LMHeadModel(GPT2Config(activation_function="gelu", **sizes, **no_tokens))
 
 
-@torch.no_grad()
 def nanogpt_weights(model: GPT) -> dict[str, torch.Tensor]:
     """Return a copy of every parameter under nanoGPT's name."""
-    slices_of = {}
-    for name, slices in named_slices(model).items():
+    weights = {}
+    for name, tensor in named_tensors(model).items():
+        if name.endswith(".qkv"):
+            tensor = tensor.flatten(0, 2)  # (3, H, D, C) -> (3*H*D, C)
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(ours, theirs)
-        slices_of.setdefault(f"{name}.weight", []).extend(slices)
-    return {name: torch.cat(slices) for name, slices in slices_of.items()}
+        weights[f"{name}.weight"] = tensor
+    return weights
 
 
 def hugging_face_weights(model: GPT) -> dict[str, torch.Tensor]:
@@ -137,13 +136,8 @@ def check_logits(model: GPT, others: dict[str, Callable]) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB_SIZE, (1, model.config.block_size), generator=generator)
     expected = model(ids)[0]  # (block_size, V)
-    decoder, cache = Decoder(model), model.new_cache()
-    rows = [last_logits(model, ids[:, :1].numpy(), cache)[0]]  # allocates the cache
-    rows += [decoder.step(token, cache) for token in ids[0, 1:].tolist()]  # (V,) each
-    logits = {"model/decode.py": torch.from_numpy(np.stack(rows))}
-    logits |= {name: call(ids) for name, call in others.items()}
-    for name, found in logits.items():
-        difference = (found - expected).abs().max()
+    for name, call in others.items():
+        difference = (call(ids) - expected).abs().max()
         print(f"  logits of {name} and GPT.forward: differences up to {difference:.1e}")
 
 
@@ -165,20 +159,29 @@ def compare_speed(model: GPT, folder: Path | None, repeats: int) -> None:
     cases = (("inside", 1, block_size - 1), ("past", block_size, block_size // 2))
     for where, prompt_length, characters in cases:
         prompt = torch.zeros(1, prompt_length, dtype=torch.int64)
-        ours = partial(prepare_generation, model, prompt_length, characters)
-        setups = {"ours": ours}
+        setups = {"ours": partial(prepare_ours, model, prompt_length, characters)}
         if nanogpt:
             call = partial(nanogpt.generate, prompt, characters, temperature=TEMPERATURE)
-            setups |= setups_by_threads("nanoGPT", call)
+            setups["nanoGPT"] = lambda call=call: call
         if where == "inside":
             call = partial(generate_hugging_face, hugging_face, prompt, characters)
-            setups |= setups_by_threads("Hugging Face", call)
-        seconds = time_interleaved(setups, repeats)
+            setups["Hugging Face"] = lambda call=call: call
+
+        seconds = time_interleaved(
+            {
+                f"{name}, threads: {threads}": with_threads(threads, setup)
+                for threads in sorted({1, torch.get_num_threads()})
+                for name, setup in setups.items()
+            },
+            repeats,
+        )
         for name, taken in seconds.items():
             speed = characters / statistics.median(taken)
             line = f"  {where} the window: {name:<25}{speed:>7,.0f} characters/s"
-            if name != "ours":
-                line += f"  ours is {median_ratio(taken, seconds['ours']):.1f} times as fast"
+            program, threads = name.split(", ")
+            if program != "ours":
+                ratio = median_ratio(taken, seconds[f"ours, {threads}"])
+                line += f"  ours is {ratio:.1f} times as fast"
             print(line)
 
 

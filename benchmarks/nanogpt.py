@@ -5,20 +5,17 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from training.resolve import resolve
 
 from configs.command import parse_train
 from configs.schema import ModelConfig
-from training.device import select_runtime
 
 VOCAB_SIZE = 65  # Tiny Shakespeare's
 SHAPES = {"small": "nanogpt_cpu", "baby": "nanogpt_gpu"}  # our configs of nanoGPT's two recipes
 
 
 def shape(name: str, *options: str) -> ModelConfig:
-    """Return the model of one of SHAPES, with options of train.py, as this CPU trains it."""
-    config = parse_train([f"configs/{SHAPES[name]}.yaml", *options]).new_settings()
-    return resolve(config, select_runtime("cpu", "auto"), 1, 10**6).model
+    """Return the model of one of SHAPES, with options of train.py."""
+    return parse_train([f"configs/{SHAPES[name]}.yaml", *options]).new_settings().model
 
 
 def nanogpt_file(folder: Path, name: str) -> Path:

@@ -37,9 +37,9 @@ def training_step(config: ModelConfig, batch_size: int) -> Callable[[], float]:
         loss = cross_entropy(logits, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
-        for each in optimizers:
-            each.step()
-            each.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
         return loss.item()
 
     return step

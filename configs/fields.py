@@ -122,6 +122,13 @@ def check_value(field: Field, value: object) -> object:
         value = float(value)
 
     if not _is_allowed(field, value):
+        # a file name that is not UTF-8 has lone surrogates
+        if isinstance(value, (str, tuple)) and re.search(
+            "[\ud800-\udfff]", "".join(map(str, value))
+        ):
+            raise ConfigError(
+                f"{field.name}: {brief(value)} is not UTF-8; rename the file or folder"
+            )
         raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
     return value
 

@@ -20,7 +20,7 @@ TEXT_URL = re.compile(
 # the keys of the tables in model/attention.py and training/device.py, repeated here to avoid
 # importing torch
 LAYOUTS = ("heads", "separate", "fused", "interleaved", "stacked", "unrolled")
-KERNELS = ("loop", "bmm", "batched", "sdpa", "auto")
+KERNELS = ("loop", "bmm", "batched", "sdpa")
 DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = ("float32", "bfloat16")
 # names in nanoGPT, Hugging Face, PyTorch and others -> the setting here
@@ -71,10 +71,13 @@ class DataConfig(Checked):
     val_sources: tuple[str, ...] = setting((), "text to validate on (none = a part of sources)")
     val_fraction: float = setting(
         0.1,
-        "fraction held out: the end of each file, or whole files / items",
+        "fraction held out: the end of each file, or items of a list",
         more_than=0,
         less_than=1,
         fixed=True,
+    )
+    max_val: int = setting(
+        250_000, "characters that an evaluation predicts, at most (0 = all)", at_least=0, fixed=True
     )
     separator: str = setting("", "lists: what ends an item, such as '\\n' for names", fixed=True)
     answer_after: str = setting("", "with separator: what ends a question, such as '='", fixed=True)
@@ -117,7 +120,7 @@ class ModelConfig(Checked):
     """The architecture, and its implementation."""
 
     layout: str = setting("fused", "weight layout (docs/attention.md)", LAYOUTS)
-    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", KERNELS)
+    kernel: str = setting("sdpa", "attention kernel (docs/attention.md)", ("auto", *KERNELS))
     n_layer: int = setting(4, "number of blocks", at_least=1, fixed=True)
     n_head: int = setting(4, "number of attention heads per block", at_least=1, fixed=True)
     n_embd: int = setting(128, "width of the model, a multiple of n_head", at_least=1, fixed=True)

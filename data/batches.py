@@ -11,7 +11,7 @@ processes, sees the same batches.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -70,18 +70,28 @@ class Split:
             count = max(1, round(predictions / length))
             starts = np.linspace(0, total - length, count).astype(int).tolist()
             segments = tuple((start, start + length + 1) for start in starts)
-        return Split(self.ids, segments, self.is_list, self.targets)
+        return replace(self, segments=segments)
+
+    def at_most(self, predictions: int, block_size: int) -> "Split":
+        """Return this split, or evenly spaced windows of it if it has more predictions."""
+        if sum(end - start - 1 for start, end in self.segments) <= predictions:
+            return self
+        chosen = self.evenly_spaced(predictions, block_size).segments
+        # that is only about as many: leave out the last windows
+        ends = np.cumsum([end - start - 1 for start, end in chosen])
+        count = max(1, np.searchsorted(ends, predictions, side="right"))
+        return replace(self, segments=chosen[:count])
 
 
 class Batches:
-    """The batches of a run: `batches(i)` returns (x, y), int64 of shape (batch_size, block_size).
+    """The batches of a run: `batches[i]` is (x, y), int64 of shape (batch_size, block_size).
 
     y is x shifted by one character. With gradient accumulation, i counts micro-batches, not steps.
 
         ids = 0 1 2 3 4 5 6 7 8 9, block_size 3, batch_size 2, seed 0: four windows per epoch
-        batches(0): x = [[7, 8, 0], [0, 0, 0]], y = [[8, 9, _], [1, _, _]]    cut after 1, 4 and 7
-        batches(1): x = [[4, 5, 6], [1, 2, 3]], y = [[5, 6, 7], [2, 3, 4]]    _ is IGNORED
-        batches(2): the second epoch begins, with other cuts in another order
+        batches[0]: x = [[7, 8, 0], [0, 0, 0]], y = [[8, 9, _], [1, _, _]]    cut after 1, 4 and 7
+        batches[1]: x = [[4, 5, 6], [1, 2, 3]], y = [[5, 6, 7], [2, 3, 4]]    _ is IGNORED
+        batches[2]: the second epoch begins, with other cuts in another order
 
     Row r of batch i is window i * batch_size + r of an endless sequence of epochs. Each epoch cuts
     a text after its first 1 to `block_size` predictions, at random, and from there on after every
@@ -105,7 +115,7 @@ class Batches:
         # a batch may begin in one epoch and end in the next
         self._epoch = lru_cache(maxsize=2)(self._cut_and_shuffle)
 
-    def __call__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (x, y) of batch i."""
         # where a window is shorter, x is padded with id 0, and no target counts
         x = np.zeros((self._batch_size, self._block_size), dtype=np.int64)
@@ -131,11 +141,11 @@ class Batches:
 
         # the first cut of a segment: so late that its other windows can hold the rest
         earliest = np.maximum(1, self._predictions - (self._counts - 1) * self._block_size)
-        choices = self._block_size + 1 - earliest
-        first_cut = earliest + (rng.random_sample(len(earliest)) * choices).astype(np.int64)
+        n_starts = self._block_size + 1 - earliest
+        first_cut = earliest + (rng.random_sample(len(earliest)) * n_starts).astype(np.int64)
 
         # window n lies between the cuts n - 1 and n; the ends of the segment are cuts too
-        segment, n = number_windows(self._counts)
+        segment, n = segment_of_each_window(self._counts)
         end = first_cut[segment] + n * self._block_size
         cuts = np.stack([end - self._block_size, end], axis=1)  # (windows, 2)
         cuts = np.clip(cuts, 0, self._predictions[segment, None]) + self._starts[segment, None]
@@ -153,7 +163,7 @@ def evaluation_windows(
     """
     segments = np.array(split.segments, dtype=np.int64)
     starts, predictions = segments[:, 0], segments[:, 1] - segments[:, 0] - 1
-    segment, n = number_windows(-(-predictions // block_size))  # ceil division
+    segment, n = segment_of_each_window(-(-predictions // block_size))  # ceil division
     starts = starts[segment] + n * block_size
     lengths = np.minimum(block_size, predictions[segment] - n * block_size)
 
@@ -166,10 +176,10 @@ def evaluation_windows(
             yield x, y, segment[rows]
 
 
-def number_windows(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def segment_of_each_window(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the segment of each window, and its number in that segment, counted from 0.
 
-    number_windows(np.array([2, 1, 3]))  # [0, 0, 1, 2, 2, 2], [0, 1, 0, 0, 1, 2]
+    segment_of_each_window(np.array([2, 1, 3]))  # [0, 0, 1, 2, 2, 2], [0, 1, 0, 0, 1, 2]
     """
     segment = np.repeat(np.arange(len(counts)), counts)
     first = np.cumsum(counts) - counts

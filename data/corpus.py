@@ -1,21 +1,18 @@
 """The corpus: the text of a run, encoded and split into training and validation text."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from common.errors import CheckpointError, DataError, counted, first_few
 from configs.schema import DataConfig
 from data.batches import Split
-from data.items import ItemFormat, hold_out, split_list
+from data.items import ItemFormat, split_list
 from data.summary import summarize
 from data.text import Text, find_text
 from data.tokenizer import UNK, CharTokenizer, count_characters, describe
-
-MIN_FILES = 20  # from this many files on, whole files may be held out
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,34 +59,36 @@ def load_corpus(
     another text than the expected one or if the vocabulary lacks characters of the text.
     """
     texts = read_texts(data, expected)
-    item_format = ItemFormat.of(data)
-    # of each text, the characters of its files; items have ends of their own
-    contents = [
-        text.contents if item_format else end_with_newlines(text.contents) for text in texts
-    ]
-
-    counts_by_text = list(map(count_characters, contents))
-    counts = sum(counts_by_text, Counter())
-    characters = characters_to_learn(counts, data.min_count, texts[0].path)
-    map_unknown = data.min_count > 1
-    # a list needs these, however rare
-    needed = set(item_format.separator + item_format.answer_after) if item_format else set()
-    tokenizer = tokenizer_for(
-        characters | needed,
-        texts[0].path,
-        map_unknown=map_unknown and needed <= set(vocabulary or needed),
-        vocabulary=vocabulary,
-        add=add_characters,
-    )
-    encode = partial(tokenizer.encode, map_unknown=map_unknown)
-
-    held_out, question, item_lines = "", "", []
+    item_format = ItemFormat.from_settings(data)
     if item_format:
-        train, val, question, item_lines = split_list(texts, item_format, data.val_fraction, encode)
+        lists = [item_format.items_of(text.path, text.files) for text in texts]
+        contents = [[item_format.join(items)] for items in lists]
+    else:
+        contents = [end_with_newlines(text.files) for text in texts]
+
+    # characters that are too rare to learn become UNK, but not those that a list needs
+    text_counts = list(map(count_characters, contents))
+    counts = sum(text_counts, Counter())
+    needed = set(item_format.separator + item_format.answer_after) if item_format else set()
+    rare = {c for c, count in counts.items() if count < data.min_count} - needed
+    characters = counts.keys() - rare | needed | ({UNK} if rare else set())
+    if len(characters) < 2:
+        raise DataError(
+            f"{texts[0].path}: nothing to learn: {counted(len(characters), 'distinct character')}; "
+            "use another text"
+        )
+    tokenizer = tokenizer_for(characters, needed, texts[0].path, vocabulary, add_characters)
+
+    encode, question, item_lines = tokenizer.encode, "", []
+    if item_format:
+        paths = [text.path for text in texts]
+        train, val, question, item_lines = split_list(
+            paths, lists, item_format, data.val_fraction, encode
+        )
     elif data.val_sources:
         train, val = (join(map(encode, files)) for files in contents)
     else:
-        train, val, held_out = split_text(contents[0], data.val_fraction, encode)
+        train, val = split_files(list(map(encode, contents[0])), data.val_fraction)
 
     # both need a character to predict, and one to predict it from
     for name, split, text in (("training", train, texts[0]), ("validation", val, texts[-1])):
@@ -99,7 +98,7 @@ def load_corpus(
                 "needed, the second to be predicted from the first; use a longer text"
             )
 
-    summary = summarize(texts, counts_by_text, tokenizer.vocabulary, train, val, held_out)
+    summary = summarize(texts, text_counts, tokenizer.vocabulary, train, val, data.max_val)
     return Corpus(
         name=texts[0].name,
         sources=texts[0].sources,
@@ -117,13 +116,15 @@ def load_corpus(
 
 def read_texts(data: DataConfig, expected: tuple[str | None, str | None]) -> list[Text]:
     """Read the training text and, if there is a separate one, the validation text."""
-    texts = [find_text(data.sources, data.encoding, data.fallback)]
+    train_text = find_text(data.sources, data.encoding, data.fallback, "--sources")
+    texts = [train_text]
     if data.val_sources:
-        texts.append(find_text(data.val_sources, data.encoding))
+        val_text = find_text(data.val_sources, data.encoding, option="--val_sources")
+        texts.append(val_text)
         # a validation loss on the training text is meaningless
-        if texts[0].sha256 == texts[1].sha256:
+        if train_text.sha256 == val_text.sha256:
             raise DataError(
-                f"val_sources: {texts[1].path} is the same text as sources; name another text, or "
+                f"val_sources: {val_text.path} is the same text as sources; name another text, or "
                 "leave val_sources out to validate on the end of each file"
             )
     for text, sha256 in zip(texts, expected, strict=False):
@@ -134,28 +135,11 @@ def read_texts(data: DataConfig, expected: tuple[str | None, str | None]) -> lis
     return texts
 
 
-def split_text(
-    files: Sequence[str], val_fraction: float, encode: Callable[[str], np.ndarray]
-) -> tuple[Split, Split, str]:
-    """Split a text into training and validation ids; also name the part that is held out.
-
-    With at least MIN_FILES files, hold out whole files, unless their lengths are so unequal that
-    less than half or more than twice `val_fraction` of the characters would be held out. Otherwise
-    hold out the end of each file: its last `val_fraction`, rounded up.
-    """
-    if len(files) >= MIN_FILES:
-        train, val = hold_out(files, val_fraction)
-        share = sum(map(len, val)) / sum(map(len, files))
-        if 0.5 <= share / val_fraction <= 2:
-            held_out = f"{len(val):,} of {len(files):,} files"
-            return join(map(encode, train)), join(map(encode, val)), held_out
-
-    ids = list(map(encode, files))
-    cuts = [int(len(file) * (1 - val_fraction)) for file in files]
-    train = join(file[:cut] for file, cut in zip(ids, cuts, strict=True))
-    val = join(file[cut:] for file, cut in zip(ids, cuts, strict=True))
-    of_each = f" of each of {len(files):,} files" if len(files) > 1 else ""
-    return train, val, f"the last {100 * val_fraction:g}%{of_each}"
+def split_files(files: Sequence[np.ndarray], val_fraction: float) -> tuple[Split, Split]:
+    """Hold out the end of each file for validation: its last `val_fraction`, rounded up."""
+    cuts = [int(len(ids) * (1 - val_fraction)) for ids in files]
+    train = join(ids[:cut] for ids, cut in zip(files, cuts, strict=True))
+    return train, join(ids[cut:] for ids, cut in zip(files, cuts, strict=True))
 
 
 def end_with_newlines(files: Sequence[str]) -> Sequence[str]:
@@ -171,41 +155,19 @@ def join(files: Iterable[np.ndarray]) -> Split:
     return Split(np.concatenate(list(files)))
 
 
-def characters_to_learn(counts: Counter[str], min_count: int, path: str) -> set[str]:
-    """Return the distinct characters of a text, with UNK in place of the rare ones.
-
-    Raises DataError if there are fewer than two of them.
-    """
-    # characters that are too rare to learn become one
-    frequent = {character for character, count in counts.items() if count >= min_count}
-    if len(frequent) < len(counts):
-        frequent |= {UNK}
-
-    if not counts:
-        raise DataError(f"{path}: the text is empty; use a longer text")
-    if len(frequent) == 1:
-        often = " that occurs at least data.min_count times" if min_count > 1 else ""
-        raise DataError(
-            f"{path}: nothing to learn: {describe(*frequent)} is the only character{often}; "
-            "use another text"
-        )
-    return frequent
-
-
 def tokenizer_for(
-    characters: set[str], path: str, *, map_unknown: bool, vocabulary: str | None, add: bool
+    characters: set[str], needed: set[str], path: str, vocabulary: str | None, add: bool
 ) -> CharTokenizer:
     """Build the tokenizer for these characters: a new one, or one with a given vocabulary.
 
     With `add`, the characters that the vocabulary lacks are appended, so no id changes. Otherwise
-    raises CheckpointError if there are any, unless they can be mapped to UNK.
+    raises CheckpointError if there are any, unless UNK stands for them, which it cannot for the
+    characters that are `needed`.
     """
     missing = sorted(characters - set(vocabulary or ""))
     if vocabulary is None or add:
         return CharTokenizer((vocabulary or "") + "".join(missing))
-
-    # keep the given vocabulary: it must have UNK for the characters it lacks
-    if missing and not (map_unknown and UNK in vocabulary):
+    if missing and (UNK not in vocabulary or needed & set(missing)):
         raise CheckpointError(
             f"{path}: {len(missing)} of its characters are not in the checkpoint's "
             f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "

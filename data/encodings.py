@@ -2,7 +2,8 @@
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from common.errors import DataError, first_few
@@ -16,121 +17,120 @@ ENCODING_OF_BOM = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# the lines before and after the text of a book of Project Gutenberg
+ENCODINGS = (
+    "cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), shift-jis (Japanese), euc-kr (Korean) "
+    "or any other that Python has"
+)
+# the lines before and after the text of a book of Project Gutenberg; a long title wraps
 GUTENBERG = re.compile(
-    r"^\*\*\*[ \t]*(START|END) OF (?:THE|THIS) PROJECT GUTENBERG EBOOK.*\n?", re.MULTILINE
+    r"^\*\*\*[ \t]*(START|END) OF (?:THE|THIS) PROJECT GUTENBERG EBOOK"
+    r"(?:[^*\n]*(?:\n[^*\n]+){1,2}\*\*\*)?.*\n?",
+    re.MULTILINE,
 )
 
 
 class EncodingError(DataError):
-    """Bytes that are not in the encoding of a text.
+    """Bytes that are no text in an encoding.
 
-    place   of the first: `byte 20, line 1`
-    remedy  what to do: the end of the message
+    fault      what is wrong, and where
+    advice     what to do with the file
+    encodings  that it may have; "" if another encoding does not help
     """
 
-    def __init__(self, message: str, place: str, remedy: str):
-        super().__init__(f"{message}; {remedy}")
-        self.place, self.remedy = place, remedy
+    def __init__(self, fault: str, advice: str, encodings: str = ""):
+        super().__init__(f"{fault}; {advice}")
+        self.fault, self.advice, self.encodings = fault, advice, encodings
 
 
-def read_files(files: Sequence[Path], encoding: str) -> tuple[list[str], int]:
-    """Return the characters of files, without licenses, and how many characters those had.
+def read_files(
+    files: Iterable[tuple[str | Path, bytes]], encoding: str, option: str = ""
+) -> tuple[list[str], list[str]]:
+    """Return the characters of files, given by their names and bytes, and notes for the user.
 
-    Raises DataError for files that are no text; of several in another encoding, it names the first.
+    Licenses of Project Gutenberg are left out. Raises DataError for files that are no text; the
+    message names the `option` for another encoding, if there is one.
     """
-    contents, faults, left_out = [], {}, 0
-    for file in files:
+    contents, errors, other_utf8, left_out = [], [], [], 0
+    for name, content in files:
         try:
-            text = decode_text(file.read_bytes(), file, encoding, "--data.encoding")
+            text = decode_text(content, name, encoding)
         except EncodingError as error:
-            faults[file] = error
+            errors.append(error)
             continue
-        contents.append(without_license(text))
+        if encoding != "utf-8" and is_other_utf8(content, text):
+            other_utf8.append(str(name))
+        contents.append(strip_license(text))
         left_out += len(text) - len(contents[-1])
 
-    if len(faults) == 1:
-        raise next(iter(faults.values()))
-    if faults:
-        places = first_few(f"{file} ({error.place})" for file, error in faults.items())
-        raise DataError(
-            f"{len(faults):,} of {len(files):,} files are not {encoding.upper()}: {places}; "
-            f"{next(iter(faults.values())).remedy}"
-        )
-    return contents, left_out
+    if errors:
+        faults, advice = first_few(error.fault for error in errors), errors[0].advice
+        if len(errors) > 1:
+            count = len(errors) + len(contents)
+            faults = f"{len(errors):,} of {count:,} files cannot be read: {faults}"
+        # one encoding for all of them would turn the letters of the others into wrong ones
+        if option and errors[0].encodings and all(map(str.isascii, contents)):
+            advice = f"name the encoding: {option}={errors[0].encodings}"
+        raise DataError(f"{faults}; {advice}")
+
+    notes = []
+    if other_utf8:
+        notes.append(f"read as {encoding.upper()}, but valid UTF-8: {first_few(other_utf8)}")
+    if left_out:
+        notes.append(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
+    return contents, notes
 
 
-def decode_text(content: bytes, name: str | Path, encoding: str, option: str = "") -> str:
+def is_other_utf8(content: bytes, text: str) -> bool:
+    """Return whether bytes, which were read as `text`, are another text in UTF-8."""
+    with suppress(UnicodeDecodeError):
+        return not content.isascii() and universal_newlines(content.decode("utf-8-sig")) != text
+    return False
+
+
+def decode_text(content: bytes, name: str | Path, encoding: str) -> str:
     """Return the characters of a file, or of anything else with a `name`.
 
     All line ends become a newline. A byte order mark overrides `encoding` and is removed. Raises
-    EncodingError or another DataError for bytes that are not text; the message tells which `option`
-    names another encoding, or how to convert the file.
+    EncodingError for bytes that are not text.
     """
     bom = next(filter(content.startswith, ENCODING_OF_BOM), b"")
     encoding = ENCODING_OF_BOM.get(bom, encoding)
+    shown, nul = encoding.removesuffix("-sig").upper(), -1
     try:
         text = universal_newlines(content.decode(encoding))
+        if encoding != "utf-8":
+            text.encode()  # some encodings yield surrogates, which are half a character
+        nul = text.find("\0")
+        if nul < 0:
+            return text
+        fault = f"a NUL character in line {text.count(chr(10), 0, nul) + 1:,}"
     except UnicodeDecodeError as error:
         start = len(content) - len(error.object) + error.start  # error.object may lack the BOM
         line = universal_newlines(content[:start].decode(encoding, "ignore")).count("\n") + 1
-        wrong, shown = wrong_bytes(content, encoding), encoding.removesuffix("-sig").upper()
-        damaged = f"the file is damaged: iconv -c -f {shown} OLD > NEW leaves those out"
-        raise EncodingError(
-            f"{name}: not {shown} at byte {start:,} (line {line:,}); {wrong:,} of "
-            f"{len(content):,} bytes cannot be decoded",
-            f"byte {start:,}, line {line:,}",
-            damaged if bom else remedy(content, encoding, option),
-        ) from error
+        fault = f"not {shown} at byte {start:,} (line {line:,})"
+    except UnicodeEncodeError:
+        fault = f"not {shown}: surrogates"
 
-    # the default and the marked encodings never yield a surrogate, which is half a character
-    may_have_surrogates = encoding not in ("utf-8", *ENCODING_OF_BOM.values())
-    if "\0" in text:
-        wrong = "NUL characters"
-    elif may_have_surrogates and re.search("[\ud800-\udfff]", text):
-        wrong = "surrogates"
-    else:
-        return text
-    raise DataError(f"{name}: is not a text ({wrong}); {remedy(content, encoding, option)}")
-
-
-def wrong_bytes(content: bytes, encoding: str) -> int:
-    """Return how many bytes cannot be decoded: few in a damaged file, many in a wrong encoding."""
-    count = 0
-
-    def skip(error: UnicodeDecodeError) -> tuple[str, int]:
-        nonlocal count
-        count += error.end - error.start
-        return "", error.end
-
-    codecs.register_error("count", skip)
-    content.decode(encoding, "count")
-    return count
-
-
-def remedy(content: bytes, encoding: str, option: str) -> str:
-    """Return what to do with a file that is not a text in this encoding."""
-    name, beginning = encoding.removesuffix("-sig").upper(), content[:1000]
+    fault, beginning = f"{name}: {fault}", content[:1000]
     # Latin letters in UTF-16 without a mark: every second byte is NUL
     even, odd = beginning[::2].count(0), beginning[1::2].count(0)
     guess = ""
     if max(even, odd) > len(beginning) / 4 and min(even, odd) < len(beginning) / 16:
         guess = "utf-16le" if odd > even else "utf-16be"
-    elif b"\0" in beginning or content.startswith((b"%PDF", b"PK", b"\x1f\x8b")):
-        return "convert it to text first"
+    elif content.startswith((b"%PDF", b"PK", b"\x1f\x8b")) or (nul < 0 and b"\0" in beginning):
+        raise EncodingError(fault, "convert it to text first")
+    elif nul >= 0:
+        raise EncodingError(fault, 'remove it: tr -d "\\000" < OLD > NEW')
 
-    if not option:
-        return f"convert it: iconv -f {guess or 'ENCODING'} -t {name} OLD > NEW"
-    if guess:
-        return f"name its encoding: {option}={guess}"
-    return (
-        f"name its encoding: {option}=cp1252 (Western), cp1251 (Cyrillic), gb18030 (Chinese), "
-        "shift-jis (Japanese), euc-kr (Korean) or any other that Python has; a file with few wrong "
-        f"bytes is damaged: iconv -c -f {name} OLD > NEW leaves them out"
-    )
+    damaged = f"if it is damaged: iconv -c -f {shown} OLD > NEW"
+    if bom:
+        raise EncodingError(fault, damaged)
+    other = guess or ("cp1252" if shown == "UTF-8" else "UTF-8")
+    convert = f"convert to {shown}: iconv -f {other} -t {shown} OLD > NEW; {damaged}"
+    raise EncodingError(fault, convert, guess or f"{ENCODINGS}; {damaged}")
 
 
-def without_license(text: str) -> str:
+def strip_license(text: str) -> str:
     """Return what stands between the marks of Project Gutenberg; a text without them as it is."""
     if "PROJECT GUTENBERG EBOOK" not in text:  # quick: a text may be long
         return text

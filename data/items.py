@@ -9,7 +9,7 @@ learns how an item begins and ends, and never sees two items at once:
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -20,7 +20,8 @@ from common.errors import DataError, counted
 from configs.fields import brief, unescape
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
-from data.text import Text
+
+FEW_ITEMS = 10  # to validate on: a loss of fewer says little
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ItemFormat:
     answer_after: str = ""
 
     @classmethod
-    def of(cls, data: DataConfig) -> "ItemFormat | None":
+    def from_settings(cls, data: DataConfig) -> "ItemFormat | None":
         """Return the format that the settings describe; None if the text is not a list."""
         if not data.separator:
             return None
@@ -43,35 +44,29 @@ class ItemFormat:
         """The character that a model sees before an item: the last one of a separator."""
         return self.separator[-1]
 
-    def count_blank_ends(self, content: str) -> int:
-        """Count the lines that end in spaces or tabs, which are no part of an item.
+    def strip_blank_ends(self, content: str) -> str:
+        """Return a text without the spaces and tabs at the ends of its lines: no part of an item.
 
-        Returns 0 if the separator or `answer_after` contains a space or a tab, which then matter.
+        They stay if the separator or `answer_after` contains one: there they matter.
         """
         if re.search("[ \t]", self.separator + self.answer_after):
-            return 0
-        return content.count(" \n") + content.count("\t\n") + content.endswith((" ", "\t"))
-
-    def without_blank_ends(self, content: str) -> str:
-        """Return a text without the spaces and tabs that `count_blank_ends` counts."""
-        if not self.count_blank_ends(content):
             return content
         return "\n".join(line.rstrip(" \t") for line in content.split("\n"))
 
-    def items_of(self, path: str, contents: Sequence[str]) -> list[str]:
+    def items_of(self, path: str, files: Sequence[str]) -> list[str]:
         """Return the items of some files, without the newlines around them; none spans two files.
 
         Raises DataError if one has no `answer_after`.
         """
         items = []
-        for content in contents:
-            pieces = self.without_blank_ends(content).split(self.separator)
+        for file in files:
+            pieces = self.strip_blank_ends(file).split(self.separator)
             items += [piece.lstrip("\n") for piece in pieces if piece.strip()]
 
         lacking = [item for item in items if self.answer_after not in item]
         if lacking:
             raise DataError(
-                f"{path}: data.answer_after {brief(self.answer_after)} is missing in "
+                f"{path}: answer_after {brief(self.answer_after)} is missing in "
                 f"{counted(len(lacking), 'item')}, first: {brief(lacking[0])}; "
                 "correct or remove them"
             )
@@ -91,12 +86,16 @@ class ItemFormat:
             return ""
         return item[: item.index(self.answer_after) + len(self.answer_after)]
 
-    def as_split(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
+    def join(self, items: Iterable[str]) -> str:
+        """Return a text of items, each with its end."""
+        return "".join(item + self.separator for item in items)
+
+    def encode_items(self, items: Sequence[str], encode: Callable[[str], np.ndarray]) -> Split:
         """Encode items into a split.
 
         With `answer_after`, only the answers and the ends of the items count for the loss.
         """
-        ids = encode("".join([self.separator, *(item + self.separator for item in items)]))
+        ids = encode(self.separator + self.join(items))
         # where each item begins, and where the last one ends
         lengths = (len(item) + len(self.separator) for item in items)
         starts = list(accumulate(lengths, initial=len(self.separator)))
@@ -112,7 +111,8 @@ class ItemFormat:
 
 
 def split_list(
-    texts: Sequence[Text],
+    paths: Sequence[str],
+    lists: Sequence[Sequence[str]],
     item_format: ItemFormat,
     val_fraction: float,
     encode: Callable[[str], np.ndarray],
@@ -120,72 +120,55 @@ def split_list(
     """Encode a list, or one list to train on and another to validate on, as two splits.
 
     Also return the question of a validation item, as an example of a prompt, and lines for the
-    user. Raises DataError for a text in which the separator does not occur, or with too few items.
+    user. Raises DataError for a list with too few items, as without any separator.
     """
-    lists, blank = zip(*(read_items(text, item_format) for text in texts), strict=True)
-
-    # a single list is divided, so it needs two items
-    needed = 1 if len(texts) == 2 else 2
-    for text, items in zip(texts, lists, strict=True):
+    # a single list is divided; of another one to validate on, a single item will do
+    for path, items, needed in zip(paths, lists, (2, 1), strict=False):
         if len(set(items)) < needed:
             raise DataError(
-                f"{text.path}: {counted(len(set(items)), 'distinct item')}; at least {needed} are "
-                "needed; add items, or correct data.separator"
+                f"{path}: {counted(len(set(items)), 'distinct item')}, divided by the separator "
+                f"{brief(item_format.separator)}; at least {needed} are needed; add items, or "
+                "correct the separator"
             )
 
+    # shuffled, always in the same way, because evaluations show the first few wrong items
+    lists = [sorted(items, key=digest) for items in lists]
     train, val = lists if len(lists) == 2 else hold_out(lists[0], val_fraction)
-    items, lengths = [*train, *val], [len(item) for item in (*train, *val)]
-
+    lengths, distinct = [len(item) for item in (*train, *val)], len({*train, *val})
     lines = [
-        f"items       {len(train):,} to train on, {len(val):,} to validate on, {len(set(items)):,} "
+        f"items       {len(train):,} to train on, {len(val):,} to validate on, {distinct:,} "
         f"distinct; median length {statistics.median(lengths):g} characters, longest "
         f"{max(lengths):,}"
     ]
-    if sum(blank):
-        lines.append(f"note: blanks at the ends of {counted(sum(blank), 'line')} removed")
-    if len(lists) == 2 and (known := len(set(val) & set(train))):
+    if len(val) < FEW_ITEMS:
+        lines.append(
+            f"note: {counted(len(val), 'item')} to validate on: the validation loss says little"
+        )
+    if known := len(set(val) & set(train)):
         lines.append(
             f"note: {known:,} of {len(set(val)):,} distinct validation items are in the training "
             "text too"
         )
 
-    train_split, val_split = (item_format.as_split(part, encode) for part in (train, val))
+    train_split, val_split = (item_format.encode_items(part, encode) for part in (train, val))
     return train_split, val_split, item_format.question(val[0]), lines
 
 
-def read_items(text: Text, item_format: ItemFormat) -> tuple[list[str], int]:
-    """Return the items of a text, sorted by SHA-256: a deterministic shuffle.
+def hold_out(items: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
+    """Divide items into those to train on and those to validate on.
 
-    Also return how many lines ended in blanks. Raises DataError if the separator does not occur, or
-    an item has no `answer_after`.
+    An item is held out if its SHA-256, as a fraction of 2**256, is below `val_fraction`. So equal
+    items stay together, and neither other items nor the seed nor the machine matters. If all are on
+    one side, the one nearest to the limit changes sides.
     """
-    contents = list(map(item_format.without_blank_ends, text.contents))
-    if not any(item_format.separator in content for content in contents):
-        raise DataError(
-            f"{text.path}: the separator {brief(item_format.separator)} never occurs in the text; "
-            "correct data.separator"
-        )
-    items = item_format.items_of(text.path, contents)
-    blank = sum(map(item_format.count_blank_ends, text.contents))
-    # shuffled, because evaluations show the first few wrong items
-    return sorted(items, key=digest), blank
-
-
-def hold_out(examples: Sequence[str], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Divide examples, which are items or the contents of files, into training and validation.
-
-    An example is held out if its SHA-256, as a fraction of 2**256, is below `val_fraction`. So
-    equal examples stay together, and neither other examples nor the seed nor the machine matters.
-    If all are on one side, the one nearest to the limit changes sides.
-    """
-    digests = sorted(map(digest, set(examples)))
+    digests = sorted(map(digest, set(items)))
     count = sum(int.from_bytes(number) < val_fraction * 2**256 for number in digests)
     last = digests[max(1, min(count, len(digests) - 1)) - 1]
-    train = [example for example in examples if digest(example) > last]
-    val = [example for example in examples if digest(example) <= last]
+    train = [item for item in items if digest(item) > last]
+    val = [item for item in items if digest(item) <= last]
     return train, val
 
 
-def digest(example: str) -> bytes:
-    """Return the SHA-256 of an item or of the content of a file."""
-    return sha256(example.encode()).digest()
+def digest(item: str) -> bytes:
+    """Return the SHA-256 of an item."""
+    return sha256(item.encode()).digest()

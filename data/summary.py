@@ -21,23 +21,29 @@ def summarize(
     vocabulary: str,
     train: Split,
     val: Split,
-    held_out: str,
+    max_val: int,
 ) -> list[str]:
     """Return the summary of a training text and its validation text; the notes come last.
 
-    `text_counts` has the character counts of each text. `held_out` names the part of a single text
-    that is held out for validation.
+    `text_counts` has the character counts of each text.
     """
     counts = sum(text_counts, Counter())
     share = len(val) / (len(train) + len(val))
-    held_out = f": {held_out}" if held_out else ""
+    windows = ""
+    if 0 < max_val < len(val):
+        windows = f"; an evaluation predicts at most {max_val:,} of them, evenly spaced"
     # the rarest characters show what does not belong in a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
+    rarest = [f"{describe(c)} {counted(counts[c], 'time')}" for c in rarest]
     return [
-        *map(text_line, ("text        ", "validation  "), texts, text_counts),
+        *(
+            f"{label:<12}{text.path}: {counted(len(text.files), 'file')}, "
+            f"{each.total():,} characters, {len(each):,} distinct"
+            for label, text, each in zip(("text", "validation"), texts, text_counts, strict=False)
+        ),
         f"split       {len(train):,} characters to train on, "
-        f"{len(val):,} ({share:.1%}) to validate on{held_out}",
-        f"rarest      {', '.join(f'{describe(c)} {n_times(counts[c])}' for c in rarest)}",
+        f"{len(val):,} ({share:.1%}) to validate on{windows}",
+        f"rarest      {', '.join(rarest)}",
         *(f"note: {note}" for note in chain.from_iterable(text.notes for text in texts)),
         *(f"note: {note}" for note in unusual(counts, vocabulary, train, val)),
     ]
@@ -61,27 +67,17 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
     return None
 
 
-def text_line(label: str, text: Text, counts: Counter[str]) -> str:
-    """Return a line with the path and the size of a text."""
-    files = f"{len(text.contents):,} files, " if len(text.contents) > 1 else ""
-    return f"{label}{text.path}: {files}{counts.total():,} characters, {len(counts):,} distinct"
-
-
 def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> Iterator[str]:
     """Yield what is unusual about a text, but not an error."""
-    # left out by data.min_count or by a checkpoint's vocabulary
+    # left out by min_count or by a checkpoint's vocabulary
     if rare := sorted(counts.keys() - set(vocabulary)):
-        total = n_times(sum(counts[c] for c in rare))
-        yield (
-            f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}, {total} in all: "
-            f"{first_few(map(describe, rare))}"
-        )
+        names = first_few(map(describe, rare))
+        yield f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}: {names}"
 
     in_train, in_val = (count_ids(split, len(vocabulary)) for split in (train, val))
     if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
         names = first_few(describe(vocabulary[i]) for i in unseen)
-        total = n_times(int(in_val[unseen].sum()))
-        yield f"{counted(len(unseen), 'character')} only in the validation text, {total}: {names}"
+        yield f"{counted(len(unseen), 'character')} only in the validation text: {names}"
 
     if leaked := count_leaked_passages(train, val):
         yield (
@@ -108,8 +104,3 @@ def count_leaked_passages(train: Split, val: Split) -> int:
     text = train.ids.tobytes()  # Python searches bytes quickly
     starts = np.linspace(0, last, PASSAGES).astype(int)
     return sum(val.ids[start : start + PASSAGE_LENGTH].tobytes() in text for start in starts)
-
-
-def n_times(count: int) -> str:
-    """Return `once`, `2 times`."""
-    return "once" if count == 1 else f"{count:,} times"

@@ -1,15 +1,14 @@
 """Texts: find their files, or download one, and read them into memory.
 
-A source is an entry of `data.sources`: a file, a folder, a pattern, or a URL with the SHA-256 of
-its bytes. All sources are read, in this order, as one text.
+A source is a file, a folder, a pattern, or a URL with the SHA-256 of its bytes. All sources of a
+text are read, in their order, as one.
 """
 
-import glob
 import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from http.client import HTTPException
@@ -37,16 +36,16 @@ class DownloadError(TextNotFound):
 class Text:
     """The content of one or more files.
 
-    name      for messages: `tinyshakespeare`, `plays`, `book.txt, and 2 more`
-    path      where it was read: the file, folder or pattern, and how many more
-    contents  the characters of each file, in the order of the sources and of the files' names
-    notes     for the user, on what was not read
-    sources   what was read: the settings' sources, or their fallback
+    name     for messages: `tinyshakespeare`, `plays`, `book.txt, and 2 more`
+    path     where it was read: the file, folder or pattern, and how many more
+    files    the characters of each file, in the order of the sources and of the files' names
+    notes    for the user, on what was not read
+    sources  what was read: the settings' sources, or their fallback
     """
 
     name: str
     path: str
-    contents: Sequence[str]
+    files: Sequence[str]
     notes: list[str]
     sources: tuple[str, ...]
 
@@ -56,7 +55,7 @@ class Text:
 
         It depends on the characters alone, not on line ends, encoding or the files' names.
         """
-        digests = [hashlib.sha256(content.encode()) for content in self.contents]
+        digests = [hashlib.sha256(content.encode()) for content in self.files]
         # file boundaries matter: the end of each file is held out
         if len(digests) > 1:
             return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
@@ -66,70 +65,82 @@ class Text:
 # ---------------------------------------------------------------------------------- find and choose
 
 
-def find_text(sources: tuple[str, ...], encoding: str, fallback: str = "") -> Text:
+def find_text(
+    sources: tuple[str, ...], encoding: str, fallback: str = "", option: str = ""
+) -> Text:
     """Read all of some sources as one text; if a download fails, read the `fallback` instead.
 
-    Raises DataError for a text that is missing or cannot be read.
+    `option` is the one that names sources, for messages: what another source, or another encoding,
+    would read. Raises DataError for a text that is missing or cannot be read.
     """
     try:
-        return read_sources(sources, encoding)
+        return read_sources(sources, encoding, option)
     except DownloadError as error:
         if not fallback:
             error.args = (f"{error}; download it by other means; name its file",)
             raise
-        text = read_sources((fallback,), encoding)
+        text = read_sources((fallback,), encoding, option)
         end = f"training on {fallback}, losses on it are not comparable"
         text.notes.insert(0, f"{error}; {end}")
         return text
 
 
-def read_sources(sources: tuple[str, ...], encoding: str) -> Text:
+def read_sources(sources: tuple[str, ...], encoding: str, option: str) -> Text:
     """Read all of some sources as one text; download a URL unless its file is there.
 
     Raises DownloadError if a download fails, DataError for a source that is missing or unreadable.
     """
-    files, locations, notes = {}, [], []
+    locations, files = [], {}
     try:
         for source in sources:
-            location, found, note = find_source(source)
+            location, found = find_source(source)
             locations.append(location)
-            if note:
-                notes.append(note)
             # a file that two sources reach counts once, at its first place
             for file in found:
                 files.setdefault(os.path.realpath(file), file)
-        contents, left_out = read_files(list(files.values()), encoding)
+
+        contents = ((file, file.read_bytes()) for file in files.values())
+        contents, notes = read_files(contents, encoding, option and "--encoding")
+        for folder in filter(Path.is_dir, locations):
+            unread, pattern = list_unread(folder, files)
+            if unread:
+                advice = f'; add {option}="{pattern}"' if option and pattern else ""
+                notes.append(f"not read: {unread}{advice}")
     except OSError as error:
         raise DataError(
             f"{error.filename or sources[0]}: cannot be read: {error.strerror}; "
             "fix that, or name another source"
         ) from error
 
-    if left_out:
-        notes.append(f"{left_out:,} characters outside the marks of Project Gutenberg left out")
+    path = local_path(sources[0]).absolute()
+    name = path.parent.name if path.name == "input.txt" else path.name
     more = f", and {len(sources) - 1} more" if len(sources) > 1 else ""
-    name, path = display_name(local_path(sources[0])), str(locations[0])
-    return Text(name + more, path + more, contents, notes, sources)
+    return Text(name + more, f"{locations[0]}{more}", contents, notes, sources)
 
 
-def find_source(source: str) -> tuple[Path, list[Path], str]:
-    """Return where a source is, its files, and a note on what of a folder is not read, or "".
+def find_source(source: str) -> tuple[Path, list[Path]]:
+    """Return where a source is, and its files.
 
     It is looked for in the current folder, then beside the code. A URL is downloaded if it is in
     neither.
     """
     path, url = local_path(source), TEXT_URL.fullmatch(source)
     for location in (path, ROOT / path):
-        files, note = find_files(location)
-        if files:
+        if files := find_files(location):
             if url:
                 check_download(location, url)
-            return location, files, note
+            return location, files
     if url:
         location = download(path, url)
-        return location, [location], ""
-    missing = "nothing matches" if as_pattern(path) else "no such file or folder"
-    raise TextNotFound(f"{source}: {missing}; {suggest_path(path)}")
+        return location, [location]
+
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = {entry.name: str(entry) for entry in beside}
+    hint = did_you_mean(path.name, names, "name an existing file or folder, or a URL")
+    if "," in path.name:
+        hint = "to read several, give the option several times"
+    missing = "nothing matches" if split_pattern(path)[1] else "no such file or folder"
+    raise TextNotFound(f"{source}: {missing}; {hint}")
 
 
 def local_path(source: str) -> Path:
@@ -145,82 +156,93 @@ def local_path(source: str) -> Path:
     return Path("data", folder if stem == "input" else stem, "input.txt")
 
 
-def display_name(path: Path) -> str:
-    """Return a name for messages: a pattern, the folder of an `input.txt`, or the last part."""
-    if as_pattern(path):
-        return str(path)
-    path = path.absolute()
-    return path.parent.name if path.name == "input.txt" else path.name
-
-
-def as_pattern(path: Path) -> str:
-    """Return a path as a pattern for `glob`, or "" if it has no wildcards.
+def split_pattern(path: Path) -> tuple[Path, str]:
+    """Split a pattern into the folder that it begins with and the rest; "" without wildcards.
 
     A part that exists as it is written is a name: in `[Group] Show/*.srt`, only `*` is a wildcard.
     """
     beginnings = (path, *path.parents)
     existing = next(filter(os.path.lexists, beginnings), beginnings[-1])
     rest = str(path.relative_to(existing))
-    if not re.search(r"[*?]|\[.+\]", rest):
-        return ""
-    return os.path.join(glob.escape(str(existing)), rest)
+    return (existing, rest) if re.search(r"[*?]|\[.+\]", rest) else (path, "")
 
 
-def find_files(path: Path) -> tuple[list[Path], str]:
+def find_files(path: Path) -> list[Path]:
     """Return the files that a file name, folder or pattern stands for; [] if there are none.
 
-    They are sorted by name, the same on every system. Also return the note of `list_folder`.
+    They are sorted by name, the same on every system. Raises DataError for a folder without texts.
     """
-    note = ""
-    if pattern := as_pattern(path):
+    folder, pattern = split_pattern(path)
+    if pattern:
         # every file that matches, whatever its suffix
-        matches = map(Path, glob.iglob(pattern, recursive=True))
-        files = [match for match in matches if not match.is_dir()]
+        files = match(folder, pattern)
     elif path.is_dir():
-        files, note = list_folder(path)
+        files = [file for file in path.iterdir() if is_text_of_folder(file)]
+        if not files:
+            unread, pattern = list_unread(path, ())
+            advice = f'name "{pattern}"' if pattern else "add one"
+            raise DataError(
+                f"{path}: contains no text; the texts of a folder are its .txt files"
+                f"{unread and f'; not read: {unread}'}; {advice}"
+            )
     else:
         # lexists: a broken link is not missing; reading it raises an error
         files = [path] if os.path.lexists(path) else []
-    return sorted(files, key=lambda file: file.parts), note
+    return sorted(files, key=lambda file: file.parts)
 
 
-def list_folder(folder: Path) -> tuple[list[Path], str]:
-    """Return the .txt files of a folder, and a note on the rest if it is more, or has folders.
+def match(folder: Path, pattern: str) -> list[Path]:
+    """Return the files below a folder that match a pattern, except hidden ones.
 
-    Raises DataError if there are no such files.
+    `**` follows no links, because two of them may form a circle.
     """
-    files, others, folders = [], Counter(), 0
-    for entry in os.scandir(folder):
-        suffix = os.path.splitext(entry.name)[1]
-        if entry.name.startswith("."):
+    parts = Path(pattern).parts
+    if parts[-1] == "**":
+        parts += ("*",)  # alone it would mean folders
+    # before Python 3.13, `**.md` is an error
+    parts = [part if part == "**" else re.sub(r"\*+", "*", part) for part in parts]
+    return [
+        path
+        for path in folder.glob(os.path.join(*parts))
+        if not path.is_dir() and "/." not in f"/{path.relative_to(folder).as_posix()}"
+    ]
+
+
+def is_text_of_folder(path: Path) -> bool:
+    """Return whether a file in a folder is one of its texts: a .txt file that is not hidden."""
+    return path.suffix.lower() == ".txt" and not path.name.startswith(".") and not path.is_dir()
+
+
+def list_unread(folder: Path, read: Collection[str]) -> tuple[str, str]:
+    """Return what of a folder is not read, such as `30 .md, 1 folder`, and a pattern to read it.
+
+    `read` are the real paths of the files that are. Little besides .txt files is not worth a note.
+    """
+    texts, others, folders = 0, Counter(), 0
+    for path in folder.iterdir():
+        if path.name.startswith("."):
             continue
-        if entry.is_dir():
+        if path.is_dir():
             folders += 1
-        elif suffix.lower() == ".txt":
-            files.append(Path(entry.path))
-        else:
-            others[suffix] += 1
+        elif is_text_of_folder(path):
+            texts += 1
+        elif os.path.realpath(path) not in read:
+            others[path.suffix] += 1
 
-    note, mostly_others = "", others.total() > len(files)
-    if mostly_others or folders:
-        left_out = [f"{count:,} {suffix or 'other'}" for suffix, count in others.most_common()]
-        if folders:
-            left_out.append(counted(folders, "folder"))
-        suffix = max(others, key=others.get) if mostly_others else ".txt"
-        note = f"not read: {first_few(left_out)}; '{folder}/**/*{suffix}' reads those"
-    if not files:
-        raise DataError(
-            f"{folder}: contains no text; the texts of a folder are its .txt files; "
-            f"{note or 'add one'}"
-        )
-    return files, note
+    # if another source reads files below it, the user knows what is there
+    inside = os.path.join(os.path.realpath(folder), "")
+    if sum(file.startswith(inside) for file in read) > texts:
+        folders = 0
+    mostly_others = others.total() > texts
+    if not mostly_others and not folders:
+        return "", ""
 
-
-def suggest_path(path: Path) -> str:
-    """Return "did you mean X?" for the nearest name in the folder of a path."""
-    entries = path.parent.iterdir() if path.parent.is_dir() else ()
-    names = {entry.name: str(entry) for entry in entries}
-    return did_you_mean(path.name, names, "name an existing file or folder, or a URL")
+    unread = [f"{count:,} {suffix or 'other'}" for suffix, count in others.most_common()]
+    if folders:
+        unread.append(counted(folders, "folder"))
+    suffixes = [suffix for suffix in others if suffix] if mostly_others else []
+    suffix = max(suffixes, key=others.get, default=".txt" if folders else "")
+    return first_few(unread), f"{folder}/**/*{suffix}" if suffix else ""
 
 
 # ----------------------------------------------------------------------------------------- download
@@ -228,8 +250,7 @@ def suggest_path(path: Path) -> str:
 
 def check_download(path: Path, url: re.Match) -> None:
     """Raise DataError unless a file is the one that a URL stands for: another may have its name."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     if sha256 != url[4].lower():
         raise DataError(
             f"{path}: has SHA-256 {sha256}, but {url[1]} has {url[4]}; delete the file to download "
@@ -246,7 +267,7 @@ def download(path: Path, url: re.Match) -> Path:
     try:
         with urlopen(url[1], timeout=TIMEOUT) as response:  # noqa: S310 - a TEXT_URL begins with https
             content = response.read()
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: of a proxy's address
         # a URLError only wraps the reason
         reason = error.reason if type(error) is URLError else error
         raise DownloadError(f"{url[1]}: {str(reason)[:200] or type(error).__name__}") from error

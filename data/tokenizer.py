@@ -1,6 +1,5 @@
 """The character tokenizer: a character's id is its index in the vocabulary."""
 
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,8 @@ from common.errors import UserError
 CHUNK = 2**20  # characters at a time: temporary arrays are 4 to 8 times the text
 BLANK_NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
 FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters outside categories C, M, Z
-UNK = "\ufffd"  # the replacement character, for all characters that are too rare to learn
+# the replacement character: in a vocabulary, it stands for every character that is not in it
+UNK = "\ufffd"
 
 
 class UnknownCharacter(UserError):
@@ -35,9 +35,9 @@ class CharTokenizer:
         self.dtype = np.min_scalar_type(len(self) - 1)  # the smallest unsigned type for all ids
 
         self._code_points = characters
-        # to encode: code point -> id, -1 if unknown. The last entry stays -1: `encode` clips every
-        # larger code point to it.
-        self._id_of = np.full(int(characters.max()) + 2, -1, dtype=np.int32)
+        # to encode: code point -> id; an unknown one has that of UNK, or -1. The last entry is for
+        # all larger code points: `encode` clips them to it.
+        self._id_of = np.full(int(characters.max()) + 2, vocabulary.find(UNK), dtype=np.int32)
         self._id_of[characters] = np.arange(len(self))
 
     @classmethod
@@ -63,20 +63,22 @@ class CharTokenizer:
         """The character that starts a text without a prompt: newline, space, or the first one."""
         return next((c for c in "\n " if c in self.vocabulary), self.vocabulary[0])
 
-    def encode(self, text: str, map_unknown: bool = False) -> np.ndarray:
-        """Return one id per character, of `dtype`.
+    def encode(self, text: str) -> np.ndarray:
+        """Return one id per character, of `dtype`. Unknown characters get the id of UNK.
 
-        With `map_unknown`, unknown characters map to UNK, which must be in the vocabulary;
-        otherwise the first one raises UnknownCharacter, with its position counted from 0.
+        If the vocabulary lacks UNK, the first one raises UnknownCharacter, with its position
+        counted from 0.
         """
         ids = np.empty(len(text), self.dtype)
         for start, chunk in chunks(text):
-            # "clip": code points beyond the table get its last entry, -1
             found = np.take(self._id_of, code_points(chunk, errors="surrogatepass"), mode="clip")
             if found.min() < 0:
-                if not map_unknown:
-                    raise self._unknown(text, start + int(found.argmin()))
-                found[found < 0] = self._id_of[ord(UNK)]
+                position, known = start + int(found.argmin()), self.vocabulary
+                raise UnknownCharacter(
+                    f"not in the vocabulary: {describe(text[position])} at position {position}; "
+                    f"the {len(known)} known characters are: {known[:100]}"
+                    f"{'...' * (len(known) > 100)}; remove or replace that character"
+                )
             ids[start : start + len(found)] = found
         return ids
 
@@ -84,24 +86,6 @@ class CharTokenizer:
         """Return the text of a sequence, array or CPU tensor of ids."""
         # the bytes of the code points are the text in UTF-32
         return self._code_points[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
-
-    def _unknown(self, text: str, position: int) -> UnknownCharacter:
-        where = f"not in the vocabulary: {describe(text[position])} at position {position}"
-        # an accented letter is one code point in NFC, two in NFD: is it known in the other form?
-        unknown = re.compile(f"[^{re.escape(self.vocabulary)}]")
-        for form in ("NFC", "NFD"):
-            found = unknown.search(unicodedata.normalize(form, text))
-            if not found or found.start() >= len(unicodedata.normalize(form, text[: position + 1])):
-                return UnknownCharacter(
-                    f"{where}; the vocabulary has its other Unicode form; normalize the text to "
-                    f"{form}"
-                )
-
-        vocabulary = self.vocabulary[:100] + "..." * (len(self) > 100)
-        return UnknownCharacter(
-            f"{where}; the {len(self)} known characters are: {vocabulary}; remove or replace that "
-            "character"
-        )
 
 
 def character_name(character: str) -> str:

@@ -153,7 +153,7 @@ class Stacked(QKVProjection):
 
 
 class Unrolled(QKVProjection):
-    """Three (C, H, D) tensors, each read as one (C, H*D) matrix: its heads, side by side."""
+    """Three (C, H, D) tensors; for the product, H and D are unrolled into one dimension."""
 
     def build(self, C, H, D, bias):
         self.weights = nn.ParameterList(INIT_STD * torch.randn(C, H, D) for _ in range(3))

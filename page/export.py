@@ -45,13 +45,14 @@ def write_page(
     """
     # everything but the weights, as JSON
     shapes, weights = pack_weights(model)
-    item_format = ItemFormat.of(saved.settings.data)
-    rare = saved.settings.data.min_count > 1 and UNK in saved.vocabulary
+    item_format = ItemFormat.from_settings(saved.settings.data)
     data = {
         "config": asdict(model.config),
         "vocabulary": saved.vocabulary,
         "items": item_format and asdict(item_format),  # None if the text is not a list
-        "unknown": UNK if rare else None,  # replaces rare characters of a scored text
+        "unknown": UNK
+        if UNK in saved.vocabulary
+        else None,  # replaces unknown characters of a scored text
         "shapes": shapes,
         "check": expected_logits(model),
         "prompt": prompt or saved.text.question,

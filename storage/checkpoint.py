@@ -234,7 +234,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     with checkpoint_errors(path):
         # read once, not mapped: Windows and some network drives do not replace a mapped file
         content = path.read_bytes()
-        if content.startswith((b"PK\3\4", b"\x80")):  # of torch.save: zipped, or old
+        # of torch.save: zipped, or old; but a safetensors file too may begin so, before its JSON
+        if content.startswith((b"PK\3\4", b"\x80")) and content[8:9] != b"{":
             raise CheckpointError(
                 "is a pickle, not a Hornbook checkpoint; python convert.py imports the ckpt.pt of "
                 "nanoGPT"

@@ -183,7 +183,7 @@ class Log:
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
-            answers = counted(len(run.corpus.val.segments), "answer")
+            answers = counted(len(run.val.segments), "answer")
             exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
         self._write_scalars(step, scalars)
 
@@ -259,18 +259,24 @@ class Log:
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
-        now, left = time.monotonic(), self.run.settings.train.max_iters - step
+        train = self.run.settings.train
+        now, left = time.monotonic(), train.max_iters - step
         done = step - self.first_step - 1  # without the first step
         if done == 0 or left == 0:
             return
-        minutes = (now - self.began) / done * left / 60
+        time_left = f"about {(now - self.began) / done * left / 60:.1f} minutes"
+        # until the first evaluation, nobody knows how long one takes
+        if self.run.progress.last_eval_step <= self.first_step:
+            interval = train.eval_interval
+            evaluations = math.ceil(train.max_iters / interval) - (step - 1) // interval
+            time_left += f" and {counted(evaluations, 'evaluation')}"
 
         if self.last_line is None:
             speed = f"{tokens_per_sec:,.0f} characters per second"
-            say(f"speed       {speed}: about {minutes:.1f} minutes left")
+            say(f"speed       {speed}: {time_left} left")
             self.last_line = now
         elif not sys.stdout.isatty() and now - self.last_line >= SECONDS_BETWEEN_LINES:
-            say(f"step {step:,}: loss {loss:.3f}, about {minutes:.1f} minutes left")
+            say(f"step {step:,}: loss {loss:.3f}, {time_left} left")
             self.last_line = now
 
     def _leave_bar_if_stopping(self) -> None:

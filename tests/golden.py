@@ -58,9 +58,9 @@ def losses(name: str) -> list[float]:
         return [value for _, value in scalars(Path(folder, "run"))["train/loss"]]
 
 
-def environment(name: str) -> dict[str, str]:
+def environment_of(name: str) -> dict[str, str]:
     """Return the environment in which `losses` trains the run `name`."""
-    return environment(device.select_runtime("cpu", dtype_of(name)), world_size=1)
+    return environment(device.select_runtime("cpu", dtype_of(name)), ranks=1)
 
 
 def dtype_of(name: str) -> str:
@@ -77,7 +77,7 @@ def compare(name: str, measured: list[float]) -> str:
         records[name] = records[f"{kind} fused"] | {"environment": {}}
     record = records[name]
     assert len(measured) == len(record["losses"])
-    if record["environment"] == environment(name):
+    if record["environment"] == environment_of(name):
         assert measured == record["losses"], f"{name}: not the recorded losses"
         return f"{name}: {len(measured)} losses, bit-identical"
     largest = max(abs(a - b) for a, b in zip(measured, record["losses"], strict=True))
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> None:
         measured = losses(name)
         if record:
             records = json.loads(RECORD.read_text())
-            records[name] = {"environment": environment(name), "losses": measured}
+            records[name] = {"environment": environment_of(name), "losses": measured}
             ordered = {each: records[each] for each in RUNS if each in records}
             RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
         print(f"{compare(name, measured)}, {time.perf_counter() - began:.0f} s", flush=True)

@@ -31,7 +31,8 @@ from configs.schema import TrainConfig
 from storage.checkpoint import BEST, FORMAT, LAST, SECTIONS, digest, load_checkpoint
 from tests.commands import exit_code, train_main
 from tests.conftest import ROOT
-from training import device, evaluate, schedule
+from training import device, evaluate
+from training import step as step_module
 
 STEPS = 24
 SMALL = [
@@ -45,7 +46,7 @@ JSON_SECTIONS = [*SECTIONS, "environment"]  # of a checkpoint file
 PHASES = {  # a function that only one phase of a run uses
     "load": ("train", "load_corpus"),
     "folder": ("train", "prepare_folder"),
-    "step": ("training.schedule", "lr_multiplier"),
+    "step": ("training.step", "lr_multiplier"),
     "evaluate": ("training.evaluate", "window_losses"),
     "draw": ("training.samples", "generate"),
     "save": ("os", "fsync"),
@@ -112,14 +113,14 @@ def evaluations_give(patch: pytest.MonkeyPatch, *val_losses: float) -> None:
 
 def at_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], None]) -> None:
     """Call `action` at the beginning of step number `step`, counted from 0."""
-    lr_multiplier = schedule.lr_multiplier
+    lr_multiplier = step_module.lr_multiplier
 
     def with_action(now: int, settings: TrainConfig) -> float:
         if now == step:
             action()
         return lr_multiplier(now, settings)
 
-    patch.setattr(schedule, "lr_multiplier", with_action)
+    patch.setattr(step_module, "lr_multiplier", with_action)
 
 
 def stop_at(step: int, *arguments: object) -> str:
@@ -160,16 +161,16 @@ def contents(path: Path) -> dict:
     """Return the parts of a checkpoint file by name, and its tensors under "tensors"."""
     saved = load_checkpoint(path)
     sections = {name: dataclasses.asdict(getattr(saved, name)) for name in SECTIONS}
-    more = {name: getattr(saved, name) for name in ("environment", "vocabulary", "tensors")}
-    return sections | more
+    more = {name: getattr(saved, name) for name in ("environment", "vocabulary")}
+    return sections | more | {"tensors": dict(sorted(saved.tensors.items()))}
 
 
 def write_checkpoint(path: Path, changed: dict) -> None:
     """Write a checkpoint file with changed `contents` and the correct digest."""
     metadata = {name: json.dumps(changed[name]) for name in JSON_SECTIONS if name in changed}
     metadata |= {"vocabulary": changed["vocabulary"], "hornbook_format": FORMAT}
-    digest = digest(metadata, changed["tensors"])
-    write_atomic(path, safetensors.torch.save(changed["tensors"], metadata | {"sha256": digest}))
+    metadata["sha256"] = digest(metadata, changed["tensors"])
+    write_atomic(path, safetensors.torch.save(changed["tensors"], metadata))
 
 
 def step_of(folder: Path) -> int:
@@ -247,7 +248,7 @@ def run_ranks(
     """
     folder.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "run.log", "torch._dynamo"])
+    context.set_forkserver_preload([__name__, "storage.log", "torch._dynamo"])
     common = (len(arguments), _free_port(), folder)
     processes = [
         context.Process(target=_rank, args=(rank, *common, [str(word) for word in argv], each))

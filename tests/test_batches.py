@@ -29,7 +29,7 @@ def targets_of(split):
 
 def window_starts(batches, steps):
     """Return the position of the first character of each window of `steps`."""
-    return np.concatenate([batches(step)[0][:, 0] for step in steps])
+    return np.concatenate([batches[step][0][:, 0] for step in steps])
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -47,7 +47,7 @@ def test_every_epoch_predicts_every_character_exactly_once(lengths, block_size, 
     for epoch in range(3):
         targets = []
         for step in range(epoch * n_steps, epoch * n_steps + n_steps):
-            (x,), (y,) = batches(step)
+            (x,), (y,) = batches[step]
             assert len(x) == len(y) == block_size and x.dtype == y.dtype == np.int64
             n = np.count_nonzero(y != IGNORED)
             # y is x one character later, and padding comes last
@@ -73,16 +73,16 @@ def test_a_batch_depends_only_on_the_seed_and_the_step_and_not_on_the_batch_size
     expected = window_starts(Batches(split, 16, 6, seed=9), range(40)).reshape(30, 8)
     batches = Batches(split, 16, 8, seed=9)
     for step in [29, 0, 3, 3, *reversed(range(30))]:
-        assert np.array_equal(batches(step)[0][:, 0], expected[step])
-    assert not np.array_equal(Batches(split, 16, 8, seed=8)(0)[0][:, 0], expected[0])
+        assert np.array_equal(batches[step][0][:, 0], expected[step])
+    assert not np.array_equal(Batches(split, 16, 8, seed=8)[0][0][:, 0], expected[0])
 
 
 def test_the_batch_order_of_a_seed_is_the_recorded_one():
     # a run saved by an earlier version must resume with the same batches
     text, items = (Batches(split_of(lengths), 16, 4, seed=1337) for lengths in (1200, [1000, 200]))
-    assert text(0)[0][:, 0].tolist() == [75, 1019, 123, 971]
-    assert text(2 * 10**6)[0][:, 0].tolist() == [3, 147, 819, 179]
-    assert items(2 * 10**6)[0][:, 0].tolist() == [1171, 13, 157, 861]
+    assert text[0][0][:, 0].tolist() == [75, 1019, 123, 971]
+    assert text[2 * 10**6][0][:, 0].tolist() == [3, 147, 819, 179]
+    assert items[2 * 10**6][0][:, 0].tolist() == [1171, 13, 157, 861]
 
 
 # --------------------------------------------------------------------------------------- evaluation
@@ -117,3 +117,17 @@ def test_evenly_spaced_windows_of_a_text_or_items_of_a_list_reach_from_start_to_
     assert (segments[0][0], segments[-1][1]) == (split.segments[0][0], split.segments[-1][1])
     assert abs(sum(end - start - 1 for start, end in segments) - 500) <= 40
     assert len(split.evenly_spaced(0, block_size=16).segments) == 1
+
+
+@settings(deadline=None)
+@given(SPLITS, SIZES, st.integers(1, 130))
+@example([90, 2, 2, 2], 16, 10)  # the first item is longer than that
+def test_an_evaluation_predicts_at_most_as_many_characters_as_asked(lengths, block_size, limit):
+    split = split_of(lengths)
+    chosen, total = split.at_most(limit, block_size), len(targets_of(split))
+    if total <= limit:
+        assert chosen is split
+        return
+    predicted = targets_of(chosen)
+    assert len(predicted) <= limit or len(chosen.segments) == 1
+    assert len(set(predicted)) == len(predicted) and set(predicted) <= set(targets_of(split))

@@ -7,27 +7,30 @@ import torch
 
 from common.errors import ConfigError
 from configs.command import parse_train
-from configs.schema import flat_settings
+from configs.fields import settings_of
+from configs.schema import Config, flat_settings
 from data.batches import evaluation_windows
 from model.attention import KERNELS, LAYOUTS
-from storage.checkpoint import BEST, LAST, load
+from storage.checkpoint import BEST, LAST, load_checkpoint
 from storage.differences import FIXED
 from tests.conftest import ROOT
 from tests.runs import train
-from tests.texts import parts_of
-from train import build
+from train import build_run
 from training.distributed import World
 from training.evaluate import exact_loss
-from training.step import TrainStep
+from training.step import train_step
 
-OTHER_VALUES = {  # another value of each setting that cannot change
-    "model.n_layer": 2, "model.n_head": 4, "model.n_embd": 32, "model.block_size": 8,
-    "model.positions": "rope", "model.n_previous": 1, "model.norm": "rmsnorm",
-    "model.mlp": "relu2", "model.bias": True, "model.tied": False, "model.qk_norm": True,
-    "model.logit_softcap": 5.0, "model.residual_init": "zero", "train.optimizer": "adamw",
-    "data.min_count": 9, "data.separator": "w", "data.val_fraction": 0.3,
-    "data.answer_after": "x",
-}  # fmt: skip
+
+def other_value(name, value):
+    """Return another value of a setting that cannot change; each is allowed beside the others."""
+    choices = settings_of(Config)[name].metadata["choices"]
+    if choices:
+        return next(choice for choice in choices if choice != value)
+    if isinstance(value, str):
+        return "x"
+    if isinstance(value, bool):
+        return not value
+    return value / 2 if isinstance(value, float) and value else type(value)(2 * value or 1)
 
 
 def block(run):
@@ -36,17 +39,12 @@ def block(run):
 
 # setting: the changed value, and what is measured in the running objects: (run) -> value, expected
 EFFECTS = {
-    "data.sources": ("other.txt", lambda run: parts_of(run.corpus)[0][:5], "other"),
-    "data.val_sources": ("other.txt", lambda run: parts_of(run.corpus)[1][:5], "other"),
     "model.layout": ("stacked", lambda run: type(block(run).attention.projection),
                         LAYOUTS["stacked"]),
     "model.kernel": ("loop", lambda run: block(run).attention.kernel, KERNELS["loop"]),
     "model.dropout": (0.7, lambda run: (block(run).attention.dropout, block(run).mlp.dropout),
                       (0.7, 0.7)),
     "model.attention_dropout": (0.7, lambda run: block(run).attention.attention_dropout, 0.7),
-    "train.batch_size": (6, lambda run: len(run.batches(0)[0]), 6),
-    "train.gradient_accumulation_steps": (3, lambda run: TrainStep(run)().predictions > 2 * 4 * 16,
-                                          True),
     "train.learning_rate": (0.5, lambda run: run.optimizers[0].peak_lr, 0.5),
     "train.muon_learning_rate": (0.5, lambda run: run.optimizers[1].peak_lr, 0.5),
     "train.weight_decay": (0.5, lambda run: (run.optimizers[0].groups[0][1],
@@ -59,7 +57,7 @@ EFFECTS = {
 def built(*words):
     """Build the run that train.py makes of a command."""
     torch.set_num_threads(1)
-    return build(parse_train(list(map(str, words))), World())[0]
+    return build_run(parse_train(list(map(str, words))), World())[0]
 
 
 @pytest.fixture(params=["resume", "init_from"])
@@ -71,28 +69,23 @@ def way(request):
 def changed(way, options, uninterrupted, tmp_path):
     """A function that builds the run that --resume or --init_from makes with changed settings."""
     text, config = tmp_path / "text.txt", tmp_path / "mine.yaml"
-    (tmp_path / "other.txt").write_text(f"other{text.read_text()}")
     if way == "resume":
-        return lambda *changes: built(uninterrupted, "--allow-data-change", *changes)
+        return lambda *changes: built(uninterrupted, *changes)
     config.write_text(f"{(ROOT / options[0]).read_text()}data: {{sources: {text}}}\n")
     words = [config, *options[1:-1], f"--out_dir={tmp_path}/new", f"--init_from={uninterrupted}"]
     return lambda *changes: built(*words, *changes)
 
 
-def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_batches(
-    changed, tmp_path
-):
+def test_a_changed_setting_takes_effect_in_the_running_model_optimizer_and_batches(changed):
     unchanged = changed()
     for name, (value, measure, expected) in EFFECTS.items():
-        option = f"--{name}={value}".replace("=other", f"={tmp_path / 'other'}")
-        assert measure(changed(option)) == expected, name
+        assert measure(changed(f"--{name}={value}")) == expected, name
         assert measure(unchanged) != expected, f"{name} is measured where it has no effect"
 
 
 def test_an_option_that_cannot_change_is_refused_with_both_values(changed, way, uninterrupted):
-    own = flat_settings(load(uninterrupted / LAST).settings)
-    fixed = OTHER_VALUES
-    assert fixed.keys() == FIXED
+    own = flat_settings(load_checkpoint(uninterrupted / LAST).settings)
+    fixed = {name: other_value(name, own[name]) for name in FIXED}
     if way == "init_from":  # residual_init decides on initial weights alone
         fixed = {name: value for name, value in fixed.items()
                  if name.startswith("model.") and name != "model.residual_init"}  # fmt: skip
@@ -113,7 +106,9 @@ def test_a_run_that_starts_from_another_model_has_its_architecture(
     assert code == 0
     assert f"the architecture is that of {uninterrupted / BEST}: n_layer 1\n" in output
     assert output.count("some of this validation text, the validation loss is too low") == 1
-    then, now = (flat_settings(load(run / LAST).settings) for run in (uninterrupted, new))
+    then, now = (
+        flat_settings(load_checkpoint(run / LAST).settings) for run in (uninterrupted, new)
+    )
     for name in FIXED:
         assert not name.startswith("model.") or now[name] == then[name]
 
@@ -133,8 +128,8 @@ def test_a_longer_context_than_that_of_the_parent_gives_the_same_loss_with_rope(
 
 
 def test_each_step_of_a_run_has_its_own_dropout(uninterrupted):
-    step, seeds = TrainStep(built(uninterrupted)), set()
+    run, seeds = built(uninterrupted), set()
     for _ in range(3):
-        step()
+        train_step(run)
         seeds.add(torch.initial_seed())
     assert len(seeds) == 3

@@ -263,7 +263,6 @@ def folder_with_run(tmp_path, monkeypatch):
     "words",
     [
         ["out/book"], ["out/book/", "--seed=1"], ["~/out/book"], ["out/book", "--resume"],
-        ["--allow_data_change", "out/book"],
     ],
 )  # fmt: skip
 def test_a_run_folder_is_resumed_and_its_name_stays_as_it_was_typed(words, folder_with_run):
@@ -289,7 +288,6 @@ REFUSED_STARTS = [  # arguments, words of the message
     (["out/book", "--minutes=1"], "--minutes does not apply to a run folder", "--max_iters"),
     (["out/book", "--out_dir=x"], "--out_dir does not apply", "copy the folder to go on elsewhere"),
     (["my.yaml", "--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
-    (["my.yaml", "--allow_data_change"], "only applies to a resume; add --resume"),
     (["out/book/last.safetensors"], "name its folder to resume the run: out/book"),
     (["out/bok"], "out/bok: no such config or run folder; did you mean out/book?"),
     (["out/lr0.1"], "did you mean out/lr0.01?"),

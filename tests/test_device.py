@@ -16,7 +16,6 @@ from model.attention import MultiHeadAttention
 from model.gpt import GPT
 from model.inspect import attention_maps
 from tests.conftest import ROOT
-from tests.runs import raised
 from training.device import select_runtime
 
 
@@ -95,16 +94,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True)
     assert int(done.stdout) < 36_864 / 4, "page faults; 36,864 if no memory is reused"
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_torch_compile_that_fails_ends_in_one_line(at_once, train_run, monkeypatch):
-    fails = raised(RuntimeError("no compiler\ndetails"))
-    monkeypatch.setattr(torch, "compile", fails if at_once else lambda model: fails)
-    code, output = train_run("--compile")
-    assert code == 5 and output.endswith(
-        "error: compile: torch.compile failed (no compiler); --compile=false trains without it\n"
-    )
 
 
 class OnTheCpu(TorchFunctionMode):

@@ -36,13 +36,12 @@ def test_every_recipe_trains_for_any_time(path, minutes):
 def test_minutes_are_filled_but_not_exceeded(seconds, evaluation, interval):
     fitted = longest_run(TrainConfig(eval_interval=interval), Timing(0.2, evaluation), seconds)
     n = fitted.max_iters
-    every = -(-n // 10) if fitted.eval_interval == "auto" else fitted.eval_interval
-    evaluations = -(-n // every)
+    evaluations = -(-n // fitted.eval_interval)
     planned, limit = 0.2 * n + evaluation * evaluations, SAFETY * seconds
     assert n == 1 or limit - 0.2 - evaluation <= planned <= limit + evaluation
     assert evaluations == 1 or evaluation * evaluations <= EVALUATION_FRACTION * seconds
     if evaluation == 0:
-        assert fitted.eval_interval == interval
+        assert fitted.eval_interval == (-(-n // 10) if interval == "auto" else interval)
 
 
 @pytest.fixture
@@ -54,14 +53,14 @@ def options(tmp_path):
 
 def chosen(output):
     """Return the number of steps that --minutes has chosen, from the output of a run."""
-    return int(re.search(r"--minutes=\S+: ([\d,]+) steps", output)[1].replace(",", ""))
+    return int(re.search(r"--minutes=\S+: ([\d,]+) steps?", output)[1].replace(",", ""))
 
 
 def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tmp_path):
     timed, repeated = tmp_path / "timed", tmp_path / "repeated"
     code, output = train(*options, "--minutes=0.02", f"--out_dir={timed}")
     assert code == 0
-    settings = contents(timed / "last.safetensors")["config"]["train"]
+    settings = contents(timed / "last.safetensors")["settings"]["train"]
     again = [f"--max_iters={chosen(output)}", f"--eval_interval={settings['eval_interval']}"]
     assert train(*options, *again, f"--out_dir={repeated}")[0] == 0
     assert same_runs(timed, repeated)
@@ -82,7 +81,7 @@ def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_i
     stopped, uninterrupted, trials = tmp_path / "stopped", tmp_path / "uninterrupted", []
 
     def measure_timing(trial, _):
-        trials.append(trial.config.model.dropout)
+        trials.append(trial.settings.model.dropout)
         return Timing(step=0.1, evaluation=0.6)
 
     monkeypatch.setattr("training.duration.measure_timing", measure_timing)

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -96,14 +95,13 @@ def test_a_non_finite_validation_loss_is_reported_and_never_the_best(train_run, 
 
 def patch_disk_full(patch, is_full):
     """Raise ENOSPC where a file is written for which `is_full(name)`."""
-    sync = files._sync
 
-    def synced(file):
-        if is_full(Path(file.name).name.removesuffix(".tmp")):
+    def opened(path, mode):
+        if is_full(path.name.removesuffix(".tmp")):
             raise OSError(errno.ENOSPC, "No space left on device")
-        sync(file)
+        return open(path, mode)
 
-    patch.setattr(files, "_sync", synced)
+    patch.setattr(files, "open", opened, raising=False)
 
 
 NOT_SAVED = (

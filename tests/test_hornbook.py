@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from training.resolve import resolve
 
 import hornbook
 from configs.command import parse_train
@@ -15,9 +14,10 @@ from model.generate import Sampler, generate
 from tests.conftest import ROOT
 from tests.runs import small_run_args
 from training.device import select_runtime
+from training.distributed import World
 from training.evaluate import batch_size_for, exact_loss
 from training.state import Run
-from training.step import TrainStep
+from training.step import train_step
 
 SOURCE = (ROOT / "hornbook.py").read_text(encoding="utf-8")
 # the default kernel, sdpa, and bfloat16 are other computations
@@ -48,11 +48,10 @@ def by_train(steps, text, characters, *options):
     """Return what train.py computes: losses, weights, exact loss, and a text."""
     files = ["configs/shakespeare.yaml", f"--data.sources={text}", f"--max_iters={steps}"]
     settings = parse_train([*files, *OPTIONS, *options]).new_settings()
-    run = Run(settings, load_corpus(settings.data), select_runtime("cpu", "float32"))
-    step = TrainStep(run)
-    losses = [step().loss for _ in range(steps)]
+    run = Run(settings, load_corpus(settings.data), select_runtime("cpu", "float32"), World())
+    losses = [train_step(run).loss for _ in range(steps)]
 
-    context, tokenizer = run.config.model.block_size, run.corpus.tokenizer
+    context, tokenizer = settings.model.block_size, run.corpus.tokenizer
     batch_size = batch_size_for(context, run.model.vocab_size)
     windows = evaluation_windows(run.corpus.val, context, batch_size)
     val_loss = exact_loss(run.model, windows, run.runtime)
@@ -87,12 +86,16 @@ def assert_same(ours, theirs):
     assert written[0] == written[1]
 
 
-def test_its_constants_are_what_auto_gives_for_the_recipe():
-    settings = parse_train(["configs/shakespeare.yaml"]).new_settings()
-    assert settings.train.max_iters == hornbook.STEPS
-    epochs = hornbook.STEPS * hornbook.BATCH * hornbook.CONTEXT / 1_003_854  # of Tiny Shakespeare
-    model = resolve(settings, select_runtime("cpu", "float32"), epochs, 1_115_394).model
-    assert (model.dropout, model.logit_scale) == (0, hornbook.LOGIT_SCALE)
+def test_its_constants_are_what_auto_gives_at_the_end_of_the_recipe(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be. " * 53_114, encoding="utf-8")  # as Tiny Shakespeare
+    command = parse_train(["configs/shakespeare.yaml", f"--sources={text}"])
+    settings = command.new_settings()
+    run = Run(settings, load_corpus(settings.data), select_runtime("cpu", "float32"), World())
+    run.progress.step = settings.train.max_iters
+    run.update_logit_scale()
+    assert (settings.train.max_iters, run.settings.model.dropout) == (hornbook.STEPS, 0)
+    assert run.model.config.logit_scale == hornbook.LOGIT_SCALE
 
 
 def test_it_computes_what_train_py_does_bit_for_bit(text, monkeypatch):

@@ -43,19 +43,36 @@ def test_newlines_around_an_item_are_removed():
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "items", "lines"),
+    ("text", "settings", "items"),
     [
-        ("ode\n one \n \nelegy\n\t\nlay", {"separator": "\n\n"}, ["ode\n one", "elegy", "lay"], 3),
-        ("1=2\n1=2 \n3= \n4=5", {"answer_after": "="}, ["1=2", "1=2", "3=", "4=5"], 2),
+        ("ode\n one \n \nelegy\n\t\nlay", {"separator": "\n\n"}, ["ode\n one", "elegy", "lay"]),
+        ("1=2\n1=2 \n3= \n4=5", {"answer_after": "="}, ["1=2", "1=2", "3=", "4=5"]),
         # a blank that separates something stays
-        ("anna , bo\n, cyd ", {"separator": ", "}, ["anna ", "bo", "cyd "], 0),
+        ("anna , bo\n, cyd ", {"separator": ", "}, ["anna ", "bo", "cyd "]),
     ],
 )
-def test_blanks_at_the_ends_of_lines_are_no_part_of_an_item(text, settings, items, lines):
+def test_blanks_at_the_ends_of_lines_are_no_part_of_an_item(text, settings, items):
     corpus = load(write("list.txt", text), **({"separator": "\n"} | settings))
     end = corpus.item_format.separator
     assert all_segments(corpus) == sorted(end[-1] + item + end for item in items)
-    assert (f"note: blanks at the ends of {lines} lines removed" in corpus.summary) == bool(lines)
+    assert set(corpus.tokenizer.vocabulary) == set("".join(items) + end)
+
+
+def test_what_is_no_part_of_an_item_is_in_no_vocabulary():
+    # blanks at the ends of lines, newlines around items, an item without a visible character
+    corpus = load(write("list.txt", "anna;\nbob \n;\u3000;cyd;"), separator=";")
+    assert corpus.tokenizer.vocabulary == ";abcdnoy" and corpus.characters == 13
+    assert "13 characters, 8 distinct" in corpus.summary[0]
+
+
+@pytest.mark.parametrize(("count", "note"), [(1, "1 item"), (9, "9 items"), (10, None)])
+def test_few_items_to_validate_on_are_noted(count, note):
+    write("val.txt", "\n".join(str(number) for number in range(count)))
+    summary = load(write("list.txt", "a\nb\n"), separator="\\n", val_sources=["val.txt"],
+                   vocabulary=None).summary  # fmt: skip
+    line = f"note: {note} to validate on: the validation loss says little"
+    assert any("validation loss says" in each for each in summary) == bool(note)
+    assert not note or line in summary
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.3, 0.99])
@@ -95,8 +112,8 @@ def test_only_the_answer_and_the_end_of_an_item_count(text, answer_after, answer
 @pytest.mark.parametrize(
     ("content", "settings", "message"),
     [
-        ("abc", {}, r"the separator '\n' never occurs in the text; correct data.separator"),
-        ("ab\nab\n", {}, "1 distinct item; at least 2 are needed"),
+        ("abc", {}, r"1 distinct item, divided by the separator '\n'; at least 2 are needed; "),
+        ("ab\nab\n", {}, "1 distinct item, divided"),
         ("1=2\nx\n\ny\n", {"answer_after": "="}, "is missing in 2 items, first: 'x'; correct or"),
     ],
 )

@@ -8,27 +8,31 @@ from torch.nn import functional as F
 
 from configs.schema import ModelConfig, TrainConfig
 from convert import GPT2
-from model.attention import LAYOUTS
+from model.attention import LAYOUTS, MultiHeadAttention
 from model.gpt import GPT
 from model.parameters import load_tensors, named_tensors
+from tests.runs import scalars, stop_at
+from tests.runs import train as train_run
 from training.optimizers import MOMENTS, build_optimizers, state_of
 
 SIZES = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 8}
-CONFIG = ModelConfig(**SIZES, **GPT2, bias=True, kernel="batched", dropout=0.2)
+CONFIG = ModelConfig(**SIZES, **GPT2, kernel="batched", dropout=0.2)
 VOCABULARY = 11
 
 
-def new_run(config, optimizer):
-    model = GPT(config, VOCABULARY, seed=1).double()
-    return model, build_optimizers(model, TrainConfig(optimizer=optimizer), torch.float64)
+def new_run(config, optimizer, dtype=torch.float64):
+    model = GPT(config, VOCABULARY, seed=1).to(dtype)
+    return model, build_optimizers(model, TrainConfig(optimizer=optimizer), dtype)
 
 
-def converted(run, optimizer, layout):
-    """Convert a model and its optimizers to another layout, as checkpoints do."""
-    other, others = new_run(dataclasses.replace(CONFIG, layout=layout), optimizer)
-    for kind, tensors in tensors_of(run).items():
-        state = state_of(others)
-        load_tensors(other, tensors, lambda p: p if kind == "model" else state[p][kind])
+def converted(run, config, optimizer):
+    """Convert a model and its optimizers to the layout of a config, as checkpoints do."""
+    other, others = new_run(config, optimizer)
+    kinds, state = tensors_of(run), state_of(others)
+    load_tensors(other, kinds.pop("model"))
+    for kind, tensors in kinds.items():
+        load_tensors(other, tensors, lambda p, kind=kind: state[p][kind])
+    others[0].step_counts.copy_(run[1][0].step_counts[:1].expand(len(others[0].step_counts)))
     return other, others
 
 
@@ -36,8 +40,12 @@ def tensors_of(run):
     """Return all parameters and moments by kind and name."""
     model, optimizers = run
     state = state_of(optimizers)
-    moments = {kind: named_tensors(model, lambda p: state[p].get(kind)) for kind in MOMENTS}
+    moments = {kind: tensors_of_kind(model, state, kind) for kind in MOMENTS}
     return {"model": named_tensors(model)} | moments
+
+
+def tensors_of_kind(model, state, kind):
+    return named_tensors(model, lambda parameter: state[parameter].get(kind))
 
 
 def train(run, steps):
@@ -50,23 +58,66 @@ def train(run, steps):
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         for optimizer in optimizers:
-            optimizer.step(step)
+            optimizer.step()
         model.zero_grad()
         losses.append(loss.item())
     return losses
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(layout, optimizer):
-    first = new_run(CONFIG, optimizer)
+def test_a_change_of_layout_changes_no_weight_no_optimizer_state_and_no_loss(
+    layout, optimizer, bias
+):
+    config = dataclasses.replace(CONFIG, bias=bias)
+    first = new_run(config, optimizer)
     losses = train(first, range(5))
-    second = converted(first, optimizer, layout)
-    before, after = tensors_of(first), tensors_of(second)
-    assert list(after) == list(before)
-    for kind in before:
-        assert list(after[kind]) == list(before[kind])
-        assert all(torch.equal(after[kind][name], before[kind][name]) for name in before[kind])
-    expected = train(first, range(5, 15))
-    assert train(second, range(5, 15)) == pytest.approx(expected, rel=0, abs=1e-9)
+    second = converted(first, dataclasses.replace(config, layout=layout), optimizer)
+    back = converted(second, config, optimizer)
+    before = tensors_of(first)
+    for after in (tensors_of(second), tensors_of(back)):
+        assert list(after) == list(before)
+        for kind in before:
+            assert list(after[kind]) == list(before[kind])
+            assert all(torch.equal(after[kind][name], before[kind][name]) for name in before[kind])
+    expected = train(first, range(5, 17))
+    assert train(second, range(5, 17)) == pytest.approx(expected, rel=0, abs=1e-9)
     assert expected[-1] < losses[0] - 1  # it has learned
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_in_any_layout_has_the_same_weights_and_losses_from_its_seed(layout, optimizer, bias):
+    config = dataclasses.replace(CONFIG, bias=bias)
+    fused = new_run(config, optimizer, torch.float32)
+    other = new_run(dataclasses.replace(config, layout=layout), optimizer, torch.float32)
+    first, second = (named_tensors(model) for model, _ in (fused, other))
+    assert list(first) == list(second)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert train(other, range(12)) == pytest.approx(train(fused, range(12)), rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layer_alone_has_the_tensors_of_its_layout_too(layout):
+    layer, other = (MultiHeadAttention(12, 2, layout=each, bias=True) for each in (layout, "fused"))
+    tensors = named_tensors(layer)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert shapes == {
+        "qkv": (3, 2, 6, 12), "qkv.bias": (3, 2, 6), "out_proj": (12, 12), "out_proj.bias": (12,),
+    }  # fmt: skip
+    load_tensors(other, tensors)
+    x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(other(x), layer(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stopped_run_goes_on_in_any_layout(layout, options, uninterrupted, tmp_path):
+    """Bit-exact in its own one (tests/test_resume.py), within 1e-6 in another."""
+    stop_at(9, *options, f"--out_dir={tmp_path / 'run'}")
+    assert train_run(tmp_path / "run", f"--layout={layout}")[0] == 0
+    for tag in ("train/loss", "val/loss"):
+        runs = (uninterrupted, tmp_path / "run")
+        expected, found = ([loss for _, loss in scalars(run)[tag]] for run in runs)
+        assert found == pytest.approx(expected, rel=0, abs=1e-6)

@@ -189,6 +189,28 @@ def test_score_and_novel_read_a_file_or_standard_input_with_any_byte_order_mark(
         assert run_sample(run, f"{option}=-", stdin=content)[0] == from_file
 
 
+@pytest.mark.parametrize("option", ["--score", "--novel"])
+def test_score_and_novel_take_a_folder_or_a_pattern_as_sources_does(option, names, tmp_path):
+    text, run = names
+    for number, items in enumerate((NAMES[:5], NAMES[5:])):
+        (tmp_path / f"{number}.txt").write_text(" \n".join(items), encoding="utf-8")
+    (tmp_path / "c.md").write_text("zoe\n")
+    whole = run_sample(run, f"{option}={text}")[0]
+    for source in (tmp_path, f"{tmp_path}/*.txt"):
+        assert run_sample(run, f"{option}={source}")[0] == whole
+    with pytest.raises(DataError, match="no such file or folder; did you mean"):
+        run_sample(run, f"{option}={tmp_path / '2.txt'}")
+
+
+def test_where_a_prompt_has_unknown_characters_a_line_says_so_if_they_are_mapped(tmp_path):
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 3)
+    saved = save_model(tmp_path / "a.safetensors", model, f"\na{UNK}", Config(model=model.config))
+    text, line = run_sample(saved, "--prompt=a\xe9\xf1\xe9", "--max_new_tokens=0")
+    assert text == f"a{UNK * 3}\n" and line.startswith("mapped to '\ufffd' (U+FFFD): ")
+    assert line.endswith("'\xe9' (U+00E9), '\xf1' (U+00F1)\n")
+    assert run_sample(saved, "--prompt=a", "--max_new_tokens=0")[1] == ""
+
+
 def test_answers_are_greedy_unless_a_temperature_is_given(sums):
     question = [sums[1], "--prompt=3+4="]
     (alone,) = {run_sample(*question, f"--seed={seed}")[0] for seed in range(4)}
@@ -202,7 +224,7 @@ def test_what_is_no_question_is_refused_with_an_example(option, sums):
     question = load_checkpoint(sums[1] / LAST).text.question
     for prompt, words in {
         "3+4": f"answers questions that end in '='; ask one, such as '{question}'",
-        "3+4=7\\n1+1=": "'\\n' ends an item, and the model has never seen two; ",
+        "3+4=7\\n1+1=": "'\\n' ends an item; give the beginning of one",
     }.items():
         with pytest.raises(ConfigError) as caught:
             run_sample(sums[1], f"--prompt={prompt}", option)

@@ -8,7 +8,7 @@ from tests.mutations import MUTATIONS, ROOT
 def test_there_are_sixty_mutations_and_every_package_has_some():
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) == 60
     rooms = {mutation.file.rpartition("/")[0] for mutation in MUTATIONS}
-    assert rooms == {"", "common", "configs", "data", "model", "page", "run", "training"}
+    assert rooms == {"", "common", "configs", "data", "model", "page", "storage", "training"}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

@@ -46,7 +46,7 @@ def added(monkeypatch):
     (layout,) = re.findall(r"^(class \w+\(QKVProjection\):\n.*?)\n\n\n", tour, re.DOTALL | re.M)
     of_layouts = edited(
         "model/attention.py",
-        (r"\n\n\n(?=def add_biases\()", f"{layout}\n\n\n"),
+        (r"\n\n\n(?=def add_bias\()", f"{layout}\n\n\n"),
         (r"\nLAYOUTS: [^\n]+ = {\n", f'    "{NAME}": GPT2,\n'),
     )
     of_settings = edited("configs/schema.py", (r"\nLAYOUTS = \(", f'"{NAME}", '))

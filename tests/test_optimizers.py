@@ -9,7 +9,7 @@ from torch import nn
 from configs.schema import LAYOUTS, ModelConfig, TrainConfig
 from model import gpt
 from model.gpt import GPT, Block
-from model.parameters import named_tensors
+from model.parameters import named_splits, named_tensors
 from storage.checkpoint import load_checkpoint
 from tests.runs import same_runs, train, train_and_copy
 from training.optimizers import Muon, build_optimizers, orthogonalize
@@ -35,21 +35,18 @@ def test_every_parameter_has_one_optimizer_and_only_vectors_have_no_weight_decay
     train = TrainConfig(optimizer=optimizer, **rates)
     optimizers = build_optimizers(model, train, torch.float64)
     owned = [parameter for each in optimizers for parameter in each.state]
+    matrices = {name for name, split in named_splits(model).items() if split.matrices}
     if optimizer == "muon":  # for every matrix of a block
-        assert set(
-            named_tensors(model, lambda p: optimizers[1].state.get(p, {}).get("momentum"))
-        ) == {
-            name
-            for name in before
-            if name.startswith("blocks.") and before[name].dim() > 1 and not name.endswith(".bias")
-        }
+        momentum = named_tensors(model, lambda p: optimizers[1].state.get(p, {}).get("momentum"))
+        assert set(momentum) == {name for name in matrices if name.startswith("blocks.")}
     assert sorted(map(id, owned)) == sorted(map(id, model.parameters()))
     for parameter in owned:
         parameter.grad = torch.zeros_like(parameter)
     for each in optimizers:
-        each.step(0)
+        each.step()
     for name, tensor in named_tensors(model).items():
-        factor = 1 - 0.1 * 0.5 if tensor.dim() > 1 and not name.endswith(".bias") else 1.0
+        factor = 1 - 0.1 * 0.5 if name in matrices else 1.0
+        assert (name in matrices) == (tensor.dim() > 1 and not name.endswith(".bias"))
         assert torch.allclose(tensor, before[name] * factor, rtol=0, atol=1e-15), name
 
 
@@ -67,7 +64,6 @@ class BlockWithMore(Block):
         return x + nn.functional.conv1d(padded, self.kernel, groups=x.size(2)).mT
 
 
-@pytest.mark.filterwarnings("ignore:model/decode.py")  # it does not know them
 def test_parameters_that_a_user_adds_to_a_block_are_trained_saved_and_resumed(
     options, tmp_path, monkeypatch
 ):
@@ -88,13 +84,14 @@ def test_a_muon_step_equals_its_formula():
     with torch.no_grad():
         weight.copy_(randn(6, 4, seed=2))
     expected, momentum = weight.detach().clone(), torch.zeros(6, 4, dtype=torch.float64)
-    muon = Muon(model, TrainConfig(muon_momentum=0.9, weight_decay=0.5), torch.float64)
+    splits = list(named_splits(model).values())
+    muon = Muon(splits, TrainConfig(muon_momentum=0.9, weight_decay=0.5), torch.float64)
     muon.lr = 0.1
     for step in range(3):
         gradient = randn(6, 4, seed=10 + step)
         gradient[step:] = 0  # all rows in the first step
         weight.grad = gradient.clone()
-        muon.step(step)
+        muon.step()
         momentum = 0.9 * momentum + 0.1 * gradient
         update = 0.9 * momentum + 0.1 * gradient
         update /= update.norm(dim=1, keepdim=True).clamp(min=1e-12)

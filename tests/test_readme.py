@@ -5,13 +5,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from training.resolve import resolve
 
 from benchmarks.trials import parse_trials
 from configs.command import parse_sample_options, parse_train
 from model.gpt import GPT
 from tests.conftest import ROOT
-from training.device import select_runtime
 
 README = ROOT / "README.md"
 PATTERNS = ("*.md", "docs/*.md", "docs/*.ipynb", "data/README.md")
@@ -46,9 +44,8 @@ def test_every_command_of_the_readme_and_of_the_guides_is_valid(command, monkeyp
 
 def test_the_readme_gives_the_number_of_parameters_of_its_first_model():
     number = re.search(r"([\d.]+) million parameters", README.read_text(encoding="utf-8"))[1]
-    config = parse_train(["configs/shakespeare.yaml"]).new_settings()
-    config = resolve(config, select_runtime("cpu", "float32"), epochs=3, characters=10**6)
-    model = GPT(config.model, vocab_size=65)  # Tiny Shakespeare's
+    settings = parse_train(["configs/shakespeare.yaml"]).new_settings()
+    model = GPT(settings.model, vocab_size=65)  # Tiny Shakespeare's
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == float(number)
 
 

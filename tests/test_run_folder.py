@@ -60,7 +60,6 @@ def test_a_file_system_without_locks_is_a_note_whatever_its_error(
 def test_a_new_run_replaces_the_files_of_a_run_and_no_others(options, run):
     assert train(*options)[0] == 0
     (run / "best.safetensors.tmp").write_text("half, of a process that was killed")
-    (run / "best_before.safetensors").write_text("of an earlier run")
     (run / "events.out.tfevents.1700000000.host.1.0").write_text("of a run that was killed")
     mine = {"notes.txt": "notes", "notes.tmp": "notes", "last.pt": "another program's"}
     for name, content in mine.items():
@@ -70,7 +69,7 @@ def test_a_new_run_replaces_the_files_of_a_run_and_no_others(options, run):
     assert "\n4," not in (run / "metrics.csv").read_text()
     assert "max_iters: 3" in (run / "config.yaml").read_text()
     names = {path.name for path in run.iterdir() if "events" not in path.name}
-    ours = {"last.safetensors", "prev.safetensors", "best.safetensors", "config.yaml", ".lock"}
+    ours = {"last.safetensors", "best.safetensors", "config.yaml", ".lock"}
     assert names == ours | {"metrics.csv"} | mine.keys()
     assert {name: (run / name).read_text() for name in mine} == mine
 
@@ -82,7 +81,7 @@ def test_a_log_in_a_folder_without_a_run_is_another_programs(options, run):
     events.write_text("")
     assert train(*options)[0] == 0
     assert (run / "metrics_old.csv").read_text() == "a,b\n" and events.exists()
-    for name in ("last.safetensors", "prev.safetensors", "best.safetensors"):
+    for name in ("last.safetensors", "best.safetensors"):
         (run / name).unlink()
     assert train(*options)[0] == 0  # a run was here, and its log is ours
     assert not events.exists() and len((run / "metrics.csv").read_text().splitlines()) == 6

@@ -9,9 +9,10 @@ from configs.schema import Config, ModelConfig, TrainConfig
 from data.batches import IGNORED
 from tests.texts import load, write
 from training.device import select_runtime
+from training.distributed import World
 from training.evaluate import cross_entropy
 from training.state import Run
-from training.step import TrainStep
+from training.step import train_step
 
 STEPS = {"optimizer": "muon", "gradient_accumulation_steps": 3, "batch_size": 4}
 
@@ -30,7 +31,7 @@ def run_of(corpus, **train) -> Run:
     """Return a run of a small model."""
     model = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
     config = Config(model=model, train=TrainConfig(**train))
-    return Run(config, corpus, select_runtime("cpu", "float32"))
+    return Run(config, corpus, select_runtime("cpu", "float32"), World())
 
 
 @pytest.fixture
@@ -39,11 +40,11 @@ def corpus(tmp_path):
 
 
 def test_a_step_waits_for_the_device_once(corpus, monkeypatch):
-    step, to_list, lists = TrainStep(run_of(corpus, **STEPS)), torch.Tensor.tolist, []
-    step()  # the first one may build what is kept
+    run, to_list, lists = run_of(corpus, **STEPS), torch.Tensor.tolist, []
+    train_step(run)  # the first one may build what is kept
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: lists.append(1) or to_list(self))
     with ReadsOfNumbers() as reads:
-        step()
+        train_step(run)
     assert len(lists) == 1 and reads.count == 0
 
 
@@ -53,7 +54,7 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_micro_batches(co
     x, y = (torch.from_numpy(np.concatenate(ids)) for ids in zip(*batches, strict=True))
     with torch.no_grad():
         expected = cross_entropy(run.model.train()(x), y).item()
-    result = TrainStep(run)()
+    result = train_step(run)
     assert result.loss == pytest.approx(expected, rel=1e-6)
     assert result.predictions == (y != IGNORED).sum()
 
@@ -64,4 +65,4 @@ def test_the_loss_of_a_single_micro_batch_has_the_bits_of_its_cross_entropy(corp
     count = int((y != IGNORED).sum())
     with torch.no_grad():
         expected = cross_entropy(run.model.train()(x), y, "sum") / count
-    assert TrainStep(run)().loss == expected.item()
+    assert train_step(run).loss == expected.item()

@@ -17,13 +17,19 @@ def test_the_summary_lists_counts_split_rarest_characters_and_notes():
     write("folder/a.txt", "hello\x01 world\n" * 50 + "é\x85öö"), write("folder/b.txt", "Ωω\n" * 100)
     assert printable(load("folder", val_fraction=0.05, min_count=2).summary).split("\n") == [
         "text        folder: 2 files, 955 characters, 15 distinct",
-        "split       907 characters to train on, 48 (5.0%) to validate on: "
-        "the last 5% of each of 2 files",
-        r"rarest      '\x85' (U+0085) once, 'é' (U+00E9) once, 'ö' (U+00F6) 2 times",
-        "note: 2 rare characters mapped to '\ufffd' (U+FFFD), 2 times in all: "
+        "split       907 characters to train on, 48 (5.0%) to validate on",
+        r"rarest      '\x85' (U+0085) 1 time, 'é' (U+00E9) 1 time, 'ö' (U+00F6) 2 times",
+        "note: 2 rare characters mapped to '\ufffd' (U+FFFD): "
         r"'\x85' (U+0085), 'é' (U+00E9)",
-        "note: 2 characters only in the validation text, 4 times: 'ö' (U+00F6), '\ufffd' (U+FFFD)",
+        "note: 2 characters only in the validation text: 'ö' (U+00F6), '\ufffd' (U+FFFD)",
     ]
+
+
+def test_the_summary_says_how_much_of_a_long_validation_text_an_evaluation_predicts():
+    split = "split       774 characters to train on, 86 (10.0%) to validate on"
+    for max_val, end in {0: "", 85: "; an evaluation predicts at most 85 of them, evenly spaced",
+                         86: ""}.items():  # fmt: skip
+        assert load(write("book.txt"), max_val=max_val).summary[1] == split + end
 
 
 def test_validation_text_that_stands_in_the_training_text_too_is_noted():

@@ -8,11 +8,12 @@ from urllib.error import HTTPError, URLError
 
 import pytest
 
-from common.errors import CheckpointError, ConfigError, DataError
+from common.errors import ConfigError, DataError
 from configs.schema import DataConfig
 from data import text
-from data.encodings import without_license
+from data.encodings import strip_license
 from data.text import find_text
+from tests.conftest import printed
 from tests.runs import raised
 from tests.texts import TEXT, error_message, load, write
 
@@ -27,8 +28,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def find(*sources: str, expected: str | None = None, **settings) -> text.Text:
-    return find_text(DataConfig(sources=sources, **settings), "sources", expected)
+def find(*sources: str, encoding: str = "utf-8", fallback: str = "") -> text.Text:
+    return find_text(sources, encoding, fallback, "--sources")
 
 
 def digest(content: str) -> str:
@@ -42,22 +43,22 @@ def test_the_files_of_a_folder_or_pattern_are_joined_in_the_order_of_their_names
     write("books/b.txt", "b"), write("books/a.TXT", "a"), write("books/more/input.txt", "c")
     write("books/notes.md", "x"), write("books/.hidden.txt", "x")
     os.symlink("b.txt", "books/link.txt")  # the same file
-    assert find("books").contents == ["a", "b"]
-    assert find("books/**/**/*.txt").contents == ["b", "c"]
+    assert find("books").files == ["a", "b"]
+    assert find("books/**/**/*.txt").files == ["b", "c"]
     assert find("books/more/../more/input.txt").name == "more"
 
 
 def test_a_relative_source_is_looked_for_here_and_then_beside_the_code(folder, monkeypatch):
     monkeypatch.setattr(text, "ROOT", folder / "code")
     write("code/data/book.txt", "beside the code")
-    assert find("data/book.txt").contents == find("data/*.txt").contents == ["beside the code"]
-    assert find(write("data/book.txt", "here")).contents == ["here"]
+    assert find("data/book.txt").files == find("data/*.txt").files == ["beside the code"]
+    assert find(write("data/book.txt", "here")).files == ["here"]
 
 
 def test_all_sources_are_read_in_the_order_given_and_a_file_that_two_reach_once():
     write("b.txt", "b"), write("books/c.txt", "c"), write("books/a.txt", "a"), write("d.md", "d")
     found = find("d.md", "b.txt", "books", "books/c.txt", "./b.txt")
-    assert found.contents == ["d", "b", "a", "c"]
+    assert found.files == ["d", "b", "a", "c"]
     assert found.name == found.path == "d.md, and 4 more"
 
 
@@ -65,7 +66,7 @@ def test_a_tilde_is_the_home_folder(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder / "home"))
     monkeypatch.setenv("USERPROFILE", str(folder / "home"))
     write("home/book.txt", "at home")
-    assert find("~/book.txt").contents == find("~/*.txt").contents == ["at home"]
+    assert find("~/book.txt").files == find("~/*.txt").files == ["at home"]
 
 
 def test_a_missing_source_is_an_error_and_the_nearest_name_is_suggested():
@@ -81,20 +82,63 @@ def test_a_folder_says_what_of_it_is_not_read():
     assert find("notes").notes == []  # no more than the texts
     for name in ("d.MD", "e.MD", "f.MD", "Makefile", "README"):
         write(f"notes/{name}")
-    note = "not read: 3 .MD, 2 other, 1 .md; 'notes/**/*.MD' reads those"
+    note = 'not read: 3 .MD, 2 other, 1 .md; add --sources="notes/**/*.MD"'
     assert find("notes").notes == [note]
+    assert find_text(("notes",), "utf-8").notes == [note.partition(";")[0]]
     for name in ("two", "three", "four", "five", "six", "more/seven"):
         write(f"notes/{name}.txt")
-    note = "not read: 3 .MD, 2 other, 1 .md, 1 folder; 'notes/**/*.txt' reads those"
+    note = 'not read: 3 .MD, 2 other, 1 .md, 1 folder; add --sources="notes/**/*.txt"'
     assert f"note: {note}" in load("notes").summary
+    val = load(write("book.txt"), val_sources=["notes"]).summary
+    assert f"note: {note.replace('sources', 'val_sources')}" in val
+
+
+def test_a_folder_does_not_say_what_another_source_reads():
+    write("notes/one.txt"), write("notes/img/a.png"), write("notes/more/d.md")
+    for name in ("a.md", "b.md", "c.md", "README"):
+        write(f"notes/{name}")
+    assert find("notes").notes == [
+        'not read: 3 .md, 1 other, 2 folders; add --sources="notes/**/*.md"'
+    ]
+    found = find("notes", "notes/**/*.md")
+    assert len(found.files) == 5 and not found.notes
+    # a name without a suffix has no pattern of its own: `**/*` would read the picture too
+    write("plain/README"), write("plain/Makefile"), write("plain/one.txt")
+    assert find("plain").notes == ["not read: 2 other"]
+
+
+def test_a_circle_of_links_below_a_pattern_is_not_followed_and_hidden_files_stay_out():
+    write("a/1.txt", "1"), write("b/2.txt", "2"), write("b/.git/3.txt"), write("b/.4.txt")
+    os.symlink("../b", "a/b"), os.symlink("../a", "b/a"), os.symlink(".", "a/a")
+    for source in ("a/**", "a/**/*", "a/**/*.txt", "a/**.txt"):
+        assert find(source).files == ["1"], source
+    assert find("**/*.txt").files == find("*/[12].*").files == ["1", "2"]
+
+
+def test_several_sources_with_a_comma_between_them_need_the_option_twice():
+    write("a.txt"), write("b.txt")
+    message = error_message(DataError, "a.txt,b.txt")
+    assert message == (
+        "a.txt,b.txt: no such file or folder; to read several, give the option several times"
+    )
+
+
+def test_a_name_that_is_not_utf_8_is_called_that():
+    for name in ("sources", "val_sources"):
+        with pytest.raises(ConfigError) as raised:
+            DataConfig(**{name: (os.fsdecode(b"caf\xe9.txt"),)})
+        line = printed(raised.value)
+        assert line == rf"{name}: ['caf\udce9.txt'] is not UTF-8; rename the file or folder"
+    write("books/a.txt"), write(os.fsdecode(b"books/caf\xe9.txt"))
+    assert find("books").files == [TEXT, TEXT]
 
 
 def test_a_part_of_a_path_that_exists_as_it_is_written_is_no_pattern(folder):
     write("[Group] Show*/1.srt", "1"), write("[Group] Show*/more [2]/2.srt", "2"), write("G/3.srt")
     for source in ("[Group] Show*/*.srt", f"{folder}/[Group] Show*/[1].*"):
-        assert find(source).contents == ["1"], source
-    assert find("[Group] Show*/**/*.srt").contents == ["1", "2"]
-    assert find("[Group]/*.srt").contents == [TEXT]  # a letter of the group
+        assert find(source).files == ["1"], source
+    assert find("[Group] Show*/**/*.srt").files == ["1", "2"]
+    assert find("[Group]/*.srt").files == [TEXT]  # a letter of the group
 
 
 @pytest.mark.parametrize(
@@ -102,8 +146,8 @@ def test_a_part_of_a_path_that_exists_as_it_is_written_is_no_pattern(folder):
     [
         (lambda: os.symlink("nowhere", "strange.txt"), "No such file or directory"),
         (lambda: os.mkdir("strange.txt"), "contains no text; the texts of a folder"),
-        (lambda: write("strange.txt/README.md"), "not read: 1 .md; 'strange.txt/**/*.md' reads"),
-        (lambda: write("strange.txt", b"\xef\xbb\xbf"), "the text is empty"),
+        (lambda: write("strange.txt/README.md"), 'not read: 1 .md; name "strange.txt/**/*.md"'),
+        (lambda: write("strange.txt", b"\xef\xbb\xbf"), "0 distinct characters"),
     ],
 )
 def test_an_invalid_source_is_an_error(make, expected):
@@ -135,50 +179,77 @@ def test_the_digest_is_of_characters_and_file_borders_not_of_bytes_or_names():
 def test_a_byte_order_mark_selects_the_encoding_and_only_the_first_is_removed(encoding):
     line = "\ufeffΝαι, 🙂!\n"
     write("book.txt", f"\ufeff{line}".encode(encoding))
-    assert find("book.txt", encoding="cp1252").contents == [line]
+    assert find("book.txt", encoding="cp1252").files == [line]
 
 
 def test_line_ends_become_newlines_as_in_the_text_mode_of_python():
     write("book.txt", "a\r\nb\rc\n\r\n\x85d\u2028e\x0cf\r\r\n")
-    assert find("book.txt").contents == [Path("book.txt").read_text(encoding="utf-8")]
+    assert find("book.txt").files == [Path("book.txt").read_text(encoding="utf-8")]
 
 
-def test_a_file_that_is_not_utf_8_is_refused_with_byte_line_count_and_remedies():
+def test_a_file_that_is_not_utf_8_is_refused_with_byte_line_and_advice():
     message = error_message(DataError, write("book.txt", b"a\r\nb\rcaf\xe9 \xe0\xe8\n"))
-    assert message.startswith("book.txt: not UTF-8 at byte 8 (line 3); 3 of 13 bytes")
-    assert "name its encoding: --data.encoding=cp1252 (Western), " in message
+    assert message.startswith(
+        "book.txt: not UTF-8 at byte 8 (line 3); name the encoding: --encoding=cp1252 (Western), "
+    )
+    assert message.endswith("; if it is damaged: iconv -c -f UTF-8 OLD > NEW")
+    with pytest.raises(DataError, match="; convert to UTF-8: iconv -f cp1252 -t UTF-8 OLD > NEW"):
+        find_text(("book.txt",), "utf-8")  # of a command without --encoding
     message = error_message(DataError, write("book.txt", b"\xef\xbb\xbfone\ntwo\nthree \xff"))
-    assert message.startswith("book.txt: not UTF-8 at byte 17 (line 3); 1 of 18 bytes")
-    assert "the file is damaged: iconv -c -f UTF-8 " in message
+    assert message == (
+        "book.txt: not UTF-8 at byte 17 (line 3); if it is damaged: iconv -c -f UTF-8 OLD > NEW"
+    )
 
 
 def test_files_in_another_encoding_are_counted_in_one_message():
     for number in range(40):
         write(f"many/{number:02}.txt", b"\n\xe9t\xe9" if number % 5 == 0 else b"a summer\n")
     message = error_message(DataError, "many")
-    assert message.startswith("8 of 40 files are not UTF-8: many/00.txt (byte 1, line 2), many/05")
-    assert "and 3 more; name its encoding: --data.encoding=cp1252" in message
+    first = "many/00.txt: not UTF-8 at byte 1 (line 2), many/05.txt: "
+    assert message.startswith(f"8 of 40 files cannot be read: {first}")
+    assert " and 3 more; name the encoding: --encoding=cp1252 (Western), " in message
+
+
+def test_where_some_files_are_utf_8_and_some_are_not_the_latter_are_to_be_converted():
+    for number in range(40):
+        write(
+            f"many/{number:02}.txt",
+            "ein schöner Sommer\n".encode("cp1252" if number < 3 else "utf-8"),
+        )
+    message = error_message(DataError, "many")
+    assert message.startswith("3 of 40 files cannot be read: many/00.txt: not UTF-8 at byte 7 ")
+    assert "; convert to UTF-8: iconv -f cp1252 -t UTF-8 OLD > NEW" in message
+    assert "--encoding" not in message
+    # who names it is told which letters come out wrong
+    write("plain/ascii.txt"), write("plain/marked.txt", "\ufeffschön")
+    found = find("many", "plain", encoding="cp1252")
+    assert len(found.files) == 42 and found.files[-1] == "schön"
+    (note,) = found.notes
+    assert note.startswith("read as CP1252, but valid UTF-8: many/03.txt, many/04.txt, ")
+    assert note.endswith(" and 32 more")
 
 
 @pytest.mark.parametrize(
     ("content", "encoding", "expected"),
     [
-        ("Ein Satz.\n".encode("utf-16-be"), "cp1252", "(NUL characters); name its encoding: "
-         "--data.encoding=utf-16be"),
-        (b"one\0two three four", "utf-8", "(NUL characters); convert it to text first"),
-        (rb"one \ud800 two", "unicode_escape", "(surrogates); name its encoding: "),
+        ("Ein Satz.\n".encode("utf-16-be"), "cp1252", "a NUL character in line 1; name the "
+         "encoding: --encoding=utf-16be"),
+        (b"one\r\ntwo\0three four", "utf-8", "a NUL character in line 2; remove it: "
+         'tr -d "\\000" < OLD > NEW'),
+        (b"PK\3\4\0", "cp1252", "a NUL character in line 1; convert it to text first"),
+        (rb"one \ud800 two", "unicode_escape", "not UNICODE_ESCAPE: surrogates; name the enc"),
     ],
 )  # fmt: skip
 def test_what_decodes_to_nul_characters_or_surrogates_is_refused(content, encoding, expected):
     message = error_message(DataError, write("book.txt", content), encoding=encoding)
-    assert message.startswith(f"book.txt: is not a text {expected}")
+    assert message.startswith(f"book.txt: {expected}")
 
 
 @pytest.mark.parametrize("start", [b"%PDF-1.7\n", b"PK\x03\x04", b"\x1f\x8b\x08\0", b"\x89PNG\0"])
 def test_a_file_that_is_no_text_is_refused_without_proposing_an_encoding(start):
     message = error_message(DataError, write("book.pdf", start + b"\xe2\xe3\xcf\xd3" * 9))
     assert message.startswith("book.pdf: not UTF-8 at byte ")
-    assert message.endswith(" bytes cannot be decoded; convert it to text first")
+    assert message.endswith("); convert it to text first")
 
 
 def test_a_book_of_project_gutenberg_is_read_without_its_license():
@@ -190,11 +261,18 @@ def test_a_book_of_project_gutenberg_is_read_without_its_license():
     for content, kept in {
         book + old: "One.\nTwo.\nOld.\n",  # pair by pair
         f"{mark('START')}a\n{mark('START')}b\n{mark('END')}": "b\n",
+        # a long title wraps; a mark without its end does not take the text along
+        (mark("START") + mark("END"))
+        .replace("A BOOK", "A\nBOOK")
+        .replace("***\n", "***\nc\n"): "c\n",
+        f"{mark('START')}c\n{mark('END')}".replace(" A BOOK ***", "").replace(
+            "c", "c\n\n***"
+        ): "c\n\n***\n",
         f"See {mark('START')}a\n{mark('END')}": f"See {mark('START')}a\n{mark('END')}",
     }.items():
-        assert without_license(content) == kept
+        assert strip_license(content) == kept
     write("books/a.txt", book.replace("\n", "\r\n")), write("books/b.txt", old), write("b/c.txt")
-    assert find("books", "b").contents == ["One.\nTwo.\n", "Old.\n", TEXT]
+    assert find("books", "b").files == ["One.\nTwo.\n", "Old.\n", TEXT]
     left_out = len(book + old) - len("One.\nTwo.\nOld.\n")
     note = f"note: {left_out} characters outside the marks of Project Gutenberg left out"
     assert note in load("books", "b").summary
@@ -239,7 +317,7 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
     monkeypatch.setattr(os, "access", lambda path, mode: writable)
     for source in (SOURCE, SOURCE.replace("example", "mirror"), "data/corpus/input.txt"):
         found = find(source)
-        assert found.contents == [TEXT] and found.name == "corpus"
+        assert found.files == [TEXT] and found.name == "corpus"
     stored = "code/data/corpus/input.txt" if writable else "data/corpus/input.txt"
     assert files_in(folder) == [stored] and network == [URL]
 
@@ -250,6 +328,9 @@ def test_a_text_is_downloaded_once_beside_the_code_if_that_is_writable(
         (HTTPError(URL, 404, "Not Found", {}, None), "HTTP Error 404: Not Found"),
         (b"<html>Please log in</html>", "wrong SHA-256: 26 bytes with "),
         (URLError(ConnectionRefusedError("refused")), "refused"),
+        # http_proxy=http:/proxy, and http://.proxy:80
+        (ValueError("proxy URL with no authority: 'http:/proxy'"), "proxy URL with no authority"),
+        (UnicodeError("label empty or too long"), "label empty or too long"),
     ],
 )
 def test_a_failed_download_leaves_no_files_and_the_fallback_stands_for_all_sources(
@@ -258,31 +339,13 @@ def test_a_failed_download_leaves_no_files_and_the_fallback_stands_for_all_sourc
     network.answer = answer
     write("plays/a.txt"), write("other.txt", OTHER)
     found = find("other.txt", SOURCE, fallback="plays")
-    assert found.name == "plays" and found.contents == [TEXT]
+    assert found.name == "plays" and found.files == [TEXT]
     assert files_in(folder) == ["other.txt", "plays/a.txt"]
     (note,) = found.notes
     assert note.startswith(f"{URL}: {reason}")
     assert note.endswith("; training on plays, losses on it are not comparable")
     message = error_message(DataError, SOURCE)
     assert message.startswith(f"{URL}: {reason}") and message.endswith("; name its file")
-
-
-def test_a_run_is_resumed_on_the_text_that_it_was_begun_on_the_download_or_the_fallback(network):
-    write("plays/a.txt", OTHER)
-    offline = URLError(ConnectionRefusedError("refused"))
-    network.answer = offline
-    begun = find(SOURCE, fallback="plays").sha256
-    network.answer = TEXT.encode()
-    found = find(SOURCE, fallback="plays", expected=begun)
-    assert found.contents == [OTHER] and not found.notes
-
-    begun = find(SOURCE, fallback="plays").sha256
-    assert begun == digest(TEXT)
-    Path("data/corpus/input.txt").unlink()
-    network.answer = offline
-    message = error_message(CheckpointError, SOURCE, fallback="plays", sha256s=(begun, None))
-    assert message.startswith("data.sources: the text has changed since the checkpoint")
-    assert f"found instead: {URL}: refused, plays is another text, SHA-256 " in message
 
 
 def test_a_file_with_the_name_of_a_download_is_refused_if_it_is_another_text(network):

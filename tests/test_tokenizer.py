@@ -36,16 +36,17 @@ def test_ids_have_the_smallest_dtype_that_holds_the_vocabulary(size, dtype):
     [
         ("hello ", "hello é", "'é' (U+00E9) at position 6; the 5 known characters are:  ehlo; "),
         ("hello ", "he\udcff", r"'\udcff' (U+DCFF) at position 2; the 5 known"),
-        ("cafe\u0301 ", "caf\xe9 \u2603", "normalize the text to NFD"),
-        ("caf\xe9e", "cafe\u0301", "normalize the text to NFC"),
-        # the letter before it has another form, the unknown character has not
-        ("caf\xe9e ", "caf\xe9\u0302 ", "at position 4; the 6 known characters"),
     ],
 )
 def test_the_error_names_the_first_unknown_character_and_a_remedy(vocabulary, text, message):
     with pytest.raises(UnknownCharacter) as raised:
         CharTokenizer.from_text(vocabulary).encode(text)
     assert raised.value.exit_code == 2 and message in printed(raised.value)
+
+
+def test_in_a_vocabulary_the_replacement_character_stands_for_all_others():
+    tokenizer = CharTokenizer("ab\ufffd")
+    assert tokenizer.decode(tokenizer.encode("a\xe9b\U0001f642\udcff")) == "a\ufffdb\ufffd\ufffd"
 
 
 @pytest.mark.parametrize(("vocabulary", "start"), [("\t\n ab", "\n"), (" ab", " "), ("ab", "a")])

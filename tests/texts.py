@@ -18,10 +18,10 @@ def write(path: str, content: str | bytes = TEXT) -> str:
     return path
 
 
-def load(*sources: str, sha256s=(None, None), vocabulary=None, **settings) -> Corpus:
+def load(*sources: str, expected=(None, None), vocabulary=None, **settings) -> Corpus:
     """Load some sources."""
     data = DataConfig(sources=sources, **settings)
-    return load_corpus(data, sha256s=sha256s, vocabulary=vocabulary)
+    return load_corpus(data, expected=expected, vocabulary=vocabulary)
 
 
 def parts_of(corpus: Corpus) -> list[str]:

@@ -26,7 +26,6 @@ BITS_PER_NAT = 1 / math.log(2)
 # fits into the CPU's caches: with 8 times as many, an evaluation takes 2.4 times as long
 TOKENS_PER_BATCH = 4096
 LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct characters: 64 MB
-TRAIN_DIVISOR = 10  # evaluate on a tenth as many training characters as validation characters
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ class WindowLosses:
 class Evaluation:
     """The result of an evaluation. Losses are in nats per character.
 
-    val_losses   losses of the whole validation text
-    train_loss   exact loss of parts of the training text, spread evenly over it
+    val_losses   losses of the windows `run.val`: the whole validation text, if it is not too long
+    train_loss   exact loss of the windows `run.train_sample`
     exact_match  fraction of the validation items answered right; None: no answers
     """
 
@@ -72,20 +71,19 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     Raises Interrupted if a stop is requested meanwhile: the resumed run evaluates again.
     """
     run.update_logit_scale()
-    val, block_size = run.corpus.val, run.settings.model.block_size
+    block_size = run.settings.model.block_size
     batch_size = batch_size_for(block_size, run.model.vocab_size)
 
     def losses_on(split: Split) -> WindowLosses:
         windows = evaluation_windows(split, block_size, batch_size)
         return window_losses(run.model, stop.interruptible(windows), run.runtime)
 
-    val_losses = losses_on(val)
-    train_losses = losses_on(run.corpus.train.evenly_spaced(len(val) // TRAIN_DIVISOR, block_size))
+    val_losses, train_losses = losses_on(run.val), losses_on(run.train_sample)
 
     # an answer is right if each of its characters is the likeliest after those before
     exact_match = None
-    if val.targets is not None:
-        exact_match = 1 - len(val_losses.wrong) / len(val.segments)
+    if run.val.targets is not None:
+        exact_match = 1 - len(val_losses.wrong) / len(run.val.segments)
     return Evaluation(val_losses, train_losses.mean, exact_match)
 
 

@@ -75,7 +75,7 @@ def wrong_answers(run: Run, wrong: np.ndarray) -> str:
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
     """
-    val, item_format = run.corpus.val, run.corpus.item_format
+    val, item_format = run.val, run.corpus.item_format
     lines = []
     for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item

@@ -21,6 +21,7 @@ from training.distributed import World
 from training.optimizers import build_optimizers
 
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
+TRAIN_DIVISOR = 10  # evaluate on a tenth as many training characters as validation characters
 
 
 @dataclass
@@ -71,12 +72,15 @@ class Run:
     """
 
     def __init__(self, settings: Config, corpus: Corpus, runtime: Runtime, world: World):
-        train = settings.train
+        train, block_size = settings.train, settings.model.block_size
         self.corpus, self.runtime, self.world, self.progress = corpus, runtime, world, Progress()
         self.rows = world.rows(train.batch_size)  # those of each batch that this rank computes
-        self.batches = Batches(
-            corpus.train, settings.model.block_size, train.batch_size, settings.seed
-        )
+        self.batches = Batches(corpus.train, block_size, train.batch_size, settings.seed)
+        # the windows of each evaluation: of a long text, all would take longer than the training
+        val, max_val = corpus.val, settings.data.max_val or len(corpus.val)
+        self.val = val.at_most(max_val, block_size)
+        train_size = min(len(val), max_val) // TRAIN_DIVISOR
+        self.train_sample = corpus.train.evenly_spaced(train_size, block_size)
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
         )

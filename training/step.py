@@ -42,7 +42,7 @@ def train_step(run: Run) -> StepResult:
 
     # every rank makes whole batches, so that all know the number of predictions
     count = train.gradient_accumulation_steps
-    micro_batches = [run.batches(progress.step * count + i) for i in range(count)]
+    micro_batches = [run.batches[progress.step * count + i] for i in range(count)]
     # in a tiny batch, all windows can be empty, or parts of questions: then all gradients are 0
     predictions = sum(np.count_nonzero(y != IGNORED) for _, y in micro_batches)
 

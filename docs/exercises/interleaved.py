@@ -32,5 +32,5 @@ for name, part, right in zip("qkv", parts, library.project(x), strict=True):
         expect(same, f"{name} of head {h} comes from the wrong rows of the matrix.")
 
 print("""The same numbers in another order are another model, and loading them raises no error.
-Whoever loads weights must know their layout. So the checkpoints of this project store queries, keys
-and values apart, whatever the layout.""")
+Whoever loads weights must know their layout. So the checkpoints of this project have one order,
+whatever the layout: all queries, then all keys, then all values, each head by head.""")

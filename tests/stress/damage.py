@@ -21,8 +21,8 @@ from tests.commands import sample_main
 from tests.conftest import ROOT, printed
 from tests.runs import small_run_args, train
 from tests.stress import main
+from tests.test_checkpoint import OTHER_FILES
 from tests.test_convert import Harmful
-from tests.test_file_format import OTHER_FILES
 
 
 def stress(full: bool) -> str:
