@@ -166,7 +166,7 @@ def test_a_list_is_scored_as_by_score(separator, answer_after):
     text = separator.join([*items, f"b{answer_after}"])
     item_format, tokenizer = ItemFormat(separator, answer_after), CharTokenizer("\n\t =?ab")
     items = item_format.items_of("text", [text])
-    split = item_format.as_split(items, tokenizer.encode)
+    split = item_format.encode_items(items, tokenizer.encode)
     laid_out = run_node("return layOut(given[0], given[1]);", [text, vars(item_format)])
     ids = tokenizer.encode("".join(laid_out["characters"])).tolist()
     assert ids == split.ids[len(separator) - 1 :].tolist()
