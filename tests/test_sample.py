@@ -242,12 +242,13 @@ def test_the_longest_passage_is_the_first_of_the_longest_that_both_texts_have(te
 
 
 def test_novel_names_the_longest_passage_of_what_the_model_wrote_that_is_in_a_text(smoke, tmp_path):
-    options = [smoke, "--prompt=ROMEO: what say you", "--max-new-tokens=300"]
+    prompt = "ROMEO: what say you to this, my lord"  # longer than the passage
+    options = [smoke, f"--prompt={prompt}", "--max-new-tokens=300"]
     samples = HEADING.split(run_sample(*options, "--num-samples=2")[0])[1:]
     passages = [text[100:131] for text in samples]
     # in two files of a folder, with the prompt, which does not count
     for number, passage in enumerate(passages):
-        content = f"ROMEO: what say you\nQQQ{passage}QQQ\n"
+        content = f"{prompt}\nQQQ{passage}QQQ\n"
         (tmp_path / f"{number}.txt").write_text(content, encoding="utf-8")
     said = [f"in {tmp_path}: 31 characters: {escape(brief(passage))}\n" for passage in passages]
     lines = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
