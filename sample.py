@@ -1,31 +1,28 @@
 """Generate text from a checkpoint: python sample.py --ckpt out/shakespeare --prompt "ROMEO:"
 
-A `Session` loads the model and draws from it, for one of four functions: `print_samples`,
-`take_turns`, `score` or `write_html`.
+A `LoadedModel` writes texts, for one of five functions: `print_samples`, `print_novel_items`,
+`converse`, `score` or `write_html`.
 
-A model of a *list* was trained with data.separator, which ends each item: names, one per line. Each
-of its samples is one item.
+A model of a *list* was trained with a separator, which ends each item: names, one per line. Each of
+its samples is one item.
 """
 
-import shutil
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 from common.console import escape, print_error, print_result, print_stderr, print_text
-from common.errors import ConfigError, DataError, UserError, counted, first_few
+from common.errors import ConfigError, DataError, counted, first_few
 from common.files import home_path
 from configs.command import parse_sample_options
-from configs.fields import INVALID_TEXT, brief, error_context, unescape, with_escapes
+from configs.fields import brief, unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
-from data.encodings import ENCODING_OF_BOM, decode_text, read_files
+from data.encodings import decode_text, read_files
 from page.mark import check_page
-
-
-def is_from_file(prompt: str) -> bool:
-    """Return whether a prompt, `-` or `FILE:PATH`, is in standard input or a file."""
-    return prompt == "-" or prompt.startswith("FILE:")
 
 
 def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]:
@@ -33,8 +30,9 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[SampleConfig, str]
     options = parse_sample_options(argv)
     if options.html:
         check_page(home_path(options.html))
-    if is_from_file(options.prompt):
-        return options, read_prompt(options.prompt.removeprefix("FILE:"))
+    path = options.prompt.removeprefix("FILE:")
+    if options.prompt == "-" or path != options.prompt:
+        return options, read_prompt(path).removesuffix("\n")  # of `echo`, or of the last line
     return options, unescape(options.prompt)
 
 
@@ -66,33 +64,31 @@ from training.device import select_runtime
 from training.evaluate import BITS_PER_NAT, batch_size_for, window_losses
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p")  # what a Sampler does to the probabilities
-BATCH_SIZE = 64  # samples to draw at once
-TRIES = 100  # samples to draw, at most, for each item that --novel should find
+BATCH_SIZE = 64  # samples to write at once
+DRAWS_PER_ITEM = 100  # samples to write, at most, for each item that --novel should find
 
 
 def main(options: SampleConfig, prompt: str) -> int:
     """Do what the options say; return the exit code."""
-    session = Session(options)
-    # drop the newline at the end of a file or of `echo`, unless questions end in a newline
-    if is_from_file(options.prompt) and not session.answer_after.endswith("\n"):
-        prompt = prompt.removesuffix("\n")
-
+    loaded = LoadedModel(options)
+    if options.interactive:
+        return converse(loaded, prompt)
     if options.html:
-        write_html(session, prompt)
+        write_html(loaded, prompt)
     elif options.score:
-        score(session)
-    elif options.interactive:
-        return take_turns(session, prompt)
+        score(loaded)
+    elif options.novel and loaded.item_format:
+        print_novel_items(loaded, prompt)
     else:
-        print_samples(session, prompt)
+        print_samples(loaded, prompt)
     return 0
 
 
-class Session:
-    """A loaded model with its tokenizer, and the options to sample from it."""
+class LoadedModel:
+    """The model of a checkpoint with its tokenizer, and the options to sample from it."""
 
     def __init__(self, options: SampleConfig):
-        # the checkpoint, with its own attention layout and kernel unless the user chose others
+        # the checkpoint, with its own weight layout and kernel unless the user chose others
         self.runtime = select_runtime(options.device, options.dtype)
         self.saved = load_preferred(home_path(options.ckpt), "best", notify=print_stderr)
         chosen = {"layout": options.layout, "kernel": options.kernel}
@@ -127,23 +123,30 @@ class Session:
         else:
             text = find_text((source,), encoding)
             name, files, notes = text.path, text.files, text.notes
-        print_stderr(*notes)
+        for note in notes:
+            print_stderr(note)
         return name, files if self.item_format else end_with_newlines(files)
 
+    def as_read(self, text: str) -> str:
+        """Return a text as the model has read its own: rare characters are UNK."""
+        vocabulary = self.tokenizer.vocabulary
+        return "".join(c if c in vocabulary else UNK for c in self.tokenizer.in_known_form(text))
+
     def known(self, texts: Sequence[str]) -> list[str]:
-        """Return texts as they are, or, with --unknown=skip, without unknown characters."""
+        """Return texts in the Unicode form of the vocabulary.
+
+        With --unknown=skip, leave out characters that are not in it.
+        """
+        texts = list(map(self.tokenizer.in_known_form, texts))
         if self.options.unknown != "skip":
-            return list(texts)
+            return texts
         known = ["".join(c for c in text if c in self.tokenizer.vocabulary) for text in texts]
         if skipped := sum(map(len, texts)) - sum(map(len, known)):
             print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
         return known
 
-    def encode(self, text: str) -> np.ndarray:
-        """Encode a text, of which --unknown=skip leaves out the unknown characters.
-
-        Otherwise they are mapped to UNK, or, if the vocabulary lacks it, raise ConfigError.
-        """
+    def encode(self, text: str, where: str) -> np.ndarray:
+        """Encode a text, with UNK for unknown characters; raise ConfigError if there is no UNK."""
         (text,) = self.known([text])
         unknown = sorted(set(text) - set(self.tokenizer.vocabulary))
         if unknown and UNK in self.tokenizer.vocabulary:
@@ -151,58 +154,54 @@ class Session:
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
-            raise ConfigError(f"{error}; --unknown=skip leaves such characters out") from None
+            raise ConfigError(f"{where}: {error}; --unknown=skip leaves such out") from None
 
-    def encode_prompt(self, text: str) -> np.ndarray:
-        """Encode a prompt; raise ConfigError if no item of the list could begin with it."""
+    def encode_prompt(self, text: str, where: str = "prompt") -> np.ndarray:
+        """Encode a prompt or a typed line; raise ConfigError if no item could begin with it."""
+        # Python reads a byte that is not UTF-8 as a surrogate
+        if wrong := re.search("[\udc80-\udcff]", text):
+            raise ConfigError(f"{where}: invalid byte at position {wrong.start()}; use UTF-8")
+
         # a model of a list has only seen single items
-        if self.item_format and self.item_format.separator in text:
-            raise ConfigError(
-                f"prompt: {brief(self.item_format.separator)} ends an item, and the model has "
-                "never seen two; give the beginning of one item"
-            )
+        if self.item_format and self.end in text:
+            raise ConfigError(f"{where}: {brief(self.end)} ends an item; give the beginning of one")
 
-        # a model of answers needs a question
+        # a model of answers needs a question; the end of a line may end it
+        if self.answer_after not in text and self.answer_after.endswith("\n"):
+            text += "\n"
         if self.answer_after not in text:
-            question = with_escapes(self.saved.text.question)
             raise ConfigError(
-                f"prompt: this model answers questions that end in {brief(self.answer_after)}; "
-                f"ask one, such as {brief(question)}"
+                f"{where}: this model answers questions that end in {brief(self.answer_after)}; "
+                f"ask one, such as {brief(with_escapes(self.saved.text.question))}"
             )
 
-        ids, block_size = self.encode(text), self.model.config.block_size
-        if len(ids) > block_size:
-            print_stderr(
-                f"the prompt has {len(ids):,} characters; the model sees at most the last "
-                f"{block_size:,}"
-            )
+        ids, size = self.encode(text, where), self.model.config.block_size
+        if len(ids) > size:
+            print_stderr(f"{where}: the model sees the last {size:,} of {len(ids):,} characters")
         return ids
 
-    def begin(self, sample_indices: Sequence[int], ids: np.ndarray) -> Texts:
+    def new_texts(self, sample_indices: Sequence[int], ids: np.ndarray) -> Texts:
         """Begin some samples with a prompt.
 
         Each sample has its own random numbers, from the seed and its index, so its text does not
         depend on the other samples.
         """
-        options = self.options
-        filters = {name: getattr(options, name) for name in FILTERS}
-        sampler = Sampler(options.seed, sample_indices, **filters)
-        texts = Texts(self.model, sampler, cache=options.cache)
+        filters = {name: getattr(self.options, name) for name in FILTERS}
+        sampler = Sampler(self.options.seed, sample_indices, **filters)
+        texts = Texts(self.model, sampler, cache=self.options.cache)
 
         # as in training, an item begins after a separator; other text needs a first character
-        start = ""
+        start = "" if len(ids) else self.tokenizer.start_character
         if self.item_format:
             start = self.item_format.start_character
-        elif len(ids) == 0:
-            start = self.tokenizer.start_character
         ids = np.concatenate([self.tokenizer.encode(start), ids])
         texts.append(np.tile(ids, (len(sample_indices), 1)))
         return texts
 
-    def generate(self, texts: Texts, stops: Sequence["StopStrings"]) -> Iterator[list[str]]:
-        """Draw characters until each sample has stopped; yield each sample's next text.
+    def characters(self, texts: Texts, stops: Sequence["StopStrings"]) -> Iterator[list[str]]:
+        """Write until each sample has stopped; yield each sample's next characters.
 
-        That may be empty: characters that may begin a stop string are held back.
+        Often that is one, or none: characters that may begin a stop string are held back.
         """
         for _ in range(self.options.max_new_tokens):
             characters = self.tokenizer.decode(texts.write_one())  # one for each sample
@@ -212,6 +211,11 @@ class Session:
                 return
         # the length is reached: show the characters that were held back
         yield [stop.pending for stop in stops]
+
+    def note_cut(self, stop: "StopStrings") -> None:
+        """Say that an item has reached the length, if it has."""
+        if self.item_format and not stop.found:
+            print_stderr(f"cut at {self.options.max_new_tokens:,} characters; --max_new_tokens")
 
 
 class StopStrings:
@@ -243,230 +247,180 @@ class StopStrings:
         return shown
 
 
+Written = tuple[str, StopStrings]  # a sample with its prompt, and what has stopped it
+
 # ------------------------------------------------------------------------------------ print samples
 
 
-def print_samples(session: Session, prompt: str) -> None:
-    """Print one sample, or several with a numbered line above each; items have no such lines."""
-    options, ids = session.options, session.encode_prompt(prompt)
-    if options.novel:
-        print_novel(session, ids)
-        return
+def print_samples(loaded: LoadedModel, prompt: str) -> None:
+    """Print one sample, or several with a numbered line above each; items have no such lines.
 
-    # print a single sample while it is drawn
-    if options.sample or options.num_samples == 1:
+    With --novel, name the longest passage of each that is in that text.
+    """
+    options, ids = loaded.options, loaded.encode_prompt(prompt)
+    name, files = loaded.read_source(options.novel) if options.novel else ("", [])
+    original = loaded.as_read("".join(files))
+
+    # print a single sample while it is written; several in batches, which is faster
+    alone = options.sample or options.num_samples == 1
+    if alone:
         index = (options.sample or 1) - 1  # counted from 0
-        texts, prompt = session.begin([index], ids), session.tokenizer.decode(ids)
-        print_text(prompt)
-        for (text,) in session.generate(texts, [StopStrings(session.stop_strings, prompt)]):
-            print_text(text)
-        print_text(session.end)
-        return
+        text = loaded.tokenizer.decode(ids)
+        stop = StopStrings(loaded.stop_strings, text)
+        print_text(text)
+        for (characters,) in loaded.characters(loaded.new_texts([index], ids), [stop]):
+            print_text(characters)
+            text += characters
+    samples = [(text, stop)] if alone else write_samples(loaded, options.num_samples, ids)
 
-    # draw several in batches, which is faster
-    for indices in index_batches(options.num_samples):
-        for index, (text, _) in zip(indices, draw(session, indices, ids), strict=True):
-            if not session.item_format:
-                print_text(f"---------- sample {index + 1} ----------\n")
-            print_text(text + session.end)
-
-
-def index_batches(count: int) -> Iterator[range]:
-    """Yield the sample indices 0 ... count - 1, BATCH_SIZE at a time."""
-    return (range(i, min(i + BATCH_SIZE, count)) for i in range(0, count, BATCH_SIZE))
-
-
-def draw(session: Session, sample_indices: range, ids: np.ndarray) -> list[tuple[str, bool]]:
-    """Draw some samples; return each text, and whether it is a whole item."""
-    prompt = session.tokenizer.decode(ids)
-    stops = [StopStrings(session.stop_strings, prompt) for _ in sample_indices]
-    steps = session.generate(session.begin(sample_indices, ids), stops)
-    texts = map("".join, zip(*steps, strict=True))
-    whole = (stop.found == session.end for stop in stops)  # not cut by a string of --stop
-    return [(prompt + text, is_whole) for text, is_whole in zip(texts, whole, strict=True)]
+    for number, (text, stop) in enumerate(samples, 1):
+        if not alone and not loaded.item_format:
+            print_text(f"---------- sample {number} ----------\n")
+        print_text(loaded.end if alone else text + loaded.end)
+        loaded.note_cut(stop)
+        if options.novel:
+            passage = longest_passage(text[len(ids) :], original)  # without the prompt
+            length = counted(len(passage), "character")
+            print_stderr(f"longest passage that is in {name}: {length}: {brief(passage)}")
 
 
-def print_novel(session: Session, ids: np.ndarray) -> None:
-    """Print the first samples that are whole items and not in the file of --novel, each once."""
-    if not session.item_format:
-        raise ConfigError("--novel is for models of a list, trained with data.separator")
+def write_samples(loaded: LoadedModel, number: int, ids: np.ndarray) -> Iterator[Written]:
+    """Write the first samples of a prompt, in batches."""
+    for i in range(0, number, BATCH_SIZE):
+        yield from write_batch(loaded, range(i, min(i + BATCH_SIZE, number)), ids)
 
-    # do not print items of the file, an empty item, or an item twice
-    count = session.options.num_samples
-    items = session.item_format.items_of(*session.read_source(session.options.novel))
-    # rare characters are UNK, as in training
-    vocabulary = session.tokenizer.vocabulary
-    known = {"", *("".join(c if c in vocabulary else UNK for c in item) for item in items)}
 
-    # draw until there are enough; a model that has memorized its list may never get there
-    found = 0
-    for indices in index_batches(TRIES * count):
-        for text, whole in draw(session, indices, ids):
-            if whole and found < count and text not in known:
-                print_text(text + session.end)
-                known.add(text)
-                found += 1
-        if found == count:
-            return
+def write_batch(loaded: LoadedModel, sample_indices: range, ids: np.ndarray) -> list[Written]:
+    """Write some samples of a prompt."""
+    prompt = loaded.tokenizer.decode(ids)
+    stops = [StopStrings(loaded.stop_strings, prompt) for _ in sample_indices]
+    parts = loaded.characters(loaded.new_texts(sample_indices, ids), stops)
+    return [(prompt + "".join(text), stop) for *text, stop in zip(*parts, stops, strict=True)]
+
+
+def longest_passage(text: str, original: str) -> str:
+    """Return the longest passage of a text that is in another one; of several, the first."""
+    passage = ""
+    for end in range(1, len(text) + 1):
+        # one character longer than the longest so far: a passage grows by one at each step
+        longer = text[end - len(passage) - 1 : end]
+        passage = longer if longer in original else passage
+    return passage
+
+
+def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
+    """Print the first samples that are whole items and not in the text of --novel, each once."""
+    options, ids = loaded.options, loaded.encode_prompt(prompt)
+    name, files = loaded.read_source(options.novel)
+    known = {"", *map(loaded.as_read, loaded.item_format.items_of(name, files))}
+
+    # a model that has memorized its list may never get there
+    new, left_out, wanted = set(), [], options.num_samples
+    for item, stop in write_samples(loaded, DRAWS_PER_ITEM * wanted, ids):
+        if stop.found != loaded.end:
+            left_out.append("cut")  # by --max_new_tokens or --stop
+        elif item in known or item in new:
+            left_out.append("known" if item in known else "twice")
+        else:
+            new.add(item)
+            print_text(item + loaded.end)
+            if len(new) == wanted:
+                break
+    advice = "; raise --temperature for more" if len(new) < wanted else ""
     print_stderr(
-        f"--novel: found only {counted(found, 'new item')} of {count:,} in {TRIES * count:,} "
-        "samples; raise --temperature"
+        f"{counted(len(new), 'item')}; left out: {left_out.count('known'):,} that are in {name}, "
+        f"{left_out.count('twice'):,} drawn twice, {left_out.count('cut'):,} cut{advice}"
     )
 
 
-# --------------------------------------------------------------------------------------- take turns
+# ------------------------------------------------------------------------------------- conversation
 
 
-def take_turns(session: Session, prompt: str) -> int:
-    """Take turns until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0."""
-    on_terminal, exit_code = prepare_input(), 0
-    conversation = Conversation(session, prompt)
-    print_text(conversation.text)
-    if conversation.text and not conversation.continues:
-        end_line(conversation.text)
-    while True:
-        unfinished = conversation.text.rpartition("\n")[2] if conversation.continues else ""
-        try:
-            line = type_after(unfinished) if on_terminal else input()
-        except EOFError:
-            if on_terminal or unfinished:
-                print_text("\n")
-            return exit_code
-        except UnicodeError as error:  # UTF-16 that ends within a character
-            raise DataError(f"standard input: {error}; convert it to UTF-8") from None
-
-        try:
-            conversation.add(line)
-        except UserError as error:
-            print_error(error)
-            exit_code = 2
-            if not sys.stdout.isatty():
-                print_text("\n")  # so that answers stay beside their questions
-            continue
-
-        for text in conversation.reply():
-            # on the screen, Enter has ended the typed line already
-            is_first = not conversation.text
-            print_text(text.removeprefix("\n") if on_terminal and is_first else text)
-        if not conversation.continues:
-            end_line(conversation.text)
-
-
-class Conversation:
-    """A text that somebody and the model write in turn.
+def converse(loaded: LoadedModel, prompt: str) -> int:
+    """Hold a conversation until Ctrl-D; return the exit code: 2 if a line was refused, otherwise 0.
 
     A typed line begins a new line of the text, and the model continues it; after an empty line the
-    model goes on. If the text ends in a string of --stop, such as `Ann:`, the typed line continues
-    that. With a model of a list, each turn is an item: the prompt, the typed line and the reply.
-
-    text       the last reply, so far; before the first one, the prompt
-    continues  whether the next line continues that text
+    model goes on. What it has written of a string of --stop, such as `Ann:`, is the prompt to type
+    at. With a model of a list, each turn is an item: the prompt, the typed line and the reply.
     """
-
-    def __init__(self, session: Session, prompt: str):
-        self.session, self.prompt, self.text = session, prompt, prompt
-        # all turns are one long sample; with a list, each item is the next sample
-        self.sample_index = (session.options.sample or 1) - 1
-        self.continues = False
-        if not session.item_format:
-            ids = session.encode_prompt(prompt)
-            self.texts = session.begin([self.sample_index], ids)
-            self.text = session.tokenizer.decode(ids)
-            # "\n": a text begins at the start of a line
-            self.continues = f"\n{self.text}".endswith(session.options.stop)
-
-    def add(self, line: str) -> None:
-        """Add a typed line; raise ConfigError, and add nothing, if the model cannot read it."""
-        session = self.session
-        if INVALID_TEXT.search(line):
-            raise ConfigError(f"{brief(line)}: not UTF-8; type it again")
-        if session.item_format and not self.continues:
-            line = self.prompt + line
-            if session.answer_after.endswith("\n"):  # Enter ends the question
-                line += "\n"
-            self.texts = session.begin([self.sample_index], session.encode_prompt(line))
-            self.sample_index += 1
-        elif line:
-            ids = session.encode(line)
-            if not self.continues and "\n" in session.tokenizer.vocabulary:
-                newline = session.tokenizer.encode("\n")
-                if self.texts.ids[0, -1] != newline:
-                    self.texts.append(newline[None])
-            self.texts.append(ids[None])
-        elif not self.continues:
-            line = self.text  # the model goes on with its reply, where a stop string may begin
-        self.stop = StopStrings(session.stop_strings, line)
-
-    def reply(self) -> Iterator[str]:
-        """Write a reply; yield its parts."""
-        self.text = ""
-        for (part,) in self.session.generate(self.texts, [self.stop]):
-            yield part
-            self.text += part
-        # what ends an item is not shown, and no line continues it
-        found = self.stop.found
-        ended = self.session.item_format and found.endswith(self.session.end)
-        self.continues = bool(found) and not ended
-        if self.continues:
-            yield self.stop.ending
-            self.text += self.stop.ending
-
-
-def prepare_input() -> bool:
-    """Prepare `input` to read lines; return whether somebody types them on a terminal.
-
-    A file or pipe is UTF-8, or has a byte order mark. A wrong byte becomes a lone surrogate.
-    """
-    on_terminal, encoding = sys.stdin.isatty() and sys.stdout.isatty(), None
-    if on_terminal:
+    typing, on_screen = sys.stdin.isatty(), sys.stdin.isatty() and sys.stdout.isatty()
+    sys.stdin.reconfigure(encoding=None if typing else "utf-8-sig", errors="surrogateescape")
+    if typing:
         with suppress(ImportError):  # Windows edits lines without it
             import readline  # noqa: F401 - `input` then has the arrow keys
         print_stderr("the model continues what you type; an empty line lets it go on; Ctrl-D ends")
-    else:
-        start = sys.stdin.buffer.peek(4)
-        mark = next(filter(start.startswith, ENCODING_OF_BOM), b"")
-        encoding = ENCODING_OF_BOM.get(mark, "utf-8")
-    sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape", newline=None)
-    return on_terminal
 
+    # a text is one long sample; of a list, each item is the next sample
+    tokenizer, is_list = loaded.tokenizer, bool(loaded.item_format)
+    index, exit_code = (loaded.options.sample or 1) - 1, 0
+    said = ending = ""  # what was written last; what of a stop string is the prompt to type at
+    if not is_list:
+        ids, prompt = loaded.encode_prompt(prompt), ""
+        texts, said = loaded.new_texts([index], ids), tokenizer.decode(ids)
+        # "\n": a text begins at the start of a line
+        if f"\n{said}".endswith(loaded.stop_strings):
+            said, newline, ending = said.rpartition("\n")
+            said += newline
+        print_text(said if ending or said.endswith("\n") or not said else f"{said}\n")
 
-def type_after(unfinished: str) -> str:
-    """Read a typed line that continues an unfinished one, if any; raise EOFError at Ctrl-D."""
-    # `input` prints the last row of it again, and can redraw it while the line is edited
-    width = shutil.get_terminal_size().columns
-    row = escape(unfinished)
-    row = row[(len(row) - 1) // width * width :]
-    if row:
-        print("\r", end="")
-    return input(row or "> ")
+    for number in count(1):
+        try:
+            if not on_screen:  # a pipe, or a terminal and `| tee log`
+                print_text(ending)
+                print("> " if typing and not ending else "", end="", file=sys.stderr, flush=True)
+            line = input((escape(ending) or "> ") if on_screen else "")
+        except EOFError:
+            print_text("\n" if typing or ending else "")
+            return exit_code
 
+        try:
+            ids = loaded.encode_prompt(prompt + line, f"line {number}")
+        except ConfigError as error:
+            print_error(error)
+            exit_code = 2
+            print_text("" if on_screen else "\n")  # answers stay beside their questions
+            continue
 
-def end_line(text: str) -> None:
-    """Print a newline after a text that does not end in one."""
-    if not text.endswith("\n"):
-        print_text("\n")
+        if is_list:
+            texts, said, index = loaded.new_texts([index], ids), "", index + 1
+        else:
+            at_start = ending or tokenizer.decode(texts.ids[0, -1:]) == "\n"
+            if line and not at_start and "\n" in tokenizer.vocabulary:
+                ids = np.concatenate([tokenizer.encode("\n"), ids])
+            texts.append(ids[None])
+
+        # after an empty line, a stop string may begin in the reply before
+        before = tokenizer.decode(ids) or said * (not ending)
+        stop, said, ending = StopStrings(loaded.stop_strings, before), "", ""
+        for (characters,) in loaded.characters(texts, [stop]):
+            # on the screen, Enter has ended the typed line already
+            print_text(characters.removeprefix("\n") if on_screen and not said else characters)
+            said += characters
+        if not is_list:  # what ends an item is not shown
+            before, newline, ending = stop.ending.rpartition("\n")
+            print_text(before + newline)
+            said += before + newline
+        print_text("" if ending or said.endswith("\n") else "\n")
+        loaded.note_cut(stop)
 
 
 # -------------------------------------------------------------------------------------- score, page
 
 
-def score(session: Session) -> None:
+def score(loaded: LoadedModel) -> None:
     """Print the loss over every character of a text; the items of a list are scored one by one."""
-    item_format, tokenizer = session.item_format, session.tokenizer
-    name, texts = session.read_source(session.options.score)
-    texts = item_format.items_of(name, texts) if item_format else ["".join(texts)]
-    texts = [text for text in session.known(texts) if text.strip() or not item_format]
+    item_format, tokenizer = loaded.item_format, loaded.tokenizer
+    name, files = loaded.read_source(loaded.options.score)
+    texts = loaded.known(item_format.items_of(name, files) if item_format else ["".join(files)])
+    texts = [text for text in texts if text.strip() or not item_format]
     # each character is predicted once, except the first of a text
     if not texts or (not item_format and len(texts[0]) < 2):
         raise DataError(f"{name}: nothing to predict; at least 2 known characters are needed")
-    with error_context("--score"):
-        if item_format:
-            split = item_format.encode_items(texts, session.encode)
-        else:
-            split = Split(session.encode(texts[0]))
-    block_size = session.model.config.block_size
+    encode = partial(loaded.encode, where="--score")
+    split = item_format.encode_items(texts, encode) if item_format else Split(encode(texts[0]))
+    block_size = loaded.model.config.block_size
     windows = evaluation_windows(split, block_size, batch_size_for(block_size, len(tokenizer)))
-    losses = window_losses(session.model, windows, session.runtime)
+    losses = window_losses(loaded.model, windows, loaded.runtime)
 
     # in nats, and in bits, which other reports use
     line = (
@@ -481,12 +435,12 @@ def score(session: Session) -> None:
     print_result(line)
 
 
-def write_html(session: Session, prompt: str) -> None:
+def write_html(loaded: LoadedModel, prompt: str) -> None:
     """Write a page that runs the model in a browser, and print its size."""
-    options = session.options
+    options = loaded.options
     if prompt:  # else the page begins with the example question, if there is one
-        prompt = session.tokenizer.decode(session.encode_prompt(prompt))
-    size = write_page(home_path(options.html), session.saved, session.model, options, prompt)
+        prompt = loaded.tokenizer.decode(loaded.encode_prompt(prompt))
+    size = write_page(home_path(options.html), loaded.saved, loaded.model, options, prompt)
     print_result(f"{options.html}: {size / 1e6:,.1f} MB; open it in a browser")
 
 

@@ -9,6 +9,7 @@ file only sets a text, sizes, lengths, and `auto` for values that depend on the 
 
 import re
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from itertools import combinations
 
 from common.errors import ConfigError, did_you_mean
 from configs.fields import Checked, brief, setting, unescape, with_escapes
@@ -249,6 +250,13 @@ class Config(Checked):
     compile: bool = setting(False, "torch.compile: slow to start, then faster")
 
 
+CONTRADICTIONS = [  # options of sample.py
+    *combinations(("novel", "interactive", "score", "html"), 2),
+    ("sample", "num_samples"),
+    ("score", "prompt"),
+]
+
+
 @dataclass(frozen=True)
 class SampleConfig(Checked):
     """Options of sample.py."""
@@ -273,10 +281,12 @@ class SampleConfig(Checked):
     stop: tuple[str, ...] = setting(
         (), "end a sample where the model writes this text; may be repeated"
     )
-    novel: str | None = setting(None, "lists: print only items that are not in this file")
+    novel: str | None = setting(
+        None, "what is in this text? lists: only items that are not; else the longest passage"
+    )
     unknown: str = setting("error", "characters that the vocabulary lacks", ("error", "skip"))
     seed: int = setting(1337, "random seed", at_least=0, at_most=MAX_SEED)
-    interactive: bool = setting(False, "take turns: you type a line, the model continues")
+    interactive: bool = setting(False, "a conversation: you type a line, the model continues")
     score: str | None = setting(None, "print only the model's loss on the text in this file, or -")
     html: str | None = setting(None, "write only this file: the model as a web page")
     device: str = setting("auto", "device (auto = cuda if there is one, else cpu)", DEVICES)
@@ -287,9 +297,10 @@ class SampleConfig(Checked):
 
     def __post_init__(self):
         super().__post_init__()
-        modes = [name for name in ("novel", "interactive", "score", "html") if getattr(self, name)]
-        if len(modes) > 1:
-            raise ConfigError(f"--{modes[0]} and --{modes[1]} contradict each other; give one")
+        given = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+        for pair in CONTRADICTIONS:
+            if given.issuperset(pair):
+                raise ConfigError(f"--{pair[0]} and --{pair[1]} contradict each other; give one")
         if self.prompt == "-" and self.interactive:
             raise ConfigError("--prompt - and --interactive both read standard input; give one")
 

@@ -49,6 +49,15 @@ class CharTokenizer:
     def __len__(self) -> int:
         return len(self.vocabulary)
 
+    def in_known_form(self, text: str) -> str:
+        """Return a text in the Unicode form of which the vocabulary lacks the fewest characters.
+
+        An accented letter is one code point in NFC, two in NFD, which macOS likes. inKnownForm() in
+        page/text.js does the same.
+        """
+        forms = (text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text))
+        return min(forms, key=lambda form: sum(c not in self.vocabulary for c in form))
+
     @property
     def start_character(self) -> str:
         """The character that starts a text without a prompt: newline, space, or the first one."""

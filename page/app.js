@@ -69,7 +69,8 @@ function encode(characters, field, message, ids) {
   const name = (c) => (characterName(c) === c ? `${quoted(c)} (${codePoint(c)})` : quoted(c));
   const remove = element("button", { text: unknown.size > 1 ? "Remove them" : "Remove it" });
   remove.addEventListener("click", () => {
-    field.value = Array.from(field.value).filter((c) => ids.has(c)).join("");
+    const characters = Array.from(inKnownForm(field.value, ids));
+    field.value = characters.filter((c) => ids.has(c)).join("");
     message.hidden = true;
     field.dispatchEvent(new Event("input"));
     field.focus();
@@ -179,7 +180,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
     showWhy($("why"), vocabulary, view.items[i], i > 0 ? (id) => replace(i, id) : undefined);
     $("inside").hidden = i === 0 || i !== view.selected;
   };
-  const look = (i) => inspect(view.ids, i, (lens) => showLens(vocabulary, lens, view.ids[i]));
+  const look = (i) =>
+    inspect(view.ids, i, view.first, (lens) => showLens(vocabulary, lens, view.ids[i]));
   const panel = $("why");
   const view = new TextView($("text"), vocabulary, { onShow: why, onSelect: look, panel });
 
@@ -203,7 +205,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   // Begin a new text with the prompt; return whether that is possible.
   const begin = () => {
     const value = $("prompt").value;
-    const text = encode(Array.from(value), $("prompt"), $("prompt-error"), ids);
+    const characters = Array.from(inKnownForm(value, ids));
+    const text = encode(characters, $("prompt"), $("prompt-error"), ids);
     if (!text) return false;
     if (answers && !value.split(items.separator).at(-1).includes(items.answer_after)) {
       $("prompt-error").textContent = `A question ends with “${readable(items.answer_after)}”.`;
@@ -330,6 +333,8 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   $("write").addEventListener("click", () => (writing ? pause() : proceed()));
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || items?.separator !== "\n") return; // the prompt is one line
+    // this Enter confirms a candidate of an input method; Safari says so with 229
+    if (event.isComposing || event.keyCode === 229) return;
     event.preventDefault();
     proceed();
   });
@@ -375,8 +380,9 @@ function showWrite(ask, vocabulary, ids, data, inspect, heads) {
   proceed(null, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : PACE);
 }
 
-// Return `inspect(ids, n, onLens)`, which shows what the model attended to when it predicted
-// character n, and calls `onLens` with what each layer would have predicted.
+// Return `inspect(ids, n, hidden, onLens)`, which shows what the model attended to when it predicted
+// character n, and calls `onLens` with what each layer would have predicted. In the text one does
+// not see the first `hidden` characters.
 function showAttention(ask, vocabulary, config, heads) {
   const { n_layer: layers, n_head: H } = config;
   let [result, head] = [null, 0];
@@ -417,7 +423,7 @@ function showAttention(ask, vocabulary, config, heads) {
     $("heads").replaceChildren(...rows);
   };
 
-  return (ids, n, onLens) => {
+  return (ids, n, hidden, onLens) => {
     if (!n) {
       ask("inspect", { stop: true });
       return ($("attention").hidden = true); // it was not predicted
@@ -425,9 +431,12 @@ function showAttention(ask, vocabulary, config, heads) {
     $("attention").setAttribute("aria-busy", true);
     ask("inspect", { ids: ids.slice(0, n + 1), n }, (report) => {
       result = report;
-      const length = count(report.window.length);
+      const { length } = report.window;
+      const unseen = n === length ? hidden : 0; // the window begins where the text does
+      const after = unseen ? `, after the hidden ${quoted(vocabulary[ids[0]])}` : "";
       const next = quoted(vocabulary[ids[n]]);
-      $("read").textContent = `Characters read before ${next} (below): ${length}.`;
+      $("read").textContent =
+        `Characters read before ${next} (below): ${count(length - unseen)}${after}.`;
       view.clear();
       view.append(report.window.map((id) => ({ id })));
       $("attention").hidden = false;
@@ -469,8 +478,9 @@ function showScore(ask, vocabulary, ids, { items: list, unknown }, { off }) {
       return finish("Cancelled.");
     }
     const field = $("score-text");
-    const whole = { characters: Array.from(field.value) };
-    const { characters, starts, counts, lacking } = list ? layOut(field.value, list) : whole;
+    const typed = inKnownForm(field.value, ids);
+    const whole = { characters: Array.from(typed) };
+    const { characters, starts, counts, lacking } = list ? layOut(typed, list) : whole;
     const known = unknown ? characters.map((c) => (ids.has(c) ? c : unknown)) : characters;
     const text = encode(known, field, $("score-error"), ids);
     if (!text) return;

@@ -50,9 +50,8 @@ def write_page(
         "config": asdict(model.config),
         "vocabulary": saved.vocabulary,
         "items": item_format and asdict(item_format),  # None if the text is not a list
-        "unknown": UNK
-        if UNK in saved.vocabulary
-        else None,  # replaces unknown characters of a scored text
+        # replaces unknown characters of a scored text
+        "unknown": UNK if UNK in saved.vocabulary else None,
         "shapes": shapes,
         "check": expected_logits(model),
         "prompt": prompt or saved.text.question,

@@ -23,6 +23,15 @@ const quoted = (c) => (characterName(c) === c ? `‘${isolated(c)}’` : charact
 const inText = (c) => (OBEYED.test(c) ? codePoint(c) : c);
 const readable = (text) => Array.from(text, inText).join("");
 
+// Return a text in the Unicode form of which the vocabulary lacks the fewest characters: the form
+// NFD, which macOS likes, has two for an accented letter (`in_known_form` in data/tokenizer.py).
+// `ids` has the characters of the vocabulary.
+function inKnownForm(text, ids) {
+  const unknown = (form) => Array.from(form).filter((c) => !ids.has(c)).length;
+  const forms = [text, text.normalize("NFC"), text.normalize("NFD")];
+  return forms.reduce((best, form) => (unknown(form) < unknown(best) ? form : best));
+}
+
 function element(name, { className = "", text = "", ...attributes } = {}, children = []) {
   const made = document.createElement(name);
   made.textContent = text;

@@ -430,6 +430,46 @@ def test_an_invalid_setting_is_shown_and_nothing_is_written(page):
     switch_head(page)  # reading needs no settings
 
 
+@pytest.mark.parametrize("code", [{"isComposing": True}, {"keyCode": 229}], ids=str)
+def test_enter_that_confirms_a_candidate_of_an_input_method_writes_nothing(
+    open_page, tmp_path, code
+):
+    make_page(tmp_path, data={"separator": "\\n"})  # of a list, Enter writes
+    page = open_page()
+    for event, label in ((code, "Write"), ({}, "Continue")):
+        event = {"key": "Enter", "bubbles": True, "cancelable": True} | event
+        page.locator("#prompt").dispatch_event("keydown", event)
+        wait_for(page, "#write", label)
+        assert bool(text_of(page)) == (label == "Continue")
+
+
+def test_a_text_in_the_other_unicode_form_is_read_in_that_of_the_vocabulary(open_page, tmp_path):
+    make_page(tmp_path, "\ncaf\xe9", "")
+    page = open_page()
+    page.fill("#prompt", "cafe\u0301 ")
+    page.click("#write")
+    wait_for(page, "#prompt-error", "The model has never read space.")  # and no accent
+    page.click("#prompt-error button")
+    assert page.input_value("#prompt") == "caf\xe9"
+    page.fill("#prompt", "cafe\u0301")
+    write(page)
+    assert text_of(page).startswith("caf\xe9") and len(text_of(page)) == 24
+    score(page, "cafe\u0301", "over 3 predictions")
+
+
+def test_the_number_of_characters_read_is_that_of_those_that_one_sees(open_page, tmp_path):
+    make_page(tmp_path, prompt="")  # it begins with a hidden newline
+    page = open_page()
+    write(page)
+    for i, words in ((4, "): 3, after the hidden newline."), (8, "): 7, after the"), (9, "): 5.")):
+        select(page, i)
+        wait_for(page, "#read", words)
+    page.fill("#prompt", "abc")
+    write(page)
+    select(page, 4)
+    wait_for(page, "#read", "): 4.")
+
+
 def test_unknown_characters_are_named_and_removed_on_request(page):
     page.fill("#prompt", "ab\xe9c\u202ed\xe9")
     page.click("#write")

@@ -1,26 +1,19 @@
-"""Generation: equality of cached and uncached text, independence of samples, the decoder against
-GPT.last_logits, and the sampling filters.
-"""
+"""Generation: equality of cached and uncached text, independence of samples, sampling filters."""
 
 import dataclasses
-import itertools
-import random
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model.decode import Decoder
 
-from configs.schema import LAYOUTS, Config, DataConfig, ModelConfig
-from model.generate import Generation, Sampler, build_decoder, generate, last_logits, window_start
+from configs.schema import ModelConfig
+from model.generate import Sampler, Texts, generate, window_start
 from model.gpt import GPT
 from model.inspect import ablated
-from tests.runs import raised, train
 from tests.stress.cached_text import stress
-from tests.test_sample import run_sample
-from tests.variants import CHOICES, noisy, save_model
+from tests.variants import noisy
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, logit_scale=0.8)
 V = 11
@@ -62,72 +55,33 @@ def test_generated_text_equals_a_plain_loop_over_gpt_forward():
     assert torch.equal(generate_ids(model, prompt, Sampler(5, range(2)), 40), expected[:, 3:])
 
 
-def test_cached_text_equals_uncached_text_beyond_the_context_and_with_the_decoder():
+def test_cached_text_equals_uncached_text_beyond_the_context():
     assert "0 differ from uncached ones" in stress(full=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["model", "decoder"])
-def test_appending_text_between_steps_equals_one_prefill_of_the_whole_text(dtype):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_appending_text_between_characters_equals_one_prefill_of_the_whole_text(dtype):
     model, context = build().to(dtype), np.empty((1, 0), np.int64)
-    generation = Generation(model, Sampler(3), decoder=build_decoder(model))
-    assert (generation.decoder is not None) == (dtype == torch.float32)
+    texts = Texts(model, Sampler(3))
     for length in (3, 1, 9, 2, 20):  # past the window too
         appended = prompts(1, length, seed=length).numpy()
-        generation.append(appended)
-        whole = Generation(model, Sampler(3), cache=False)
+        texts.append(appended)
+        whole = Texts(model, Sampler(3), cache=False)
         whole.append(np.concatenate([context, appended], axis=1))
-        drawn = np.stack([generation.step() for _ in range(4)], axis=1)
-        assert np.array_equal(drawn, np.stack([whole.step() for _ in range(4)], axis=1))
-        context = np.concatenate([context, appended, drawn], axis=1)
+        written = np.stack([texts.write_one() for _ in range(4)], axis=1)
+        assert np.array_equal(written, np.stack([whole.write_one() for _ in range(4)], axis=1))
+        context = np.concatenate([context, appended, written], axis=1)
 
 
-def test_a_sample_depends_on_the_seed_and_its_number_and_not_on_the_others_of_its_batch():
-    model, prompt = build(), prompts(1, 4)
-    batch = generate_ids(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
-    for i in (0, 17, 63):
-        assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
-    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[1])
-    assert len({tuple(row) for row in batch.tolist()}) > 60
-
-
-# -------------------------------------------------------------------------------------- the decoder
-
-
-def test_the_decoder_equals_gpt_forward_in_every_variant():
-    ids, rng = prompts(1, 8), random.Random(0)
-    for values in list(itertools.product(*CHOICES.values()))[::7]:  # every pair of choices
-        variant = dict(zip(CHOICES, values, strict=True)) | {"layout": rng.choice(LAYOUTS)}
-        model = build(**variant).eval()
-        with torch.inference_mode():
-            expected, model = model(ids)[0].numpy(), model.float()
-        decoder, cache = Decoder(model), model.new_cache()
-        last_logits(model, ids[:, :1].numpy(), cache)
-        logits = [decoder.step(token, cache) for token in ids[0, 1:].tolist()]
-        np.testing.assert_allclose(logits, expected[1:], rtol=1e-4, atol=2e-5, err_msg=str(variant))
-        assert logits[0].dtype == np.float32 and cache.length == 8
-
-
-def linear_with_an_error(decoder, x, name):
-    return 1.01 * (decoder.parameters[name] @ x)
-
-
-@pytest.mark.parametrize("linear", [linear_with_an_error, raised(KeyError("blocks.0.mlp.up"))])
-def test_a_decoder_that_differs_is_not_used_and_gives_a_warning(linear, monkeypatch):
-    monkeypatch.setattr(Decoder, "linear", linear)
-    with pytest.warns(UserWarning, match="model/decode.py does not compute what model/gpt.py"):
-        assert build_decoder(build().float()) is None
-
-
-def test_after_training_and_with_heads_off_a_new_decoder_writes_the_new_text():
+def test_after_training_and_with_heads_off_the_text_is_that_of_the_new_model():
     model, texts = build().float(), []
 
     def write():
-        decoder = build_decoder(model)
         written = [
-            torch.cat(list(generate(model, prompts(1, 2), Sampler(5), 40, **options))).tolist()
-            for options in ({"decoder": decoder}, {"cache": False})
+            torch.cat(list(generate(model, prompts(1, 2), Sampler(5), 40, cache=cache))).tolist()
+            for cache in (True, False)
         ]
-        assert decoder and written[0] == written[1]
+        assert written[0] == written[1]
         texts.append(written[0])
 
     write()
@@ -141,30 +95,13 @@ def test_after_training_and_with_heads_off_a_new_decoder_writes_the_new_text():
     assert texts[0] != texts[1] and texts[0] != texts[3]
 
 
-@pytest.fixture
-def decoders(monkeypatch):
-    """The decoders that were built, in a list."""
-    built, build_one = [], Decoder.__init__
-    monkeypatch.setattr(
-        Decoder, "__init__", lambda *words: built.append(words) or build_one(*words)
-    )
-    return built
-
-
-def test_one_decoder_is_built_for_all_texts_of_a_session(decoders, tmp_path):
-    model, settings = GPT(SMALL, V), Config(model=SMALL, data=DataConfig(separator="\\n"))
-    path = save_model(tmp_path / "list.safetensors", model, "\nabcdefghij", settings)
-    run_sample(path, "--interactive", "--device=cpu", "--dtype=float32", stdin=b"ab\nba\ncab\n")
-    assert len(decoders) == 1
-
-
-def test_one_decoder_is_built_for_all_drawings_of_an_evaluation(decoders, tmp_path):
-    (tmp_path / "list.txt").write_text("ada\nbo\ncyd\neve\nfo\ngil\nhedy\nivo\njo\nkim\n" * 3)
-    words = [f"--data.sources={tmp_path}/list.txt", "--separator=\\n", "--sample_chars=60"]
-    words += ["--max_iters=4", "--eval_interval=2", f"--out_dir={tmp_path}/run"]
-    code, output = train("configs/smoke.yaml", "--dtype=float32", *words)
-    assert code == 0, output
-    assert len(decoders) == 2  # one in each evaluation, which draws several items
+def test_a_sample_depends_on_the_seed_and_its_number_and_not_on_the_others_of_its_batch():
+    model, prompt = build(), prompts(1, 4)
+    batch = generate_ids(model, prompt.expand(64, -1), Sampler(9, range(64)), 40)
+    for i in (0, 17, 63):
+        assert torch.equal(generate_ids(model, prompt, Sampler(9, [i]), 40)[0], batch[i])
+    assert not torch.equal(generate_ids(model, prompt, Sampler(10, [0]), 40)[0], batch[1])
+    assert len({tuple(row) for row in batch.tolist()}) > 60
 
 
 # -------------------------------------------------------------------------------------- the sampler

@@ -104,14 +104,36 @@ def test_novel_items_are_whole_new_and_distinct_and_the_first_of_the_seed(names)
     whole = [item for item in drawn if len(item) < 3 and item not in NAMES]
     new = list(dict.fromkeys(whole))
     assert len(new) < len(whole) < len(drawn)
-    assert run_sample(*short, f"--novel={text}", "--num_samples=5")[0].splitlines() == new[:5]
+    printed, counts = run_sample(*short, f"--novel={text}", "--num_samples=5")
+    assert printed.splitlines() == new[:5]
+    before = drawn[: drawn.index(new[4])]  # the last one
+    known, cut = (sum(map(test, before)) for test in (NAMES.__contains__, lambda x: len(x) == 3))
+    twice = len(before) - known - cut - 4
+    assert counts == (
+        f"5 items; left out: {known} that are in {text}, {twice} drawn twice, {cut} cut\n"
+    )
     drawn = run_sample(run, "--num_samples=300", "--temperature=2")[0].splitlines()
     stopped, _ = run_sample(
         run, f"--novel={text}", "--num_samples=3", "--temperature=2", "--stop=e", "--stop=a"
     )
     assert stopped and set(stopped.splitlines()) <= set(drawn)  # none is cut by --stop
     _, note = run_sample(run, f"--novel={text}", "--num_samples=2", "--temperature=0")
-    assert "found only 0 new items of 2 in 200 samples; raise --temperature" in note
+    assert note == (
+        f"0 items; left out: 200 that are in {text}, 0 drawn twice, 0 cut; raise --temperature for "
+        "more\n"
+    )
+
+
+def test_an_item_that_the_length_has_cut_ends_in_a_line_and_one_that_stop_has_ended_does_not(names):
+    line = "cut at 2 characters; --max_new_tokens\n"
+    options = [names[1], "--max_new_tokens=2"]
+    notes = run_sample(*options, "--num_samples=30")[1]
+    alone = [run_sample(*options, f"--sample={i}")[1] for i in range(1, 31)]
+    assert notes == "".join(alone) and 0 < alone.count(line) < 30
+    assert set(alone) == {"", line}
+    assert run_sample(*options, "--interactive", stdin=b"a\n" * 30)[1].count(line) > 0
+    every = [f"--stop={c}" for c in sorted({*"".join(NAMES)})]
+    assert run_sample(*options, "--num_samples=30", *every) == ("\n" * 30, "")
 
 
 def test_an_item_with_rare_characters_is_known_as_the_model_has_read_it(tmp_path):
@@ -202,7 +224,7 @@ def test_what_is_no_question_is_refused_with_an_example(option, sums):
     question = load_checkpoint(sums[1] / LAST).text.question
     for prompt, words in {
         "3+4": f"answers questions that end in '='; ask one, such as '{question}'",
-        "3+4=7\\n1+1=": "'\\n' ends an item, and the model has never seen two; ",
+        "3+4=7\\n1+1=": "'\\n' ends an item; give the beginning of one",
     }.items():
         with pytest.raises(ConfigError) as caught:
             run_sample(sums[1], f"--prompt={prompt}", option)

@@ -317,6 +317,19 @@ def test_the_page_in_docs_is_of_the_present_code_and_knows_the_plays():
     assert run_node(SCORE, given | {"ids": ids}) < 1.35
 
 
+def test_the_page_reads_a_text_in_the_unicode_form_that_sample_py_reads():
+    rng, letters = np.random.default_rng(8), [*"ae\xe9\u0301\xe1\uac00\u1100\u1161\u212b\xc5"]
+    cases, expected = [], []
+    for _ in range(300):
+        vocabulary = "".join(rng.permutation(letters)[: rng.integers(1, 10)])
+        text = "".join(rng.choice(letters, 6))
+        cases.append([text, vocabulary])
+        expected.append(CharTokenizer(vocabulary).in_known_form(text))
+    code = "return given.map(([text, known]) => inKnownForm(text, new Set(known)));"
+    assert run_node(code, cases) == expected
+    assert sum(form != text for form, (text, _) in zip(expected, cases, strict=True)) > 50
+
+
 # -------------------------------------------------------------------------------------- user errors
 
 

@@ -1,4 +1,4 @@
-"""sample.py from the command line: errors, samples, stop strings, chat and scores."""
+"""sample.py from the command line: errors, samples, stop strings, conversations and scores."""
 
 import io
 import os
@@ -7,7 +7,8 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import unicodedata
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import sample
 from common.console import escape
 from common.errors import UserError
+from configs.fields import brief
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
@@ -33,13 +35,18 @@ ROWS = [  # arguments, exit code, words of the line on standard error
     (["--prompt=caf\xe9", "--unknown=skip"], 0, "skipped 1 character not"),
     (["--prompt=-"], 3, "standard input: not UTF-8 at byte 1"),
     (["--score=-"], 3, "standard input: not UTF-8 at byte 1"),
-    ([f"--prompt={'a' * 200}"], 0, "has 200 characters; the model sees at most the last 64"),
+    ([f"--prompt={'a' * 200}"], 0, "prompt: the model sees the last 64 of 200 characters"),
     (["--temperature=1e-40", "--top-k=1000000"], 0),
     (["--top-k=1", "--top-p=1e-9", "--min-p=0.999"], 0),
     (["--temperature=-1"], 2, "temperature must be auto or a number"),
     (["--ckpt=nowhere"], 4, "nowhere: no checkpoint; "),
     (["--score=no/such/file"], 3, "no/such/file: "),
-    (["--novel=text.txt"], 2, "--novel is for models of a list"),
+    (["--novel=no/such/file"], 3, "no/such/file: "),
+    (["--sample=9", "--num-samples=3"], 2, "--sample and --num_samples contradict each other"),
+    (["--prompt=-", "--score=-"], 2, "--score and --prompt contradict each other; give one"),
+    (["--score=text.txt", "--prompt=a"], 2, "--score and --prompt contradict each other"),
+    (["--novel=text.txt", "--interactive"], 2, "--novel and --interactive contradict"),
+    (["--prompt=-", "--interactive"], 2, "--prompt - and --interactive both read standard input"),
 ]  # fmt: skip
 HEADING = re.compile(r"-+ sample \d -+\n")
 
@@ -134,6 +141,19 @@ def test_a_path_may_begin_with_the_home_folder(smoke, tmp_path, monkeypatch):
     assert "over 7 predictions" in run_sample("~/run", "--score=~/text.txt")[0]
 
 
+def test_a_prompt_in_the_other_unicode_form_is_read_in_that_of_the_vocabulary(tmp_path):
+    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8), 6)
+    for form, other in (("NFC", "NFD"), ("NFD", "NFC")):
+        vocabulary = "".join(dict.fromkeys(unicodedata.normalize(form, "\ncaf\xe9")))
+        vocabulary += "xyz"[: 6 - len(vocabulary)]
+        saved = save_model(tmp_path / form, model, vocabulary, Config(model=model.config))
+        text = unicodedata.normalize(form, "caf\xe9") + "\n"
+        prompt = unicodedata.normalize(other, "caf\xe9")
+        assert run_sample(saved, f"--prompt={prompt}", "--max-new-tokens=0") == (text, "")
+        with pytest.raises(UserError, match="not in the vocabulary: 'Q'"):  # no accent
+            run_sample(saved, f"--prompt={prompt}Q")
+
+
 def test_an_empty_prompt_gives_the_same_text_as_a_newline(sample_output):
     text = sample_output("--prompt=", "--max-new-tokens=50")
     assert "\n" + text == sample_output("--prompt=\n", "--max-new-tokens=50")
@@ -151,18 +171,18 @@ def test_a_long_prompt_gets_a_note_and_one_with_characters_left_out_is_printed_a
     out, err = run_sample(smoke, *mode, prompt, "--unknown=skip", "--max-new-tokens=1")
     assert out.startswith("caf " * 20)
     assert "skipped 20 characters" in err
-    assert "the prompt has 80 characters; the model sees at most the last 64\n" in err
+    assert "prompt: the model sees the last 64 of 80 characters\n" in err
 
 
 def test_the_cache_the_layout_and_the_kernel_do_not_change_the_text(sample_output, monkeypatch):
     options = ["--prompt=So", "--max-new-tokens=100", "--device=cpu", "--dtype=float32"]
-    text, used, original = sample_output(*options), [], sample.Generation
+    text, used, original = sample_output(*options), [], sample.Texts
 
-    def recorded(model, sampler, cache, decoder):
+    def recorded(model, sampler, cache):
         used.append((model.config.layout, model.config.kernel, cache))
-        return original(model, sampler, cache=cache, decoder=decoder)
+        return original(model, sampler, cache=cache)
 
-    monkeypatch.setattr(sample, "Generation", recorded)
+    monkeypatch.setattr(sample, "Texts", recorded)
     assert sample_output(*options, "--layout=heads", "--kernel=loop", "--cache=false") == text
     assert used == [("heads", "loop", False)]
 
@@ -210,10 +230,38 @@ def test_each_sample_of_a_batch_ends_at_its_own_stop_string(sample_output):
     assert plain != stopped
 
 
-# --------------------------------------------------------------------------------------------- chat
+# --------------------------------------------------------------------------------- copied passages
 
 
-def test_a_chat_is_one_continuous_text(sample_output):
+@given(st.text("abc", max_size=20), st.text("abc", max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_the_longest_passage_is_the_first_of_the_longest_that_both_texts_have(text, original):
+    passages = [text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)]
+    copied = [passage for passage in passages if passage in original]
+    assert sample.longest_passage(text, original) == max(copied, key=len, default="")
+
+
+def test_novel_names_the_longest_passage_of_what_the_model_wrote_that_is_in_a_text(smoke, tmp_path):
+    prompt = "ROMEO: what say you to this, my lord"  # longer than the passage
+    options = [smoke, f"--prompt={prompt}", "--max-new-tokens=300"]
+    samples = HEADING.split(run_sample(*options, "--num-samples=2")[0])[1:]
+    passages = [text[100:131] for text in samples]
+    # in two files of a folder, with the prompt, which does not count
+    for number, passage in enumerate(passages):
+        content = f"{prompt}\nQQQ{passage}QQQ\n"
+        (tmp_path / f"{number}.txt").write_text(content, encoding="utf-8")
+    said = [f"in {tmp_path}: 31 characters: {escape(brief(passage))}\n" for passage in passages]
+    lines = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
+    together = "".join(f"longest passage that is {line}" for line in said)
+    assert lines == (run_sample(*options, "--num-samples=2")[0], together)
+    alone = run_sample(*options, f"--novel={tmp_path / '1.txt'}", "--sample=2")[1]
+    assert alone == f"longest passage that is {said[1].replace(':', '/1.txt:', 1)}"
+
+
+# ------------------------------------------------------------------------------------ conversations
+
+
+def test_a_conversation_is_one_continuous_text(sample_output):
     output = sample_output("--interactive", "--max-new-tokens=20", stdin=b"ROMEO:\n\n")
     whole = sample_output("--prompt=\nROMEO:", "--max-new-tokens=40")[len("\nROMEO:") :]
     first = whole[:20] if whole[19] == "\n" else whole[:20] + "\n"
@@ -253,14 +301,19 @@ def test_without_newlines_in_the_vocabulary_a_typed_line_continues_the_text(tmp_
     assert not first.endswith("A")
 
 
-@pytest.mark.parametrize(
-    "encoding, refused", [("latin-1", "'caf\\udce9': not UTF-8; "), ("utf-16", "U+00E9")]
-)
-def test_a_refused_line_leaves_an_empty_one_and_does_not_end_a_chat(encoding, refused, smoke):
+def test_a_refused_line_is_numbered_leaves_an_empty_one_and_ends_no_conversation(smoke):
     options = [smoke, "--interactive", "--max-new-tokens=30"]
-    out, err = run_sample(*options, stdin="caf\xe9\r\nStay".encode(encoding), code=2)
-    assert refused in err and err.count("\n") == 1
-    assert out == "\n" + run_sample(*options, stdin=b"Stay\n")[0]
+    lines = ["Stay", "caf\xe9", "Stay"]
+    typed = "\r\n".join(lines).encode("utf-8-sig") + b"\ncaf\xe9\n"
+    out, err = run_sample(*options, stdin=typed, code=2)
+    unknown, invalid = err.splitlines()
+    assert unknown.startswith(
+        "error: line 2: not in the vocabulary: '\xe9' (U+00E9) at position 3;"
+    )
+    assert invalid == "error: line 4: invalid byte at position 3; use UTF-8"
+    first = run_sample(*options, stdin=b"Stay\n")[0]
+    assert out.startswith(f"{first}\n") and out.endswith("\n\n")
+    assert out.replace("\n\n", "\n") == run_sample(*options, stdin=b"Stay\nStay\n")[0]
 
 
 def shown(terminal: int, end: str) -> str:
@@ -272,28 +325,63 @@ def shown(terminal: int, end: str) -> str:
     return content.decode(errors="backslashreplace").replace("\r\n", "\n")
 
 
+@contextmanager
+def conversation(*words, **streams):
+    """Start a conversation on a terminal, which is also what is not among `streams`; yield both."""
+    terminal, other_end = pytest.importorskip("pty").openpty()  # POSIX
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), other_end) | streams
+    process = subprocess.Popen(
+        [sys.executable, "sample.py", "--interactive", *words], cwd=ROOT, **streams
+    )
+    try:
+        yield terminal, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+HINT = "the model continues what you type; an empty line lets it go on; Ctrl-D ends\n"
+
+
 def test_on_a_terminal_lines_are_edited_behind_a_stop_string_too_and_a_refused_one_ends_nothing(
     smoke,
 ):
-    options = ["--interactive", "--max-new-tokens=200", "--stop=e", "--temperature=0"]
-    terminal, other_end = pytest.importorskip("pty").openpty()  # POSIX
-    process = subprocess.Popen(
-        [sys.executable, "sample.py", f"--ckpt={smoke}", *options], cwd=ROOT,
-        stdin=other_end, stdout=other_end, stderr=other_end,
-    )  # fmt: skip
-    how = "the model continues what you type; an empty line lets it go on; Ctrl-D ends\n"
-    assert shown(terminal, "> ") == f"{how}> "
-    os.write(terminal, b"caf\xffe\n")
-    assert "error: 'caf\\udcffe': not UTF-8; type it again\n" in shown(terminal, "\n> ")
-    os.write(terminal, b"OMEO:" + b"\x1b[D" * 5 + b"R\n")  # five times the arrow to the left
-    reply = run_sample(smoke, *options, stdin=b"ROMEO:")[0].removesuffix("\n")
-    assert reply.startswith("\n") and reply.endswith("e")
-    again = "\r" + reply.rpartition("\n")[2]  # the unfinished line, to be edited
-    turn = shown(terminal, f"e{again}").removesuffix(again)
-    # Enter has shown the newline with which the reply begins
-    assert turn.endswith(reply) and not turn.endswith(f"\n{reply}")
-    os.write(terminal, b"\x04")  # Ctrl-D
-    assert process.wait() == 2
+    options = ["--max-new-tokens=200"]
+    reply = run_sample(smoke, "--interactive", *options, stdin=b"ROMEO:")[0]
+    end = reply.index("\n", 1) + 3  # of a stop string with the first two characters of a line
+    stop = reply[end - 3 : end]
+    with conversation(f"--ckpt={smoke}", *options, f"--stop={stop}") as (terminal, process):
+        assert shown(terminal, "> ") == f"{HINT}> "
+        os.write(terminal, b"caf\xffe\n")
+        assert "error: line 1: invalid byte at position 3; use UTF-8\n" in shown(terminal, "\n> ")
+        os.write(terminal, b"OMEO:" + b"\x1b[D" * 5 + b"R\n")  # five times the arrow to the left
+        assert shown(terminal, stop).endswith(reply[:end])
+        os.write(terminal, b"\x1b[A")  # the arrow up: the line before, behind the stop string
+        assert shown(terminal, "ROMEO:") == "ROMEO:"
+        os.write(terminal, b"\x15\x04")  # Ctrl-U deletes it, Ctrl-D ends
+        assert process.wait() == 2
+
+
+def test_on_a_terminal_enter_is_the_newline_with_which_a_reply_begins(smoke):
+    options = ["--max-new-tokens=2", "--temperature=0"]
+    assert run_sample(smoke, "--interactive", *options, stdin=b"ROMEO:")[0] == "\n\n"
+    with conversation(f"--ckpt={smoke}", *options) as (terminal, _):
+        shown(terminal, "> ")
+        os.write(terminal, b"ROMEO:\n")
+        assert shown(terminal, "> ") == "ROMEO:\n\n> "
+
+
+def test_with_tee_hint_and_prompt_are_on_the_terminal_and_the_replies_in_the_log(smoke):
+    options = [f"--ckpt={smoke}", "--max-new-tokens=30"]
+    replies = run_sample(smoke, *options[1:], "--interactive", stdin=b"ROMEO:\n\n")[0]
+    with conversation(*options, stdout=subprocess.PIPE) as (terminal, process):
+        assert shown(terminal, "> ") == f"{HINT}> "
+        os.write(terminal, b"ROMEO:\n")
+        assert shown(terminal, "> ") == "ROMEO:\n> "
+        os.write(terminal, b"\n")
+        assert shown(terminal, "> ") == "\n> "
+        os.write(terminal, b"\x04")
+        assert process.stdout.read().decode() == f"{replies}\n"
 
 
 def test_ctrl_c_ends_sampling_without_a_traceback(smoke):
@@ -320,9 +408,11 @@ def test_a_score_equals_the_exact_loss_of_training(sample_output, smoke, tmp_pat
     # and the licence of a book is left out
     mark = "*** {} OF THE PROJECT GUTENBERG EBOOK SO ***\n"
     book = f"{mark.format('START')}{text}{mark.format('END')}Licence.\n"
-    output, note = run_sample(smoke, "--score=-", "--device=cpu", stdin=book.encode())
+    (tmp_path / "text.txt").write_text(book)
+    output, note = run_sample(smoke, f"--score={tmp_path / 'text.txt'}", "--device=cpu")
     left_out = len(book) - len(text)
     assert output == line and note.startswith(f"{left_out} characters outside the marks of Project")
+    assert sample_output("--score=-", "--device=cpu", stdin=book.encode()) == line
 
 
 def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_run, tmp_path):
@@ -333,5 +423,5 @@ def test_a_score_reads_the_text_and_maps_rare_characters_as_training_did(train_r
     assert train_run(*as_training, "--max_iters=2")[0] == 0
     assert f"over {900 * 7 - 1:,} predictions" in run_sample(*words)[0]
     text.write_bytes(b"caf\x81")  # no character of cp1252
-    with pytest.raises(UserError, match=r"not CP1252 at byte 3 .* -t CP1252 OLD"):
+    with pytest.raises(UserError, match="not CP1252 at byte 3 "):
         run_sample(*words)
