@@ -428,10 +428,10 @@ def score(loaded: LoadedModel) -> None:
         f"{counted(int(losses.counts.sum()), 'prediction')}"
     )
     if item_format:
-        per_item = losses.nats.sum() / len(texts)
+        per_item = losses.sums.sum() / len(texts)
         line += f"; {per_item:.4f} nats per item, over {counted(len(texts), 'item')}"
     if split.targets is not None:
-        line += f"; {1 - len(losses.wrong) / len(texts):.2%} exact match"
+        line += f"; {1 - len(losses.wrong_segments) / len(texts):.2%} exact match"
     print_result(line)
 
 

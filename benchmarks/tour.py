@@ -124,7 +124,7 @@ def loss_by_position(path: Path, model: GPT, corpus: Corpus) -> None:
     with charts.picture(path, height=3) as axes:
         windows = evaluation_windows(corpus.val, model.config.block_size, batch_size=64)
         losses = window_losses(model, windows, select_runtime("cpu", "float32"))
-        by_position = losses.nats / losses.counts
+        by_position = losses.sums / losses.counts
         axes.plot(np.arange(1, len(by_position) + 1), by_position, color=charts.BLUE, label="GPT")
         axes.axhline(TRIGRAM, color=charts.GREY, linestyle="--", label="trigram, by counting")
         charts.log_x(axes, [1, 2, 4, 8, 16, 32, 64])

@@ -178,7 +178,7 @@ class Log:
             "val/bpc": val_loss * BITS_PER_NAT,
             "val/train_loss": train_loss,
             "val/gap": val_loss - train_loss,
-            f"val/loss_at/{last + 1}": float(val_losses.nats[last] / val_losses.counts[last]),
+            f"val/loss_at/{last + 1}": float(val_losses.sums[last] / val_losses.counts[last]),
         }
         exact_match = ""
         if result.exact_match is not None:

@@ -67,7 +67,7 @@ def test_a_run_of_so_many_minutes_is_that_of_the_max_iters_it_prints(options, tm
 
 
 def test_the_minutes_include_those_that_the_start_has_taken(monkeypatch):
-    monkeypatch.setattr(duration, "measure_timing", lambda trial, seconds: Timing(0.1, 0))
+    monkeypatch.setattr(duration, "measure_timing", lambda probe_run, seconds: Timing(0.1, 0))
     began = time.monotonic() - 30
     settings, _ = duration.settings_for_minutes(
         1, began, Config(), lambda settings: SimpleNamespace(world=World())
@@ -80,8 +80,8 @@ def test_a_run_with_minutes_that_was_stopped_keeps_its_length_whatever_resumes_i
 ):
     stopped, uninterrupted, trials = tmp_path / "stopped", tmp_path / "uninterrupted", []
 
-    def measure_timing(trial, _):
-        trials.append(trial.settings.model.dropout)
+    def measure_timing(probe_run, _):
+        trials.append(probe_run.settings.model.dropout)
         return Timing(step=0.1, evaluation=0.6)
 
     monkeypatch.setattr("training.duration.measure_timing", measure_timing)

@@ -38,11 +38,11 @@ def settings_for_minutes(
     # A run that is thrown away, to measure this machine, model and text. It is so long that it
     # cannot reach its end, and that `dropout: auto`, which takes time, is as large as it can be.
     build_began = time.monotonic()
-    trial = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
+    probe_run = make_run(replace(settings, train=replace(settings.train, max_iters=10**6)))
     build_seconds = time.monotonic() - build_began  # the real run has to be built too
-    timing = measure_timing(trial, 60 * minutes)
-    world = trial.world
-    del trial  # frees its memory
+    timing = measure_timing(probe_run, 60 * minutes)
+    world = probe_run.world
+    del probe_run  # frees its memory
 
     left = began + 60 * minutes - time.monotonic() - build_seconds
     train = longest_run(settings.train, timing, left)
@@ -52,7 +52,7 @@ def settings_for_minutes(
     return replace(settings, train=train), timing
 
 
-def measure_timing(trial: Run, seconds: float) -> Timing:
+def measure_timing(probe_run: Run, seconds: float) -> Timing:
     """Time some steps and an evaluation of a run that is discarded afterwards.
 
     `seconds` is the time that the real run may take. All ranks time as many steps.
@@ -61,18 +61,18 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
     def seconds_per_step(count: int) -> float:
         began = time.perf_counter()
         for _ in range(count):
-            train_step(trial)
+            train_step(probe_run)
         return (time.perf_counter() - began) / count
 
     seconds_per_step(WARMUP_STEPS)
     budget = min(TIMED_FRACTION * seconds, MAX_TIMED_SECONDS)
     affordable = max(MIN_TIMED_STEPS, int(budget / seconds_per_step(MIN_TIMED_STEPS)))
-    count = int(trial.world.max(affordable)[0])
+    count = int(probe_run.world.max(affordable)[0])
     step = seconds_per_step(count)
 
     # time one evaluation, with what the log draws: all of them take equally long
     evaluation_began = time.perf_counter()
-    write_texts(trial, evaluate(trial, Stop()))  # a flag that nothing sets
+    write_texts(probe_run, evaluate(probe_run, Stop()))  # a flag that nothing sets
     return Timing(step, time.perf_counter() - evaluation_began)
 
 

@@ -32,19 +32,19 @@ LOGITS_PER_BATCH = 2**24  # bounds the memory for a text of very many distinct c
 class WindowLosses:
     """The losses of windows, summed by position, and the segments with a wrong prediction.
 
-    nats    summed losses at each position in the context, (block_size,), in float64
-    counts  number of predictions at each position that count, (block_size,)
-    wrong   indices of the segments in which a target does not have the largest logit
+    sums            of losses at each position in the context, in nats, (block_size,), in float64
+    counts          number of predictions at each position that count, (block_size,)
+    wrong_segments  indices of the segments in which a target does not have the largest logit
     """
 
-    nats: np.ndarray
+    sums: np.ndarray
     counts: np.ndarray
-    wrong: np.ndarray
+    wrong_segments: np.ndarray
 
     @property
     def mean(self) -> float:
         """The mean over all predictions, in nats per character."""
-        return float(self.nats.sum() / self.counts.sum())
+        return float(self.sums.sum() / self.counts.sum())
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def window_losses(
     Targets IGNORED do not count. The model is left in evaluation mode.
     """
     model.eval()  # no dropout, and `logit_scale` applies
-    nats = np.zeros(model.config.block_size)
-    counts = np.zeros_like(nats)
+    sums = np.zeros(model.config.block_size)
+    counts = np.zeros_like(sums)
     wrong = []
     for x, y, segments in windows:
         # the logits in the dtype of training, the losses in float32
@@ -123,13 +123,13 @@ def window_losses(
 
         # sums by position, in float64: a text has millions of losses
         is_target = (y != IGNORED).cpu()  # (B, T)
-        nats[:T] += losses.sum(0).numpy()
+        sums[:T] += losses.sum(0).numpy()
         counts[:T] += is_target.sum(0).numpy()
 
         # is the likeliest character the target, everywhere in a window?
         matches = (logits.argmax(-1) == y).cpu() | ~is_target
         wrong.append(segments[~matches.all(1).numpy()])
-    return WindowLosses(nats, counts, np.unique(np.concatenate(wrong)))
+    return WindowLosses(sums, counts, np.unique(np.concatenate(wrong)))
 
 
 def exact_loss(

@@ -21,7 +21,7 @@ from training.distributed import World
 from training.optimizers import build_optimizers
 
 EVALUATIONS = 10  # of a run with `eval_interval: auto`
-TRAIN_DIVISOR = 10  # evaluate on a tenth as many training characters as validation characters
+TRAIN_FRACTION = 0.1  # evaluate on so many training characters for each validation character
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Run:
         # the windows of each evaluation: of a long text, all would take longer than the training
         val, max_val = corpus.val, settings.data.max_val or len(corpus.val)
         self.val = val.at_most(max_val, block_size)
-        train_size = min(len(val), max_val) // TRAIN_DIVISOR
+        train_size = int(TRAIN_FRACTION * min(len(val), max_val))
         self.train_sample = corpus.train.evenly_spaced(train_size, block_size)
         self.planned_epochs = self.batches.epochs(
             train.max_iters * train.gradient_accumulation_steps
