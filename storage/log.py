@@ -30,8 +30,8 @@ from model.attention import fastest_kernel
 from model.parameters import parameter_count
 from storage import pictures
 from storage.folder import METRICS, METRICS_OLD
-from training.drawings import Probe, draw
 from training.evaluate import BITS_PER_NAT, Evaluation
+from training.samples import Probe, run_probe, write_texts
 from training.state import Run
 from training.step import StepResult
 
@@ -194,18 +194,14 @@ class Log:
         )
         self.last_line = time.monotonic()
 
-        drawings = draw(run, result)
+        texts = write_texts(run, result)
         self._leave_bar_if_stopping()
-        texts = {
-            "samples/wrong_answers": "\n".join(drawings.wrong_answers),
-            "samples/text": drawings.sample,
-        }
         for tag, text in texts.items():
             if text:
                 self._write(step, [code_block(tag, text.split("\n"))])
                 say(*(f"  | {line}" for line in text.strip("\n").split("\n")))
-        if drawings.probe:
-            self._write(step, probe_summaries(drawings.probe, run.corpus.tokenizer.vocabulary))
+        if math.isfinite(val_loss):
+            self._write(step, probe_summaries(run_probe(run), run.corpus.tokenizer.vocabulary))
 
         if progress.is_overfitting(train_loss) and "overfitting" not in self.warned:
             say(

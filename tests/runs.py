@@ -48,7 +48,7 @@ PHASES = {  # a function that only one phase of a run uses
     "folder": ("train", "prepare_folder"),
     "step": ("training.step", "lr_multiplier"),
     "evaluate": ("training.evaluate", "window_losses"),
-    "draw": ("training.drawings", "generate"),
+    "draw": ("training.samples", "generate"),
     "save": ("os", "fsync"),
     "agree": ("torch.distributed", "all_reduce"),  # of several ranks, on whether to stop
 }

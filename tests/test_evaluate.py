@@ -15,8 +15,8 @@ from model.gpt import GPT
 from tests.runs import equal
 from training.device import select_runtime
 from training.distributed import World
-from training.drawings import draw
 from training.evaluate import evaluate, exact_loss
+from training.samples import run_probe, write_texts
 from training.state import Run
 
 CPU = select_runtime("cpu", "float32")
@@ -52,9 +52,10 @@ def test_an_evaluation_changes_nothing_in_the_run(run):
     weights = {name: weight.clone() for name, weight in run.model.state_dict().items()}
     progress, state = replace(run.progress), torch.get_rng_state()
     result = evaluate(run, Stop())
-    drawings = draw(run, result)
+    texts, probe = write_texts(run, result), run_probe(run)
     assert math.isfinite(result.val_loss) and result.exact_match == 0
-    assert len(drawings.wrong_answers) == 3 and drawings.sample == "" and drawings.probe
+    assert list(texts) == ["samples/wrong_answers"] and probe
+    assert texts["samples/wrong_answers"].count("(right: ") == 3
     assert run.progress == progress and torch.equal(torch.get_rng_state(), state)
     assert equal(dict(run.model.state_dict()), weights)
 
@@ -64,4 +65,4 @@ def test_a_stop_interrupts_an_evaluation_but_not_what_is_drawn_of_it(run):
     stop.exit_code = 130
     with pytest.raises(Interrupted):
         evaluate(run, stop)
-    assert draw(run, result).wrong_answers
+    assert write_texts(run, result)["samples/wrong_answers"]

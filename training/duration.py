@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from common.stop import Stop
 from configs.schema import Config, TrainConfig
-from training.drawings import draw
 from training.evaluate import evaluate
+from training.samples import write_texts
 from training.state import EVALUATIONS, Run
 from training.step import train_step
 
@@ -72,7 +72,7 @@ def measure_timing(trial: Run, seconds: float) -> Timing:
 
     # time one evaluation, with what the log draws: all of them take equally long
     evaluation_began = time.perf_counter()
-    draw(trial, evaluate(trial, Stop()))  # a flag that nothing sets
+    write_texts(trial, evaluate(trial, Stop()))  # a flag that nothing sets
     return Timing(step, time.perf_counter() - evaluation_began)
 
 

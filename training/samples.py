@@ -1,4 +1,4 @@
-"""Drawings: what a run shows of its model at each evaluation, beside the losses.
+"""Samples: what a run shows of its model at each evaluation, beside the losses.
 
 The seed and the probed text are the same each time, so that two evaluations can be compared; the
 answers are the first wrong ones. The random numbers of training are left alone: a Sampler has its
@@ -37,37 +37,18 @@ class Probe:
     next_probs: Tensor
 
 
-@dataclass(frozen=True)
-class Drawings:
-    """A generated text, a few wrong answers beside the right ones, and with pictures a probe."""
-
-    sample: str = ""
-    wrong_answers: tuple[str, ...] = ()
-    probe: Probe | None = None
-
-
-def draw(run: Run, result: Evaluation) -> Drawings:
-    """Draw what the log shows of an evaluation; nothing if the loss is not finite."""
+def write_texts(run: Run, result: Evaluation) -> dict[str, str]:
+    """Return the texts that the log shows of an evaluation, by tag."""
     if not math.isfinite(result.val_loss):
-        return Drawings()
-    has_answers = result.exact_match is not None
-    return Drawings(
-        sample=draw_sample(run),
-        wrong_answers=draw_answers(run, result.val_losses.wrong) if has_answers else (),
-        probe=run_probe(run),
-    )
+        return {}
+    if result.exact_match is None:
+        return {"samples/text": write_sample(run)}
+    return {"samples/wrong_answers": wrong_answers(run, result.val_losses.wrong)}
 
 
-def draw_sample(run: Run) -> str:
-    """Generate a text of `sample_chars` characters; for a list, items, each drawn on its own.
-
-    For questions it is empty: the model learns to answer them, not to ask them.
-    """
-    item_format = run.corpus.item_format
-    left = run.settings.train.sample_chars
-    if item_format and item_format.answer_after:
-        return ""
-    items = []
+def write_sample(run: Run) -> str:
+    """Write a text of `sample_chars` characters; for a list, items, each written on its own."""
+    items, left = [], run.settings.train.sample_chars
     while left > 0:
         sampler = Sampler(run.settings.seed, [len(items)], temperature=DEFAULT_TEMPERATURE)
         items.append(complete(run, "", sampler, left))
@@ -76,7 +57,7 @@ def draw_sample(run: Run) -> str:
 
 
 def complete(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
-    """Draw at most `limit` characters after `beginning`, of an item no more than its end."""
+    """Write at most `limit` characters after `beginning`, of an item no more than its end."""
     tokenizer, item_format = run.corpus.tokenizer, run.corpus.item_format
     # the model has seen every item after the end of another one
     before = item_format.start_character if item_format else tokenizer.start_character
@@ -89,8 +70,8 @@ def complete(run: Run, beginning: str, sampler: Sampler, limit: int) -> str:
     return text
 
 
-def draw_answers(run: Run, wrong: np.ndarray) -> tuple[str, ...]:
-    """Generate the likeliest answers of the first wrong items; add the right answer to each.
+def wrong_answers(run: Run, wrong: np.ndarray) -> str:
+    """Write the likeliest answers of the first wrong items; add the right one to each, in a line.
 
     An answer that was wrong in bfloat16 but is right here, in float32, is not listed.
     """
@@ -99,11 +80,11 @@ def draw_answers(run: Run, wrong: np.ndarray) -> tuple[str, ...]:
     for start, end in (val.segments[i] for i in wrong[:SHOWN_ANSWERS]):
         item = run.corpus.tokenizer.decode(val.ids[start + 1 : end])  # not the end of another item
         question = item_format.question(item)
-        drawn = complete(run, question, Sampler(temperature=0), 2 * len(item))
-        if drawn != item:
+        written = complete(run, question, Sampler(temperature=0), 2 * len(item))
+        if written != item:
             answer = item.removeprefix(question).removesuffix(item_format.separator)
-            lines.append(f"{drawn.removesuffix(item_format.separator)}  (right: {answer})")
-    return tuple(lines)
+            lines.append(f"{written.removesuffix(item_format.separator)}  (right: {answer})")
+    return "\n".join(lines)
 
 
 def run_probe(run: Run) -> Probe:
