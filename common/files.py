@@ -49,7 +49,7 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        rename(new, path)
+        replace(path, new)
         _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # free the space
@@ -64,14 +64,14 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-def rename(old: Path, new: Path) -> None:
-    """Rename a file, over another one; retry on Windows, where a virus scanner may have it open."""
-    for _ in range(20):
+def replace(path: Path, new: Path) -> None:
+    """Rename a file to `path`; on Windows, wait while a virus scanner has the old one open."""
+    for _ in range(20 if os.name == "nt" else 0):
         try:
-            return os.replace(old, new)
+            return os.replace(new, path)
         except PermissionError:
             time.sleep(0.1)
-    os.replace(old, new)
+    os.replace(new, path)
 
 
 def _sync_folder(folder: Path) -> None:
