@@ -36,7 +36,7 @@ def resumed_settings(command: Command, checkpoint: Checkpoint) -> Config:
 
 
 def fine_tuning_settings(command: Command, parent: Checkpoint) -> tuple[Config, list[str]]:
-    """Return the settings of a run that starts from another model, and what it replaced of a config.
+    """Return the settings of a run that starts from another model, and what they replaced.
 
     The architecture is that of the parent, whatever the config file says. An option that
     contradicts it raises ConfigError, except for two that leave the weights as they are:

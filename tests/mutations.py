@@ -200,10 +200,6 @@ MUTATIONS = (
         "storage/checkpoint.py", "test_checkpoint",
         "if not_finite := [name for name, tensor in found.items() if not tensor.isfinite().all()]:",
         "if not_finite := []:"),
-    Mutation("map_shows_the_future", "an attention map without its blank half",
-        "storage/pictures.py", "test_pictures",
-        "np.where(np.tri(len(weights), dtype=bool), shades, BACKGROUND)",
-        "np.where(np.tri(len(weights), dtype=bool), shades, shades)"),
     # ----------------------------------------------------------------------------------- configs/
     Mutation("last_duplicate_key_wins", "of two lines with one key, one is silently ignored",
         "configs/command.py", "test_command",
