@@ -166,7 +166,7 @@ def heads(path: Path, model: GPT, corpus: Corpus) -> None:
     with charts.picture(path, height=3.8, columns=len(maps)) as panels:
         for head, (axes, weights) in enumerate(zip(np.atleast_1d(panels), maps, strict=True), 1):
             # the root keeps small weights visible; the future stays white
-            shades = np.ma.masked_where(~np.tri(len(names), dtype=bool), weights.sqrt())
+            shades = np.ma.masked_where(~np.tri(len(names), dtype=bool), weights.sqrt().numpy())
             axes.imshow(shades, cmap="Blues", vmin=0, vmax=1)
             axes.set_title(f"layer 1, head {head}")
             axes.set_yticks(places, names, fontsize=7)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.errors import ResourceError
 
+WINDOWS = os.name == "nt"
 ROOT = Path(__file__).parents[1]  # the folder of the code
 CHECKPOINT_FILES = ("last.safetensors", "best.safetensors")  # the newest state, the best weights
 
@@ -66,7 +67,7 @@ def unfinished(path: Path) -> Path:
 
 def replace(path: Path, new: Path) -> None:
     """Rename a file to `path`; on Windows, wait while a virus scanner has the old one open."""
-    for _ in range(20 if os.name == "nt" else 0):
+    for _ in range(20 * WINDOWS):
         try:
             return os.replace(new, path)
         except PermissionError:

@@ -260,9 +260,14 @@ class Log:
         """Draw the bar no more after Ctrl-C: the echoed ^C has made it wrap."""
         self.bar.disable |= self.stop.requested
 
+    @property
+    def _has_folder(self) -> bool:
+        """True on rank 0, but not while the folder is moved or deleted: a save makes it again."""
+        return self.folder is not None and self.folder.is_dir()
+
     def _write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Write to metrics.csv and TensorBoard, by tag."""
-        if not self.folder:
+        if not self._has_folder:
             return
         # count the minutes before a resume too, so that they never run backwards
         minutes = self.minutes_before + (time.monotonic() - self.opened) / 60
@@ -284,7 +289,7 @@ class Log:
 
         Whatever fails there, the run goes on without it.
         """
-        if not self.folder or "TensorBoard" in self.warned:
+        if not self._has_folder or "TensorBoard" in self.warned:
             return
         try:
             if not self.writer:
