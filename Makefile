@@ -6,7 +6,8 @@ INSTALL ?= $(BIN)/python -m pip install
 
 .PHONY: train test lint
 train: .venv/run
-	$(BIN)/python train.py configs/shakespeare.yaml $(ARGS)
+	@# 130 is Ctrl-C, when train.py has stopped and saved; the trap lets the shell wait for that
+	@trap : INT; $(BIN)/python train.py configs/shakespeare.yaml $(ARGS) || [ $$? = 130 ]
 
 test: .venv/dev
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
@@ -19,7 +20,9 @@ lint: .venv/dev
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 .venv/run: requirements.txt
-	$(PYTHON) -m venv .venv
+	@# one that is half made may be of another Python
+	[ -e $@ ] || [ "$$($(BIN)/python -V 2>&1)" = "$$($(PYTHON) -V)" ] || rm -rf .venv
+	[ -e $@ ] || $(PYTHON) -m venv .venv
 ifeq ($(origin INSTALL),file)
 	@[ "$$(uname)" != Linux ] || command -v nvidia-smi > /dev/null || \
 	  echo "pip brings 2.8 GB of CUDA libraries that no GPU here uses; the README has a command with uv that does not"

@@ -15,11 +15,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from common.console import escape, print_error, print_result, print_stderr, print_text
-from common.errors import ConfigError, DataError, counted, first_few
+from common.console import print_error, print_result, print_stderr, print_text
+from common.errors import ConfigError, DataError
 from common.files import home_path
+from common.words import escape_controls, first_few, plural, quoted, quoted_character
 from configs.command import parse_sample_options
-from configs.fields import brief, unescape, with_escapes
+from configs.fields import unescape, with_escapes
 from configs.schema import DEFAULT_TEMPERATURE, SampleConfig
 from data.encodings import decode_text, read_files
 from page.mark import check_page
@@ -56,7 +57,7 @@ from data.batches import Split, evaluation_windows
 from data.corpus import end_with_newlines
 from data.items import ItemFormat
 from data.text import find_text
-from data.tokenizer import UNK, CharTokenizer, UnknownCharacter, describe
+from data.tokenizer import UNK, CharTokenizer, UnknownCharacter
 from model.generate import Sampler, Texts
 from page.export import write_page
 from storage.checkpoint import build_model, load_preferred
@@ -142,7 +143,7 @@ class LoadedModel:
             return texts
         known = ["".join(c for c in text if c in self.tokenizer.vocabulary) for text in texts]
         if skipped := sum(map(len, texts)) - sum(map(len, known)):
-            print_stderr(f"skipped {counted(skipped, 'character')} not in the vocabulary")
+            print_stderr(f"skipped {plural(skipped, 'character')} not in the vocabulary")
         return known
 
     def encode(self, text: str, where: str) -> np.ndarray:
@@ -150,7 +151,9 @@ class LoadedModel:
         (text,) = self.known([text])
         unknown = sorted(set(text) - set(self.tokenizer.vocabulary))
         if unknown and UNK in self.tokenizer.vocabulary:
-            print_stderr(f"mapped to {describe(UNK)}: {first_few(map(describe, unknown))}")
+            print_stderr(
+                f"mapped to {quoted_character(UNK)}: {first_few(map(quoted_character, unknown))}"
+            )
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
@@ -164,15 +167,17 @@ class LoadedModel:
 
         # a model of a list has only seen single items
         if self.item_format and self.end in text:
-            raise ConfigError(f"{where}: {brief(self.end)} ends an item; give the beginning of one")
+            raise ConfigError(
+                f"{where}: {quoted(self.end)} ends an item; give the beginning of one"
+            )
 
         # a model of answers needs a question; the end of a line may end it
         if self.answer_after not in text and self.answer_after.endswith("\n"):
             text += "\n"
         if self.answer_after not in text:
             raise ConfigError(
-                f"{where}: this model answers questions that end in {brief(self.answer_after)}; "
-                f"ask one, such as {brief(with_escapes(self.saved.text.question))}"
+                f"{where}: this model answers questions that end in {quoted(self.answer_after)}; "
+                f"ask one, such as {quoted(with_escapes(self.saved.text.question))}"
             )
 
         ids, size = self.encode(text, where), self.model.config.block_size
@@ -280,8 +285,8 @@ def print_samples(loaded: LoadedModel, prompt: str) -> None:
         loaded.note_cut(stop)
         if options.novel:
             passage = longest_passage(text[len(ids) :], original)  # without the prompt
-            length = counted(len(passage), "character")
-            print_stderr(f"longest passage that is in {name}: {length}: {brief(passage)}")
+            length = plural(len(passage), "character")
+            print_stderr(f"longest passage that is in {name}: {length}: {quoted(passage)}")
 
 
 def write_samples(loaded: LoadedModel, number: int, ids: np.ndarray) -> Iterator[Written]:
@@ -328,7 +333,7 @@ def print_novel_items(loaded: LoadedModel, prompt: str) -> None:
                 break
     advice = "; raise --temperature for more" if len(new) < wanted else ""
     print_stderr(
-        f"{counted(len(new), 'item')}; left out: {left_out.count('known'):,} that are in {name}, "
+        f"{plural(len(new), 'item')}; left out: {left_out.count('known'):,} that are in {name}, "
         f"{left_out.count('twice'):,} drawn twice, {left_out.count('cut'):,} cut{advice}"
     )
 
@@ -368,7 +373,7 @@ def converse(loaded: LoadedModel, prompt: str) -> int:
             if not on_screen:  # a pipe, or a terminal and `| tee log`
                 print_text(ending)
                 print("> " if typing and not ending else "", end="", file=sys.stderr, flush=True)
-            line = input((escape(ending) or "> ") if on_screen else "")
+            line = input((escape_controls(ending) or "> ") if on_screen else "")
         except EOFError:
             print_text("\n" if typing or ending else "")
             return exit_code
@@ -425,11 +430,11 @@ def score(loaded: LoadedModel) -> None:
     # in nats, and in bits, which other reports use
     line = (
         f"{losses.mean:.4f} nats, {losses.mean * BITS_PER_NAT:.4f} bits per character, over "
-        f"{counted(int(losses.counts.sum()), 'prediction')}"
+        f"{plural(int(losses.counts.sum()), 'prediction')}"
     )
     if item_format:
         per_item = losses.sums.sum() / len(texts)
-        line += f"; {per_item:.4f} nats per item, over {counted(len(texts), 'item')}"
+        line += f"; {per_item:.4f} nats per item, over {plural(len(texts), 'item')}"
     if split.targets is not None:
         line += f"; {1 - len(losses.wrong_segments) / len(texts):.2%} exact match"
     print_result(line)

@@ -31,18 +31,16 @@ from common.errors import (
     ConfigError,
     NonFiniteError,
     UserError,
-    counted,
-    first_few,
 )
 from common.files import holds_run, runs_in
 from common.stop import Interrupted, Stop
+from common.words import first_few, plural, quoted_character
 from configs.schema import Config, DataConfig
 from data.corpus import Corpus, load_corpus
 from data.text import TextNotFound
-from data.tokenizer import describe
 from storage.checkpoint import LAST, Checkpoint, load_preferred, load_weights, restore
 from storage.differences import changed_environment, fine_tuning_settings, resumed_settings
-from storage.folder import SETTINGS_FILE, Saver, locked, prepare_folder
+from storage.folder import SETTINGS_FILE, Saver, locked, logs_in, prepare_folder
 from storage.log import Log, say
 from training.device import available_devices, keep_freed_memory, select_runtime
 from training.distributed import World
@@ -105,10 +103,17 @@ def checkpoint_to_resume(command: Command) -> Checkpoint | None:
     Raises ConfigError if a new run would replace one that is there.
     """
     folder = command.folder
+    if command.overwrite:
+        return None
     if not command.resumes:
-        if holds_run(folder) and not command.overwrite:
+        if holds_run(folder):
             raise ConfigError(
                 f"out_dir: {folder} already holds a run; --resume continues it, --overwrite "
+                "replaces it, another --out_dir leaves it alone"
+            )
+        if logs_in(folder):
+            raise ConfigError(
+                f"out_dir: {folder} holds the log of a run whose checkpoints are gone; --overwrite "
                 "replaces it, another --out_dir leaves it alone"
             )
         return None
@@ -130,7 +135,8 @@ def build_new(command: Command, world: World) -> Run:
         parent = load_preferred(Path(command.init_from), "best", notify=say)
         settings, replaced = fine_tuning_settings(command, parent)
         if replaced:
-            say(f"the architecture is that of {parent.path}: {', '.join(replaced)}")
+            changes = ", ".join(replaced)
+            say(f"the architecture is that of {parent.path}, not of the config: {changes}")
     else:
         settings = command.new_settings()
 
@@ -145,7 +151,7 @@ def build_new(command: Command, world: World) -> Run:
     make_run = partial(Run, corpus=corpus, runtime=runtime, world=world)
     if command.minutes:
         settings, timing = settings_for_minutes(command.minutes, command.began, settings, make_run)
-        steps = f"{counted(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
+        steps = f"{plural(settings.train.max_iters, 'step')} of {timing.step:.3f} s"
         evaluations = f"evaluations of {timing.evaluation:.1f} s"
         say(f"--minutes={command.minutes:g}: {steps}, and {evaluations}")
         # one more has been timed
@@ -166,7 +172,7 @@ def copy_weights_of(parent: Checkpoint, run: Run) -> None:
     """Give a new run the weights of another model; print what its user should know."""
     load_weights(parent, run.model)
     if new := run.corpus.tokenizer.vocabulary[len(parent.vocabulary) :]:
-        say(f"new characters ({len(new):,}): {first_few(map(describe, new))}")
+        say(f"new characters ({len(new):,}): {first_few(map(quoted_character, new))}")
     say(
         "note: if the parent was trained on some of this validation text, the validation loss is "
         "too low"
@@ -230,7 +236,9 @@ def load_resumed_corpus(command: Command, checkpoint: Checkpoint, settings: Conf
         return load_corpus(data, expected=expected, vocabulary=checkpoint.vocabulary)
     except TextNotFound as error:
         moved = script_command("train.py", folder, "--sources=PATH")
-        error.args = (f"{error}; if it has moved: {moved}",)
+        # after a question, such as "did you mean X?", a new sentence
+        link = " If" if str(error).endswith("?") else "; if"
+        error.args = (f"{error}{link} it has moved: {moved}",)
         raise
     except CheckpointError as error:
         new_run = new_run_command(command, checkpoint, data)
@@ -270,7 +278,7 @@ def train_in_folder(command: Command, run: Run, checkpoint: Checkpoint | None, s
     # up to here, nothing in the folder has been changed
     saver = None
     if is_main:
-        prepare_folder(folder, resumed=checkpoint is not None, settings=run.settings)
+        prepare_folder(folder, overwrite=command.overwrite, settings=run.settings)
         # `last` has this state already, unless an option has changed the settings
         already_saved = checkpoint is not None and checkpoint.settings == run.settings
         saver = Saver(folder, run, say, already_saved=already_saved)

@@ -74,6 +74,6 @@ def seconds_in_steps(folder: Path) -> float:
     windows are full: in a text much longer than the context.
     """
     per_step = characters_per_step(load_checkpoint(folder / LAST).settings)
-    speeds = load_events(folder).Scalars("train/tokens_per_sec")
+    speeds = load_events(folder).Scalars("train/chars_per_sec")
     steps = np.diff([0, *(speed.step for speed in speeds)])
     return float(np.sum(per_step * steps / [speed.value for speed in speeds]))

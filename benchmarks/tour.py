@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL.Image import Image
 
 from benchmarks import charts
 from benchmarks.runs import LossCurve, read_loss_curve, train
 from common.files import write_atomic
+from common.words import character_name
 from configs.command import parse_train
 from configs.schema import DataConfig
 from data.batches import evaluation_windows
@@ -23,7 +23,6 @@ from data.corpus import Corpus, load_corpus
 from model.generate import Sampler
 from model.gpt import GPT
 from model.inspect import attention_maps
-from storage import pictures
 from storage.checkpoint import BEST, build_model, load_checkpoint, to_bytes
 from training.device import select_runtime
 from training.evaluate import window_losses
@@ -57,6 +56,7 @@ SAMPLER_SETTINGS = {
     "top-p 0.7": {"top_p": 0.7},
     "min-p 0.3": {"min_p": 0.3},
 }
+SYMBOLS = {"\n": "\\n", " ": "_"}  # beside an attention map
 SCHEDULES = {"cosine": charts.BLUE, "trapezoid": charts.RED, "constant": charts.GREEN}
 
 
@@ -140,7 +140,7 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
     ids = torch.from_numpy(corpus.tokenizer.encode(PROMPT).astype(int))
     logits = model(ids[None])[:, -1].double().numpy()
     order = (-logits[0]).argsort()[:10]
-    names = [pictures.label_of(corpus.tokenizer.vocabulary[i]) for i in order]
+    names = [character_name(corpus.tokenizer.vocabulary[i]) for i in order]
     columns = len(SAMPLER_SETTINGS)
     with charts.picture(path, height=2.8, columns=columns, sharex=True, sharey=True) as panels:
         for axes, (name, settings) in zip(panels, SAMPLER_SETTINGS.items(), strict=True):
@@ -157,11 +157,21 @@ def sampling(path: Path, model: GPT, corpus: Corpus) -> None:
         panels[0].figure.suptitle(f"The ten likeliest characters after “{PROMPT}”")
 
 
-def draw_heads(model: GPT, corpus: Corpus) -> Image:
-    """Draw the heads of the first layer on the start of the validation text."""
+def heads(path: Path, model: GPT, corpus: Corpus) -> None:
+    """Draw what the heads of the first layer attend to at the start of the validation text."""
     ids = corpus.val.ids[:32].astype(int)
     maps = attention_maps(model, torch.from_numpy(ids))[0]  # (H, T, T)
-    return pictures.draw_attention_maps(maps.numpy(), corpus.tokenizer.decode(ids), layer=1)
+    names = [SYMBOLS.get(c, character_name(c)) for c in corpus.tokenizer.decode(ids)]
+    places = range(len(names))
+    with charts.picture(path, height=3.8, columns=len(maps)) as panels:
+        for head, (axes, weights) in enumerate(zip(np.atleast_1d(panels), maps, strict=True), 1):
+            # the root keeps small weights visible; the future stays white
+            shades = np.ma.masked_where(~np.tri(len(names), dtype=bool), weights.sqrt().numpy())
+            axes.imshow(shades, cmap="Blues", vmin=0, vmax=1)
+            axes.set_title(f"layer 1, head {head}")
+            axes.set_yticks(places, names, fontsize=7)
+            axes.set_xticks(places, names, fontsize=7)
+            axes.grid(visible=False)
 
 
 def main(_: list[str] | None = None) -> None:
@@ -181,7 +191,7 @@ def main(_: list[str] | None = None) -> None:
     schedules(PICTURES / "schedules.svg")
     loss_by_position(PICTURES / "loss_by_position.svg", model, corpus)
     sampling(PICTURES / "sampling.svg", model, corpus)
-    draw_heads(model, corpus).save(PICTURES / "attention.png", optimize=True)
+    heads(PICTURES / "attention.svg", model, corpus)
 
 
 if __name__ == "__main__":

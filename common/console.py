@@ -1,7 +1,6 @@
 """The console: what a command prints, how it ends, and the commands that it prints."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from typing import NoReturn
 
 from common.errors import UserError, is_out_of_memory
 from common.files import ROOT
+from common.words import escape_controls, printable
 
-CONTROL = "[\0-\x1f\x7f-\x9f\ud800-\udfff]"  # a control character or a surrogate
+PACKAGES = ("torch", "numpy", "tqdm", "yaml", "filelock", "safetensors")  # requirements.txt
 SCRIPTS = ("train.py", "sample.py", "convert.py")
 
 
@@ -40,8 +40,8 @@ def _end(_, error: BaseException, __) -> NoReturn:
 def report(error: BaseException) -> int:
     """Report the exception that ends a command; return the exit code.
 
-    Errors that the user, the disk or the memory causes are one line. Anything else is a bug, and is
-    printed with its traceback.
+    Errors that the user, the disk or the memory causes are one line. Anything else is a bug, of
+    Hornbook or of a fork, and is printed with its traceback.
     """
     # Ctrl-C; the terminal has printed ^C
     if isinstance(error, KeyboardInterrupt):
@@ -57,12 +57,16 @@ def report(error: BaseException) -> int:
         print_error(error)
         return error.exit_code
 
-    if isinstance(error, ModuleNotFoundError):
-        install = f"{sys.orig_argv[0]} -m pip install -r requirements.txt"
-        line = f"{error}; install the packages: {install}"
+    if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
+        # the Python of a system refuses pip
+        install = "python3 -m venv .venv; .venv/bin/python -m pip install -r requirements.txt"
+        line = f"{error}; `make train` installs the packages in .venv; without make: {install}"
     elif is_out_of_memory(error):
         line = "out of memory; choose a smaller batch_size, block_size or model"
-    elif isinstance(error, OSError):
+        if reason := str(error).partition("\n")[0]:
+            line += f" ({reason})"
+    # a file that is not found is one of the code: those of the user have a UserError
+    elif isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         reason = error.strerror or error
         line = f"{error.filename}: {reason}" if error.filename else reason
     else:
@@ -74,31 +78,6 @@ def report(error: BaseException) -> int:
 
 
 # ----------------------------------------------------------------------------------------- printing
-
-
-def escape(text: object, keep: str = "") -> str:
-    """Escape control characters and surrogates, for example to `\\x1b`, except those in `keep`.
-
-    Otherwise a file name, a config key or generated text could control the terminal.
-    """
-
-    def escaped(match: re.Match) -> str:
-        character = match[0]
-        return character if character in keep else character.encode("unicode_escape").decode()
-
-    return re.sub(CONTROL, escaped, str(text))
-
-
-def shorten(text: str, limit: int) -> str:
-    """Leave out the middle of a text of more than `limit` characters."""
-    # the beginning says what it is, and the end often what is wrong
-    half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
-
-
-def printable(lines: Iterable[object]) -> str:
-    """Escape some lines, including the newlines in them, and join them."""
-    return "\n".join(map(escape, lines))
 
 
 def discard_output() -> None:
@@ -126,7 +105,7 @@ def print_error(error: UserError) -> None:
 def print_text(text: str) -> None:
     """Print a text as it is; on a terminal, escape its control characters."""
     # a terminal would execute escape sequences, even those that a model makes up
-    shown = escape(text, keep="\n\t") if sys.stdout.isatty() else text
+    shown = escape_controls(text, keep="\n\t") if sys.stdout.isatty() else text
     print(shown, end="", flush=True)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.errors import ResourceError
 
+WINDOWS = os.name == "nt"
 ROOT = Path(__file__).parents[1]  # the folder of the code
 CHECKPOINT_FILES = ("last.safetensors", "best.safetensors")  # the newest state, the best weights
 
@@ -49,7 +50,7 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        rename(new, path)
+        replace(path, new)
         _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):  # free the space
@@ -64,14 +65,14 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f"{path.name}.tmp")
 
 
-def rename(old: Path, new: Path) -> None:
-    """Rename a file, over another one; retry on Windows, where a virus scanner may have it open."""
-    for _ in range(20):
+def replace(path: Path, new: Path) -> None:
+    """Rename a file to `path`; on Windows, wait while a virus scanner has the old one open."""
+    for _ in range(20 * WINDOWS):
         try:
-            return os.replace(old, new)
+            return os.replace(new, path)
         except PermissionError:
             time.sleep(0.1)
-    os.replace(old, new)
+    os.replace(new, path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,9 +8,12 @@ from contextlib import suppress
 from types import FrameType
 from typing import Self
 
-# Slurm sends SIGUSR1 before a time limit if `sbatch --signal=USR1@120` asks for it. A script that
-# restarts a stopped run needs one code for all but Ctrl-C.
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR1": 143}
+# Before a time limit, Slurm sends SIGUSR1 if `sbatch --signal=USR1@120` asks for it, SGE sends
+# SIGUSR1 or SIGUSR2, and the system SIGXCPU, every second. A script that restarts a stopped run
+# needs one code for all but Ctrl-C.
+EXIT_CODES = {"SIGINT": 130} | dict.fromkeys(
+    ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"), 143
+)
 NOTE = b"\nstopping: finishing this step and saving; Ctrl-C now leaves at once, without saving\n"
 
 
@@ -38,7 +41,7 @@ class Stop:
         self._before = {}
         is_main_thread = threading.current_thread() is threading.main_thread()
         for name in EXIT_CODES if is_main_thread else ():
-            number = getattr(signal, name, None)  # Windows lacks two of them
+            number = getattr(signal, name, None)  # Windows lacks most of them
             if number and signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -55,8 +58,10 @@ class Stop:
             yield item
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.requested:
+            return
         # only set a flag; the loop checks it after the step
-        self.exit_code = self.exit_code or EXIT_CODES[signal.Signals(number).name]
+        self.exit_code = EXIT_CODES[signal.Signals(number).name]
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         # os.write, because print is not reentrant; the terminal may be closed

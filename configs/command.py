@@ -19,11 +19,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from common.console import prepare_console, print_text
-from common.errors import ConfigError, did_you_mean
+from common.errors import ConfigError
 from common.files import beside_code, holds_run, home_path, runs_in
+from common.words import did_you_mean, quoted
 from configs.fields import (
     Checked,
-    brief,
     describe_allowed,
     describe_limits,
     error_context,
@@ -160,7 +160,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Command:
     prepare_console()
     words, options = parse_options(argv, TRAIN_USAGE, StartOptions, Config)
     if len(words) != 1:
-        found = brief(tuple(words)) if words else "none"
+        found = quoted(tuple(words)) if words else "none"
         raise ConfigError(
             "train.py takes one config file or run folder, such as configs/shakespeare.yaml, "
             f"but is given {found}; an option begins with -- and has its value after =; "
@@ -198,7 +198,7 @@ def parse_sample_options(argv: Sequence[str] | None) -> SampleConfig:
     words, values = parse_options(argv, SAMPLE_USAGE, SampleConfig)
     if words:
         raise ConfigError(
-            f"unexpected argument {brief(words[0])}; a checkpoint is given as --ckpt=PATH, "
+            f"unexpected argument {quoted(words[0])}; a checkpoint is given as --ckpt=PATH, "
             'a prompt as --prompt="TEXT"; see python sample.py --help'
         )
     if not values.get("ckpt"):
@@ -243,7 +243,7 @@ def parse_options(
             option = word.partition("=")[0]
             known = {name: f"--{name}" for name in (*options, "help")}
             hint = suggest_setting(option[2:].replace("-", "_"), known, "--help lists all")
-            raise ConfigError(f"unknown option {brief(option)}; {hint}")
+            raise ConfigError(f"unknown option {quoted(option)}; {hint}")
 
     values = {}
     for name, text in texts.items():
@@ -270,7 +270,7 @@ def _option_parser(usage: str, settings: Mapping[str, Field]) -> argparse.Argume
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
         allowed = (describe_allowed if field.metadata["choices"] else describe_limits)(field)
-        default = f"{field.default:g}" if type(field.default) is float else brief(field.default)
+        default = f"{field.default:g}" if type(field.default) is float else quoted(field.default)
         default = "" if field.default in (None, "", ()) else f"default {default}"
         groups[section].add_argument(
             f"--{field.name}",
@@ -374,7 +374,7 @@ def _load(text: str) -> dict[str, tuple[int, object]]:
                 if key in mapping:
                     before = f"as in line {mapping[key][0]}"
                     raise ConfigError(
-                        f"line {line}: duplicate key {brief(key)}, {before}; keep one"
+                        f"line {line}: duplicate key {quoted(key)}, {before}; keep one"
                     )
                 mapping[key] = (line, self.construct_object(value_node))
             return mapping
@@ -405,7 +405,7 @@ def _hint(text: str) -> str:
     """Return advice on a text that is not YAML; often the space after a colon is missing."""
     match = re.search(r"^ *(\w+):[^\s/]", text, re.MULTILINE)
     if match:
-        return f"write a space after {brief(match[1] + ':')}"
+        return f"write a space after {quoted(match[1] + ':')}"
     return "check the indentation (spaces only), colons, quotes and brackets up to there"
 
 
@@ -431,5 +431,5 @@ def _parse_setting(prefix: str, key: str, value: object) -> object:
             parent, _, short_name = full_name.rpartition(".")
             names[short_name] = f"{short_name} below {parent}" if parent else short_name
         hint = suggest_setting(key, names, "python train.py --help lists all")
-        raise ConfigError(f"unknown key {brief(key)}; {hint}")
+        raise ConfigError(f"unknown key {quoted(key)}; {hint}")
     return parse_value(SETTINGS[name], value)

@@ -10,6 +10,7 @@ from types import UnionType
 from typing import get_args, get_origin
 
 from common.errors import ConfigError
+from common.words import quoted
 
 TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 LIMITS = {
@@ -127,9 +128,9 @@ def check_value(field: Field, value: object) -> object:
             "[\ud800-\udfff]", "".join(map(str, value))
         ):
             raise ConfigError(
-                f"{field.name}: {brief(value)} is not UTF-8; rename the file or folder"
+                f"{field.name}: {quoted(value)} is not UTF-8; rename the file or folder"
             )
-        raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {brief(value)}")
+        raise ConfigError(f"{field.name} must be {describe_allowed(field)}, but is {quoted(value)}")
     return value
 
 
@@ -155,19 +156,6 @@ def _is_allowed(field: Field, value: object) -> bool:
     items = value if isinstance(value, tuple) else (value,)
     valid = all(isinstance(item, str) and item and not INVALID_TEXT.search(item) for item in items)
     return valid and not choices
-
-
-def brief(value: object) -> str:
-    """Return a short form of a value for a message, with strings quoted."""
-    if isinstance(value, str):
-        return f"'{value if len(value) <= 80 else value[:77] + '...'}'"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(brief, value[:3]))}{', ...' if len(value) > 3 else ''}]"
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    if isinstance(value, (dict, list)):  # whatever is in it: YAML's aliases can nest very deep
-        return "a mapping" if isinstance(value, dict) else "a list"
-    return str(value)
 
 
 def universal_newlines(text: str) -> str:

@@ -11,8 +11,9 @@ import re
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from itertools import combinations
 
-from common.errors import ConfigError, did_you_mean
-from configs.fields import Checked, brief, setting, unescape, with_escapes
+from common.errors import ConfigError
+from common.words import did_you_mean, quoted
+from configs.fields import Checked, setting, unescape, with_escapes
 
 TEXT_URL = re.compile(
     r"(https://[^\s#]+/(\w[\w.-]*)/(\w[\w.-]*))#sha256=([0-9a-f]{64})", re.IGNORECASE
@@ -89,8 +90,8 @@ class DataConfig(Checked):
             object.__setattr__(self, name, with_escapes(unescape(getattr(self, name))))
         if self.answer_after and not self.separator:
             raise ConfigError(
-                f"answer_after {brief(self.answer_after)} needs items that end: set separator too, "
-                "such as '\\n'"
+                f"answer_after {quoted(self.answer_after)} needs items that end: set separator "
+                "too, such as '\\n'"
             )
         self._check_encoding()
 
@@ -100,7 +101,7 @@ class DataConfig(Checked):
                 name = "sources" if source in self.sources else "val_sources"
                 name = "fallback" if source == self.fallback else name
                 raise ConfigError(
-                    f"{name}: {brief(source)} is not a verifiable download; allowed: "
+                    f"{name}: {quoted(source)} is not a verifiable download; allowed: "
                     "https://HOST/FOLDER/FILE#sha256=<64 hex digits>; add its SHA-256, or download "
                     "it and give the file"
                 )
@@ -110,7 +111,7 @@ class DataConfig(Checked):
             "".encode(self.encoding)
         except LookupError:
             raise ConfigError(
-                f"encoding: Python has no text encoding {brief(self.encoding)}; use for example "
+                f"encoding: Python has no text encoding {quoted(self.encoding)}; use for example "
                 "utf-8, utf-16-le, cp1252, gb18030 or shift-jis"
             ) from None
 
@@ -345,7 +346,7 @@ def from_dict(mapping: dict, section: type = Config):
     for key in mapping:
         if key not in known:
             raise ConfigError(
-                f"unknown setting {brief(key)}; the checkpoint may be from a newer version"
+                f"unknown setting {quoted(key)}; the checkpoint may be from a newer version"
             )
 
     values = {

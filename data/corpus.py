@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.errors import CheckpointError, DataError, counted, first_few
+from common.errors import CheckpointError, DataError
+from common.words import first_few, plural, quoted_character
 from configs.schema import DataConfig
 from data.batches import Split
 from data.items import ItemFormat, split_list
 from data.summary import summarize
 from data.text import Text, find_text
-from data.tokenizer import UNK, CharTokenizer, count_characters, describe
+from data.tokenizer import UNK, CharTokenizer, count_characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ def load_corpus(
     characters = counts.keys() - rare | needed | ({UNK} if rare else set())
     if len(characters) < 2:
         raise DataError(
-            f"{texts[0].path}: nothing to learn: {counted(len(characters), 'distinct character')}; "
+            f"{texts[0].path}: nothing to learn: {plural(len(characters), 'distinct character')}; "
             "use another text"
         )
     tokenizer = tokenizer_for(characters, needed, texts[0].path, vocabulary, add_characters)
@@ -94,7 +95,7 @@ def load_corpus(
     for name, split, text in (("training", train, texts[0]), ("validation", val, texts[-1])):
         if len(split) < 2:
             raise DataError(
-                f"{text.path}: {counted(len(split), 'character')} of {name} text; at least 2 are "
+                f"{text.path}: {plural(len(split), 'character')} of {name} text; at least 2 are "
                 "needed, the second to be predicted from the first; use a longer text"
             )
 
@@ -168,9 +169,10 @@ def tokenizer_for(
     if vocabulary is None or add:
         return CharTokenizer((vocabulary or "") + "".join(missing))
     if missing and (UNK not in vocabulary or needed & set(missing)):
+        names = first_few(map(quoted_character, missing))
         raise CheckpointError(
-            f"{path}: {len(missing)} of its characters are not in the checkpoint's "
-            f"vocabulary: {first_few(map(describe, missing))}; remove them from the text, or start "
-            "a new run with --init_from=CKPT --new_characters=add"
+            f"{path}: {len(missing)} of its characters are not in the checkpoint's vocabulary: "
+            f"{names}; remove them from the text, or start a new run with --init_from=CKPT "
+            "--new_characters=add"
         )
     return CharTokenizer(vocabulary)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from common.errors import DataError, first_few
+from common.errors import DataError
+from common.words import first_few
 from configs.fields import universal_newlines
 
 # byte order mark -> encoding; UTF-32 comes first, because FF FE 00 00 begins with UTF-16's FF FE

@@ -16,8 +16,9 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from common.errors import DataError, counted
-from configs.fields import brief, unescape
+from common.errors import DataError
+from common.words import plural, quoted
+from configs.fields import unescape
 from configs.schema import DataConfig
 from data.batches import IGNORED, Split
 
@@ -66,8 +67,8 @@ class ItemFormat:
         lacking = [item for item in items if self.answer_after not in item]
         if lacking:
             raise DataError(
-                f"{path}: answer_after {brief(self.answer_after)} is missing in "
-                f"{counted(len(lacking), 'item')}, first: {brief(lacking[0])}; "
+                f"{path}: answer_after {quoted(self.answer_after)} is missing in "
+                f"{plural(len(lacking), 'item')}, first: {quoted(lacking[0])}; "
                 "correct or remove them"
             )
         return list(map(self.trim_end, items))
@@ -126,8 +127,8 @@ def split_list(
     for path, items, needed in zip(paths, lists, (2, 1), strict=False):
         if len(set(items)) < needed:
             raise DataError(
-                f"{path}: {counted(len(set(items)), 'distinct item')}, divided by the separator "
-                f"{brief(item_format.separator)}; at least {needed} are needed; add items, or "
+                f"{path}: {plural(len(set(items)), 'distinct item')}, divided by the separator "
+                f"{quoted(item_format.separator)}; at least {needed} are needed; add items, or "
                 "correct the separator"
             )
 
@@ -142,7 +143,7 @@ def split_list(
     ]
     if len(val) < FEW_ITEMS:
         lines.append(
-            f"note: {counted(len(val), 'item')} to validate on: the validation loss says little"
+            f"note: {plural(len(val), 'item')} to validate on: the validation loss says little"
         )
     if known := len(set(val) & set(train)):
         lines.append(

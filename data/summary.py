@@ -6,10 +6,10 @@ from itertools import chain
 
 import numpy as np
 
-from common.errors import counted, first_few
+from common.words import first_few, plural, quoted_character
 from data.batches import Split
 from data.text import Text
-from data.tokenizer import CHUNK, UNK, describe
+from data.tokenizer import CHUNK, UNK
 
 # passages of the validation text that are searched for in the training text, and their length
 PASSAGES, PASSAGE_LENGTH = 20, 200
@@ -34,10 +34,10 @@ def summarize(
         windows = f"; an evaluation predicts at most {max_val:,} of them, evenly spaced"
     # the rarest characters show what does not belong in a text
     rarest = sorted(counts, key=lambda c: (counts[c], c))[:3]
-    rarest = [f"{describe(c)} {counted(counts[c], 'time')}" for c in rarest]
+    rarest = [f"{quoted_character(c)} {plural(counts[c], 'time')}" for c in rarest]
     return [
         *(
-            f"{label:<12}{text.path}: {counted(len(text.files), 'file')}, "
+            f"{label:<12}{text.path}: {plural(len(text.files), 'file')}, "
             f"{each.total():,} characters, {len(each):,} distinct"
             for label, text, each in zip(("text", "validation"), texts, text_counts, strict=False)
         ),
@@ -61,7 +61,7 @@ def length_advice(train: Split, val: Split, block_size: int) -> str | None:
         )
     if longer := sum(end - start - 1 > block_size for start, end in segments):
         return (
-            f"note: block_size {block_size} is too short for {counted(longer, 'item')}: the model "
+            f"note: block_size {block_size} is too short for {plural(longer, 'item')}: the model "
             "never sees such an item, with its end, as a whole"
         )
     return None
@@ -71,13 +71,13 @@ def unusual(counts: Counter[str], vocabulary: str, train: Split, val: Split) -> 
     """Yield what is unusual about a text, but not an error."""
     # left out by min_count or by a checkpoint's vocabulary
     if rare := sorted(counts.keys() - set(vocabulary)):
-        names = first_few(map(describe, rare))
-        yield f"{counted(len(rare), 'rare character')} mapped to {describe(UNK)}: {names}"
+        names = first_few(map(quoted_character, rare))
+        yield f"{plural(len(rare), 'rare character')} mapped to {quoted_character(UNK)}: {names}"
 
     in_train, in_val = (count_ids(split, len(vocabulary)) for split in (train, val))
     if unseen := np.flatnonzero((in_val > 0) & (in_train == 0)).tolist():
-        names = first_few(describe(vocabulary[i]) for i in unseen)
-        yield f"{counted(len(unseen), 'character')} only in the validation text: {names}"
+        names = first_few(quoted_character(vocabulary[i]) for i in unseen)
+        yield f"{plural(len(unseen), 'character')} only in the validation text: {names}"
 
     if leaked := count_leaked_passages(train, val):
         yield (

@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from common.errors import DataError, counted, did_you_mean, first_few
+from common.errors import DataError
 from common.files import ROOT
+from common.words import did_you_mean, first_few, plural
 from configs.schema import TEXT_URL
 from data.encodings import read_files
 
@@ -239,7 +240,7 @@ def list_unread(folder: Path, read: Collection[str]) -> tuple[str, str]:
 
     unread = [f"{count:,} {suffix or 'other'}" for suffix, count in others.most_common()]
     if folders:
-        unread.append(counted(folders, "folder"))
+        unread.append(plural(folders, "folder"))
     suffixes = [suffix for suffix in others if suffix] if mostly_others else []
     suffix = max(suffixes, key=others.get, default=".txt" if folders else "")
     return first_few(unread), f"{folder}/**/*{suffix}" if suffix else ""

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from common.errors import UserError
+from common.words import quoted_character
 
 CHUNK = 2**20  # characters at a time: temporary arrays are 4 to 8 times the text
-BLANK_NAMES = {"\n": "newline", "\t": "tab", " ": "space"}
-FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # invisible characters outside categories C, M, Z
 # the replacement character: in a vocabulary, it stands for every character that is not in it
 UNK = "\ufffd"
 
@@ -75,7 +74,7 @@ class CharTokenizer:
             if found.min() < 0:
                 position, known = start + int(found.argmin()), self.vocabulary
                 raise UnknownCharacter(
-                    f"not in the vocabulary: {describe(text[position])} at position {position}; "
+                    f"not in the vocabulary: {quoted_character(text[position])} at position {position}; "
                     f"the {len(known)} known characters are: {known[:100]}"
                     f"{'...' * (len(known) > 100)}; remove or replace that character"
                 )
@@ -86,21 +85,6 @@ class CharTokenizer:
         """Return the text of a sequence, array or CPU tensor of ids."""
         # the bytes of the code points are the text in UTF-32
         return self._code_points[np.asarray(ids, dtype=np.int64)].tobytes().decode("utf-32-le")
-
-
-def character_name(character: str) -> str:
-    """Return a character, or a name for one that is invisible on its own: `space`, `U+00A0`.
-
-    characterName() in page/text.js does the same.
-    """
-    # C: controls, joiners, tags; M: combining marks; Z: spaces
-    blank = unicodedata.category(character)[0] in "CMZ" or character in FILLERS
-    return BLANK_NAMES.get(character) or (f"U+{ord(character):04X}" if blank else character)
-
-
-def describe(character: str) -> str:
-    """Return a character as messages show it: `'é' (U+00E9)`."""
-    return f"'{character}' (U+{ord(character):04X})"
 
 
 def code_points(text: str, errors: str = "strict") -> np.ndarray:

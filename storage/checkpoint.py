@@ -21,9 +21,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from common.console import shorten
-from common.errors import CheckpointError, NonFiniteError, UserError, first_few
+from common.errors import CheckpointError, NonFiniteError, UserError
 from common.files import CHECKPOINT_FILES, home_path, runs_in
+from common.words import first_few, shorten
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
 from data.tokenizer import CharTokenizer

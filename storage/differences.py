@@ -36,7 +36,7 @@ def resumed_settings(command: Command, checkpoint: Checkpoint) -> Config:
 
 
 def fine_tuning_settings(command: Command, parent: Checkpoint) -> tuple[Config, list[str]]:
-    """Return the settings of a run that starts from another model, and those that it replaced.
+    """Return the settings of a run that starts from another model, and what they replaced.
 
     The architecture is that of the parent, whatever the config file says. An option that
     contradicts it raises ConfigError, except for two that leave the weights as they are:
@@ -52,10 +52,11 @@ def fine_tuning_settings(command: Command, parent: Checkpoint) -> tuple[Config, 
     }
     refuse_changes(architecture, command.options, parent)
 
+    in_config = flat_settings(Config()) | command.settings_in_file
     replaced = [
-        f"{name.removeprefix('model.')} {value}"
+        f"{name.removeprefix('model.')} {in_config[name]} -> {value}"
         for name, value in architecture.items()
-        if command.settings_in_file.get(name, value) != value
+        if in_config[name] != value and name not in command.options
     ]
     return command.new_settings(architecture), replaced
 

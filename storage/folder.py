@@ -1,7 +1,7 @@
 """The run folder: what train.py may replace there, and when a run saves its checkpoints.
 
-A folder with a checkpoint needs --resume or --overwrite. A new run replaces the files of an earlier
-run, which it knows by their names, and no others. A config.yaml that you wrote is kept too.
+A folder with a checkpoint or a log needs --resume or --overwrite. Only --overwrite removes files:
+those of an earlier run, which it knows by their names. A config.yaml that you wrote is kept too.
 
 A kill at any moment leaves whole checkpoints (`files.write_atomic`). The resumed run repeats the
 steps since the last save.
@@ -25,7 +25,7 @@ from configs.schema import Config
 from storage.checkpoint import BEST, LAST, capture, load_checkpoint, to_bytes
 from training.state import Run
 
-METRICS, METRICS_OLD = "metrics.csv", "metrics_old.csv"
+METRICS = "metrics.csv"
 EVENT_FILES = "events.out.tfevents.*"  # of TensorBoard
 SETTINGS_FILE = "config.yaml"
 WRITTEN_BY = b"# Written by train.py"  # a config.yaml that begins so may be replaced
@@ -68,20 +68,22 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def prepare_folder(folder: Path, resumed: bool, settings: Config) -> None:
-    """Write config.yaml; remove the files of an earlier run, unless that run is resumed.
+def logs_in(folder: Path) -> list[Path]:
+    """Return the files of a log in a run folder: metrics.csv, and those of TensorBoard."""
+    return [path for name in (METRICS, EVENT_FILES) for path in folder.glob(name)]
+
+
+def prepare_folder(folder: Path, overwrite: bool, settings: Config) -> None:
+    """Write config.yaml; to overwrite an earlier run, remove its checkpoints and its log.
 
     These are the first changes in the folder: if train.py fails earlier, nothing has changed.
     Raises OSError or ResourceError.
     """
-    was_ours = files.holds_run(folder) or is_ours(folder / SETTINGS_FILE)
     write_settings(folder, settings)
-    for name in files.CHECKPOINT_FILES:
-        files.unfinished(folder / name).unlink(missing_ok=True)
-    if was_ours and not resumed:
-        earlier_run = [folder / name for name in (*files.CHECKPOINT_FILES, METRICS)]
-        for path in (*earlier_run, *folder.glob(EVENT_FILES)):
-            path.unlink(missing_ok=True)
+    checkpoints = [folder / name for name in files.CHECKPOINT_FILES]
+    unfinished = map(files.unfinished, checkpoints)
+    for path in (*unfinished, *(checkpoints + logs_in(folder) if overwrite else ())):
+        path.unlink(missing_ok=True)
 
 
 def write_settings(folder: Path, settings: Config) -> None:
@@ -143,11 +145,17 @@ class Saver:
             return
         self.nothing_saved_yet, self.tried_at = False, time.monotonic()
 
-        checkpoint = capture(self.run)
-        if as_best:
-            self.unsaved_best = to_bytes(checkpoint.without_moments())
-            self.best_loss = progress.best_loss
         try:
+            if not self.folder.is_dir():
+                self._make_folder_again()
+                as_last = True
+                if not (as_best or self.unsaved_best or final):
+                    # the best weights are gone: those of the next evaluation are the best here
+                    progress.best_loss = progress.train_loss_at_best = None
+            checkpoint = capture(self.run)
+            if as_best:
+                self.unsaved_best = to_bytes(checkpoint.without_moments())
+                self.best_loss = progress.best_loss
             # best first: otherwise a kill between the two leaves a last whose best has no file
             if self.unsaved_best is not None:
                 files.write_atomic(self.folder / BEST, self.unsaved_best)
@@ -155,11 +163,21 @@ class Saver:
             if as_last:
                 files.write_atomic(self.folder / LAST, to_bytes(checkpoint))
                 self.saved_progress = checkpoint.progress
-        except ResourceError as error:
+        except (OSError, ResourceError) as error:
             if final:
                 raise
             self.notify(f"warning: {error}; training continues and retries at the next save")
         self.save_seconds = time.monotonic() - self.tried_at
+
+    def _make_folder_again(self) -> None:
+        """Make the folder of a run that was moved or deleted while it trains."""
+        self.folder.mkdir(parents=True)
+        self.best_loss = math.inf
+        self.notify(
+            f"warning: {self.folder} was moved or deleted, and is made again; the earlier files "
+            "are where it was moved to"
+        )
+        write_settings(self.folder, self.run.settings)
 
     def _is_due(self) -> bool:
         """Return whether to save `last`: before the first step, then as `save_interval` says."""

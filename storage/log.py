@@ -1,37 +1,35 @@
-"""The log of a run: lines and a bar on the console, TensorBoard, metrics.csv.
+"""The log of a run: lines and a bar on the console, metrics.csv, TensorBoard.
 
 The log only reads the run, and a failure to write it never ends the run. TensorBoard sorts by tag:
 `train/` comes from steps, `setup/` describes the run, everything else comes from evaluations.
 """
 
 import math
-import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import SummaryWriter, summary
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from common import files
-from common.console import discard_output, escape, printable, script_command, shell_command
-from common.errors import counted
+from common.console import discard_output, script_command, shell_command
 from common.stop import Stop
+from common.words import escape_controls, plural, printable
 from configs.command import Command
 from configs.fields import with_escapes
 from configs.schema import flat_settings
 from data.summary import length_advice
 from model.attention import fastest_kernel
+from model.inspect import attention_maps
 from model.parameters import parameter_count
-from storage import pictures
-from storage.folder import METRICS, METRICS_OLD
+from storage.folder import METRICS
 from training.evaluate import BITS_PER_NAT, Evaluation
-from training.samples import Probe, run_probe, write_texts
+from training.samples import write_texts
 from training.state import Run
 from training.step import StepResult
 
@@ -43,18 +41,8 @@ COLUMNS = {  # of metrics.csv, after step and minutes -> tag in TensorBoard
     "train_loss": "val/train_loss",
     "exact_match": "val/exact_match",
 }
-HEADER = ",".join(["step", "minutes", *COLUMNS]) + "\n"
-# a row that a kill has not cut; its minutes
-WHOLE_ROW = re.compile(rf"^\d+,(\d+\.\d+)(?:,[^,\n]*){{{len(COLUMNS)}}}\n", re.MULTILINE)
-# The page of charts, the most important first. The losses share a chart: alone, a curve with few
-# points would be cut off, because TensorBoard takes most of them for outliers.
-CHARTS = {
-    "training loss and validation loss": ["^train/loss$", "^val/loss$"],
-    "generalization gap": ["^val/gap$"],
-    "learning rates": ["^train/lr"],
-    "characters per second": ["^train/tokens_per_sec$"],
-}
 SECONDS_BETWEEN_LINES = 30  # if the output is a file, which has no bar
+PROBE_LENGTH = 32  # characters whose attention is shown
 
 
 def say(*lines: object) -> None:
@@ -75,20 +63,13 @@ class Log:
 
     def __init__(self, run: Run, folder: Path | None, stop: Stop):
         self.run, self.folder, self.stop = run, folder, stop
-        self.began, self.first_step = time.monotonic(), run.progress.step
+        self.opened = self.began = time.monotonic()
+        self.first_step = run.progress.step
         self.predictions, self.seconds = 0, 0.0  # since the last logged step
         self.last_line: float | None = None  # when the speed or the loss was printed
-        self.warned: set[str | Path] = set()  # of overfitting, and of paths that cannot be written
-
-        # if one cannot be opened, warn and leave it None
-        self.writer = self.metrics = None
-        if folder:
-            with self._or_warn(folder / METRICS):
-                self.metrics = Metrics(folder / METRICS)
-            # purge the steps after the checkpoint: they will be logged again; +1 keeps the
-            # checkpoint's own evaluation, which will not
-            with self._or_warn(folder):
-                self.writer = SummaryWriter(folder, purge_step=self.first_step + 1)
+        self.warned: set[str] = set()  # of overfitting, metrics.csv or TensorBoard
+        self.minutes_before = last_minutes(folder / METRICS) if folder else 0.0
+        self.writer = None  # of TensorBoard, once something is written
 
         self.bar = tqdm(
             total=run.settings.train.max_iters,
@@ -113,23 +94,21 @@ class Log:
             f"model       {config.n_layer} layers, {config.n_head} heads, width {config.n_embd}, "
             f"context {config.block_size}: {parameter_count(model):,} parameters",
             f"device      {', '.join(filter(None, device))}",
-            f"training    {counted(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
+            f"training    {plural(train.max_iters, 'step')}, {run.planned_epochs:,.1f} epochs, "
             f"dropout {config.dropout:g}, logit_scale {config.logit_scale}",
         ]
         if note := length_advice(corpus.train, corpus.val, config.block_size):
             lines.append(note)
         say(*lines)
 
-        # to TensorBoard: the same lines and every setting, and the charts
+        # to TensorBoard: the same lines and every setting
         lines += [
             f"vocabulary  {corpus.tokenizer.vocabulary}",
             f"corpus      {corpus.name}, SHA-256 {corpus.sha256}",
             "",
             *(f"{name:<33}{value}" for name, value in flat_settings(run.settings).items()),
         ]
-        charts = {title: ["Multiline", tags] for title, tags in CHARTS.items()}
-        layout = summary.custom_scalars({"training": charts})
-        self._write(self.first_step, [code_block("setup/run", lines), layout])
+        self._write_tensorboard(self.first_step, texts={"setup/run": "\n".join(lines)})
 
     def step(self, result: StepResult) -> None:
         """Log a step: every log_interval steps its scalars, now and then a line."""
@@ -152,18 +131,18 @@ class Log:
             )
 
         if step % train.log_interval == 0 or step in (1, train.max_iters):
-            tokens_per_sec = self.predictions / self.seconds
+            chars_per_sec = self.predictions / self.seconds
             self.predictions, self.seconds = 0, 0.0
-            self._show_progress(step, result.loss, tokens_per_sec)
+            self._show_progress(step, result.loss, chars_per_sec)
             scalars = {
                 "train/loss": result.loss,
                 "train/grad_norm": result.grad_norm,
-                "train/tokens_per_sec": tokens_per_sec,
+                "train/chars_per_sec": chars_per_sec,
                 "train/total_epochs": run.epochs,
                 "train/lr": run.lr,
             }
             if run.muon_lr is not None:
-                scalars["train/lr/hidden"] = run.muon_lr
+                scalars["train/lr/muon"] = run.muon_lr
             self._write_scalars(step, scalars)
 
     def evaluation(self, result: Evaluation, *, improved: bool) -> None:
@@ -183,7 +162,7 @@ class Log:
         exact_match = ""
         if result.exact_match is not None:
             scalars["val/exact_match"] = result.exact_match
-            answers = counted(len(run.val.segments), "answer")
+            answers = plural(len(run.val.segments), "answer")
             exact_match = f"; exact match {result.exact_match:.2%} of {answers}"
         self._write_scalars(step, scalars)
 
@@ -194,20 +173,18 @@ class Log:
         )
         self.last_line = time.monotonic()
 
-        texts = write_texts(run, result)
+        texts = {tag: text for tag, text in write_texts(run, result).items() if text}
         self._leave_bar_if_stopping()
-        for tag, text in texts.items():
-            if text:
-                self._write(step, [code_block(tag, text.split("\n"))])
-                say(*(f"  | {line}" for line in text.strip("\n").split("\n")))
-        if math.isfinite(val_loss):
-            self._write(step, probe_summaries(run_probe(run), run.corpus.tokenizer.vocabulary))
+        for text in texts.values():
+            say(*(f"  | {line}" for line in text.strip("\n").split("\n")))
+        images = attention_images(run) if self.folder and math.isfinite(val_loss) else {}
+        self._write_tensorboard(step, texts=texts, images=images)
 
         if progress.is_overfitting(train_loss) and "overfitting" not in self.warned:
             say(
                 f"overfitting: the validation loss has not improved since step "
                 f"{progress.best_step:,}, while the loss on training text fell from "
-                f"{progress.train_loss_at_best:.4f} to {train_loss:.4f}; try more model.dropout"
+                f"{progress.train_loss_at_best:.4f} to {train_loss:.4f}; try more dropout"
             )
             self.warned.add("overfitting")
 
@@ -246,16 +223,16 @@ class Log:
         self._leave_bar_if_stopping()
         with suppress(OSError):
             self.bar.close()
-        if self.writer:
-            with self._or_warn(self.folder):
+        with suppress(Exception):  # all is written already
+            if self.writer:
                 self.writer.close()
 
-    def _show_progress(self, step: int, loss: float, tokens_per_sec: float) -> None:
+    def _show_progress(self, step: int, loss: float, chars_per_sec: float) -> None:
         """Move the bar; print the speed once, and to a file also a line now and then."""
         self._leave_bar_if_stopping()
         with suppress(OSError):
             # `update` draws the bar, so do not draw it here
-            postfix = f"loss {loss:.3f}, {tokens_per_sec:,.0f} char/s"
+            postfix = f"loss {loss:.3f}, {chars_per_sec:,.0f} char/s"
             self.bar.set_postfix_str(postfix, refresh=False)
             self.bar.update(step - self.bar.n)
 
@@ -269,10 +246,10 @@ class Log:
         if self.run.progress.last_eval_step <= self.first_step:
             interval = train.eval_interval
             evaluations = math.ceil(train.max_iters / interval) - (step - 1) // interval
-            time_left += f" and {counted(evaluations, 'evaluation')}"
+            time_left += f" and {plural(evaluations, 'evaluation')}"
 
         if self.last_line is None:
-            speed = f"{tokens_per_sec:,.0f} characters per second"
+            speed = f"{chars_per_sec:,.0f} characters per second"
             say(f"speed       {speed}: {time_left} left")
             self.last_line = now
         elif not sys.stdout.isatty() and now - self.last_line >= SECONDS_BETWEEN_LINES:
@@ -283,95 +260,111 @@ class Log:
         """Draw the bar no more after Ctrl-C: the echoed ^C has made it wrap."""
         self.bar.disable |= self.stop.requested
 
+    @property
+    def _has_folder(self) -> bool:
+        """True on rank 0, but not while the folder is moved or deleted: a save makes it again."""
+        return self.folder is not None and self.folder.is_dir()
+
     def _write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write to TensorBoard and metrics.csv, by tag."""
-        if self.metrics:
-            with self._or_warn(self.metrics.path):
-                self.metrics.add(step, scalars)
-        self._write(step, [summary.scalar(tag, value) for tag, value in scalars.items()])
-
-    def _write(self, step: int, entries: Iterable[Summary]) -> None:
-        """Write to TensorBoard and flush, so that a short run is shown and a kill loses nothing."""
-        if not self.writer:
+        """Write to metrics.csv and TensorBoard, by tag."""
+        if not self._has_folder:
             return
-        # after an error the writer stays None: no more attempts
-        writer, self.writer = self.writer, None
-        with self._or_warn(self.folder):
-            for entry in entries:
-                writer.file_writer.add_summary(entry, step)
-            writer.flush()
-            self.writer = writer
-
-    @contextmanager
-    def _or_warn(self, path: Path) -> Iterator[None]:
-        """Turn an OSError into a warning; print it once for each path."""
-        try:
-            yield
-        except OSError as error:
-            if path not in self.warned:
-                reason = error.strerror or error
-                say(f"warning: {path}: the log is not written ({reason}); training continues")
-            self.warned.add(path)
-
-
-class Metrics:
-    """metrics.csv: the numbers of a run, for spreadsheets and scripts.
-
-    Each logged step and each evaluation is a row; missing values are empty. The file is appended
-    to, never rewritten, so after a kill and a resume some steps are there twice. Raises OSError if
-    the file cannot be read.
-    """
-
-    def __init__(self, path: Path):
-        self.path, self.began = path, time.monotonic()
-        old = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        if old and not old.startswith(HEADER):
-            files.rename(path, path.with_name(METRICS_OLD))
-            say(f"{path}: it has other columns than this run; it is kept as {METRICS_OLD}")
-            old = ""
-        minutes = WHOLE_ROW.findall(old)
-        self.minutes_before = float(minutes[-1]) if minutes else 0.0
-        self.unwritten = ""  # rows that could not be written come with the next one
-
-    def add(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append a row with the values of these TensorBoard tags."""
         # count the minutes before a resume too, so that they never run backwards
-        minutes = self.minutes_before + (time.monotonic() - self.began) / 60
+        minutes = self.minutes_before + (time.monotonic() - self.opened) / 60
         cells = [f"{scalars[tag]:.7g}" if tag in scalars else "" for tag in COLUMNS.values()]
-        self.unwritten += f"{step},{minutes:.3f},{','.join(cells)}\n"
-        # open and close it for each row: a kill loses none, and other programs can read the file
-        with open(self.path, "ab+") as file:
-            start = ""
-            if file.tell() == 0:
-                start = HEADER
-            else:
-                file.seek(-1, os.SEEK_END)
-                if file.read() != b"\n":  # a kill or a full disk has cut the last row
-                    start = "\n"
-            file.write((start + self.unwritten).encode())
-        self.unwritten = ""
+        try:
+            append_row(self.folder / METRICS, [str(step), f"{minutes:.3f}", *cells])
+        except OSError as error:
+            self._warn(METRICS, error)
+        self._write_tensorboard(step, scalars)
+
+    def _write_tensorboard(
+        self,
+        step: int,
+        scalars: Mapping[str, float] = {},
+        texts: Mapping[str, str] = {},
+        images: Mapping[str, Tensor] = {},
+    ) -> None:
+        """Write to TensorBoard, by tag, and flush, so that a kill loses nothing.
+
+        Whatever fails there, the run goes on without it.
+        """
+        if not self._has_folder or "TensorBoard" in self.warned:
+            return
+        try:
+            if not self.writer:
+                # here, because it may be missing, or fail beside a broken TensorFlow
+                from torch.utils.tensorboard import SummaryWriter
+
+                # purge the steps after the checkpoint: they will be logged again; +1 keeps the
+                # checkpoint's own evaluation, which will not
+                self.writer = SummaryWriter(self.folder, purge_step=self.first_step + 1)
+            for tag, value in scalars.items():
+                self.writer.add_scalar(tag, value, step)
+            for tag, text in texts.items():
+                self.writer.add_text(tag, code_block(text), step)
+            for tag, image in images.items():
+                self.writer.add_images(tag, image, step)
+            self.writer.flush()
+        except Exception as error:
+            self.writer = None
+            self._warn("TensorBoard", error)
+
+    def _warn(self, part: str, error: Exception) -> None:
+        """Warn once that a part of the log is not written."""
+        if part not in self.warned:
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            reason = reason or type(error).__name__
+            say(
+                f"warning: {self.folder}: the log for {part} is not written ({reason}); training "
+                "continues"
+            )
+        self.warned.add(part)
 
 
-def code_block(tag: str, lines: Iterable[str]) -> Summary:
-    """Return a text summary that TensorBoard shows as it is, not as Markdown.
+def last_minutes(path: Path) -> float:
+    """Return the minutes in the last row of metrics.csv; 0 if there is none."""
+    with suppress(OSError, IndexError):
+        rows = path.read_text(encoding="ascii", errors="replace")
+        return float(re.findall(r"^\d+,(\d+\.\d+),", rows, re.MULTILINE)[-1])
+    return 0.0
+
+
+def append_row(path: Path, cells: Iterable[str]) -> None:
+    """Append a row to metrics.csv; its newline comes first, and ends a row that a kill has cut.
+
+    Each logged step and each evaluation is a row; missing values are empty. After a kill and a
+    resume some steps are there twice.
+    """
+    # open and close it for each row: a kill loses none, and other programs can read the file
+    with open(path, "a", encoding="ascii") as file:
+        if file.tell() == 0:
+            file.write(",".join(["step", "minutes", *COLUMNS]))
+        file.write("\n" + ",".join(cells))
+
+
+def code_block(text: str) -> str:
+    """Return a text that TensorBoard shows as it is, not as Markdown.
 
     Control characters except tabs are escaped: a carriage return would end the block.
     """
-    escaped = [escape(line, keep="\t") for line in lines]
     # Markdown shows lines with four leading spaces as code
-    return summary.text(tag, "".join(f"    {line}\n" for line in escaped))
+    lines = [escape_controls(line, keep="\t") for line in text.split("\n")]
+    return "".join(f"    {line}\n" for line in lines)
 
 
-def probe_summaries(probe: Probe, vocabulary: str) -> Iterator[Summary]:
-    """Yield the summaries of a probe: the likeliest next characters, and attention maps."""
-    probabilities, ids = probe.next_probs.sort(descending=True)
-    likeliest = [
-        f"{probability:6.1%}  {pictures.label_of(vocabulary[i])}"
-        for probability, i in zip(probabilities[:5].tolist(), ids[:5].tolist(), strict=True)
-    ]
-    yield code_block("samples/top_next", [f"after {probe.text}", *likeliest])
+def attention_images(run: Run) -> dict[str, Tensor]:
+    """Return what each layer attends to at the start of the validation text, as images by tag.
 
-    for layer, maps in enumerate(probe.attention, 1):
-        image = pictures.draw_attention_maps(maps.numpy(), probe.text, layer).convert("RGB")
-        tag = f"views/attention_layer_{layer}"
-        yield summary.image(tag, np.asarray(image), dataformats="HWC")
+    An image (H, 1, 8 T, 8 T) has a square for each of H heads, with T rows, the queries, and T
+    columns, the keys. White is a weight of 0, black of 1.
+    """
+    val = run.corpus.val
+    start, end = max(val.segments, key=lambda segment: segment[1] - segment[0])
+    length = min(PROBE_LENGTH, run.settings.model.block_size, end - start - 1)
+    ids = torch.from_numpy(val.ids[start : start + length].astype(np.int64))
+    images = {}
+    for layer, weights in enumerate(attention_maps(run.model, ids.to(run.runtime.device)), 1):
+        shades = 1 - weights.float().cpu().sqrt()  # the root keeps small weights visible
+        images[f"attention/layer_{layer}"] = shades.kron(torch.ones(1, 8, 8))[:, None]
+    return images

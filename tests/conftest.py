@@ -22,7 +22,8 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path.insert(0, str(ROOT))
 
-from common.console import escape, print_error  # noqa: E402
+from common.console import print_error  # noqa: E402
+from common.words import escape_controls
 
 # the modules of `-m quick`: 25 seconds on two cores
 QUICK = {
@@ -45,7 +46,7 @@ def printed(error: Exception) -> str:
     with redirect_stderr(stderr):
         print_error(error)
     line = stderr.getvalue().removeprefix("error: ").removesuffix("\n")
-    assert escape(line) == line
+    assert escape_controls(line) == line
     return line
 
 

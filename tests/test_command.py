@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from common.console import escape
 from common.errors import ConfigError
+from common.words import escape_controls
 from configs.command import StartOptions, parse_sample_options, parse_train, to_yaml
 from configs.fields import settings_of
 from configs.schema import LAYOUTS, Config, SampleConfig, suggest_setting
@@ -197,7 +197,7 @@ def test_a_name_with_special_characters_is_printed_escaped_and_loads_as_the_same
     special = "\t\n\r\x1b\x85\xa0\u2028\u202e\ufeff\U0001f3ad#':,-"
     for text in [*special, "null", "1e3", "a: b", " a ", "а\nб"]:
         shown = to_yaml(Config(out_dir=text))
-        assert escape(shown, keep="\n") == shown
+        assert escape_controls(shown, keep="\n") == shown
         found = parse_train([write(f"{tmp_path}/config.yaml", shown)]).new_settings()
         assert found == Config(out_dir=text)
 

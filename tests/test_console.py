@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from common.console import escape, prepare_console, print_result, print_stderr, script_command
+from common.console import prepare_console, print_result, print_stderr, script_command
 from common.errors import ConfigError
+from common.words import escape_controls
 from tests.commands import exit_code, sample_main, train_main
 from tests.conftest import ROOT
 from tests.runs import ENVIRONMENT, raised, small_run_args
@@ -55,11 +56,11 @@ def controls(tmp_path_factory):
 
 def test_no_control_character_reaches_a_terminal_and_a_pipe_gets_every_one(controls):
     run, shown = controls
-    assert escape(shown, keep="\n") == shown and "\\x1b[2J/text.txt" in shown
+    assert escape_controls(shown, keep="\n") == shown and "\\x1b[2J/text.txt" in shown
     words = [f"--ckpt={run}", f"--prompt={CONTROLS[5]}", "--max_new_tokens=60"]
     piped = shown_by(sample_main, *words, terminal=False)
     assert len({*piped} & {*CONTROLS}) > 20
-    assert shown_by(sample_main, *words, terminal=True) == escape(piped, keep="\n\t")
+    assert shown_by(sample_main, *words, terminal=True) == escape_controls(piped, keep="\n\t")
 
 
 def test_a_pipe_gets_utf_8_whatever_the_locale_says_and_a_terminal_what_it_has(controls):
@@ -129,12 +130,22 @@ def test_a_process_whose_streams_are_closed_ends_as_any_other():
 
 ENDS = [  # exception, exit code, pattern of standard error
     (ConfigError("a: is wrong", "b: is wrong"), 2, "error: a: is wrong\nerror: b: is wrong\n"),
-    (FileNotFoundError(errno.ENOENT, "No such file or directory", "a\nb"), 5,
-     r"error: a\\nb: No such file or directory\n"),
-    (MemoryError(), 5, "error: out of memory; .*\n"),
-    (RuntimeError("CUDA out of memory. Tried to allocate 1 GiB."), 5, "error: out of memory; .*\n"),
+    (PermissionError(errno.EACCES, "Permission denied", "a\nb"), 5,
+     r"error: a\\nb: Permission denied\n"),
+    (MemoryError(), 5, "error: out of memory; choose .* model\n"),
+    (RuntimeError("CUDA out of memory. Tried to allocate 1 GiB.\nSee"), 5,
+     r"error: out of memory; .* model \(CUDA out of memory\. Tried to allocate 1 GiB\.\)\n"),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 5,
+     r"error: out of memory; .* \(.*DefaultCPUAllocator: can't allocate memory\)\n"),
+    (OSError("libgomp.so.1: cannot allocate memory in static TLS block"), 5,
+     "error: libgomp.so.1: cannot allocate memory in static TLS block\n"),
+    (ImportError("libgomp.so.1: cannot allocate memory in static TLS block"), 1, "(?s:Trace.*)"),
     (KeyboardInterrupt(), 130, "\n"),
     (ZeroDivisionError("a bug"), 1, "(?s:Traceback .*ZeroDivisionError: a bug\n)"),
+    # of a fork: its own file, its own module, and a name that a package does not have
+    (FileNotFoundError(errno.ENOENT, "a bug", "own.txt"), 1, "(?s:Traceback .*: 'own.txt'\n)"),
+    (ModuleNotFoundError("a bug", name="model.own"), 1, "(?s:Traceback .*Error: a bug\n)"),
+    (ModuleNotFoundError("a bug", name="torch.own"), 1, "(?s:Traceback .*Error: a bug\n)"),
 ]  # fmt: skip
 
 
@@ -151,8 +162,18 @@ def test_a_missing_package_is_one_line_that_names_the_requirements(module, run, 
     words = ["train.py", "configs/smoke.yaml", f"--out_dir={tmp_path / 'run'}"]
     done = run(*words, check=5, PYTHONPATH=str(tmp_path))
     assert not done.stdout and not (tmp_path / "run").exists()
-    line = rf"error: No module named '{module}'; .* -m pip install -r requirements\.txt\n"
+    line = rf"error: No module named '{module}'; `make train` .* \.venv/bin/python -m pip .*\n"
     assert re.fullmatch(line, done.stderr)
+
+
+def test_an_older_python_is_one_line_that_names_both_versions(run, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.version_info = (3, 10, 12, 'final', 0)\n"
+    )
+    for script in ("train.py", "sample.py", "convert.py"):
+        done = run(script, "--help", check=5, PYTHONPATH=str(tmp_path))
+        line = r"error: Hornbook needs Python 3\.11 or newer, but \S+ is Python 3\.10\.12; .*\n"
+        assert done.stdout == "" and re.fullmatch(line, done.stderr)
 
 
 def test_a_reader_that_has_gone_ends_the_command_in_silence():

@@ -4,6 +4,7 @@ import errno
 import math
 import os
 import re
+import shutil
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from common import files
 from storage.checkpoint import BEST, LAST
 from tests.runs import (
     STEPS,
+    at_step,
     contents,
     evaluations_give,
     run_ranks,
@@ -141,6 +143,37 @@ def test_if_the_final_save_fails_the_exit_code_is_5_and_the_old_checkpoint_is_in
     assert code == 5 and (run / LAST).read_bytes() == before and not list(run.glob("*.tmp*"))
     assert re.fullmatch(f"error: {NOT_SAVED.format(run=run)}", last_line(output))
     assert train_run("--resume", "--max_iters=12")[0] == 0 and step_of(run) == 12
+
+
+@pytest.mark.parametrize("action", ["moved", "deleted"])
+def test_a_folder_that_is_moved_or_deleted_is_made_again_with_the_weights_from_then_on(
+    action, train_run, run, tmp_path, monkeypatch
+):
+    def remove():
+        run.rename(tmp_path / "moved") if action == "moved" else shutil.rmtree(run)
+
+    at_step(monkeypatch, 9, remove)
+    evaluations_give(monkeypatch, 1.0, 2.0, 1.9, 1.8)  # the best weights are gone with the folder
+    code, output = train_run()
+    assert code == 0 and output.count("warning: ") == 1
+    warning = f"warning: {run} was moved or deleted, and is made again; the earlier files are where"
+    assert warning in output
+    assert step_of(run) == STEPS and "max_iters: 24" in (run / "config.yaml").read_text()
+    best = contents(run / BEST)["progress"]
+    assert (best["step"], best["best_loss"]) == (STEPS, 1.8)
+    assert (run / "metrics.csv").read_text().splitlines()[-1].startswith("24,")
+    assert [step for step, _ in scalars(run)["train/loss"]] == list(range(13, STEPS + 1))
+    assert (tmp_path / "moved" / LAST).exists() == (action == "moved")
+
+
+def test_a_folder_that_is_gone_at_the_end_still_gets_the_finished_weights(
+    train_run, run, monkeypatch
+):
+    at_step(monkeypatch, STEPS - 1, lambda: shutil.rmtree(run))
+    evaluations_give(monkeypatch, 1.0, 2.0, 2.0, 2.0)
+    code, output = train_run()
+    assert code == 0 and output.count("warning: ") == 1 and step_of(run) == STEPS
+    assert "best validation loss 1.0000 at step 6" in output
 
 
 # --------------------------------------------------------------------------------- closed terminals

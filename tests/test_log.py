@@ -8,15 +8,18 @@ import math
 import os
 import re
 import signal
+import sys
 import time
 from contextlib import redirect_stdout
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.tensorflow_stub.io import gfile
-from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
 from benchmarks.runs import read_metrics
+from configs.command import parse_train
+from model.inspect import attention_maps
 from storage import log
 from storage.checkpoint import LAST
 from storage.folder import METRICS
@@ -26,7 +29,9 @@ from tests.runs import (
     STEPS,
     at_step,
     contents,
+    equal,
     one_loss,
+    raised,
     run_ranks,
     same_runs,
     scalars,
@@ -34,15 +39,17 @@ from tests.runs import (
     stop_at,
     train,
 )
+from train import build_run
 from training import evaluate
+from training.distributed import World
 
 SCALARS = {
-    "train/loss", "train/lr", "train/lr/hidden", "train/grad_norm",
-    "train/tokens_per_sec", "train/total_epochs", "val/loss", "val/bpc", "val/gap",
+    "train/loss", "train/lr", "train/lr/muon", "train/grad_norm",
+    "train/chars_per_sec", "train/total_epochs", "val/loss", "val/bpc", "val/gap",
     "val/train_loss", "val/loss_at/16",
 }  # fmt: skip
-TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "samples/top_next", "setup/run")}
-IMAGE = "views/attention_layer_1"
+TEXTS = {f"{tag}/text_summary" for tag in ("samples/text", "setup/run")}
+IMAGE = "attention/layer_1"
 EVALUATIONS = [6, 12, 18, 24]
 KILLED_AT, SAVED_AT = 11, 8  # counted from 0; the step of the last save before it
 
@@ -70,7 +77,7 @@ def killed(tmp_path_factory):
     ((code, _, _),) = run_ranks(folder / "console", options, each=kill_at_step_11)
     assert code == -signal.SIGKILL
     with open(run / METRICS, "a", encoding="ascii") as file:
-        file.write("12,1.5,3.14")  # as if the kill had cut a row
+        file.write("\n12,1.5,3.14")  # as if the kill had cut a row
     logged, metrics = scalars(run), (run / METRICS).read_text()
     time.sleep(1)  # the names of event files begin with the second
     assert train(*options, "--resume")[0] == 0
@@ -97,14 +104,14 @@ def test_scalars_have_the_values_that_their_tags_promise(uninterrupted):
     assert logged["val/bpc"][24] == pytest.approx(logged["val/loss"][24] / math.log(2))
     assert logged["train/total_epochs"][24] == pytest.approx(24 * 2 * 4 / 339, rel=1e-3)
     assert logged["train/lr"][5] == pytest.approx(settings["learning_rate"])
-    assert logged["train/lr/hidden"][5] == pytest.approx(settings["muon_learning_rate"])
+    assert logged["train/lr/muon"][5] == pytest.approx(settings["muon_learning_rate"])
 
 
 def test_tensorboard_has_every_tag_at_every_step_that_was_logged(uninterrupted):
     events = read_events(uninterrupted)
     tags = events.Tags()
     assert set(tags["scalars"]) == SCALARS and tags["images"] == [IMAGE]
-    assert set(tags["tensors"]) == TEXTS | {CONFIG_SUMMARY_TAG}
+    assert set(tags["tensors"]) == TEXTS
     for tag in SCALARS:
         steps = [event.step for event in events.Scalars(tag)]
         assert steps == (EVALUATIONS if tag.startswith("val") else list(range(1, STEPS + 1)))
@@ -134,10 +141,21 @@ def test_after_a_kill_metrics_csv_is_only_appended_to_and_the_minutes_go_on(kill
 
 
 def test_texts_in_tensorboard_are_not_read_as_markdown():
-    lines = ["a\tb", "c\r![x](https://example.org)", "\x1b[2Jd"]
-    (value,) = log.code_block("samples/text", lines).value
-    block = b"    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"
-    assert list(value.tensor.string_val) == [block]
+    text = "a\tb\nc\r![x](https://example.org)\n\x1b[2Jd"
+    block = "    a\tb\n    c\\r![x](https://example.org)\n    \\x1b[2Jd\n"
+    assert log.code_block(text) == block
+
+
+def test_an_image_of_a_layer_has_a_square_for_each_head_darker_for_more_weight(options):
+    run, _ = build_run(parse_train(options), World())
+    run.model.eval()
+    (image,) = log.attention_images(run).values()
+    ids = torch.from_numpy(run.corpus.val.ids[:16].astype(int))
+    (weights,) = attention_maps(run.model, ids)
+    assert image.shape == (len(weights), 1, 128, 128)
+    # a cell has 8 x 8 pixels; the first row is black, then white: it attends to itself alone
+    torch.testing.assert_close((1 - image[:, 0, 4::8, 4::8]) ** 2, weights)
+    assert image[0, 0, 0].tolist() == [0] * 8 + [1] * 120
 
 
 # ------------------------------------------------------------------------------------- metrics.csv
@@ -153,36 +171,52 @@ def test_metrics_csv_has_the_numbers_that_tensorboard_shows(uninterrupted):
         assert found == pytest.approx(dict(shown.get(tag, [])), rel=1e-6), column
 
 
-def test_rows_that_are_denied_for_a_while_come_with_the_next_one(
+# --------------------------------------------------------------------- a log that cannot be written
+
+
+def warning_of(train_run, tmp_path):
+    """Train the small run; return what its only warning says of the log, and why."""
+    code, output = train_run()
+    assert code == 0 and output.count("warning: ") == 1, output
+    form = rf"warning: {tmp_path / 'run'}: the log for (.*); training continues\n"
+    return re.search(form, output)[1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("module 'tensorflow' has no attribute 'io'"),
+        TypeError("Descriptors cannot be created directly.\nIf this call came from a _pb2.py"),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=["a half TensorFlow", "another protobuf", "no threads"],
+)
+def test_a_tensorboard_that_cannot_be_started_is_a_warning_with_the_reason(
+    error, train_run, tmp_path, uninterrupted, monkeypatch
+):
+    monkeypatch.setattr("torch.utils.tensorboard.writer.FileWriter", raised(error))
+    first_line = str(error).splitlines()[0]
+    assert warning_of(train_run, tmp_path) == f"TensorBoard is not written ({first_line})"
+    assert rows_of(tmp_path / "run") == rows_of(uninterrupted)
+
+
+def test_a_tensorboard_that_cannot_be_imported_is_a_warning(
     train_run, tmp_path, uninterrupted, monkeypatch
 ):
-    """As while a spreadsheet holds the file, on Windows."""
-    attempts = []
-
-    def denied_five_times(*arguments, **options):
-        attempts.append(arguments)
-        if 3 <= len(attempts) < 8:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return open(*arguments, **options)
-
-    monkeypatch.setattr(log, "open", denied_five_times, raising=False)
-    code, output = train_run()
-    assert code == 0 and rows_of(tmp_path / "run") == rows_of(uninterrupted)
-    path = tmp_path / "run" / METRICS
-    reason = "the log is not written (Permission denied); training continues"
-    assert output.count("warning: ") == 1 and f"warning: {path}: {reason}\n" in output
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    reason = "import of torch.utils.tensorboard halted; None in sys.modules"
+    assert warning_of(train_run, tmp_path) == f"TensorBoard is not written ({reason})"
+    assert rows_of(tmp_path / "run") == rows_of(uninterrupted)
 
 
-def test_a_metrics_csv_with_another_header_is_kept_under_another_name(tmp_path, capsys):
-    path = tmp_path / METRICS
-    path.write_text("step;minutes\n1;0\n")
-    log.Metrics(path).add(7, {"val/loss": 1.5})
-    assert (tmp_path / "metrics_old.csv").read_text() == "step;minutes\n1;0\n"
-    assert "it is kept as metrics_old.csv\n" in capsys.readouterr().out
-    assert path.read_text() == f"{log.HEADER}7,0.000,,,,1.5,,\n"
-
-
-# --------------------------------------------------------------------- a log that cannot be written
+def test_a_metrics_csv_that_cannot_be_written_is_a_warning(
+    train_run, tmp_path, uninterrupted, monkeypatch
+):
+    (tmp_path / "run" / METRICS).mkdir(parents=True)
+    assert warning_of(lambda: train_run("--resume"), tmp_path) == (
+        "metrics.csv is not written (Is a directory)"
+    )
+    assert equal(scalars(tmp_path / "run"), scalars(uninterrupted))
 
 
 # its thread ends in a traceback
@@ -198,11 +232,7 @@ def test_a_full_disk_ends_tensorboards_log_with_one_warning(
         append(*arguments)
 
     monkeypatch.setattr(gfile.LocalFileSystem, "append", full_after_40_appends)
-    code, output = train_run()
-    assert code == 0
-    reason = "the log is not written (No space left on device); training continues"
-    assert output.count("warning: ") == 1
-    assert f"warning: {tmp_path / 'run'}: {reason}\n" in output
+    assert warning_of(train_run, tmp_path) == "TensorBoard is not written (No space left on device)"
     assert rows_of(tmp_path / "run") == rows_of(uninterrupted)
 
 

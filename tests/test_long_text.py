@@ -49,8 +49,8 @@ def test_of_a_list_an_evaluation_predicts_whole_items_and_counts_right_answers_o
     run = run_on(tmp_path, ITEMS, 200, separator="\\n", answer_after="=")
     assert set(run.val.segments) < set(run.corpus.val.segments)
     result = evaluate(run, Stop())
-    assert max(result.val_losses.wrong) < len(run.val.segments) < 30
-    assert result.exact_match == 1 - len(result.val_losses.wrong) / len(run.val.segments)
+    assert max(result.val_losses.wrong_segments) < len(run.val.segments) < 30
+    assert result.exact_match == 1 - len(result.val_losses.wrong_segments) / len(run.val.segments)
 
 
 SMALL = [

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from common.errors import ConfigError
+from common.words import character_name
 from configs.schema import ModelConfig
 from data.batches import evaluation_windows
 from data.items import ItemFormat
-from data.tokenizer import CharTokenizer, character_name
+from data.tokenizer import CharTokenizer
 from model.generate import Sampler, window_start
 from model.gpt import GPT
 from model.inspect import attention_maps

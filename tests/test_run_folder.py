@@ -74,17 +74,30 @@ def test_a_new_run_replaces_the_files_of_a_run_and_no_others(options, run):
     assert {name: (run / name).read_text() for name in mine} == mine
 
 
-def test_a_log_in_a_folder_without_a_run_is_another_programs(options, run):
-    events = run / "events.out.tfevents.1700000000.host.1.0"
-    run.mkdir()
-    (run / "metrics.csv").write_text("a,b\n")
-    events.write_text("")
+def test_a_log_whose_checkpoints_are_gone_is_only_removed_on_request(options, run):
     assert train(*options)[0] == 0
-    assert (run / "metrics_old.csv").read_text() == "a,b\n" and events.exists()
     for name in ("last.safetensors", "best.safetensors"):
         (run / name).unlink()
-    assert train(*options)[0] == 0  # a run was here, and its log is ours
-    assert not events.exists() and len((run / "metrics.csv").read_text().splitlines()) == 6
+    before = snapshot(run)
+    assert train(*options) == (
+        2,
+        f"error: out_dir: {run} holds the log of a run whose checkpoints are gone; --overwrite "
+        "replaces it, another --out_dir leaves it alone\n",
+    )
+    assert snapshot(run) == before
+
+    code, output = train(*options, "--resume")  # as a scheduler does, after an early kill
+    assert code == 0 and f"{run} has no run to resume: starting one" in output
+    metrics = (run / "metrics.csv").read_bytes()
+    assert metrics.startswith(before["metrics.csv"][1] + b"\n1,") and before.keys() <= {
+        str(path.relative_to(run)) for path in run.iterdir()
+    }
+
+    for name in ("last.safetensors", "best.safetensors"):
+        (run / name).unlink()
+    assert train(*options, "--overwrite")[0] == 0
+    assert len((run / "metrics.csv").read_text().splitlines()) == 6
+    assert len(list(run.glob("events.*"))) == 1
 
 
 def test_a_config_that_a_user_wrote_is_left_alone_with_a_note(options, run, capsys):

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sample
-from common.console import escape
 from common.errors import UserError
-from configs.fields import brief
+from common.words import escape_controls, quoted
 from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from model.gpt import GPT
@@ -86,7 +85,10 @@ def test_a_wrong_prompt_option_or_checkpoint_is_one_line_with_its_exit_code(
         arguments = [f"--ckpt={smoke}", *arguments]
     assert exit_code(sample_main, [*arguments, "--max-new-tokens=5"]) == code
     message = capsys.readouterr().err
-    assert len(message.splitlines()) == bool(fragments) and escape(message, keep="\n") == message
+    assert (
+        len(message.splitlines()) == bool(fragments)
+        and escape_controls(message, keep="\n") == message
+    )
     for fragment in fragments:
         assert fragment in message
 
@@ -250,7 +252,10 @@ def test_novel_names_the_longest_passage_of_what_the_model_wrote_that_is_in_a_te
     for number, passage in enumerate(passages):
         content = f"{prompt}\nQQQ{passage}QQQ\n"
         (tmp_path / f"{number}.txt").write_text(content, encoding="utf-8")
-    said = [f"in {tmp_path}: 31 characters: {escape(brief(passage))}\n" for passage in passages]
+    said = [
+        f"in {tmp_path}: 31 characters: {escape_controls(quoted(passage))}\n"
+        for passage in passages
+    ]
     lines = run_sample(*options, f"--novel={tmp_path}", "--num-samples=2")
     together = "".join(f"longest passage that is {line}" for line in said)
     assert lines == (run_sample(*options, "--num-samples=2")[0], together)

@@ -16,6 +16,8 @@ MOMENTS = [  # phase of a run, signal, and which call of the phase's function it
     ("step", "SIGINT", 2),
     ("step", "SIGHUP", 2),
     ("step", "SIGUSR1", 2),
+    ("step", "SIGUSR2", 2),
+    ("step", "SIGXCPU", 2),
     ("evaluate", "SIGTERM", 1),
     ("draw", "SIGTERM", 2),
     ("save", "SIGTERM", 6),

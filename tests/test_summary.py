@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.console import printable
+from common.words import printable
 from data.summary import length_advice
 from tests.texts import load, write
 

@@ -23,8 +23,8 @@ import torch.distributed.nn
 from torch import distributed, nn
 
 from common.console import discard_output
-from common.errors import ConfigError, ResourceError, counted
-from configs.fields import brief
+from common.errors import ConfigError, ResourceError
+from common.words import plural, quoted
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # variables that it always sets
 
@@ -60,7 +60,7 @@ class World:
             processes, gpus = _number("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
             if processes > gpus:
                 raise ResourceError(
-                    f"{processes} processes, but {counted(gpus, 'GPU')}; "
+                    f"{processes} processes, but {plural(gpus, 'GPU')}; "
                     f"--nproc_per_node={gpus}, or --device=cpu"
                 )
             torch.cuda.set_device(_number("LOCAL_RANK"))
@@ -140,5 +140,5 @@ def _number(variable: str, default: int = 0) -> int:
     """Return a variable of torchrun; another launcher may leave it out."""
     text = os.environ.get(variable, str(default))
     if not text.isdecimal():
-        raise ConfigError(f"{variable} is {brief(text)}; it must be a number, as torchrun sets it")
+        raise ConfigError(f"{variable} is {quoted(text)}; it must be a number, as torchrun sets it")
     return int(text)

@@ -83,7 +83,7 @@ def evaluate(run: Run, stop: Stop) -> Evaluation:
     # an answer is right if each of its characters is the likeliest after those before
     exact_match = None
     if run.val.targets is not None:
-        exact_match = 1 - len(val_losses.wrong) / len(run.val.segments)
+        exact_match = 1 - len(val_losses.wrong_segments) / len(run.val.segments)
     return Evaluation(val_losses, train_losses.mean, exact_match)
 
 

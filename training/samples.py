@@ -1,40 +1,20 @@
 """Samples: what a run shows of its model at each evaluation, beside the losses.
 
-The seed and the probed text are the same each time, so that two evaluations can be compared; the
-answers are the first wrong ones. The random numbers of training are left alone: a Sampler has its
-own.
-
-T tokens, V vocabulary, H heads
+The seed is the same each time, so that two evaluations can be compared; the answers are the first
+wrong ones. The random numbers of training are left alone: a Sampler has its own.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.schema import DEFAULT_TEMPERATURE
 from model.generate import Sampler, generate
-from model.inspect import attention_maps
 from training.evaluate import Evaluation
 from training.state import Run
 
-PROBE_LENGTH = 32  # characters
 SHOWN_ANSWERS = 3  # wrong ones
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Attention and predictions on a fixed text: the start of the longest validation segment.
-
-    attention  attention weights of each layer, (H, T, T)
-    next_probs probability that each character comes next, (V,)
-    """
-
-    text: str
-    attention: list[Tensor]
-    next_probs: Tensor
 
 
 def write_texts(run: Run, result: Evaluation) -> dict[str, str]:
@@ -43,7 +23,7 @@ def write_texts(run: Run, result: Evaluation) -> dict[str, str]:
         return {}
     if result.exact_match is None:
         return {"samples/text": write_sample(run)}
-    return {"samples/wrong_answers": wrong_answers(run, result.val_losses.wrong)}
+    return {"samples/wrong_answers": wrong_answers(run, result.val_losses.wrong_segments)}
 
 
 def write_sample(run: Run) -> str:
@@ -85,16 +65,3 @@ def wrong_answers(run: Run, wrong: np.ndarray) -> str:
             answer = item.removeprefix(question).removesuffix(item_format.separator)
             lines.append(f"{written.removesuffix(item_format.separator)}  (right: {answer})")
     return "\n".join(lines)
-
-
-def run_probe(run: Run) -> Probe:
-    """Run the model on the beginning of the longest segment of the validation text."""
-    start, end = max(run.corpus.val.segments, key=lambda segment: segment[1] - segment[0])
-    length = min(PROBE_LENGTH, run.settings.model.block_size, end - start - 1)
-    ids = run.corpus.val.ids[start : start + length].astype(np.int64)  # (T,)
-
-    on_device = torch.from_numpy(ids).to(run.runtime.device)
-    maps = [weights.float().cpu() for weights in attention_maps(run.model, on_device)]
-    with torch.inference_mode():
-        logits = run.model(on_device[None])[0, -1]  # (V,)
-    return Probe(run.corpus.tokenizer.decode(ids), maps, logits.float().softmax(-1).cpu())
