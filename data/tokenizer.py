@@ -74,8 +74,8 @@ class CharTokenizer:
             if found.min() < 0:
                 position, known = start + int(found.argmin()), self.vocabulary
                 raise UnknownCharacter(
-                    f"not in the vocabulary: {quoted_character(text[position])} at position {position}; "
-                    f"the {len(known)} known characters are: {known[:100]}"
+                    f"not in the vocabulary: {quoted_character(text[position])} at position "
+                    f"{position}; the {len(known)} known characters are: {known[:100]}"
                     f"{'...' * (len(known) > 100)}; remove or replace that character"
                 )
             ids[start : start + len(found)] = found

@@ -23,7 +23,7 @@ if hasattr(signal, "SIGHUP"):
 sys.path.insert(0, str(ROOT))
 
 from common.console import print_error  # noqa: E402
-from common.words import escape_controls
+from common.words import escape_controls  # noqa: E402
 
 # the modules of `-m quick`: 25 seconds on two cores
 QUICK = {

@@ -8,7 +8,9 @@ import json
 import math
 import pickle
 import random
+import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -147,12 +149,17 @@ def test_a_header_of_any_length_is_read(file):
 
 
 def test_a_flipped_bit_in_any_byte_is_refused(file):
-    content = file.read_bytes()
+    """But for the case of a hexadecimal digit: \\u001b and \\u001B are the same character."""
+    content, whole = file.read_bytes(), contents(file)
     for position in range(len(content)):
         damaged = bytearray(content)
         damaged[position] ^= 1 << position % 8
         file.write_bytes(damaged)
-        assert error_message(load_checkpoint, file).startswith(f"{file}: ")
+        if re.search(rb"\\u[0-9a-f]{0,3}$", content[position - 5 : position]):
+            with suppress(CheckpointError):
+                assert equal(contents(file), whole)
+        else:
+            assert error_message(load_checkpoint, file).startswith(f"{file}: ")
 
 
 def test_every_cut_and_an_appended_byte_are_refused(file):
