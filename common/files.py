@@ -28,6 +28,11 @@ def runs_in(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.glob("*") if holds_run(path))
 
 
+def runs_near(path: Path) -> list[str]:
+    """Return the run folders that a wrong path may mean: those in it, beside it, or else in out."""
+    return runs_in(path) or runs_in(path.parent) or runs_in(Path("out"))
+
+
 def beside_code(path: Path) -> Path:
     """Return a path as it is, or, if it exists only beside the code, the path there.
 

@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from common.console import prepare_console, print_text
 from common.errors import ConfigError
-from common.files import beside_code, holds_run, home_path, runs_in
+from common.files import beside_code, holds_run, home_path, runs_near
 from common.words import did_you_mean, quoted
 from configs.fields import (
     Checked,
@@ -334,7 +334,7 @@ def _read(path: str) -> str:
     if file.is_dir():
         if holds_run(file):
             raise ConfigError(f"no such folder here; the run beside the code is {file}")
-        nearby = ", ".join(_startable_in(file).values())
+        nearby = ", ".join(_startable(file, file).values())
         raise ConfigError(f"is a folder without a run; give a config or a run folder: {nearby}")
     if file.suffix == ".safetensors":
         raise ConfigError(f"is a checkpoint; name its folder to resume the run: {file.parent}")
@@ -342,21 +342,18 @@ def _read(path: str) -> str:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         # a typo, or the name of a recipe without .yaml
-        names = _startable_in(beside_code(Path("configs")), file.parent)
-        given, allowed = file.name.removesuffix(".yaml"), ", ".join(names.values())
-        hint = did_you_mean(given, names, f"allowed: {allowed}")
+        names = _startable(beside_code(Path("configs")), file)
+        hint = did_you_mean(file.name, names, f"allowed: {', '.join(names.values())}")
         raise ConfigError(f"no such config or run folder; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
-def _startable_in(*folders: Path) -> dict[str, str]:
-    """Return the paths of the configs and run folders in some folders, by their names."""
-    paths = {}
-    for folder in folders:
-        paths |= {path.stem: str(path) for path in sorted(folder.glob("*.yaml"))}
-        paths |= {Path(run).name: run for run in runs_in(folder)}
-    return paths or {"shakespeare": "configs/shakespeare.yaml"}
+def _startable(configs: Path, path: Path) -> dict[str, str]:
+    """Return the paths of the configs in a folder, and of the runs near a wrong path, by name."""
+    paths = {config.name: str(config) for config in sorted(configs.glob("*.yaml"))}
+    paths |= {Path(run).name: run for run in runs_near(path)}
+    return paths or {"shakespeare.yaml": "configs/shakespeare.yaml"}
 
 
 def _load(text: str) -> dict[str, tuple[int, object]]:

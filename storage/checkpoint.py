@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from common.errors import CheckpointError, NonFiniteError, UserError
-from common.files import CHECKPOINT_FILES, home_path, runs_in
+from common.files import CHECKPOINT_FILES, home_path, runs_near
 from common.words import first_few, shorten
 from configs.fields import Checked, error_context, setting
 from configs.schema import Config, ModelConfig, from_dict
@@ -314,6 +314,6 @@ def load_preferred(path: Path, prefer: str, notify: Callable[[str], object]) -> 
     if prefer == "last" and (path / BEST).exists():
         faults.append(f"to start a new run from its best weights: --init_from={path}")
     elif not any(choice.exists() for choice in choices):
-        runs = first_few(runs_in(path) or runs_in(path.parent) or runs_in(Path("out")))
+        runs = first_few(runs_near(path))
         faults = [f"{path}: no checkpoint; runs that are there: {runs or 'none'}"]
     raise CheckpointError("; ".join(faults))

@@ -167,11 +167,11 @@ def test_another_text_is_refused_and_the_command_in_the_message_starts_a_new_run
 
 
 def test_a_text_that_has_moved_is_found_where_an_option_says(stopped, uninterrupted, tmp_path):
-    moved = tmp_path / "moved.txt"
+    moved = tmp_path / "text2.txt"
     (tmp_path / "text.txt").rename(moved)
     code, output = train(stopped)
-    assert code == 3 and "text.txt: no such file or folder; " in output
-    assert re.search(rf"; if it has moved: .*train.py {stopped} --sources=PATH\n$", output)
+    assert code == 3 and f"text.txt: no such file or folder; did you mean {moved}? If" in output
+    assert re.search(rf" If it has moved: .*train.py {stopped} --sources=PATH\n$", output)
     assert train(stopped, f"--data.sources={moved}")[0] == 0
     assert equal(*(contents(run / LAST)["tensors"] for run in (uninterrupted, stopped)))
 
