@@ -151,9 +151,8 @@ class LoadedModel:
         (text,) = self.known([text])
         unknown = sorted(set(text) - set(self.tokenizer.vocabulary))
         if unknown and UNK in self.tokenizer.vocabulary:
-            print_stderr(
-                f"mapped to {quoted_character(UNK)}: {first_few(map(quoted_character, unknown))}"
-            )
+            names = first_few(map(quoted_character, unknown))
+            print_stderr(f"mapped to {quoted_character(UNK)}: {names}")
         try:
             return self.tokenizer.encode(text)
         except UnknownCharacter as error:
@@ -167,9 +166,7 @@ class LoadedModel:
 
         # a model of a list has only seen single items
         if self.item_format and self.end in text:
-            raise ConfigError(
-                f"{where}: {quoted(self.end)} ends an item; give the beginning of one"
-            )
+            raise ConfigError(f"{where}: {quoted(self.end)} ends an item; give the start of one")
 
         # a model of answers needs a question; the end of a line may end it
         if self.answer_after not in text and self.answer_after.endswith("\n"):

@@ -224,7 +224,7 @@ def test_what_is_no_question_is_refused_with_an_example(option, sums):
     question = load_checkpoint(sums[1] / LAST).text.question
     for prompt, words in {
         "3+4": f"answers questions that end in '='; ask one, such as '{question}'",
-        "3+4=7\\n1+1=": "'\\n' ends an item; give the beginning of one",
+        "3+4=7\\n1+1=": "'\\n' ends an item; give the start of one",
     }.items():
         with pytest.raises(ConfigError) as caught:
             run_sample(sums[1], f"--prompt={prompt}", option)
