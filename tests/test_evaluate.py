@@ -12,11 +12,12 @@ from configs.schema import Config, DataConfig, ModelConfig
 from data.batches import Split, evaluation_windows
 from data.corpus import load_corpus
 from model.gpt import GPT
+from storage.log import attention_images
 from tests.runs import equal
 from training.device import select_runtime
 from training.distributed import World
 from training.evaluate import evaluate, exact_loss
-from training.samples import run_probe, write_texts
+from training.samples import write_texts
 from training.state import Run
 
 CPU = select_runtime("cpu", "float32")
@@ -52,9 +53,9 @@ def test_an_evaluation_changes_nothing_in_the_run(run):
     weights = {name: weight.clone() for name, weight in run.model.state_dict().items()}
     progress, state = replace(run.progress), torch.get_rng_state()
     result = evaluate(run, Stop())
-    texts, probe = write_texts(run, result), run_probe(run)
+    texts, images = write_texts(run, result), attention_images(run)
     assert math.isfinite(result.val_loss) and result.exact_match == 0
-    assert list(texts) == ["samples/wrong_answers"] and probe
+    assert list(texts) == ["samples/wrong_answers"] and len(images) == 1
     assert texts["samples/wrong_answers"].count("(right: ") == 3
     assert run.progress == progress and torch.equal(torch.get_rng_state(), state)
     assert equal(dict(run.model.state_dict()), weights)
