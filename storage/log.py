@@ -108,7 +108,7 @@ class Log:
             "",
             *(f"{name:<33}{value}" for name, value in flat_settings(run.settings).items()),
         ]
-        self._write_tensorboard(self.first_step, texts={"setup/run": "\n".join(lines)})
+        self._write_tensorboard(self.first_step, {"setup/run": "\n".join(lines)})
 
     def step(self, result: StepResult) -> None:
         """Log a step: every log_interval steps its scalars, now and then a line."""
@@ -177,8 +177,8 @@ class Log:
         self._leave_bar_if_stopping()
         for text in texts.values():
             say(*(f"  | {line}" for line in text.strip("\n").split("\n")))
-        images = attention_images(run) if self.folder and math.isfinite(val_loss) else {}
-        self._write_tensorboard(step, texts=texts, images=images)
+        if math.isfinite(val_loss):
+            self._write_tensorboard(step, texts | attention_images(run))
 
         if progress.is_overfitting(train_loss) and "overfitting" not in self.warned:
             say(
@@ -278,14 +278,8 @@ class Log:
             self._warn(METRICS, error)
         self._write_tensorboard(step, scalars)
 
-    def _write_tensorboard(
-        self,
-        step: int,
-        scalars: Mapping[str, float] = {},
-        texts: Mapping[str, str] = {},
-        images: Mapping[str, Tensor] = {},
-    ) -> None:
-        """Write to TensorBoard, by tag, and flush, so that a kill loses nothing.
+    def _write_tensorboard(self, step: int, values: Mapping[str, float | str | Tensor]) -> None:
+        """Write numbers, texts and images to TensorBoard, by tag; flush: a kill loses nothing.
 
         Whatever fails there, the run goes on without it.
         """
@@ -299,12 +293,13 @@ class Log:
                 # purge the steps after the checkpoint: they will be logged again; +1 keeps the
                 # checkpoint's own evaluation, which will not
                 self.writer = SummaryWriter(self.folder, purge_step=self.first_step + 1)
-            for tag, value in scalars.items():
-                self.writer.add_scalar(tag, value, step)
-            for tag, text in texts.items():
-                self.writer.add_text(tag, code_block(text), step)
-            for tag, image in images.items():
-                self.writer.add_images(tag, image, step)
+            for tag, value in values.items():
+                if isinstance(value, str):
+                    self.writer.add_text(tag, code_block(value), step)
+                elif isinstance(value, Tensor):
+                    self.writer.add_images(tag, value, step)
+                else:
+                    self.writer.add_scalar(tag, value, step)
             self.writer.flush()
         except Exception as error:
             self.writer = None
@@ -314,11 +309,8 @@ class Log:
         """Warn once that a part of the log is not written."""
         if part not in self.warned:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-            reason = reason or type(error).__name__
-            say(
-                f"warning: {self.folder}: the log for {part} is not written ({reason}); training "
-                "continues"
-            )
+            line = f"warning: {self.folder}: the log for {part} is not written"
+            say(f"{line} ({reason or type(error).__name__}); training continues")
         self.warned.add(part)
 
 
