@@ -13,6 +13,9 @@ import argparse
 from pathlib import Path
 from pickle import UnpicklingError
 
+import common  # noqa: F401 - before torch, because it refuses an older Python
+
+# isort: split
 import torch
 from torch import Tensor
 
@@ -68,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     with locked(options.out_dir):
         if holds_run(options.out_dir):
             raise ConfigError(f"out_dir: {options.out_dir} holds a run; choose another --out_dir")
-        prepare_folder(options.out_dir, resumed=False, settings=saved.settings)
+        prepare_folder(options.out_dir, overwrite=False, settings=saved.settings)
         write_atomic(options.out_dir / BEST, to_bytes(saved))
 
     command = script_command("sample.py", "--ckpt", options.out_dir)
