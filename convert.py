@@ -13,6 +13,9 @@ import argparse
 from pathlib import Path
 from pickle import UnpicklingError
 
+import common  # noqa: F401 - before torch, because it refuses an older Python
+
+# isort: split
 import torch
 from torch import Tensor
 
